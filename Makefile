@@ -1,0 +1,63 @@
+# From a clean clone `make demo` and `make test` set up all they need in $(VENV); nothing is installed outside it.
+# The set-up runs again when pyproject.toml or constraints.txt has changed.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+# Test processes, one thread each.
+WORKERS ?= 2
+# Passed on: make demo ARGS="--help", make test ARGS="-k cells".
+ARGS    ?=
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP   := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check-slow bench lint types format clean
+
+help:
+	@echo 'make demo        train four models of place names, write demo.html (minutes)'
+	@echo 'make test        lint, types and tests'
+	@echo 'make check-slow  the tests that take minutes'
+	@echo 'make bench       every measurement in benchmarks/'
+	@echo 'make lint        ruff: rules and format, nothing changed'
+	@echo 'make types       mypy, strict'
+	@echo 'make format      ruff: rewrite the files'
+	@echo 'make clean       remove caches and build files (not $(VENV), not runs/)'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "factorcell needs Python 3.11 or later, '$(PYTHON)' is not; try: make PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@# setuptools first, by its exact version, so that the build step takes nothing newer
+	$(PIP) install --quiet -c constraints.txt setuptools
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/factorcell demo $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/pytest -m 'not slow' -n $(WORKERS) $(ARGS)
+
+check-slow: $(STAMP)
+	$(BIN)/pytest -m slow $(ARGS)
+
+bench: $(STAMP)
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests benchmarks experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

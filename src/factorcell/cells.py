@@ -1,0 +1,178 @@
+"""The recurrent step, and what a context does to it.
+
+The coupled-gate LSTM (TACL 2018, appendix A, equations 8 and 9), adapted by a context vector c (equations 3 and 4):
+
+    W' = W + L(c) R(c)        b' = b + V c
+    [i, f, o] = W'[x, h] + b'
+    f <- sigmoid(f + 1)       m <- f m + (1 - f) tanh(i)       h <- tanh(m) sigmoid(o)
+
+Shapes: B texts, T steps, E embedding, H hidden, D = E + H, G = 3 H gate columns, K context, R rank.
+An adapter maps c to a `Shift`; the cell sums the shifts into `Weights`. Both are values: nothing is kept in the cell.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class State:
+    """What a step hands to the next: `hidden` and `memory`, both (B, H)."""
+
+    hidden: Tensor
+    memory: Tensor
+
+    def select(self, rows: Tensor) -> "State":
+        """The states of `rows` (B',), repeated where a row is named twice."""
+        return State(self.hidden[rows], self.memory[rows])
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What one adapter changes: `left` (B, D, R) times `right` (B, R, G) is added to W, `bias` (B, G) to b."""
+
+    left: Tensor | None = None
+    right: Tensor | None = None
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The recurrent weights of B contexts: `matrix` (D, G), shared, or (B, D, G), folded; `bias` (G,) or (B, G)."""
+
+    matrix: Tensor
+    bias: Tensor
+    left: Tensor | None = None
+    right: Tensor | None = None
+
+    def select(self, rows: Tensor) -> "Weights":
+        """The weights of `rows` (B',) of the contexts; what all contexts share stays shared."""
+        return Weights(
+            self.matrix if self.matrix.dim() == 2 else self.matrix[rows],
+            self.bias if self.bias.dim() == 1 else self.bias[rows],
+            None if self.left is None else self.left[rows],
+            None if self.right is None else self.right[rows],
+        )
+
+    def apply(self, values: Tensor, begin: int, end: int) -> Tensor:
+        """Rows `begin:end` of W' applied to `values` (B, T, end - begin): (B, T, G)."""
+        product = values @ self.matrix[..., begin:end, :]
+        if self.left is None or self.right is None:
+            return product
+        return torch.baddbmm(product, values @ self.left[:, begin:end], self.right)
+
+
+class Adapter(Protocol):
+    """An adapter turns context vectors (B, K) into a `Shift`."""
+
+    def __call__(self, vector: Tensor) -> Shift: ...
+
+
+class Concat(nn.Module):
+    """ConcatCell: the context as one more input, which is a shifted bias (TACL 2018, equation 2)."""
+
+    def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(context_size, gates) * context_size**-0.5)
+
+    def forward(self, vector: Tensor) -> Shift:
+        """`vector` (B, K) -> a shifted bias (B, G)."""
+        return Shift(bias=vector @ self.weight)
+
+
+class Factor(nn.Module):
+    """FactorCell: a rank-r change of W by two basis tensors, (K, D, R) and (K, R, G) (TACL 2018, equation 3)."""
+
+    def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
+        super().__init__()
+        # Left rows have unit expected norm; right starts small, so that training begins near the unadapted cell.
+        self.left = nn.Parameter(torch.randn(context_size, inputs, rank) * inputs**-0.5)
+        self.right = nn.Parameter(torch.randn(context_size, rank, gates) * 0.1 * rank**-0.5)
+
+    def forward(self, vector: Tensor) -> Shift:
+        """`vector` (B, K) -> left (B, D, R) and right (B, R, G)."""
+        left = vector @ self.left.flatten(1)
+        right = vector @ self.right.flatten(1)
+        return Shift(left.view(-1, *self.left.shape[1:]), right.view(-1, *self.right.shape[1:]))
+
+
+ADAPTERS: dict[str, type[nn.Module]] = {"concat": Concat, "factor": Factor}
+
+
+class Cell(nn.Module):
+    """The coupled-gate LSTM with adapters in its slots."""
+
+    def __init__(
+        self, embedding_size: int, hidden_size: int, context_size: int, rank: int, adapt: tuple[str, ...], dropout: float
+    ) -> None:
+        super().__init__()
+        inputs, gates = embedding_size + hidden_size, 3 * hidden_size
+        self.embedding_size, self.hidden_size, self.dropout = embedding_size, hidden_size, dropout
+        self.matrix = nn.Parameter((torch.rand(inputs, gates) * 2 - 1) * (6 / (inputs + hidden_size)) ** 0.5)
+        self.bias = nn.Parameter(torch.zeros(gates))
+        self.adapters = nn.ModuleDict({name: ADAPTERS[name](context_size, inputs, gates, rank) for name in adapt})
+
+    def adapt(self, vector: Tensor) -> Weights:
+        """The weights of B contexts `vector` (B, K): W and b with the shifts of all adapters, W' still factored."""
+        shifts: list[Shift] = [adapter(vector) for adapter in self.adapters.values()]
+        left = [shift.left for shift in shifts if shift.left is not None]
+        right = [shift.right for shift in shifts if shift.right is not None]
+        bias = [shift.bias for shift in shifts if shift.bias is not None]
+        return Weights(
+            self.matrix,
+            torch.stack(bias).sum(0) + self.bias if bias else self.bias,
+            torch.cat(left, dim=2) if left else None,
+            torch.cat(right, dim=1) if right else None,
+        )
+
+    @staticmethod
+    def fold(weights: Weights) -> Weights:
+        """The same weights with left and right multiplied into one matrix (B, D, G) per context."""
+        if weights.left is None or weights.right is None:
+            return weights
+        return replace(weights, matrix=weights.matrix + weights.left @ weights.right, left=None, right=None)
+
+    def start(self, batch: int) -> State:
+        """The state before the first token: zeros (B, H)."""
+        zeros = self.matrix.new_zeros(batch, self.hidden_size)
+        return State(zeros, zeros)
+
+    def forward(self, inputs: Tensor, weights: Weights, state: State | None = None) -> tuple[Tensor, State]:
+        """`inputs` (B, T, E) -> hidden states (B, T, H) and the last state. In training mode the candidate is dropped."""
+        batch, steps, _ = inputs.shape
+        state = state or self.start(batch)
+        keep = self._keep(batch, steps, inputs)
+        given = self._given(inputs, weights).unbind(1)  # all that does not wait for h, at once
+        hidden = []
+        for step in range(steps):
+            state = self._advance(given[step], weights, state, keep[step])
+            hidden.append(state.hidden)
+        return torch.stack(hidden, dim=1), state
+
+    def step(self, inputs: Tensor, weights: Weights, state: State) -> State:
+        """One step: `inputs` (B, E) and a state -> the next state. Never dropped."""
+        return self._advance(self._given(inputs[:, None], weights)[:, 0], weights, state, None)
+
+    def _given(self, inputs: Tensor, weights: Weights) -> Tensor:
+        """The part of the gates that the inputs decide: (B, T, E) -> (B, T, G)."""
+        bias = weights.bias if weights.bias.dim() == 1 else weights.bias[:, None]
+        return weights.apply(inputs, 0, self.embedding_size) + bias
+
+    def _advance(self, given: Tensor, weights: Weights, state: State, keep: Tensor | None) -> State:
+        recurrent = weights.apply(state.hidden[:, None], self.embedding_size, self.matrix.shape[0])[:, 0]
+        candidate, forget, output = (given + recurrent).chunk(3, dim=-1)
+        candidate = torch.tanh(candidate)
+        if keep is not None:
+            candidate = candidate * keep
+        forget = torch.sigmoid(forget + 1)
+        memory = forget * state.memory + (1 - forget) * candidate
+        return State(torch.tanh(memory) * torch.sigmoid(output), memory)
+
+    def _keep(self, batch: int, steps: int, like: Tensor) -> tuple[Tensor, ...] | list[None]:
+        """One dropout mask (B, H) a step, scaled to keep the mean (Semeniuta et al. 2016), or none."""
+        if not self.training or self.dropout == 0:
+            return [None] * steps
+        kept = like.new_empty(steps, batch, self.hidden_size).bernoulli_(1 - self.dropout)
+        return kept.div_(1 - self.dropout).unbind(0)

@@ -1,0 +1,204 @@
+"""Every option once: what it is called, what it means, what it may be.
+
+A `Config` is three frozen dataclasses: what is read (`DataConfig`), what is trained (`ModelConfig`) and how
+(`TrainingConfig`). The command line, the TOML files and the JSON in a run folder all follow from the fields below.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+UNITS = ("word", "space", "char", "grapheme")
+ADAPTERS = ("concat", "factor")
+OUTPUT_BIASES = ("low_rank", "one_hot")
+
+# The four models of the TACL paper (section 2), by what they adapt: (recurrent layer, softmax bias).
+MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "unadapted": ((), ()),
+    "softmaxbias": ((), ("low_rank",)),
+    "concatcell": (("concat",), ("low_rank",)),
+    "factorcell": (("concat", "factor"), ("low_rank",)),
+}
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave: one line that says what was got, where, and what is valid."""
+
+
+def choose(kind: str, name: str, valid: typing.Iterable[str]) -> str:
+    """`name`, if it is one of `valid`; otherwise a `UserError` that lists them and names the nearest."""
+    names = list(valid)
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise UserError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names) or 'nothing: there are none'}")
+
+
+def option(default: Any, text: str, *, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
+    """A dataclass field with its help text, its valid choices and its smallest valid value."""
+    return dataclasses.field(default=default, metadata={"help": text, "choices": choices, "low": low})
+
+
+def _check(section: Any) -> None:
+    """Check every field of `section` against its type, its choices and its smallest value."""
+    hints = typing.get_type_hints(type(section))
+    for field in dataclasses.fields(section):
+        value, low = getattr(section, field.name), field.metadata.get("low")
+        object.__setattr__(section, field.name, _typed(field.name, value, hints[field.name]))
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if field.metadata.get("choices"):
+                choose(field.name, item, field.metadata["choices"])
+        if low is not None and value is not None and value < low:
+            raise UserError(f"{field.name} is {value}; it must be at least {low:g}")
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """`value` as the type `hint`; lists become tuples and whole numbers floats where a field says so."""
+    if typing.get_origin(hint) is types.UnionType:
+        if value is None:
+            return None
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is tuple:
+        if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise UserError(f"{name} is {value!r}; it must be a list of names")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        raise UserError(f"{name} is {value!r}; it must be of type {hint.__name__}")
+    return value
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read from a table, and how text becomes tokens."""
+
+    text: str = option("text", "column with the text")
+    context: tuple[str, ...] = option((), "context column: NAME, NAME:category or NAME:number (repeatable)")
+    unit: str = option(
+        "word", "unit of text: word, space (split at spaces only), char or grapheme", choices=UNITS
+    )
+    lowercase: bool | None = option(None, "lower-case the text (default: words yes, characters no)")
+    strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or % (word units)")
+    min_count: int = option(2, "a token seen less often in training is out of vocabulary", low=1)
+    max_vocabulary: int = option(50_000, "at most this many tokens, the most frequent", low=1)
+    max_tokens: int = option(200, "cut texts after this many tokens", low=1)
+    min_context_count: int = option(50, "rarer values of a category are grouped as one unknown value", low=1)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.lowercase is None:
+            object.__setattr__(self, "lowercase", self.unit in ("word", "space"))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the language model, and what a context changes in it."""
+
+    adapt: tuple[str, ...] = option(
+        ("concat", "factor"), "what context changes in the recurrent layer (repeatable)", choices=ADAPTERS
+    )
+    output_bias: tuple[str, ...] = option(
+        ("low_rank",), "what context changes in the softmax bias (repeatable)", choices=OUTPUT_BIASES
+    )
+    embedding_size: int = option(150, "e, size of a token embedding", low=1)
+    hidden_size: int = option(200, "d, size of the recurrent layer", low=1)
+    variable_size: int = option(16, "size of the embedding of one context variable", low=1)
+    number_size: int = option(64, "width of the network over the numeric context variables", low=1)
+    context_size: int = option(16, "k, size of the joint context vector", low=1)
+    rank: int = option(12, "r, rank of the FactorCell's change of W", low=1)
+    dropout_recurrent: float = option(0.0, "drop rate of the candidate tanh(i) (Semeniuta et al. 2016)", low=0)
+    dropout_input: float = option(0.0, "drop rate of the token embeddings", low=0)
+    dropout_output: float = option(0.0, "drop rate of the hidden states given to the softmax", low=0)
+    dropout_token: float = option(0.0, "rate at which whole input tokens are replaced by zero", low=0)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        for field in dataclasses.fields(self):
+            if field.name.startswith("dropout") and getattr(self, field.name) >= 1:
+                raise UserError(f"{field.name} is {getattr(self, field.name)}; a drop rate lies in [0, 1)")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a model is trained."""
+
+    epochs: float = option(10.0, "passes over the training data", low=0)
+    batch_tokens: int = option(4000, "tokens in a batch, padding counted", low=1)
+    learning_rate: float = option(1e-3, "peak rate of Adam", low=0)
+    warmup: float = option(0.02, "share of the steps over which the rate rises", low=0)
+    decay: str = option("cosine", "how the rate falls after the warm-up", choices=("cosine", "linear", "none"))
+    weight_decay: float = option(0.0, "decoupled weight decay of the matrices", low=0)
+    clip: float = option(5.0, "largest norm of the gradient; 0: not clipped", low=0)
+    loss: str = option("full", "softmax of the training loss", choices=("full", "sampled"))
+    samples: int = option(1000, "negative samples of a batch (sampled loss)", low=1)
+    evaluations: int = option(10, "evaluations on the development set, evenly over the steps", low=1)
+    patience: int = option(0, "stop after this many evaluations without a better one; 0: never", low=0)
+    log_every: int = option(50, "steps between rows of the log", low=1)
+    save_every: int = option(500, "steps between checkpoints", low=1)
+    seed: int = option(0, "seed of the weights, the order and the dropout", low=0)
+    threads: int = option(0, "threads; 0: all cores", low=0)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options of one run."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Config":
+        """Read a TOML or JSON file. `UserError` names a file that is not valid and a key that does not exist."""
+        path = Path(path)
+        try:
+            content = path.read_text(encoding="utf-8")
+            loaded = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read ({error})") from None
+        except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UserError(f"{path}: not valid {path.suffix[1:].upper()} ({error})") from None
+        return cls.from_dict(loaded, where=str(path))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "Config":
+        """The config of nested plain values; what is left out keeps its default."""
+        sections: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(cls)}
+        try:
+            for name in values:
+                choose("section", name, sections)
+            return cls(**{name: _section(sections[name], name, content) for name, content in values.items()})
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def with_model(self, name: str) -> "Config":
+        """This config with the adaptations of one of `MODELS`."""
+        adapt, output_bias = MODELS[choose("model", name, MODELS)]
+        return dataclasses.replace(
+            self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias)
+        )
+
+
+def _section(kind: Any, name: str, content: Any) -> Any:
+    if not isinstance(content, Mapping):
+        raise UserError(f"{name} must be a table of options, not {content!r}")
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for key in content:
+        choose(f"key in [{name}]", key, fields)
+    return kind(**content)

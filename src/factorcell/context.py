@@ -1,0 +1,163 @@
+"""Metadata to a context vector.
+
+    c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
+
+F_i is the embedding table of a categorical variable f_i; all numbers, standardised, pass one small network together.
+
+Shapes: B texts, C categorical variables, N numeric ones, K context, k the embedding of one variable.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from factorcell.config import ModelConfig, UserError, choose
+
+RARE = "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
+MISSING = -1
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One context column. `values` and `counts` of a category (row 0 is `RARE`), or the moments and range of a number."""
+
+    name: str
+    kind: str
+    values: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+    rare: int = 0
+    mean: float = 0.0
+    deviation: float = 1.0
+    low: float = 0.0
+    high: float = 0.0
+
+    def frequencies(self) -> list[float]:
+        """The share of training texts of every value; uniform where nothing was counted."""
+        total = sum(self.counts)
+        return [count / total if total else 1 / len(self.counts) for count in self.counts]
+
+    def describe(self, min_count: int) -> str:
+        """One line that says how the column is read."""
+        if self.kind == "number":
+            return f"{self.name}: number, mean {self.mean:.4g}, from {self.low:.4g} to {self.high:.4g}"
+        rare = f", and {self.rare} rare ones (under {min_count} texts) grouped" if self.rare else ", none rare"
+        return f"{self.name}: category, {len(self.values) - 1} values{rare}"
+
+
+@dataclass(frozen=True)
+class ContextSchema:
+    """The context variables of a model, in the order of their columns."""
+
+    variables: tuple[Variable, ...] = ()
+
+    @property
+    def categories(self) -> tuple[Variable, ...]:
+        """The categorical variables; their order is that of the columns of `Context.categories`."""
+        return tuple(variable for variable in self.variables if variable.kind == "category")
+
+    @property
+    def numbers(self) -> tuple[Variable, ...]:
+        """The numeric variables; their order is that of the columns of `Context.numbers`."""
+        return tuple(variable for variable in self.variables if variable.kind == "number")
+
+    def variable(self, name: str) -> Variable:
+        """The variable of that name, or a `UserError` that lists the names there are."""
+        choose("context variable", name, [variable.name for variable in self.variables])
+        return next(variable for variable in self.variables if variable.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {"variables": [asdict(variable) for variable in self.variables]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "ContextSchema":
+        """The schema that `to_dict` wrote."""
+        names = {field.name for field in fields(Variable)}
+        try:
+            entries = [{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()} for entry in content["variables"]]
+            if any(set(entry) - names for entry in entries):
+                raise KeyError("unknown key")
+            return cls(tuple(Variable(**entry) for entry in entries))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"not a context schema ({error})") from None
+
+
+@dataclass(frozen=True)
+class Context:
+    """The metadata of B texts: `categories` (B, C) long, -1 where missing; `numbers` (B, N), raw, NaN where missing."""
+
+    categories: Tensor
+    numbers: Tensor
+
+    def __len__(self) -> int:
+        return self.categories.shape[0]
+
+    def select(self, rows: Tensor) -> "Context":
+        """The contexts of `rows` (B',)."""
+        return Context(self.categories[rows], self.numbers[rows])
+
+    def distinct(self) -> tuple["Context", Tensor]:
+        """The distinct contexts and, for each text, which of them it has (B,)."""
+        joined = torch.cat([self.categories.double(), self.numbers.double().nan_to_num(torch.inf)], dim=1)
+        if joined.shape[1] == 0:
+            return self.select(torch.zeros(1, dtype=torch.long)), torch.zeros(len(self), dtype=torch.long)
+        unique, which = torch.unique(joined, dim=0, return_inverse=True)
+        first = torch.full((len(unique),), len(self)).scatter_reduce(0, which, torch.arange(len(self)), "amin")
+        return self.select(first), which
+
+
+class ContextEncoder(nn.Module):
+    """Contexts to context vectors: one table a categorical variable, one network over the numbers, joined by tanh."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, config: ModelConfig, schema: ContextSchema) -> None:
+        super().__init__()
+        self.schema = schema
+        self.tables = nn.ParameterList()
+        for variable in schema.categories:
+            table = torch.randn(len(variable.values), config.variable_size)
+            table[0] = 0.0  # where no value was rare, the unknown value stays neutral
+            self.tables.append(table)
+        numbers = schema.numbers
+        self.register_buffer("mean", torch.tensor([v.mean for v in numbers]), persistent=False)
+        self.register_buffer("deviation", torch.tensor([v.deviation for v in numbers]), persistent=False)
+        width = config.number_size
+        self.network = (
+            nn.Sequential(nn.Linear(len(numbers), width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+            if numbers
+            else None
+        )
+        inputs = len(self.tables) * config.variable_size + (width if numbers else 0)
+        self.joint = nn.Linear(inputs, config.context_size)
+        if self.network is not None:
+            # Wide first weights: neighbouring coordinates start apart, as with random features.
+            nn.init.normal_(self.network[0].weight, std=2.0)
+            nn.init.normal_(self.network[0].bias, std=1.0)
+
+    def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
+        """`context` of B texts -> (B, K). `override` gives the embeddings (B, k) of categorical variables by name."""
+        override = override or {}
+        for name in override:
+            choose("context variable", name, [variable.name for variable in self.schema.categories])
+        parts = [
+            override[variable.name] if variable.name in override else self.embed(column, context.categories[:, column])
+            for column, variable in enumerate(self.schema.categories)
+        ]
+        if self.network is not None:
+            numbers = ((context.numbers - self.mean) / self.deviation).nan_to_num(0.0)
+            parts.append(self.network(numbers))
+        return torch.tanh(self.joint(torch.cat(parts, dim=1)))
+
+    def embed(self, column: int, rows: Tensor) -> Tensor:
+        """Rows (B,) of one variable's table (B, k); a missing value has the frequency-weighted mean of all."""
+        table = self.tables[column]
+        known = table[rows.clamp(min=0)]
+        if not bool((rows == MISSING).any()):
+            return known
+        expected = table.new_tensor(self.schema.categories[column].frequencies()) @ table
+        return torch.where(rows[:, None] == MISSING, expected, known)

@@ -1,0 +1,109 @@
+"""The language model: a context once, then tokens.
+
+`condition` does all that depends on the context alone and returns a value; `forward` (all targets of a batch) and
+`step` (one token at a time) take it from there and agree with each other.
+
+Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from factorcell.cells import Cell, State, Weights
+from factorcell.config import ModelConfig
+from factorcell.context import Context, ContextEncoder, ContextSchema
+from factorcell.data import Batch
+from factorcell.output import Output, Samples
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """All that B contexts decide: recurrent `weights` and, where adapted, the softmax bias `output_bias` (B, V)."""
+
+    weights: Weights
+    output_bias: Tensor | None
+
+    def select(self, rows: Tensor) -> "Conditioned":
+        """The conditions of `rows` (B',), repeated where a row is named twice."""
+        bias = None if self.output_bias is None else self.output_bias[rows]
+        return Conditioned(self.weights.select(rows), bias)
+
+
+class LanguageModel(nn.Module):
+    """p(text given context), for words or characters."""
+
+    def __init__(self, config: ModelConfig, vocabulary_size: int, schema: ContextSchema) -> None:
+        super().__init__()
+        self.config = config
+        adapted = bool(config.adapt or config.output_bias)
+        self.encoder = ContextEncoder(config, schema) if adapted and schema.variables else None
+        context_size = config.context_size if self.encoder else 0
+        self.embedding = nn.Parameter(torch.randn(vocabulary_size, config.embedding_size) * 0.1)
+        self.cell = Cell(
+            config.embedding_size,
+            config.hidden_size,
+            context_size,
+            config.rank,
+            config.adapt if self.encoder else (),
+            config.dropout_recurrent,
+        )
+        self.output = Output(
+            self.embedding,
+            config.hidden_size,
+            context_size,
+            schema,
+            config.output_bias if self.encoder else (),
+        )
+
+    def condition(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Conditioned:
+        """The `Conditioned` of B contexts; `override` gives embeddings (B, k) of categorical variables by name."""
+        vector = self._vector(context, override)
+        return Conditioned(self.cell.adapt(vector), self.output.context_bias(vector, context))
+
+    def fold(self, conditioned: Conditioned) -> Conditioned:
+        """The same condition with one recurrent matrix per context: worth it where many tokens share a context."""
+        return replace(conditioned, weights=self.cell.fold(conditioned.weights))
+
+    def forward(self, batch: Batch, conditioned: Conditioned | None = None) -> Tensor:
+        """Exact nats (B, T) of all targets of `batch`, zero on padding."""
+        conditioned = conditioned or self.condition(batch.context)
+        hidden = self._hidden(batch, conditioned.weights)
+        nats = self.output.nats(hidden, batch.tokens[:, 1:], conditioned.output_bias)
+        return nats.masked_fill(~batch.mask(), 0.0)
+
+    def sampled(self, batch: Batch, samples: Samples) -> Tensor:
+        """Nats (B, T) against `samples` only, zero on padding: a loss for training, not a measure."""
+        vector = self._vector(batch.context, None)
+        hidden = self._hidden(batch, self.cell.adapt(vector))
+        nats = self.output.sampled_nats(hidden, batch.tokens[:, 1:], samples, vector, batch.context)
+        return nats.masked_fill(~batch.mask(), 0.0)
+
+    def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
+        """`token` (B,) and a state (none: before the start token) -> log probabilities (B, V) of the next, state."""
+        state = state or self.cell.start(len(token))
+        state = self.cell.step(self.embedding[token], conditioned.weights, state)
+        return self.output.log_probabilities(state.hidden, conditioned.output_bias), state
+
+    def parameter_count(self) -> int:
+        """The number of learned values."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _vector(self, context: Context, override: Mapping[str, Tensor] | None) -> Tensor:
+        if self.encoder is None:
+            return self.embedding.new_zeros(len(context), 0)
+        vector: Tensor = self.encoder(context, override)
+        return vector
+
+    def _hidden(self, batch: Batch, weights: Weights) -> Tensor:
+        """Hidden states (B, T, H) before each target, with dropout in training mode."""
+        config = self.config
+        inputs = self.embedding[batch.tokens[:, :-1]]
+        if self.training and config.dropout_token:
+            kept = inputs.new_empty(inputs.shape[:2]).bernoulli_(1 - config.dropout_token)
+            inputs = inputs * kept[..., None]
+        inputs = nn.functional.dropout(inputs, config.dropout_input, self.training)
+        hidden, _ = self.cell(inputs, weights)
+        return nn.functional.dropout(hidden, config.dropout_output, self.training)

@@ -1,0 +1,142 @@
+"""One folder, one experiment: config, schema, vocabulary, weights, log and card. It opens without its training data.
+
+    config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.safetensors   log.jsonl   README.md
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from factorcell import store
+from factorcell.config import Config, UserError
+from factorcell.context import ContextSchema
+from factorcell.data import Batch, Corpus, prepare
+from factorcell.model import LanguageModel
+from factorcell.vocabulary import Vocabulary
+
+LOGITS = 48_000_000  # floats of one batch of exact logits while scoring, 0.2 GB
+
+
+class Run:
+    """A model with all that it needs to read new texts. `Run.open(folder).score([{"text": ..., "stars": 5}])`."""
+
+    def __init__(self, folder: Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> None:
+        self.folder, self.config, self.vocabulary, self.schema = folder, config, vocabulary, schema
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.training.seed)
+            self.model = LanguageModel(config.model, len(vocabulary), schema)
+        self.model.eval()
+
+    @classmethod
+    def create(cls, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> "Run":
+        """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
+        folder = Path(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
+        run = cls(folder, config, vocabulary, schema)
+        store.write_json(folder / "config.json", config.to_dict())
+        store.write_json(folder / "schema.json", schema.to_dict())
+        vocabulary.save(folder / "vocabulary.txt")
+        return run
+
+    @classmethod
+    def open(cls, folder: str | Path, *, trained: bool = True) -> "Run":
+        """The run in `folder` with its best weights, or (not `trained`) without any, to go on training."""
+        folder = Path(folder)
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{folder}: not a run folder (it has no config.json)")
+        config = Config.from_dict(store.read_json(folder / "config.json"), where=str(folder / "config.json"))
+        schema = ContextSchema.from_dict(store.read_json(folder / "schema.json"))
+        run = cls(folder, config, Vocabulary.load(folder / "vocabulary.txt"), schema)
+        if trained:
+            run.load_weights()
+        return run
+
+    def load_weights(self) -> None:
+        """Take the best weights from the folder."""
+        path = self.folder / "weights.safetensors"
+        tensors, _ = store.load_tensors(path)
+        parameters = dict(self.model.named_parameters())
+        expected = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
+            raise UserError(f"{path}: does not belong to this config, schema and vocabulary")
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(tensors[name])
+
+    def save_weights(self, facts: dict[str, Any]) -> None:
+        """Put the model's weights into the folder, with `facts` about them."""
+        store.save_tensors(self.folder / "weights.safetensors", dict(self.model.named_parameters()), facts)
+
+    @property
+    def log_path(self) -> Path:
+        """The JSON lines that training wrote."""
+        return self.folder / "log.jsonl"
+
+    def log(self) -> list[dict[str, Any]]:
+        """The rows that training wrote."""
+        return store.read_rows(self.log_path)
+
+    def prepare(self, source: Any, *, unknown: str = "error", progress: bool = False) -> Corpus:
+        """Texts from rows, tables or a file, read as in training; `unknown` as `data.prepare`."""
+        return prepare(
+            source,
+            self.config.data,
+            vocabulary=self.vocabulary,
+            schema=self.schema,
+            unknown=unknown,
+            progress=progress,
+        )
+
+    def batches(self, corpus: Corpus) -> Iterator[Batch]:
+        """All rows of `corpus`, sorted by length, in batches whose exact logits fit into memory."""
+        size = max(200, min(20_000, LOGITS // len(self.vocabulary)))
+        for rows in corpus.batches(size):
+            yield corpus.batch(rows)
+
+    def nats(self, corpus: Corpus) -> NDArray[np.float32]:
+        """Exact nats of every target of `corpus`, text after text (`corpus.targets` values)."""
+        nats = np.zeros(corpus.targets, dtype=np.float32)
+        starts = target_offsets(corpus)
+        with torch.inference_mode():
+            for batch in self.batches(corpus):
+                values = self.model(batch).numpy()
+                for line, row, length in zip(values, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
+                    nats[starts[row] : starts[row] + length] = line[:length]
+        return nats
+
+    def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
+        """One row a text: `nats`, `targets`, `perplexity`; with `tokens` also each target and its nats.
+
+        `source` is one row, `{"text": "lovely stay", "stars": 5}`, a list of rows, a table or a file.
+        """
+        corpus = self.prepare(source, unknown=unknown)
+        nats, starts = self.nats(corpus), target_offsets(corpus)
+        rows = []
+        for row in range(len(corpus)):
+            part = nats[starts[row] : starts[row + 1]].astype(np.float64)
+            total = float(part.sum())
+            scored: dict[str, Any] = {"row": row, "nats": total, "targets": len(part)}
+            scored["perplexity"] = float(np.exp(total / max(1, len(part))))
+            if tokens:
+                ids = corpus.tokens[corpus.offsets[row] + 1 : corpus.offsets[row + 1]].tolist()
+                names = self.vocabulary.decode(ids)
+                scored["tokens"] = [
+                    {"token": name, "nats": float(value)} for name, value in zip(names, part, strict=True)
+                ]
+            rows.append(scored)
+        return rows
+
+
+def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
+    """Where the targets of each text begin among all targets (rows + 1): a text has one target less than tokens."""
+    offsets: NDArray[np.int64] = np.asarray(corpus.offsets) - np.arange(len(corpus.offsets))
+    return offsets

@@ -1,0 +1,108 @@
+"""Files that are whole or not there: tensors with a checksum, JSON lines, atomic replacement.
+
+A safetensors file cannot execute code. Its header carries a SHA-256 of the tensors, so that a truncated or altered
+file is found out before it is used.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from factorcell.config import UserError
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` at once: what was there stays whole until the new file is on disk."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        kept = "; the last good one is kept" if path.exists() else ""
+        raise UserError(f"{path}: cannot be saved ({error.strerror}){kept}") from None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace `path` by `content` as JSON."""
+    write(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file, or a `UserError` that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({error})") from None
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Replace `path` by `tensors` and `facts` (plain values), with a checksum over both."""
+    plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    header = json.dumps(facts, sort_keys=True)
+    write(path, save(plain, {"facts": header, "sha256": _digest(plain, header)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_tensors` wrote; a `UserError` where the file is missing, truncated or altered."""
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
+    facts = header.get("facts", "null")
+    if header.get("sha256") != _digest(tensors, facts):
+        raise UserError(f"{path}: altered since it was saved (its checksum does not match)")
+    return tensors, json.loads(facts)
+
+
+def _digest(tensors: Mapping[str, Tensor], header: str) -> str:
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Add one row to a file of JSON lines."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All whole rows of a file of JSON lines; a last line that was cut off is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise UserError(f"{path} line {len(rows) + 1}: not a row of JSON") from None
+    return rows
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace `path` by rows of JSON lines."""
+    write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())

@@ -1,0 +1,219 @@
+"""Training: a generator of log rows, the same rows and weights for the same seed, resumable at any checkpoint.
+
+Every step draws its randomness from (seed, step) alone and every epoch its order from (seed, epoch) alone, so a
+checkpoint needs no random state, and a resumed run continues bit for bit (on one thread).
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factorcell import store
+from factorcell.config import TrainingConfig, UserError
+from factorcell.data import Batch, Corpus
+from factorcell.output import Proposal
+from factorcell.run import Run, target_offsets
+from factorcell.vocabulary import START, UNKNOWN
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """Where a training stands: what a checkpoint holds beside the tensors."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float = math.inf
+    worse: int = 0
+    rows: int = 0
+    nats: float = 0.0  # summed since the last row of the log
+    since: int = 0  # tokens up to the last row of the log
+
+
+def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
+    """The rate of `step` (from 0) of `steps`: a linear rise, then cosine, linear or no decay to zero."""
+    rise = max(1, round(config.warmup * steps))
+    if step < rise:
+        return config.learning_rate * (step + 1) / rise
+    done = (step - rise) / max(1, steps - rise)
+    factor = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "none": 1.0}[config.decay]
+    return config.learning_rate * factor
+
+
+def perplexities(run: Run, corpus: Corpus) -> Row:
+    """`perplexity` of all targets and `perplexity_known` without out-of-vocabulary targets, of a whole corpus."""
+    nats = run.nats(corpus).astype(np.float64)
+    known = targets(corpus) != UNKNOWN
+    return {
+        "perplexity": float(np.exp(nats.mean())),
+        "perplexity_known": float(np.exp(nats[known].mean())) if known.any() else math.nan,
+    }
+
+
+def targets(corpus: Corpus) -> NDArray[np.int64]:
+    """The ids of all targets of `corpus`, text after text: every token but the start tokens."""
+    keep = np.ones(len(corpus.tokens), dtype=bool)
+    keep[np.asarray(corpus.offsets[:-1])] = False
+    return np.asarray(corpus.tokens)[keep].astype(np.int64)
+
+
+class Trainer:
+    """A run, its data and its optimiser between two steps."""
+
+    def __init__(self, run: Run, corpus: Corpus, dev: Corpus) -> None:
+        self.run, self.corpus, self.dev, self.config = run, corpus, dev, run.config.training
+        self.progress = Progress()
+        self.parameters = dict(run.model.named_parameters())
+        matrices = [p for p in self.parameters.values() if p.dim() > 1]
+        vectors = [p for p in self.parameters.values() if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": self.config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self.optimiser = torch.optim.AdamW(groups, lr=self.config.learning_rate, fused=True)
+        self.proposal = self._proposal() if self.config.loss == "sampled" else None
+        per_epoch = len(corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=0))
+        self.steps = max(1, round(self.config.epochs * per_epoch))
+
+    def _proposal(self) -> Proposal:
+        counts = np.zeros(len(self.run.vocabulary), dtype=np.int64)
+        for begin in range(0, len(self.corpus.tokens), 1 << 24):
+            counts += np.bincount(np.asarray(self.corpus.tokens[begin : begin + (1 << 24)]), minlength=len(counts))
+        counts[START] = 0
+        return Proposal(torch.from_numpy(counts), self.config.samples)
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches from the present step to the last, in the order that the seed gives."""
+        passed, epoch = 0, 0
+        while True:
+            order = self.corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=epoch)
+            for rows in order[max(0, self.progress.step - passed) :]:
+                if self.progress.step >= self.steps:
+                    return
+                yield self.corpus.batch(rows)
+            passed, epoch = passed + len(order), epoch + 1
+
+    def step(self, batch: Batch) -> None:
+        """One step of Adam."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(self.progress.step, self.steps, self.config)
+        model, count = self.run.model.train(), int(batch.lengths.sum())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
+            nats = model(batch) if self.proposal is None else model.sampled(batch, self.proposal.draw())
+        model.eval()
+        loss = nats.sum() / count
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip or math.inf)
+        if not bool(torch.isfinite(loss + norm)):
+            self._stop(batch, nats)
+        self.optimiser.step()
+        self.progress.step += 1
+        self.progress.tokens += count
+        self.progress.nats += float(loss.detach()) * count
+
+    def _stop(self, batch: Batch, nats: Tensor) -> None:
+        """Save what is good and say which row of the training data made the loss non-finite."""
+        self.save()
+        bad = (~torch.isfinite(nats.detach()).all(dim=1)).nonzero().flatten().tolist() or range(len(batch.rows))
+        rows = [int(batch.rows[index]) + 1 for index in bad]
+        named = f"row {rows[0]}" if len(rows) == 1 else f"rows {', '.join(map(str, rows[:5]))}" + (
+            ", ..." if len(rows) > 5 else ""
+        )
+        raise UserError(
+            f"the loss is not finite at step {self.progress.step + 1}, {named} of the training data; "
+            f"the checkpoint before it is in {self.run.folder} (a lower learning rate may help)"
+        )
+
+    def evaluate(self) -> Row:
+        """Perplexities on the development set; the best weights so far go into the run folder."""
+        row = perplexities(self.run, self.dev)
+        better = row["perplexity"] < self.progress.best
+        if better:
+            self.progress.best, self.progress.worse = row["perplexity"], 0
+            self.run.save_weights({"step": self.progress.step, **row})
+        else:
+            self.progress.worse += 1
+        return {"split": "dev", **row, "best": self.progress.best}
+
+    def log(self, row: Row) -> Row:
+        """Write one row of the log; every row says where the training stands."""
+        here = self.progress
+        row = {"step": here.step, "steps": self.steps, "tokens": here.tokens, "seconds": here.seconds, **row}
+        store.append_row(self.run.log_path, row)
+        here.rows += 1
+        return row
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file to go on from."""
+        return self.run.folder / "checkpoint.safetensors"
+
+    def save(self) -> None:
+        """Write a checkpoint: weights, moments of Adam, progress."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            state = self.optimiser.state.get(parameter, {})
+            tensors |= {f"{name}:{key}": value for key, value in state.items()} | {f"{name}:value": parameter}
+        store.save_tensors(self.checkpoint, tensors, vars(self.progress))
+
+    def load(self) -> None:
+        """Go back to the checkpoint; rows that were logged after it are dropped."""
+        tensors, facts = store.load_tensors(self.checkpoint)
+        self.progress = Progress(**facts)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensors.pop(f"{name}:value"))
+                keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
+                if keys:
+                    self.optimiser.state[parameter] = {key: tensors[f"{name}:{key}"] for key in keys}
+        store.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
+
+
+def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False) -> Iterator[Row]:
+    """Train `run` on `corpus`; yields each row of the log. At the end `run` has its best weights.
+
+    `resume` goes on from the checkpoint. `UserError` on a loss that is not finite or a folder that cannot be written.
+    """
+    trainer = Trainer(run, corpus, dev)
+    if resume and trainer.checkpoint.exists():
+        trainer.load()
+    config, progress = trainer.config, trainer.progress
+    every = max(1, trainer.steps // config.evaluations)
+    clock = time.perf_counter()
+    for batch in trainer.batches():
+        trainer.step(batch)
+        last = progress.step == trainer.steps
+        logged = progress.step % config.log_every == 0 or last
+        evaluated = progress.step % every == 0 and trainer.steps - progress.step >= every or last
+        if logged or evaluated:
+            now = time.perf_counter()
+            spent, clock = now - clock, now
+            progress.seconds += spent
+            seen = progress.tokens - progress.since
+            yield trainer.log({"split": "train", "loss": progress.nats / seen, "tokens_per_second": seen / spent})
+            progress.nats, progress.since = 0.0, progress.tokens
+        if evaluated:
+            row = trainer.evaluate()
+            now = time.perf_counter()
+            progress.seconds, clock = progress.seconds + now - clock, now
+            yield trainer.log(row)
+        if progress.step % config.save_every == 0 or evaluated:
+            trainer.save()
+        if config.patience and progress.worse >= config.patience:
+            break
+    run.load_weights()
+
+
+__all__ = ["Progress", "Trainer", "learning_rate", "perplexities", "target_offsets", "targets", "train"]

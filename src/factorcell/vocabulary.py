@@ -1,0 +1,120 @@
+"""Text to tokens to ids and back.
+
+Units: `word` (the tokeniser below), `space` (split at white space only), `char` (Unicode code points after NFC) and
+`grapheme` (what a reader calls a character: a letter with its accents, a flag, a family of emoji).
+
+The word tokeniser, after NFC: a word is letters, marks and digits, with apostrophes and hyphens inside (`don't`,
+`well-kept`) and, between digits, one of . , : / (`3.50`, `10:30`); a run of one repeated mark (`...`, `!!`) is one
+token; any other visible character stands alone.
+"""
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import regex
+
+from factorcell.config import DataConfig, UserError
+
+UNKNOWN, START, END = 0, 1, 2
+SPECIALS = ("<unk>", "<s>", "</s>")
+
+WORD = regex.compile(
+    r"[\p{L}\p{M}\p{N}_]+(?:['’\-][\p{L}\p{M}\p{N}]+|(?<=\p{N})[.,:/]\p{N}+)*|([^\s\p{L}\p{M}\p{N}])\1*|\S"
+)
+GRAPHEME = regex.compile(r"\X")
+CONTENT = regex.compile(r"[\p{L}\p{N}$%]")
+
+
+def splitter(data: DataConfig) -> Callable[[str], list[str]]:
+    """The function that splits one text into tokens as `data` says."""
+    units: dict[str, Callable[[str], list[str]]] = {
+        "word": lambda text: [match.group() for match in WORD.finditer(text)],
+        "space": str.split,
+        "char": list,
+        "grapheme": GRAPHEME.findall,
+    }
+    cut = units[data.unit]
+
+    def split_text(text: str) -> list[str]:
+        text = unicodedata.normalize("NFC", text)
+        tokens = cut(text.lower() if data.lowercase else text)
+        if data.strip_punctuation and data.unit in ("word", "space"):
+            tokens = [token for token in tokens if CONTENT.search(token)]
+        return tokens
+
+    return split_text
+
+
+def split(text: str, data: DataConfig) -> list[str]:
+    """The tokens of one text."""
+    return splitter(data)(text)
+
+
+CLOSING = regex.compile(r" ([.,;:!?%)\]}»”…]+)(?= |$)")
+OPENING = regex.compile(r"(^| )([(\[{«“$#@]+) ")
+
+
+def join(tokens: Sequence[str], unit: str) -> str:
+    """Readable text: exact for characters; for words, closing marks join the word before, opening ones the next."""
+    if unit in ("char", "grapheme"):
+        return "".join(tokens)
+    text = " ".join(tokens)
+    return OPENING.sub(r"\1\2", CLOSING.sub(r"\1", text)) if unit == "word" else text
+
+
+class Vocabulary:
+    """The tokens of a model; ids 0, 1 and 2 are the unknown token, the start and the end of a text."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        if tuple(tokens[:3]) != SPECIALS:
+            raise UserError(f"a vocabulary begins with {' '.join(SPECIALS)}, not {' '.join(tokens[:3])!r}")
+        self.tokens = list(tokens)
+        self.ids = {token: index for index, token in enumerate(self.tokens) if index > END}
+        if len(self.ids) != len(self.tokens) - 3:
+            raise UserError("a vocabulary holds each token once")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def encode(self, tokens: Iterable[str]) -> list[int]:
+        """Ids of tokens; what the vocabulary does not hold is `UNKNOWN`."""
+        return [self.ids.get(token, UNKNOWN) for token in tokens]
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Tokens of ids."""
+        return [self.tokens[index] for index in ids]
+
+    @classmethod
+    def build(cls, counts: Mapping[str, int], min_count: int, max_size: int) -> "Vocabulary":
+        """The at most `max_size` most frequent tokens seen at least `min_count` times, most frequent first."""
+        kept = [token for token, count in counts.items() if count >= min_count and token not in SPECIALS]
+        kept.sort(key=lambda token: (-counts[token], token))
+        return cls([*SPECIALS, *kept[:max_size]])
+
+    def save(self, path: Path) -> None:
+        """A text file, one token a line; white space and backslashes inside a token are escaped."""
+        path.write_text("".join(_escape(token) + "\n" for token in self.tokens), encoding="utf-8", newline="\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "Vocabulary":
+        """The vocabulary that `save` wrote; a `UserError` names a file that is missing or damaged."""
+        try:
+            content = path.read_bytes().decode("utf-8")
+            return cls([_unescape(line) for line in content.split("\n")[:-1]])
+        except FileNotFoundError:
+            raise UserError(f"{path}: there is no such file") from None
+        except (UserError, ValueError) as error:
+            raise UserError(f"{path}: damaged ({error})") from None
+
+
+def _escape(token: str) -> str:
+    """`token` with everything that could end or blur a line written as a Python escape."""
+    return "".join(
+        f"\\U{ord(mark):08x}" if mark == "\\" or (not mark.isprintable() or mark.isspace()) and mark != "\u200d" else mark
+        for mark in token
+    )
+
+
+def _unescape(line: str) -> str:
+    return regex.sub(r"\\U([0-9a-f]{8})", lambda found: chr(int(found[1], 16)), line)
