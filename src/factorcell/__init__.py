@@ -1,0 +1,30 @@
+"""Language models that adapt to context: who is writing, where, when, about what."""
+
+from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
+from factorcell.data import Corpus, prepare
+from factorcell.evaluation import Tally, classify, classify_points, evaluate, evaluate_by, log_likelihoods
+from factorcell.experiment import compare, fit
+from factorcell.model import LanguageModel
+from factorcell.run import Run
+from factorcell.training import train
+
+__all__ = [
+    "Config",
+    "Corpus",
+    "DataConfig",
+    "LanguageModel",
+    "ModelConfig",
+    "Run",
+    "Tally",
+    "TrainingConfig",
+    "UserError",
+    "classify",
+    "classify_points",
+    "compare",
+    "evaluate",
+    "evaluate_by",
+    "fit",
+    "log_likelihoods",
+    "prepare",
+    "train",
+]

@@ -105,14 +105,22 @@ class Cell(nn.Module):
     """The coupled-gate LSTM with adapters in its slots."""
 
     def __init__(
-        self, embedding_size: int, hidden_size: int, context_size: int, rank: int, adapt: tuple[str, ...], dropout: float
+        self,
+        embedding_size: int,
+        hidden_size: int,
+        context_size: int,
+        rank: int,
+        adapt: tuple[str, ...],
+        dropout: float,
     ) -> None:
         super().__init__()
         inputs, gates = embedding_size + hidden_size, 3 * hidden_size
         self.embedding_size, self.hidden_size, self.dropout = embedding_size, hidden_size, dropout
         self.matrix = nn.Parameter((torch.rand(inputs, gates) * 2 - 1) * (6 / (inputs + hidden_size)) ** 0.5)
         self.bias = nn.Parameter(torch.zeros(gates))
-        self.adapters = nn.ModuleDict({name: ADAPTERS[name](context_size, inputs, gates, rank) for name in adapt})
+        self.adapters = nn.ModuleDict(
+            {name: ADAPTERS[name](context_size, inputs, gates, rank) for name in adapt}
+        )
 
     def adapt(self, vector: Tensor) -> Weights:
         """The weights of B contexts `vector` (B, K): W and b with the shifts of all adapters, W' still factored."""

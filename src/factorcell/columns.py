@@ -154,21 +154,26 @@ def parse_column(text: str) -> tuple[str, str | None]:
 
 
 def column_readers(
-    table: Table, config: DataConfig, schema: ContextSchema | None, unknown: str
+    table: Table,
+    config: DataConfig,
+    schema: ContextSchema | None,
+    unknown: str,
+    optional: tuple[str, ...] = (),
 ) -> list[Categories | Numbers]:
     """A reader for every context column: as the schema says, or as the config says, or guessed from the first rows."""
     choose("policy for unknown values", unknown, UNKNOWN_POLICIES)
     if schema is not None:
+        policy = {v.name: "expected" if v.name in optional else unknown for v in schema.variables}
         for variable in schema.variables:
-            if variable.name not in table.columns and unknown != "expected":
+            if variable.name not in table.columns and policy[variable.name] != "expected":
                 have = ", ".join(table.columns)
                 raise UserError(
                     f"{table.name}: no column {variable.name!r}; it has {have} (unknown=expected goes on without)"
                 )
         return [
-            Numbers(variable.name, table.name, unknown)
+            Numbers(variable.name, table.name, policy[variable.name])
             if variable.kind == "number"
-            else Categories(variable.name, table.name, variable, unknown)
+            else Categories(variable.name, table.name, variable, policy[variable.name])
             for variable in schema.variables
         ]
     wanted = [parse_column(text) for text in config.context]

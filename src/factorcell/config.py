@@ -39,7 +39,9 @@ def choose(kind: str, name: str, valid: typing.Iterable[str]) -> str:
         return name
     near = difflib.get_close_matches(name, names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise UserError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names) or 'nothing: there are none'}")
+    raise UserError(
+        f"unknown {kind} {name!r}{hint}; choose from {', '.join(names) or 'nothing: there are none'}"
+    )
 
 
 def option(default: Any, text: str, *, choices: tuple[str, ...] = (), low: float | None = None) -> Any:

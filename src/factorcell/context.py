@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from factorcell.config import ModelConfig, UserError, choose
 
-RARE = "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
+RARE = (
+    "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
+)
 MISSING = -1
 
 
@@ -77,7 +79,10 @@ class ContextSchema:
         """The schema that `to_dict` wrote."""
         names = {field.name for field in fields(Variable)}
         try:
-            entries = [{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()} for entry in content["variables"]]
+            entries = [
+                {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+                for entry in content["variables"]
+            ]
             if any(set(entry) - names for entry in entries):
                 raise KeyError("unknown key")
             return cls(tuple(Variable(**entry) for entry in entries))
@@ -145,7 +150,9 @@ class ContextEncoder(nn.Module):
         for name in override:
             choose("context variable", name, [variable.name for variable in self.schema.categories])
         parts = [
-            override[variable.name] if variable.name in override else self.embed(column, context.categories[:, column])
+            override[variable.name]
+            if variable.name in override
+            else self.embed(column, context.categories[:, column])
             for column, variable in enumerate(self.schema.categories)
         ]
         if self.network is not None:

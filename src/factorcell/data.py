@@ -147,6 +147,7 @@ def prepare(
     vocabulary: Vocabulary | None = None,
     schema: ContextSchema | None = None,
     unknown: str = "error",
+    optional: tuple[str, ...] = (),
     cache: Path | None = None,
     progress: bool = False,
 ) -> Corpus:
@@ -154,12 +155,13 @@ def prepare(
 
     Without `vocabulary` and `schema` they are made from this source (training); with them this source is read as that
     one was. `unknown` says what to do with a value the schema does not hold: an error, "group" (as a rare value) or
-    "expected" (as a missing one). Files are cached by content. `UserError` says what is wrong with the data, and where.
+    "expected" (as a missing one); the `optional` variables are always read as "expected". Files are cached by content. `UserError` says what is wrong with the data, and where.
     """
     table = open_table(source)
+    readers = column_readers(table, config, schema, unknown, optional)
     if table.path is None:
-        return _build(table, config, vocabulary, schema, unknown, progress, None)
-    key = _key(table.path, config, vocabulary, schema, unknown)
+        return _build(table, config, vocabulary, schema, readers, progress, None)
+    key = _key(table.path, config, vocabulary, schema, (unknown, *optional))
     folder = (cache or cache_folder()) / key
     if (folder / "complete").exists():
         try:
@@ -169,7 +171,7 @@ def prepare(
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=folder.parent))
     try:
-        _build(table, config, vocabulary, schema, unknown, progress, partial)
+        _build(table, config, vocabulary, schema, readers, progress, partial)
         (partial / "complete").touch()
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -188,7 +190,11 @@ def cache_folder() -> Path:
 
 
 def _key(
-    path: Path, config: DataConfig, vocabulary: Vocabulary | None, schema: ContextSchema | None, unknown: str
+    path: Path,
+    config: DataConfig,
+    vocabulary: Vocabulary | None,
+    schema: ContextSchema | None,
+    policy: tuple[str, ...],
 ) -> str:
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
@@ -200,7 +206,7 @@ def _key(
         "config": asdict(config),
         "vocabulary": vocabulary and vocabulary.tokens,
         "schema": schema and schema.to_dict(),
-        "unknown": unknown,
+        "policy": policy,
     }
     digest.update(json.dumps(how, sort_keys=True).encode())
     return digest.hexdigest()
@@ -208,7 +214,9 @@ def _key(
 
 def _open(folder: Path) -> Corpus:
     """The corpus in a cache folder, its arrays mapped, not read."""
-    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "categories", "numbers")}
+    arrays = {
+        name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "categories", "numbers")
+    }
     offsets = np.load(folder / "offsets.npy")
     vocabulary = Vocabulary.load(folder / "vocabulary.txt")
     schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
@@ -234,12 +242,11 @@ def _build(
     config: DataConfig,
     vocabulary: Vocabulary | None,
     schema: ContextSchema | None,
-    unknown: str,
+    readers: list[Categories | Numbers],
     progress: bool,
     folder: Path | None,
 ) -> Corpus:
     """Read, tokenise, count, map. With a `folder` the arrays are written there, else they stay in memory."""
-    readers = column_readers(table, config, schema, unknown)
     ids, lengths = _Ids(), []
     with tempfile.TemporaryFile(dir=folder) as spool:
         for texts in _texts(table, config, readers, progress):
@@ -254,7 +261,9 @@ def _build(
     made = ContextSchema(tuple(reader.variable(config.min_context_count) for reader in readers))
     schema = schema or made
     arrays = [reader.array(schema.variable(reader.name)) for reader in readers]
-    categories = [array for reader, array in zip(readers, arrays, strict=True) if isinstance(reader, Categories)]
+    categories = [
+        array for reader, array in zip(readers, arrays, strict=True) if isinstance(reader, Categories)
+    ]
     numbers = [array for reader, array in zip(readers, arrays, strict=True) if isinstance(reader, Numbers)]
     corpus = Corpus(
         tokens,
@@ -291,9 +300,7 @@ def _texts(
             yield texts
 
 
-def _tokenise(
-    texts: list[str], config: DataConfig, ids: _Ids
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+def _tokenise(texts: list[str], config: DataConfig, ids: _Ids) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Provisional ids of all `texts`, flat, with `START` and `END`, and the number of ids of each."""
     split, limit = splitter(config), config.max_tokens
     flat: list[int] = []

@@ -9,6 +9,7 @@ Shapes: n latitudes, m longitudes of a grid.
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
@@ -65,7 +66,7 @@ def _polynomial(t: Array) -> tuple[Array, Array]:
 
 
 def world() -> dict[str, list[Array]]:
-    """Natural Earth's `land` rings and country `borders`: (points, 2) lon and lat in degrees, lon -169 to 191."""
+    """Natural Earth's `land` rings and country `borders`: (points, 2) lon, lat in degrees, lon -169 to 191."""
     content = json.loads((resources.files("factorcell") / "assets" / "world.json").read_text(encoding="utf-8"))
     return {
         key: [np.array(line, dtype=float).reshape(-1, 2) / 10 for line in content[key]]
@@ -96,7 +97,8 @@ def smooth(grid: Row, lat: Array, lon: Array) -> Array:
     values = np.pad(values, ((pad, pad), (pad, pad)))
     if round_earth:
         values[:, :pad], values[:, -pad:] = values[:, -2 * pad : -pad], values[:, pad : 2 * pad]
-    east = (lon - columns[0] + step / 2) % 360 - step / 2
+    slack = (360 - columns[-1] + columns[0]) / 2
+    east = (lon - columns[0] + slack) % 360 - slack
     i = pad + _index(rows, lat)
     j = pad + _index(columns - columns[0], east)
     result = np.zeros(np.shape(lat))
@@ -115,12 +117,11 @@ def smooth(grid: Row, lat: Array, lon: Array) -> Array:
 def _index(axis: Array, where: Array) -> Array:
     """Fractional positions of `where` on a rising axis, continued beyond both ends."""
     if len(axis) == 1:
-        return where - axis[0]
+        return np.asarray(where - axis[0])
     place = np.interp(where, axis, np.arange(len(axis)))
-    place = np.where(where < axis[0], (where - axis[0]) / (axis[1] - axis[0]), place)
-    return np.asarray(
-        np.where(where > axis[-1], len(axis) - 1 + (where - axis[-1]) / (axis[-1] - axis[-2]), place)
-    )
+    before = (where - axis[0]) / (axis[1] - axis[0])
+    after = len(axis) - 1 + (where - axis[-1]) / (axis[-1] - axis[-2])
+    return np.asarray(np.where(where < axis[0], before, np.where(where > axis[-1], after, place)))
 
 
 def _spline(u: Array) -> tuple[Array, Array, Array, Array]:
@@ -135,10 +136,10 @@ def world_map(
     true: tuple[float, float] | None = None,
     width: float = 9.0,
 ) -> Figure:
-    """A posterior over coordinates as light on a night map: the most probable point ringed, the `true` one a cross.
+    """A posterior over coordinates as light on a night map: a ring at its best point, a cross at `true`.
 
-    `grid`: `lat` (n,), `lon` (m,), `probability` (n, m), or rows of lat, lon, probability. Brightness is relative
-    to the map's own maximum, rises with the square root so that small mass shows, and is dimmed at sea.
+    `grid`: `lat` (n,), `lon` (m,), `probability` (n, m), or rows of lat, lon, probability. Brightness is
+    relative to the map's own maximum, its square root so that small mass shows, and is dimmed at sea.
     """
     content = grid if isinstance(grid, Mapping) else grid_of(grid)
     frame = _frame()
@@ -151,14 +152,15 @@ def world_map(
     best = np.unravel_index(np.argmax(content["probability"]), np.shape(content["probability"]))
     x, y = project(float(content["lat"][best[0]]), _wrap(float(content["lon"][best[1]])))
     unit = width / 9
-    label = partial(axes.text, transform=axes.transAxes, zorder=10, family=FONTS, va="baseline")
+    label = partial(axes.text, transform=axes.transAxes, zorder=10, family=FONTS, va="bottom")
     axes.plot(x, y, "o", ms=15 * unit, mfc="none", mec="white", mew=1.3 * unit, zorder=8)
     if true is not None:
         x, y = project(true[0], _wrap(true[1]))
         axes.plot(x, y, "+", ms=10 * unit, color="#7fe3ff", mew=1.5 * unit, zorder=9)
-    size = min(28.0, 345 / max(len(title), 1)) * unit  # left of Chile
-    label(0.033, 0.14, title, color="white", fontsize=size, style="italic")
-    label(0.035, 0.08, note, color="#a9b8cf", fontsize=12 * unit)
+    lines = textwrap.wrap(title, 15) or [""]
+    size = min(28.0, 345 / max(1, *map(len, lines))) * unit  # left of Chile
+    label(0.033, 0.14, "\n".join(lines), color="white", fontsize=size, style="italic", linespacing=1.0)
+    label(0.035, 0.07, note, color="#a9b8cf", fontsize=12 * unit)
     axes.set_xlim(frame[0], frame[1])
     axes.set_ylim(frame[2], frame[3])
     return figure

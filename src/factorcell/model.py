@@ -41,7 +41,7 @@ class LanguageModel(nn.Module):
         adapted = bool(config.adapt or config.output_bias)
         self.encoder = ContextEncoder(config, schema) if adapted and schema.variables else None
         context_size = config.context_size if self.encoder else 0
-        self.embedding = nn.Parameter(torch.randn(vocabulary_size, config.embedding_size) * 0.1)
+        self.embedding = nn.Parameter(torch.randn(vocabulary_size, config.embedding_size) * config.embedding_size**-0.5)
         self.cell = Cell(
             config.embedding_size,
             config.hidden_size,

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from factorcell.context import Context, ContextSchema
 from factorcell.vocabulary import START
 
-
 CHUNK = 4_000_000  # logits made at once where no gradient is needed
 
 
@@ -60,7 +59,10 @@ class OneHotBias(nn.Module):
         return total
 
 
-BIASES: dict[str, Callable[[int, int, ContextSchema], nn.Module]] = {"low_rank": LowRankBias, "one_hot": OneHotBias}
+BIASES: dict[str, Callable[[int, int, ContextSchema], nn.Module]] = {
+    "low_rank": LowRankBias,
+    "one_hot": OneHotBias,
+}
 
 
 class Output(nn.Module):
@@ -98,10 +100,16 @@ class Output(nn.Module):
 
     def nats(self, hidden: Tensor, targets: Tensor, context_bias: Tensor | None) -> Tensor:
         """`hidden` (B, T, H), `targets` (B, T), bias (B, V) -> exact nats (B, T)."""
-        bias = (self.bias + self.never).expand(len(hidden), -1) if context_bias is None else context_bias + self.bias
+        bias = (
+            (self.bias + self.never).expand(len(hidden), -1)
+            if context_bias is None
+            else context_bias + self.bias
+        )
         if torch.is_grad_enabled():
             return self._nats(hidden, targets, bias)
-        rows = max(1, CHUNK // (targets.shape[1] * len(self.bias)))  # so many logits stay in the processor's cache
+        rows = max(
+            1, CHUNK // (targets.shape[1] * len(self.bias))
+        )  # so many logits stay in the processor's cache
         parts = zip(hidden.split(rows), targets.split(rows), bias.split(rows), strict=True)
         return torch.cat([self._nats(*part) for part in parts])
 

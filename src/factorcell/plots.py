@@ -12,6 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from factorcell.maps import world_map
 
@@ -30,6 +31,7 @@ Row = Mapping[str, Any]
 
 INK, MUTED, RULE = "#1c2733", "#66717f", "#dde2e8"
 ACCENT, LOSS, HEAT = "#d9622b", "#4a7fb5", "#c04f1c"
+WIDTH = 4.6  # inches: as wide as a phone, so that the type can be read there; it grows on a desk
 COLOURS = {"unadapted": "#8b95a3", "softmaxbias": "#2f9c8a", "concatcell": "#4a7fb5", "factorcell": ACCENT}
 OTHERS = ("#d9622b", "#4a7fb5", "#2f9c8a", "#a45fb0", "#b8912b", "#8b95a3", "#c2556f", "#5d8a3a")
 TITLES = {
@@ -69,7 +71,7 @@ def learning_curves(rows: Sequence[Row], x: str = "minutes") -> Figure:
 
     Rows: model, step, tokens, seconds, perplexity; a row whose `split` is not "dev" is left out.
     """
-    figure, axes = _chart(3.5)
+    figure, axes = _chart(3.3)
     rows = [row for row in rows if row.get("split", "dev") == "dev" and math.isfinite(row["perplexity"])]
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     ends: list[tuple[float, float, str, str]] = []
@@ -85,13 +87,17 @@ def learning_curves(rows: Sequence[Row], x: str = "minutes") -> Figure:
         axes.set_ylim(low / (min(high / low, 2.2) ** 0.08 + 0.001), min(high, 2.2 * low) * 1.02)
         axes.set_xlim(0, 1.02 * max(end[0] for end in ends) or 1)
     _log_ticks(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(axis="y", color=RULE, lw=0.7)
+    axes.spines["bottom"].set_visible(True)
     axes.set_xlabel({"minutes": "minutes of training", "tokens": "million tokens read"}.get(x, x))
     axes.set_title("perplexity on unseen texts", loc="left", fontsize=9, color=MUTED, pad=8)
-    for place, (_, value, title, colour) in zip(_apart(axes, [end[1] for end in ends]), ends, strict=True):
-        label = f"{title}  {value:.3g}"
-        axes.text(1.025, place, label, color=colour, transform=axes.transAxes, va="center", fontsize=9)
-    figure.subplots_adjust(left=0.085, right=0.74, top=0.9, bottom=0.14)
+    labels = [f"{_short(title)}  {value:.3g}" for _, value, title, _ in ends]
+    right = 0.96 - 0.0158 * max(map(len, labels), default=0)  # 0.0158: a letter's share of the width
+    figure.subplots_adjust(left=0.085, right=right, top=0.9, bottom=0.15)
+    for place, label, end in zip(_apart(axes, [end[1] for end in ends]), labels, ends, strict=True):
+        axes.text(1.025, place, label, color=end[3], transform=axes.transAxes, va="center", fontsize=9)
     return figure
 
 
@@ -105,13 +111,15 @@ def _log_ticks(axes: Axes) -> None:
     """Plain round numbers on the logarithmic axis."""
     low, high = axes.get_ylim()
     ticks = [
-        tick for tick in MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= tick <= high
+        tick
+        for tick in MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        if 1.03 * low <= tick <= high
     ]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_yticks([], minor=True)
 
 
-def _apart(axes: Axes, values: Sequence[float], gap: float = 0.068) -> list[float]:
+def _apart(axes: Axes, values: Sequence[float], gap: float = 0.072) -> list[float]:
     """Heights (share of the axes) for labels of `values`, in their order and at least `gap` apart."""
     points = axes.transAxes.inverted().transform(
         axes.transData.transform([(0, value) for value in values] or [(0, 1)])
@@ -129,10 +137,11 @@ def _apart(axes: Axes, values: Sequence[float], gap: float = 0.068) -> list[floa
 
 def model_comparison(rows: Sequence[Row]) -> Figure:
     """Perplexity and, where there is one, accuracy of each model as dots with their numbers."""
-    panels = [("perplexity", "perplexity (lower is better)", "{:.3g}")]
+    large = any(float(row["perplexity"]) >= 100 for row in rows)
+    panels = [("perplexity", "perplexity (lower is better)", "{:.1f}" if large else "{:.2f}")]
     if any(row.get("accuracy") is not None for row in rows):
         panels.append(("accuracy", "accuracy (higher is better)", "{:.1%}"))
-    figure = Figure(figsize=(5.2, 0.75 + 0.36 * len(rows)), facecolor="none")
+    figure = Figure(figsize=(WIDTH, 0.6 + len(rows) * max(0.36, min(0.62, 2.5 / len(rows)))), facecolor="none")
     palette = colours([str(row["name"]) for row in rows])
     for index, (key, title, form) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), index + 1)
@@ -144,16 +153,15 @@ def model_comparison(rows: Sequence[Row]) -> Figure:
             axes.axhline(y, color=RULE, lw=0.8, zorder=1)
             if math.isfinite(value):
                 axes.plot(value, y, "o", color=palette[str(row["name"])], ms=7, zorder=3)
-                axes.text(value, y - 0.3, form.format(value), ha="center", va="bottom", fontsize=8, color=INK)
+                axes.text(value, y - 0.17, form.format(value), ha="center", va="bottom", fontsize=8, color=INK)
         axes.set_xlim(low - 0.18 * span, high + 0.18 * span)
-        axes.set_ylim(len(rows) - 0.5, -0.75)
+        axes.set_ylim(len(rows) - 0.7, -0.6)
         axes.set_xticks([])
         names = [str(row.get("title") or TITLES.get(str(row["name"]), row["name"])) for row in rows]
         axes.set_yticks(range(len(rows)), names if index == 0 else [""] * len(rows), color=INK)
-        axes.set_title(title, loc="left", fontsize=9, color=MUTED)
-        axes.spines["left"].set_visible(False)
+        axes.set_title(title, loc="left", fontsize=8.5, color=MUTED)
     figure.subplots_adjust(
-        left=0.21, right=0.985, top=1 - 0.3 / figure.get_figheight(), bottom=0.03, wspace=0.1
+        left=0.235, right=0.985, top=1 - 0.3 / figure.get_figheight(), bottom=0.03, wspace=0.1
     )
     return figure
 
@@ -177,33 +185,42 @@ def gains_by_value(rows: Sequence[Row], most: int = 20) -> Figure:
         if row is not None:
             side = "left" if gain >= 0 else "right"
             shift = 0.015 * reach if gain >= 0 else -0.015 * reach
-            axes.text(gain + shift, y, f"{gain:+.1f} %".replace("-", "−"), va="center", ha=side, fontsize=7.5, color=INK)
+            axes.text(
+                gain + shift,
+                y,
+                f"{gain:+.1f} %".replace("-", "−"),
+                va="center",
+                ha=side,
+                fontsize=7.5,
+                color=INK,
+            )
     names = ["⋮" if row is None else f"{_short(row['value'])}  ({int(row['count']):,})" for row in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8, color=INK)
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(
-        min(0, min(gains, default=0) - 0.2 * reach), max(0.2 * reach, max(gains, default=1) + 0.2 * reach)
-    )
+    low, high = min(gains, default=0.0), max(gains, default=0.0)
+    axes.set_xlim(min(0.0, low - 0.3 * reach), max(0.0, high + 0.3 * reach))
     axes.axvline(0, color=MUTED, lw=0.8)
     axes.set_xticks([])
-    axes.spines["left"].set_visible(False)
-    axes.set_title("perplexity below the unadapted model's (texts)", loc="left", fontsize=9, color=MUTED)
-    figure.subplots_adjust(left=0.4, right=0.99, top=1 - 0.36 / figure.get_figheight(), bottom=0.02)
+    top = 1 - 0.17 / figure.get_figheight()
+    figure.text(
+        0.02, top, "perplexity below the unadapted model's (texts)", fontsize=9, color=MUTED, va="center"
+    )
+    figure.subplots_adjust(left=0.44, right=0.99, top=1 - 0.36 / figure.get_figheight(), bottom=0.02)
     return figure
 
 
-def _short(value: object, most: int = 22) -> str:
+def _short(value: object, most: int = 21) -> str:
     text = str(value)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def confusion_matrix(labels: Sequence[str], counts: Sequence[Sequence[float]]) -> Figure:
+def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
     """What was taken for what: true values down, predicted ones across, in per cent of each row."""
     table = np.asarray(counts, dtype=float).reshape(len(labels), len(labels))
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     size = len(labels)
-    figure = Figure(figsize=(5.2, 4.6), facecolor="none")
-    axes = figure.add_axes((0.22, 0.02, 0.76, 0.76))
+    figure = Figure(figsize=(WIDTH, WIDTH), facecolor="none")
+    axes = figure.add_axes((0.225, 0.01, 0.765, 0.765))
     _bare(axes)
     red, green, blue = to_rgb(HEAT)
     for i, j in np.ndindex(size, size):
@@ -230,16 +247,14 @@ def confusion_matrix(labels: Sequence[str], counts: Sequence[Sequence[float]]) -
     axes.tick_params(length=0, pad=2)
     axes.set_xlim(0, size)
     axes.set_ylim(size, 0)
-    axes.spines["bottom"].set_visible(False)
-    axes.spines["left"].set_visible(False)
     figure.text(0.02, 0.955, "true value ↓  taken for →", fontsize=8.5, color=MUTED)
     figure.text(0.02, 0.915, "per cent of the row", fontsize=8.5, color=MUTED)
     return figure
 
 
 def _chart(height: float) -> tuple[Figure, Axes]:
-    """An empty chart 5.2 inches wide: at that width its type can be read on a phone, and grows on a desk."""
-    figure = Figure(figsize=(5.2, height), facecolor="none")
+    """An empty chart."""
+    figure = Figure(figsize=(WIDTH, height), facecolor="none")
     axes = figure.add_subplot()
     _bare(axes)
     return figure, axes
@@ -247,9 +262,7 @@ def _chart(height: float) -> tuple[Figure, Axes]:
 
 def _bare(axes: Axes) -> None:
     axes.set_facecolor("none")
-    for side in ("top", "right", "bottom"):
-        axes.spines[side].set_visible(side == "bottom" and axes.get_figure() is not None)
-    axes.spines["left"].set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.spines["bottom"].set_color(RULE)
     axes.tick_params(length=0, labelsize=8.5, labelcolor=MUTED, pad=4)
     axes.xaxis.label.set(color=MUTED, fontsize=9)

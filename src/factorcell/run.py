@@ -1,6 +1,6 @@
 """One folder, one experiment: config, schema, vocabulary, weights, log and card. It opens without its training data.
 
-    config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.safetensors   log.jsonl   README.md
+config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.safetensors   log.jsonl   README.md
 """
 
 from collections.abc import Iterator
@@ -85,14 +85,17 @@ class Run:
         """The rows that training wrote."""
         return store.read_rows(self.log_path)
 
-    def prepare(self, source: Any, *, unknown: str = "error", progress: bool = False) -> Corpus:
-        """Texts from rows, tables or a file, read as in training; `unknown` as `data.prepare`."""
+    def prepare(
+        self, source: Any, *, unknown: str = "error", optional: tuple[str, ...] = (), progress: bool = False
+    ) -> Corpus:
+        """Texts from rows, tables or a file, read as in training; `unknown` and `optional` as `data.prepare`."""
         return prepare(
             source,
             self.config.data,
             vocabulary=self.vocabulary,
             schema=self.schema,
             unknown=unknown,
+            optional=optional,
             progress=progress,
         )
 
@@ -140,3 +143,10 @@ def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
     """Where the targets of each text begin among all targets (rows + 1): a text has one target less than tokens."""
     offsets: NDArray[np.int64] = np.asarray(corpus.offsets) - np.arange(len(corpus.offsets))
     return offsets
+
+
+def targets(corpus: Corpus) -> NDArray[np.int64]:
+    """The ids of all targets of `corpus`, text after text: every token but the start tokens."""
+    keep = np.ones(len(corpus.tokens), dtype=bool)
+    keep[np.asarray(corpus.offsets[:-1])] = False
+    return np.asarray(corpus.tokens)[keep].astype(np.int64)

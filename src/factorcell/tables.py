@@ -64,7 +64,9 @@ def open_table(source: Any) -> Table:
         return _from_arrow(source.with_format("arrow")[:])
     if hasattr(source, "iloc"):  # a pandas data frame
         return _from_arrow(pa.Table.from_pandas(source, preserve_index=False))
-    raise UserError(f"cannot read a table from {type(source).__name__}; give a path, rows, a data frame or an Arrow table")
+    raise UserError(
+        f"cannot read a table from {type(source).__name__}; give a path, rows, a data frame or an Arrow table"
+    )
 
 
 def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -127,7 +129,9 @@ def _stream(path: Path, compression: str) -> Any:
     """The decompressed bytes of a file."""
     if compression == ".xz":
         return lzma.open(path)
-    return pa.input_stream(str(path), compression={".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression))
+    return pa.input_stream(
+        str(path), compression={".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression)
+    )
 
 
 def _csv(path: Path, compression: str) -> Table:
@@ -157,7 +161,9 @@ def _csv(path: Path, compression: str) -> Table:
     return Table(str(path), names, read, path)
 
 
-def _csv_chunks(stream: Any, columns: Sequence[str], delimiter: str, refuse: Callable[[Any], str]) -> Iterator[Chunk]:
+def _csv_chunks(
+    stream: Any, columns: Sequence[str], delimiter: str, refuse: Callable[[Any], str]
+) -> Iterator[Chunk]:
     reader = csv.open_csv(
         stream,
         read_options=csv.ReadOptions(use_threads=False, block_size=1 << 22),
@@ -202,7 +208,9 @@ def _header(path: Path, compression: str, delimiter: str) -> tuple[str, ...]:
 def _encoding(path: Path, compression: str, error: str) -> str:
     """What is wrong with a text file that does not parse: the line that is not UTF-8, or the parser's own word."""
     with _stream(path, compression) as stream:
-        for number, line in enumerate(io.BufferedReader(stream) if not hasattr(stream, "__next__") else stream, 1):
+        for number, line in enumerate(
+            io.BufferedReader(stream) if not hasattr(stream, "__next__") else stream, 1
+        ):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as fault:
@@ -219,7 +227,9 @@ def _json_lines(path: Path, compression: str) -> Table:
                     if line.strip():
                         row = json.loads(line)
                         if not isinstance(row, dict):
-                            raise UserError(f"{path} line {number}: not an object; each line is one JSON object")
+                            raise UserError(
+                                f"{path} line {number}: not an object; each line is one JSON object"
+                            )
                         yield number, row
         except UnicodeDecodeError:
             raise UserError(_encoding(path, compression, "not UTF-8")) from None

@@ -20,7 +20,7 @@ from factorcell import store
 from factorcell.config import TrainingConfig, UserError
 from factorcell.data import Batch, Corpus
 from factorcell.output import Proposal
-from factorcell.run import Run, target_offsets
+from factorcell.run import Run, targets
 from factorcell.vocabulary import START, UNKNOWN
 
 Row = dict[str, Any]
@@ -60,11 +60,13 @@ def perplexities(run: Run, corpus: Corpus) -> Row:
     }
 
 
-def targets(corpus: Corpus) -> NDArray[np.int64]:
-    """The ids of all targets of `corpus`, text after text: every token but the start tokens."""
-    keep = np.ones(len(corpus.tokens), dtype=bool)
-    keep[np.asarray(corpus.offsets[:-1])] = False
-    return np.asarray(corpus.tokens)[keep].astype(np.int64)
+def target_counts(corpus: Corpus) -> NDArray[np.int64]:
+    """How often each token of the vocabulary is a target (V,)."""
+    counts = np.zeros(len(corpus.vocabulary), dtype=np.int64)
+    for begin in range(0, len(corpus.tokens), 1 << 24):
+        counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
+    counts[START] = 0
+    return counts
 
 
 class Trainer:
@@ -81,16 +83,15 @@ class Trainer:
             {"params": vectors, "weight_decay": 0.0},
         ]
         self.optimiser = torch.optim.AdamW(groups, lr=self.config.learning_rate, fused=True)
-        self.proposal = self._proposal() if self.config.loss == "sampled" else None
+        counts = target_counts(corpus)
+        self.proposal = (
+            Proposal(torch.from_numpy(counts), self.config.samples) if self.config.loss == "sampled" else None
+        )
         per_epoch = len(corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=0))
         self.steps = max(1, round(self.config.epochs * per_epoch))
-
-    def _proposal(self) -> Proposal:
-        counts = np.zeros(len(self.run.vocabulary), dtype=np.int64)
-        for begin in range(0, len(self.corpus.tokens), 1 << 24):
-            counts += np.bincount(np.asarray(self.corpus.tokens[begin : begin + (1 << 24)]), minlength=len(counts))
-        counts[START] = 0
-        return Proposal(torch.from_numpy(counts), self.config.samples)
+        with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
+            smoothed = (counts + 1) / (counts + 1).sum()
+            run.model.output.bias.copy_(torch.from_numpy(np.log(smoothed)))
 
     def batches(self) -> Iterator[Batch]:
         """The batches from the present step to the last, in the order that the seed gives."""
@@ -128,8 +129,10 @@ class Trainer:
         self.save()
         bad = (~torch.isfinite(nats.detach()).all(dim=1)).nonzero().flatten().tolist() or range(len(batch.rows))
         rows = [int(batch.rows[index]) + 1 for index in bad]
-        named = f"row {rows[0]}" if len(rows) == 1 else f"rows {', '.join(map(str, rows[:5]))}" + (
-            ", ..." if len(rows) > 5 else ""
+        named = (
+            f"row {rows[0]}"
+            if len(rows) == 1
+            else f"rows {', '.join(map(str, rows[:5]))}" + (", ..." if len(rows) > 5 else "")
         )
         raise UserError(
             f"the loss is not finite at step {self.progress.step + 1}, {named} of the training data; "
@@ -196,13 +199,15 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False) -> Ite
         trainer.step(batch)
         last = progress.step == trainer.steps
         logged = progress.step % config.log_every == 0 or last
-        evaluated = progress.step % every == 0 and trainer.steps - progress.step >= every or last
+        evaluated = (progress.step % every == 0 and trainer.steps - progress.step >= every) or last
         if logged or evaluated:
             now = time.perf_counter()
             spent, clock = now - clock, now
             progress.seconds += spent
             seen = progress.tokens - progress.since
-            yield trainer.log({"split": "train", "loss": progress.nats / seen, "tokens_per_second": seen / spent})
+            yield trainer.log(
+                {"split": "train", "loss": progress.nats / seen, "tokens_per_second": seen / spent}
+            )
             progress.nats, progress.since = 0.0, progress.tokens
         if evaluated:
             row = trainer.evaluate()
@@ -214,6 +219,3 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False) -> Ite
         if config.patience and progress.worse >= config.patience:
             break
     run.load_weights()
-
-
-__all__ = ["Progress", "Trainer", "learning_rate", "perplexities", "target_offsets", "targets", "train"]

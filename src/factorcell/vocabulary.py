@@ -111,7 +111,9 @@ class Vocabulary:
 def _escape(token: str) -> str:
     """`token` with everything that could end or blur a line written as a Python escape."""
     return "".join(
-        f"\\U{ord(mark):08x}" if mark == "\\" or (not mark.isprintable() or mark.isspace()) and mark != "\u200d" else mark
+        f"\\U{ord(mark):08x}"
+        if mark == "\\" or ((not mark.isprintable() or mark.isspace()) and mark != "\u200d")
+        else mark
         for mark in token
     )
 

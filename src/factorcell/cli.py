@@ -1,0 +1,291 @@
+"""The command line: each verb parses, calls the library, prints. Exit code 2 and one line for a user's mistake."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from factorcell import demo, evaluation, experiment, options, report
+from factorcell.config import MODELS, Config, UserError
+from factorcell.run import Run
+
+Row = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(getattr(given, "threads", 0) or os.cpu_count() or 1)
+    try:
+        given.verb(given)
+    except UserError as error:
+        print(f"factorcell: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="factorcell", description="Language models that adapt to context.")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+
+    verb = _verb(verbs, "train", train, "train a model on a table of texts")
+    _training_files(verb)
+    verb.add_argument("--out", required=True, type=Path, help="the run folder")
+    verb.add_argument(
+        "--model", choices=list(MODELS), help="one of the papers' models, instead of --adapt and --output-bias"
+    )
+    verb.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    options.add(verb)
+
+    verb = _verb(verbs, "compare", compare, "train the papers' models side by side on the same texts")
+    _training_files(verb)
+    verb.add_argument("--test", type=Path, help="table to report on (default: the development set)")
+    verb.add_argument("--out", required=True, type=Path, help="folder of the run folders")
+    verb.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="which of them")
+    verb.add_argument("--target", help="context column to classify by Bayes' rule")
+    verb.add_argument("--resume", action="store_true", help="go on where --out was left")
+    options.add(verb)
+
+    verb = _verb(verbs, "evaluate", evaluate, "perplexity of a table of texts")
+    _scoring(verb)
+    verb.add_argument(
+        "--by",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="also by the values of a column (repeatable)",
+    )
+    verb.add_argument("--baseline", type=Path, metavar="RUN", help="unadapted run that gains are measured from")
+
+    verb = _verb(verbs, "classify", classify, "which context does each text have?")
+    _scoring(verb)
+    verb.add_argument("--target", help="categorical context column to find")
+    verb.add_argument("--values", nargs="+", default=[], help="choose among these values only")
+    verb.add_argument(
+        "--distractors", nargs="+", default=[], help="other values whose texts count as negatives in the AUC"
+    )
+    verb.add_argument(
+        "--priors", default="uniform", choices=("uniform", "training"), help="prior of the values"
+    )
+    verb.add_argument(
+        "--points", type=Path, help="table of named points (column `name`, then numeric context columns)"
+    )
+    verb.add_argument(
+        "--within", type=float, default=float("inf"), help="leave out texts farther (km) from all points"
+    )
+    verb.add_argument("--out", type=Path, help="write the probabilities of each text (JSON lines)")
+
+    verb = _verb(verbs, "score", score, "nats and perplexity of each text")
+    _scoring(verb)
+    verb.add_argument("--tokens", action="store_true", help="also of each token")
+
+    verb = _verb(verbs, "report", make_report, "one page about one or more runs")
+    verb.add_argument("runs", nargs="+", type=Path)
+    verb.add_argument("--out", required=True, type=Path, help="the HTML file")
+
+    verb = _verb(verbs, "demo", make_demo, "place names of the world: train, classify, invent, draw (minutes)")
+    verb.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of the run folders")
+    verb.add_argument("--page", type=Path, default=Path("demo.html"), help="the HTML file")
+    verb.add_argument(
+        "--epochs", type=float, help="passes over the names, each model (default: within minutes)"
+    )
+    verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
+    return parser
+
+
+def _verb(verbs: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
+    verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+    verb.set_defaults(verb=function)
+    return verb
+
+
+def _training_files(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("train", type=Path, metavar="TRAIN", help="table of texts: CSV, TSV, JSONL or Parquet")
+    verb.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
+    verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
+
+
+def _scoring(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    verb.add_argument("table", type=Path, metavar="TABLE", help="table of texts")
+    verb.add_argument(
+        "--unknown",
+        default="error",
+        choices=("error", "group", "expected"),
+        help="a value never seen: an error, a rare value, or a missing one",
+    )
+    verb.add_argument("--json", action="store_true", help="print rows of JSON")
+    verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
+
+
+def train(given: argparse.Namespace) -> None:
+    """`factorcell train`."""
+    config = options.config(given)
+    run = experiment.fit(given.train, given.dev, config, given.out, resume=given.resume, say=_say)
+    _say(f"{run.folder}: {experiment.summary(run)}")
+
+
+def compare(given: argparse.Namespace) -> None:
+    """`factorcell compare`."""
+    config: Config = options.config(given)
+    rows = experiment.compare(
+        given.train,
+        given.dev,
+        given.test,
+        config,
+        given.out,
+        models=given.models,
+        target=given.target,
+        resume=given.resume,
+        say=_say,
+    )
+    _table(rows, ("model", "perplexity", "perplexity_known", "accuracy", "parameters", "minutes"))
+    page = given.out / "report.html"
+    page.write_text(experiment.report_page([given.out / name for name in given.models]), encoding="utf-8")
+    _say(f"the page: {page}")
+
+
+def evaluate(given: argparse.Namespace) -> None:
+    """`factorcell evaluate`."""
+    run = Run.open(given.run)
+    baseline = Run.open(given.baseline) if given.baseline else None
+    rows = experiment.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown)
+    if given.json:
+        return _lines(
+            [rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])]
+        )
+    whole = rows["evaluation"]
+    print(
+        f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)\n"
+        f"perplexity {whole['perplexity']:.2f} of all targets, {whole['perplexity_known']:.2f} without out-of-vocabulary ones"
+    )
+    for name in given.by:
+        print(f"\nby {name}; gain over {baseline.folder if baseline else 'the same model without context'}")
+        _table(rows["by"][name], ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
+    return None
+
+
+def classify(given: argparse.Namespace) -> None:
+    """`factorcell classify`."""
+    run = Run.open(given.run)
+    if (given.target is None) == (given.points is None):
+        raise UserError("give either --target COLUMN or --points TABLE")
+    if given.target:
+        result = evaluation.classify(
+            run,
+            given.table,
+            given.target,
+            values=given.values,
+            distractors=given.distractors,
+            priors=given.priors,
+            unknown=given.unknown,
+        )
+    else:
+        points = experiment.read_points(given.points)
+        result = evaluation.classify_points(
+            run, given.table, points, within=given.within, unknown=given.unknown
+        )
+    metrics = result.metrics()
+    experiment.note(
+        run,
+        {
+            "kind": "classify",
+            "table": given.table.name,
+            "target": given.target,
+            **metrics,
+            "confusion": {"labels": list(result.names), "counts": result.confusion().tolist()},
+        },
+    )
+    if given.out:
+        experiment.write_predictions(given.out, result)
+    if given.json:
+        return _lines([metrics])
+    judged = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
+    print(
+        f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f} ({judged})"
+    )
+    _table(metrics["values"], ("value", "count", "precision", "recall", "f1", "auc"))
+    if len(result.names) <= 12 and metrics["texts"]:
+        print("\nconfusion (true down, predicted across)")
+        _matrix(result.names, result.confusion().tolist())
+    return None
+
+
+def score(given: argparse.Namespace) -> None:
+    """`factorcell score`."""
+    rows = Run.open(given.run).score(given.table, tokens=given.tokens, unknown=given.unknown)
+    if given.json:
+        return _lines(rows)
+    for row in rows:
+        print(f"{row['row'] + 1}\t{row['nats']:.4f}\t{row['targets']}\t{row['perplexity']:.4f}")
+        for token in row.get("tokens", ()):
+            print(f"\t{token['token']}\t{token['nats']:.4f}")
+    return None
+
+
+def make_report(given: argparse.Namespace) -> None:
+    """`factorcell report`."""
+    given.out.write_text(experiment.report_page(given.runs), encoding="utf-8")
+    _say(f"the page: {given.out}")
+
+
+def make_demo(given: argparse.Namespace) -> None:
+    """`factorcell demo`."""
+    results = demo.run_demo(given.out, epochs=given.epochs, say=_say)
+    print()
+    _table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
+    print()
+    for place in results["names"]:
+        print(f"{place['place']:>14}  {', '.join(place['samples'])}")
+    given.page.write_text(report.demo_page(results), encoding="utf-8")
+    _say(f"\n{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _lines(rows: Sequence[Row]) -> None:
+    for row in rows:
+        print(json.dumps(row, ensure_ascii=False))
+
+
+def _table(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Rows as an aligned table; columns that no row has are left out."""
+    columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    cells = [[name.replace("_", " ") for name in columns]]
+    cells += [[_cell(name, row.get(name)) for name in columns] for row in rows]
+    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
+    for line in cells:
+        first = line[0].ljust(widths[0])
+        print(
+            "  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))])
+        )
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        if name == "gain":
+            return f"{value:+.1%}"
+        return f"{value:.4f}" if name in ("accuracy", "precision", "recall", "f1", "auc") else f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
+    width = max(8, *(len(name[:16]) for name in names))
+    print(" " * width + "".join(f"  {name[:8]:>8}" for name in names))
+    for name, line in zip(names, counts, strict=True):
+        print(f"{name[:16]:<{width}}" + "".join(f"  {count:>8,}" for count in line))

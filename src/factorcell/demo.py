@@ -1,0 +1,180 @@
+"""Place names of the world: a character model whose context is two plain numbers, latitude and longitude.
+
+Trains the four models of the TACL paper side by side, asks them which country a name comes from, invents names for
+places, and maps where the model believes given names belong.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from factorcell import experiment
+from factorcell.config import MODELS, Config, DataConfig, ModelConfig, TrainingConfig
+from factorcell.context import Context
+from factorcell.decoding import sample
+from factorcell.evaluation import classify_points, evaluate, log_likelihoods
+from factorcell.run import Run
+from factorcell.tables import open_table
+from factorcell.vocabulary import join
+
+CONFIG = Config(
+    data=DataConfig(context=("lat:number", "lon:number"), unit="char", min_count=10, max_tokens=40),
+    model=ModelConfig(
+        embedding_size=32, hidden_size=192, number_size=96, context_size=32, rank=8, adapt=(), output_bias=()
+    ),
+    training=TrainingConfig(
+        epochs=1.6,
+        batch_tokens=3000,
+        learning_rate=4e-3,
+        warmup=0.03,
+        evaluations=8,
+        log_every=25,
+        save_every=400,
+    ),
+)
+COUNTRIES = {
+    "CN": "China", "DE": "Germany", "ES": "Spain", "FR": "France", "ID": "Indonesia", "IN": "India",
+    "IT": "Italy", "MX": "Mexico", "RO": "Romania", "US": "United States",
+}  # fmt: skip
+PLACES = {
+    "Paris": (48.9, 2.4), "Tuscany": (43.4, 11.1), "Bavaria": (48.7, 11.5), "Lapland": (67.0, 26.0),
+    "Kraków": (50.1, 19.9), "Anatolia": (39.0, 34.0), "Kerala": (10.0, 76.5), "Kyoto": (35.0, 135.8),
+    "Java": (-7.3, 109.5), "Yucatán": (20.5, -89.0),
+}  # fmt: skip
+MAPPED = (
+    "Cockermouth", "Ixcuinquitlapilco", "Kápolnásnyék", "Suolahti", "Puduppatti", "Karangnongko", "Furano",
+    "Güneysöğüt", "Uithuizermeeden",
+)  # fmt: skip
+GRID = 2.5  # degrees
+DRAWN = 60  # names drawn for each place, of which the first new ones are shown
+
+Row = dict[str, Any]
+
+
+def table(part: str) -> Path:
+    """The shipped place names, `part` train or dev (GeoNames, CC BY 4.0)."""
+    return Path(str(resources.files("factorcell") / "assets" / f"placenames-{part}.parquet"))
+
+
+def run_demo(folder: Path, *, epochs: float | None = None, say: Callable[[str], None]) -> Row:
+    """Train and judge the four models in `folder`; the results that `report.demo_page` shows."""
+    began = time.perf_counter()
+    config = CONFIG if epochs is None else replace(CONFIG, training=replace(CONFIG.training, epochs=epochs))
+    places = [
+        row
+        for chunk in open_table(table("train")).chunks(("text", "country", "lat", "lon"))
+        for row in _rows(chunk)
+    ]
+    models, curves, runs = [], [], {}
+    for name in MODELS:
+        say(f"{name} -> {folder / name}")
+        run = experiment.fit(
+            table("train"), table("dev"), config.with_model(name), folder / name, resume=True, say=say
+        )
+        judged = _judge(run, places)
+        models.append({"name": name, "title": name, **judged})
+        curves += [{**row, "model": name} for row in run.log() if row["split"] == "dev"]
+        runs[name] = run
+    say("drawing the maps")
+    final = runs["factorcell"]
+    countries, confusion = _countries(final, places)
+    return {
+        "minutes": (time.perf_counter() - began) / 60,
+        "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
+        "texts": len(places),
+        "models": models,
+        "curves": curves,
+        "names": _invent(final, {row["text"] for row in places}),
+        "maps": _maps(final),
+        "countries": countries,
+        "confusion": confusion,
+    }
+
+
+def _rows(chunk: dict[str, list[Any]]) -> list[Row]:
+    return [dict(zip(chunk, values, strict=True)) for values in zip(*chunk.values(), strict=True)]
+
+
+def _centres(places: list[Row]) -> dict[str, dict[str, float]]:
+    """The middle of the ten countries: the median of their places."""
+    centres = {}
+    for country in COUNTRIES:
+        points = np.array([(row["lat"], row["lon"]) for row in places if row["country"] == country])
+        lat, lon = np.median(points, axis=0)
+        centres[country] = {"lat": float(lat), "lon": float(lon)}
+    return centres
+
+
+def _judge(run: Run, places: list[Row]) -> Row:
+    """Perplexity on the names held out, and how often a name goes to its country."""
+    corpus = run.prepare(table("dev"))
+    row = {key: value for key, value in evaluate(run, corpus).items() if key.startswith("perplexity")}
+    row["parameters"] = run.model.parameter_count()
+    row["minutes"] = max(entry["seconds"] for entry in run.log()) / 60
+    row["accuracy"] = None if run.model.encoder is None else _classified(run, places).metrics()["accuracy"]
+    return row
+
+
+def _classified(run: Run, places: list[Row]) -> Any:
+    """The names of the ten countries in the development table, judged by the coordinates of the countries' centres."""
+    rows = [row for chunk in open_table(table("dev")).chunks(("text", "country")) for row in _rows(chunk)]
+    rows = [row for row in rows if row["country"] in COUNTRIES]
+    return classify_points(
+        run, rows, _centres(places), truth=[row["country"] for row in rows], unknown="expected"
+    )
+
+
+def _countries(run: Run, places: list[Row]) -> tuple[list[Row], Row]:
+    result = _classified(run, places)
+    rows = [
+        {"country": COUNTRIES[row["value"]], "accuracy": row["recall"], "count": row["count"]}
+        for row in result.metrics()["values"]
+    ]
+    return rows, {"labels": [COUNTRIES[name] for name in result.names], "counts": result.confusion().tolist()}
+
+
+def _invent(run: Run, known: set[str]) -> list[Row]:
+    """Names that the model makes up for places, none of which it has read."""
+    names = []
+    for number, (place, (lat, lon)) in enumerate(PLACES.items()):
+        context = Context(torch.zeros(DRAWN, 0, dtype=torch.long), torch.tensor([[lat, lon]]).repeat(DRAWN, 1))
+        with torch.inference_mode():
+            conditioned = run.model.condition(context)
+        drawn = sample(run.model, conditioned, DRAWN, most=24, temperature=0.75, seed=number)
+        texts = dict.fromkeys(join(run.vocabulary.decode(ids), "char") for ids in drawn)
+        new = [text for text in texts if text not in known and 3 < len(text) < 20]
+        names.append({"place": place, "lat": lat, "lon": lon, "samples": new[:6]})
+    return names
+
+
+def _maps(run: Run) -> list[Row]:
+    """p(coordinates given name) over a grid, all points being equally likely beforehand."""
+    lat, lon = np.arange(-57.5, 75.1, GRID), np.arange(-180.0, 180.0, GRID)
+    grid = [{"lat": float(y), "lon": float(x)} for y in lat for x in lon]
+    dev = {
+        row["text"]: row
+        for chunk in open_table(table("dev")).chunks(("text", "lat", "lon"))
+        for row in _rows(chunk)
+    }
+    corpus = run.prepare([{"text": text} for text in MAPPED], unknown="expected")
+    likelihoods = log_likelihoods(run, corpus, grid)
+    posterior = np.exp(likelihoods - likelihoods.max(1, keepdims=True))
+    posterior /= posterior.sum(1, keepdims=True)
+    return [
+        {
+            "text": text,
+            "lat": lat.tolist(),
+            "lon": lon.tolist(),
+            "probability": row.reshape(len(lat), len(lon)).tolist(),
+            "true": (dev[text]["lat"], dev[text]["lon"]),
+        }
+        for text, row in zip(MAPPED, posterior, strict=True)
+    ]

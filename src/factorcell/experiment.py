@@ -1,0 +1,274 @@
+"""Whole jobs over run folders, as the command line offers them: fit, compare, evaluate, report."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from factorcell import card, evaluation, report, store
+from factorcell.config import MODELS, Config, UserError
+from factorcell.data import Corpus, prepare
+from factorcell.run import Run
+from factorcell.tables import open_table
+from factorcell.training import train
+
+HELD_OUT = 0.05  # of the training rows, where no development table is given
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+
+
+def fit(
+    source: Any,
+    dev: Any,
+    config: Config,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    say: Say | None = None,
+) -> Run:
+    """Train a run in `folder` on the table `source` and return it, with its best weights and its card written.
+
+    Without `dev`, 5 % of the rows are held out (their words count for the vocabulary). `resume` goes on with a folder
+    that exists, if its config is the same. `say` is told what is being done; bars go to standard error.
+    """
+    folder, progress = Path(folder), say is not None
+    going_on = resume and (folder / "config.json").exists()
+    if not going_on and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+    corpus = prepare(source, config.data, progress=progress)
+    if dev is None:
+        corpus, held = corpus.split(HELD_OUT, config.training.seed)
+    else:
+        held = prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
+    if going_on:
+        run = Run.open(folder, trained=False)
+        _same(run, config, corpus)
+    else:
+        run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+    for line in described(run, corpus, held):
+        _tell(say, line)
+    _watch(run, corpus, held, resume=going_on, progress=progress)
+    store.write_json(
+        folder / "training.json", {"texts": len(corpus), "targets": corpus.targets, "source": str(source)}
+    )
+    card.write(run)
+    return run
+
+
+def _tell(say: Say | None, text: str) -> None:
+    if say is not None:
+        say(text)
+
+
+def described(run: Run, corpus: Corpus, dev: Corpus) -> list[str]:
+    """What was read and how, a line each."""
+    rare = run.config.data.min_context_count
+    return [
+        f"{len(corpus):,} texts, {corpus.targets:,} targets; {len(dev):,} texts held for development",
+        f"{len(run.vocabulary):,} tokens in the vocabulary ({run.config.data.unit} units)",
+        *(variable.describe(rare) for variable in run.schema.variables),
+        f"{run.model.parameter_count():,} parameters",
+    ]
+
+
+def _same(run: Run, config: Config, corpus: Corpus) -> None:
+    """Refuse to resume with other options or other data."""
+    old, new = run.config.to_dict(), config.to_dict()
+    for section in old:
+        for key, value in old[section].items():
+            if new[section][key] != value and key != "threads":
+                raise UserError(
+                    f"{run.folder} was begun with {key} = {value!r}, not {new[section][key]!r}; nothing resumed"
+                )
+    if run.vocabulary.tokens != corpus.vocabulary.tokens or run.schema != corpus.schema:
+        raise UserError(f"{run.folder} was begun with other training data; nothing resumed")
+
+
+def _watch(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, progress: bool) -> None:
+    """Train under a progress bar: tokens a second, time left, present and best perplexity."""
+    with tqdm(desc=run.folder.name, unit="step", disable=not progress, dynamic_ncols=True) as bar:
+        for row in train(run, corpus, dev, resume=resume):
+            bar.total = row["steps"]
+            bar.update(row["step"] - bar.n)
+            if row["split"] == "dev":
+                bar.set_description(
+                    f"{run.folder.name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})"
+                )
+            else:
+                bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
+
+
+def summary(run: Run) -> str:
+    """The best development figures of a run in one line."""
+    rows = run.log()
+    best = min((row for row in rows if row["split"] == "dev"), key=lambda row: float(row["perplexity"]))
+    minutes = max(row["seconds"] for row in rows) / 60
+    return (
+        f"development perplexity {best['perplexity']:.2f} ({best['perplexity_known']:.2f} without out-of-vocabulary "
+        f"targets) at step {best['step']} of {best['steps']}, {minutes:.1f} minutes"
+    )
+
+
+def note(run: Run, row: Mapping[str, Any]) -> None:
+    """Keep a result in the run folder, so that the card and reports show it."""
+    store.append_row(run.folder / "results.jsonl", row)
+    card.write(run)
+
+
+def evaluate(
+    run: Run,
+    source: Any,
+    *,
+    by: Sequence[str] = (),
+    baseline: Run | None = None,
+    unknown: str = "error",
+) -> Row:
+    """Perplexities of a table, whole and by the values of columns: {"evaluation": row, "by": {column: rows}}."""
+    columns = {column: evaluation.column_values(source, column) for column in by}
+    corpus = run.prepare(source, unknown=unknown)
+    result: Row = {"evaluation": {"table": _name(source), **evaluation.evaluate(run, corpus)}, "by": {}}
+    for column, values in columns.items():
+        named = ["(missing)" if value is None else value for value in values]
+        result["by"][column] = evaluation.evaluate_by(run, corpus, named, baseline)
+    note(run, {"kind": "evaluate", **result})
+    return result
+
+
+def _name(source: Any) -> str:
+    return Path(source).name if isinstance(source, (str, Path)) else "rows"
+
+
+def compare(
+    source: Any,
+    dev: Any,
+    test: Any,
+    config: Config,
+    folder: str | Path,
+    *,
+    models: Sequence[str] = tuple(MODELS),
+    target: str | None = None,
+    resume: bool = False,
+    say: Say | None = None,
+) -> list[Row]:
+    """Train the papers' models with the same options on the same texts; one row of results a model.
+
+    `target` names the context column to classify. Results are of `test`, else of `dev`. Finished models are not
+    trained again with `resume`.
+    """
+    folder = Path(folder)
+    if test is None and dev is None:
+        raise UserError("compare needs a development or a test table to report on (--dev, --test)")
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+    rows = []
+    table = dev if test is None else test
+    for model in models:
+        path = folder / model
+        _tell(say, f"{model} -> {path}")
+        chosen = config.with_model(model)
+        kept = store.read_rows(path / "results.jsonl") if resume else []
+        done = [row for row in kept if row["kind"] == "compare" and row["table"] == _name(table)]
+        rows.append(done[-1] if done else _compared(source, dev, table, chosen, path, target, resume, say))
+    return rows
+
+
+def _compared(
+    source: Any,
+    dev: Any,
+    table: Any,
+    config: Config,
+    path: Path,
+    target: str | None,
+    resume: bool,
+    say: Say | None,
+) -> Row:
+    """Train and judge one model of a comparison."""
+    run = fit(source, dev, config, path, resume=resume, say=say)
+    corpus = run.prepare(table, unknown="group")
+    row: Row = {"model": path.name, **evaluation.evaluate(run, corpus)}
+    row["parameters"] = run.model.parameter_count()
+    row["minutes"] = max(entry["seconds"] for entry in run.log()) / 60
+    if target and run.model.encoder is not None:
+        result = evaluation.classify(run, table, target, unknown="group")
+        row |= {key: result.metrics()[key] for key in ("accuracy", "macro_f1", "auc")}
+        labels = {"labels": list(result.names), "counts": result.confusion().tolist()}
+        note(
+            run,
+            {
+                "kind": "classify",
+                "table": _name(table),
+                "target": target,
+                **result.metrics(),
+                "confusion": labels,
+            },
+        )
+    note(run, {"kind": "compare", "table": _name(table), **row})
+    return row
+
+
+def report_page(folders: Sequence[str | Path]) -> str:
+    """The HTML page about run folders: their last results, logs and options."""
+    runs = []
+    for folder in map(Path, folders):
+        run = Run.open(folder)
+        results = store.read_rows(folder / "results.jsonl")
+        last = {row["kind"]: row for row in results}
+        evaluated = last.get("evaluate", {})
+        classified = last.get("classify")
+        runs.append(
+            {
+                "folder": str(folder),
+                "title": folder.name,
+                "config": run.config.to_dict(),
+                "schema": [v.describe(run.config.data.min_context_count) for v in run.schema.variables],
+                "evaluation": evaluated.get("evaluation") or last.get("compare") or _best(run),
+                "log": run.log(),
+                "by": {
+                    name: rows
+                    for row in results
+                    if row["kind"] == "evaluate"
+                    for name, rows in row["by"].items()
+                },
+                "classification": classified and {**classified, **classified["confusion"]},
+            }
+        )
+    return report.run_report(runs)
+
+
+def _best(run: Run) -> Row | None:
+    rows = [row for row in run.log() if row["split"] == "dev"]
+    return min(rows, key=lambda row: float(row["perplexity"])) if rows else None
+
+
+def read_points(path: str | Path) -> dict[str, dict[str, float]]:
+    """Named points from a table: a column `name`, the others numeric context columns."""
+    table = open_table(path)
+    if "name" not in table.columns or len(table.columns) < 2:
+        raise UserError(
+            f"{path}: points need a column `name` and numeric columns; it has {', '.join(table.columns)}"
+        )
+    points = {}
+    for chunk in table.chunks(table.columns):
+        for index, name in enumerate(chunk["name"]):
+            values = {
+                column: evaluation.to_number(chunk[column][index])
+                for column in table.columns
+                if column != "name"
+            }
+            bad = [column for column, value in values.items() if value is None]
+            if bad:
+                raise UserError(f"{path}: {bad[0]} of {name} is not a number")
+            points[str(name)] = {column: value for column, value in values.items() if value is not None}
+    return points
+
+
+def write_predictions(path: Path, result: evaluation.Classification) -> None:
+    """One row of JSON a text: what was predicted, with the probability of every value."""
+    rows = []
+    for row, (best, probabilities) in enumerate(zip(result.predicted, result.probabilities, strict=True)):
+        named = {name: round(float(p), 6) for name, p in zip(result.names, probabilities, strict=True)}
+        true = result.names[result.truth[row]] if result.truth[row] >= 0 else None
+        rows.append({"row": row, "predicted": result.names[best], "true": true, "probabilities": named})
+    store.write_rows(path, rows)

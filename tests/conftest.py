@@ -1,0 +1,56 @@
+"""What every test stands on: one thread, fixed seeds, and texts whose perplexity is known."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+import synthetic
+
+
+class _TorchRandom:
+    """Torch's generator under the names hypothesis asks for, so that an example replays as it was drawn."""
+
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+_TORCH_RANDOM = _TorchRandom()  # hypothesis holds it by a weak reference
+
+
+def pytest_configure() -> None:
+    """One thread for each process; examples fixed by the test's own code, never failed for being slow."""
+    torch.set_num_threads(1)
+    hypothesis.register_random(_TORCH_RANDOM)
+    hypothesis.settings.register_profile("factorcell", deadline=None, derandomize=True)
+    hypothesis.settings.load_profile("factorcell")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """Every test starts from the same seeds and one thread, whatever ran before it."""
+    torch.set_num_threads(1)
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    return 0
+
+
+@pytest.fixture(scope="session")
+def two_dialects() -> Callable[[int, int], tuple[list[dict[str, str]], float]]:
+    """(rows, seed) to rows of `{"text", "dialect"}` and their true perplexity; see synthetic.py."""
+    return synthetic.two_dialects
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Prepared files go into a folder of this session; the user's own cache is neither read nor filled."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FACTORCELL_CACHE", str(folder))
+        yield folder
