@@ -41,10 +41,7 @@ class Dialects:
         """(D, W): how often each word occurs in a text, on average."""
         eye = np.eye(len(self.words))
         return np.stack(
-            [
-                np.linalg.solve((eye - move[:, :-1]).T, start)
-                for start, move in zip(self.start, self.moves, strict=True)
-            ]
+            [np.linalg.solve((eye - move[:, :-1]).T, start) for start, move in zip(self.start, self.moves, strict=True)]
         )
 
     def expectation(self) -> tuple[Array, Array]:

@@ -65,12 +65,8 @@ def pixels_of(figure: Figure) -> NDArray[np.float64]:
 
 def test_projection_of_known_points() -> None:
     assert np.allclose(maps.project(0.0, maps.CENTRE), 0)
-    assert float(maps.project(90.0, 0.0)[1]) == pytest.approx(
-        1.317363, abs=1e-5
-    )  # the pole, in the paper's figure
-    assert float(maps.project(0.0, maps.CENTRE + 180)[0]) == pytest.approx(
-        2.706630, abs=1e-5
-    )  # half the equator
+    assert float(maps.project(90.0, 0.0)[1]) == pytest.approx(1.317363, abs=1e-5)  # the pole, in the paper's figure
+    assert float(maps.project(0.0, maps.CENTRE + 180)[0]) == pytest.approx(2.706630, abs=1e-5)  # half the equator
 
 
 @given(LATITUDES, LONGITUDES)
@@ -86,9 +82,7 @@ def test_unproject_is_the_inverse(lat: float, lon: float) -> None:
 
 
 @given(LATITUDES, LATITUDES, LONGITUDES, LONGITUDES)
-def test_projection_rises_with_latitude_and_longitude(
-    lat: float, other: float, lon: float, east: float
-) -> None:
+def test_projection_rises_with_latitude_and_longitude(lat: float, other: float, lon: float, east: float) -> None:
     if other - lat > 1e-6:
         assert maps.project(other, lon)[1] > maps.project(lat, lon)[1]
     if east - lon > 1e-6:
@@ -198,9 +192,7 @@ def test_the_ring_and_the_light_are_where_the_grid_peaks(lat: float, lon: float)
     assert float(np.asarray(cross.get_xdata())[0]) != pytest.approx(float(x))
     pixels = pixels_of(figure).sum(axis=2)
     column, row = axes.transData.transform((float(x), float(y)))
-    near = pixels[
-        int(pixels.shape[0] - row) - 3 : int(pixels.shape[0] - row) + 4, int(column) - 3 : int(column) + 4
-    ]
+    near = pixels[int(pixels.shape[0] - row) - 3 : int(pixels.shape[0] - row) + 4, int(column) - 3 : int(column) + 4]
     assert near.mean() > 4 * np.median(pixels)
 
 
@@ -229,3 +221,38 @@ def test_a_title_stays_west_of_chile(title: str) -> None:
 def test_a_posterior_of_zeros_is_a_dark_map() -> None:
     empty = {"lat": [0.0, 10.0], "lon": [0.0, 10.0], "probability": [[0.0, 0.0], [0.0, 0.0]]}
     assert pixels_of(maps.world_map(empty, width=4)).mean() < 80
+
+
+def test_land_points_are_those_with_land_in_their_cell() -> None:
+    lat, lon = np.arange(-57.5, 75.1, 2.5), np.arange(-180.0, 180.0, 2.5)
+    found = maps.land_points(lat, lon)
+    assert found.shape == (len(lat), len(lon))
+    for places, expected in ((PLACES_ON_LAND, True), (PLACES_AT_SEA, False)):
+        for place, (y, x) in places.items():
+            if place not in ("Caspian Sea", "Mediterranean"):  # their cells have a coast
+                assert found[np.abs(lat - y).argmin(), np.abs(lon - x).argmin()] == expected, place
+    assert 0.3 < found.mean() < 0.45
+
+
+def test_land_points_of_one_cell() -> None:
+    assert maps.land_points([48.0], [2.0]).tolist() == [[True]]
+    assert maps.land_points([48.0], [362.0]).tolist() == [[True]]
+    assert maps.land_points([0.0], [-150.0]).tolist() == [[False]]
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_points_not_asked_about_neither_shine_nor_dim_their_neighbours(missing: float | None) -> None:
+    """A posterior that is flat where it is known is drawn flat up to the edge of what is known."""
+    lats, lons = np.arange(-56.0, 76, 4), np.arange(-180.0, 180, 4)
+    known = [[1.0 if 0 <= x < 60 else missing for x in lons] for _ in lats]
+    image = pixels_of(maps.world_map({"lat": lats, "lon": lons, "probability": known}, width=4))
+    axes = maps.world_map({"lat": lats, "lon": lons, "probability": known}, width=4).axes[0]
+
+    def brightness(lat: float, lon: float) -> float:
+        column, row = axes.transData.transform(np.ravel(maps.project(lat, lon)))
+        return float(image[int(image.shape[0] - row), int(column)].sum())
+
+    assert brightness(22, 24) == pytest.approx(brightness(22, 3), abs=30)  # in Libya, and in the Sahara near the edge
+    assert brightness(55, 90) < 0.3 * brightness(22, 24)
+    best = maps.best_point({"lat": lats, "lon": lons, "probability": known})
+    assert best[1] == 0

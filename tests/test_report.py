@@ -110,8 +110,7 @@ def demo_results() -> dict[str, Any]:
         "models": models,
         "curves": curves(),
         "names": [
-            {"place": f"Place {i}", "lat": -33.4, "lon": 151.2, "samples": ["Ōyashiki", HOSTILE]}
-            for i in range(10)
+            {"place": f"Place {i}", "lat": -33.4, "lon": 151.2, "samples": ["Ōyashiki", HOSTILE]} for i in range(10)
         ],
         "maps": [
             {"text": "Nakamura", **posterior(36, 138), "true": (35.0, 136.0)},
@@ -138,9 +137,7 @@ def runs() -> list[dict[str, Any]]:
         "by": {},
         "classification": None,
     }
-    rows = [
-        {"value": f"{HOSTILE} {i}", "count": 50 + i, "perplexity": 70.0, "gain": 0.1 - i / 50} for i in range(9)
-    ]
+    rows = [{"value": f"{HOSTILE} {i}", "count": 50 + i, "perplexity": 70.0, "gain": 0.1 - i / 50} for i in range(9)]
     confusion = {"labels": ["1", "5"], "counts": [[8, 2], [1, 9]]}
     values = [{"value": "1", "count": 10, "precision": 0.888, "recall": 0.8, "f1": 0.84, "auc": 0.9}]
     return [
@@ -287,7 +284,7 @@ def test_kilometres() -> None:
 
 
 def browse(page: str, folder: Path, *, width: int, height: int = 4000) -> tuple[str, str, bytes]:
-    """What the browser makes of a page in a frame: its document, titled with the page's width, its log, its picture."""
+    """A page framed by the browser: the document, with the width as its title, the log and the picture."""
     file, image = folder / "page.html", folder / "page.png"
     probe = "<script>parent.document.title = document.documentElement.scrollWidth</script></body>"
     inner = html.escape(page.replace("</body>", probe))
@@ -314,7 +311,7 @@ def test_a_browser_shows_the_page(pages: dict[str, str], tmp_path: Path, name: s
 
 @needs_browser
 def test_the_browser_test_can_fail(tmp_path: Path) -> None:
-    wide = '<p style="width: 900px"></p><script>console.error("seen")</script>'
+    wide = '<p style="width: 900px">wide</p><script>console.error("seen")</script>'
     document, log, _ = browse(report.page("A", [("B", wide)]), tmp_path, width=390)
     assert "CONSOLE" in log
     assert "<title>390</title>" not in document

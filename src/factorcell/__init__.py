@@ -1,8 +1,9 @@
 """Language models that adapt to context: who is writing, where, when, about what."""
 
+from factorcell.classification import classify, classify_points, log_likelihoods
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
 from factorcell.data import Corpus, prepare
-from factorcell.evaluation import Tally, classify, classify_points, evaluate, evaluate_by, log_likelihoods
+from factorcell.evaluation import Tally, evaluate, evaluate_by
 from factorcell.experiment import compare, fit
 from factorcell.model import LanguageModel
 from factorcell.run import Run

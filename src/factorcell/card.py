@@ -37,9 +37,7 @@ def _training(run: Run) -> str:
     lines = []
     if facts:
         lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from `{facts['source']}`")
-    lines.append(
-        f"- vocabulary of {len(run.vocabulary):,} tokens (seen at least {run.config.data.min_count} times)"
-    )
+    lines.append(f"- vocabulary of {len(run.vocabulary):,} tokens (seen at least {run.config.data.min_count} times)")
     lines += [f"- {variable.describe(run.config.data.min_context_count)}" for variable in run.schema.variables]
     log = run.log()
     if log:
@@ -63,9 +61,7 @@ def _results(run: Run) -> str:
         for key in ("perplexity", "perplexity_known", "accuracy", "macro_f1", "auc"):
             if isinstance(scores.get(key), float):
                 target = f" of {row['target']}" if row.get("target") else ""
-                lines.append(
-                    f"| {scores.get('table', '')} | {key.replace('_', ' ')}{target} | {scores[key]:.4g} |"
-                )
+                lines.append(f"| {scores.get('table', '')} | {key.replace('_', ' ')}{target} | {scores[key]:.4g} |")
     return "\n".join(dict.fromkeys(lines))
 
 

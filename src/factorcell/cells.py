@@ -118,9 +118,7 @@ class Cell(nn.Module):
         self.embedding_size, self.hidden_size, self.dropout = embedding_size, hidden_size, dropout
         self.matrix = nn.Parameter((torch.rand(inputs, gates) * 2 - 1) * (6 / (inputs + hidden_size)) ** 0.5)
         self.bias = nn.Parameter(torch.zeros(gates))
-        self.adapters = nn.ModuleDict(
-            {name: ADAPTERS[name](context_size, inputs, gates, rank) for name in adapt}
-        )
+        self.adapters = nn.ModuleDict({name: ADAPTERS[name](context_size, inputs, gates, rank) for name in adapt})
 
     def adapt(self, vector: Tensor) -> Weights:
         """The weights of B contexts `vector` (B, K): W and b with the shifts of all adapters, W' still factored."""
@@ -148,7 +146,7 @@ class Cell(nn.Module):
         return State(zeros, zeros)
 
     def forward(self, inputs: Tensor, weights: Weights, state: State | None = None) -> tuple[Tensor, State]:
-        """`inputs` (B, T, E) -> hidden states (B, T, H) and the last state. In training mode the candidate is dropped."""
+        """`inputs` (B, T, E) -> hidden states (B, T, H) and the last state; in training mode with dropout."""
         batch, steps, _ = inputs.shape
         state = state or self.start(batch)
         keep = self._keep(batch, steps, inputs)

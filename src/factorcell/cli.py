@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from factorcell import demo, evaluation, experiment, options, report
-from factorcell.config import MODELS, Config, UserError
+from factorcell import classification, demo, experiment, options, report
+from factorcell.config import MODELS, UserError
 from factorcell.run import Run
 
 Row = dict[str, Any]
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     parser = _parser()
     given = parser.parse_args(arguments)
-    torch.set_num_threads(getattr(given, "threads", 0) or os.cpu_count() or 1)
+    _threads(getattr(given, "threads", 0))
     try:
         given.verb(given)
     except UserError as error:
@@ -57,6 +57,21 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--resume", action="store_true", help="go on where --out was left")
     options.add(verb)
 
+    _add_scoring_verbs(verbs)
+
+    verb = _verb(verbs, "report", make_report, "one page about one or more runs")
+    verb.add_argument("runs", nargs="+", type=Path)
+    verb.add_argument("--out", required=True, type=Path, help="the HTML file")
+
+    verb = _verb(verbs, "demo", make_demo, "place names of the world: train, classify, invent, draw (minutes)")
+    verb.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of the run folders")
+    verb.add_argument("--page", type=Path, default=Path("demo.html"), help="the HTML file")
+    verb.add_argument("--epochs", type=float, help="passes over the names, each model (default: within minutes)")
+    verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
+    return parser
+
+
+def _add_scoring_verbs(verbs: Any) -> None:
     verb = _verb(verbs, "evaluate", evaluate, "perplexity of a table of texts")
     _scoring(verb)
     verb.add_argument(
@@ -75,33 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument(
         "--distractors", nargs="+", default=[], help="other values whose texts count as negatives in the AUC"
     )
-    verb.add_argument(
-        "--priors", default="uniform", choices=("uniform", "training"), help="prior of the values"
-    )
-    verb.add_argument(
-        "--points", type=Path, help="table of named points (column `name`, then numeric context columns)"
-    )
-    verb.add_argument(
-        "--within", type=float, default=float("inf"), help="leave out texts farther (km) from all points"
-    )
+    verb.add_argument("--priors", default="uniform", choices=("uniform", "training"), help="prior of the values")
+    verb.add_argument("--points", type=Path, help="table of named points (column `name`, then numeric context columns)")
+    verb.add_argument("--within", type=float, default=float("inf"), help="leave out texts farther (km) from all points")
     verb.add_argument("--out", type=Path, help="write the probabilities of each text (JSON lines)")
 
     verb = _verb(verbs, "score", score, "nats and perplexity of each text")
     _scoring(verb)
     verb.add_argument("--tokens", action="store_true", help="also of each token")
-
-    verb = _verb(verbs, "report", make_report, "one page about one or more runs")
-    verb.add_argument("runs", nargs="+", type=Path)
-    verb.add_argument("--out", required=True, type=Path, help="the HTML file")
-
-    verb = _verb(verbs, "demo", make_demo, "place names of the world: train, classify, invent, draw (minutes)")
-    verb.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of the run folders")
-    verb.add_argument("--page", type=Path, default=Path("demo.html"), help="the HTML file")
-    verb.add_argument(
-        "--epochs", type=float, help="passes over the names, each model (default: within minutes)"
-    )
-    verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
-    return parser
 
 
 def _verb(verbs: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
@@ -132,13 +128,15 @@ def _scoring(verb: argparse.ArgumentParser) -> None:
 def train(given: argparse.Namespace) -> None:
     """`factorcell train`."""
     config = options.config(given)
+    _threads(config.training.threads)
     run = experiment.fit(given.train, given.dev, config, given.out, resume=given.resume, say=_say)
     _say(f"{run.folder}: {experiment.summary(run)}")
 
 
 def compare(given: argparse.Namespace) -> None:
     """`factorcell compare`."""
-    config: Config = options.config(given)
+    config = options.config(given)
+    _threads(config.training.threads)
     rows = experiment.compare(
         given.train,
         given.dev,
@@ -162,13 +160,12 @@ def evaluate(given: argparse.Namespace) -> None:
     baseline = Run.open(given.baseline) if given.baseline else None
     rows = experiment.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown)
     if given.json:
-        return _lines(
-            [rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])]
-        )
+        return _lines([rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])])
     whole = rows["evaluation"]
     print(
         f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)\n"
-        f"perplexity {whole['perplexity']:.2f} of all targets, {whole['perplexity_known']:.2f} without out-of-vocabulary ones"
+        f"perplexity {whole['perplexity']:.2f} of all targets, "
+        f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones"
     )
     for name in given.by:
         print(f"\nby {name}; gain over {baseline.folder if baseline else 'the same model without context'}")
@@ -182,7 +179,7 @@ def classify(given: argparse.Namespace) -> None:
     if (given.target is None) == (given.points is None):
         raise UserError("give either --target COLUMN or --points TABLE")
     if given.target:
-        result = evaluation.classify(
+        result = classification.classify(
             run,
             given.table,
             given.target,
@@ -193,9 +190,7 @@ def classify(given: argparse.Namespace) -> None:
         )
     else:
         points = experiment.read_points(given.points)
-        result = evaluation.classify_points(
-            run, given.table, points, within=given.within, unknown=given.unknown
-        )
+        result = classification.classify_points(run, given.table, points, within=given.within, unknown=given.unknown)
     metrics = result.metrics()
     experiment.note(
         run,
@@ -212,9 +207,8 @@ def classify(given: argparse.Namespace) -> None:
     if given.json:
         return _lines([metrics])
     judged = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
-    print(
-        f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f} ({judged})"
-    )
+    figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
+    print(f"{figures} ({judged})")
     _table(metrics["values"], ("value", "count", "precision", "recall", "f1", "auc"))
     if len(result.names) <= 12 and metrics["texts"]:
         print("\nconfusion (true down, predicted across)")
@@ -252,6 +246,10 @@ def make_demo(given: argparse.Namespace) -> None:
     _say(f"\n{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
 
 
+def _threads(count: int) -> None:
+    torch.set_num_threads(count or os.cpu_count() or 1)
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -269,9 +267,7 @@ def _table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
     for line in cells:
         first = line[0].ljust(widths[0])
-        print(
-            "  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))])
-        )
+        print("  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]))
 
 
 def _cell(name: str, value: Any) -> str:

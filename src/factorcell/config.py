@@ -39,9 +39,7 @@ def choose(kind: str, name: str, valid: typing.Iterable[str]) -> str:
         return name
     near = difflib.get_close_matches(name, names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise UserError(
-        f"unknown {kind} {name!r}{hint}; choose from {', '.join(names) or 'nothing: there are none'}"
-    )
+    raise UserError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names) or 'nothing: there are none'}")
 
 
 def option(default: Any, text: str, *, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
@@ -85,9 +83,7 @@ class DataConfig:
 
     text: str = option("text", "column with the text")
     context: tuple[str, ...] = option((), "context column: NAME, NAME:category or NAME:number (repeatable)")
-    unit: str = option(
-        "word", "unit of text: word, space (split at spaces only), char or grapheme", choices=UNITS
-    )
+    unit: str = option("word", "unit of text: word, space (split at spaces only), char or grapheme", choices=UNITS)
     lowercase: bool | None = option(None, "lower-case the text (default: words yes, characters no)")
     strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or % (word units)")
     min_count: int = option(2, "a token seen less often in training is out of vocabulary", low=1)
@@ -192,9 +188,7 @@ class Config:
     def with_model(self, name: str) -> "Config":
         """This config with the adaptations of one of `MODELS`."""
         adapt, output_bias = MODELS[choose("model", name, MODELS)]
-        return dataclasses.replace(
-            self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias)
-        )
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias))
 
 
 def _section(kind: Any, name: str, content: Any) -> Any:

@@ -16,15 +16,13 @@ from torch import Tensor, nn
 
 from factorcell.config import ModelConfig, UserError, choose
 
-RARE = (
-    "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
-)
+RARE = "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
 MISSING = -1
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One context column. `values` and `counts` of a category (row 0 is `RARE`), or the moments and range of a number."""
+    """One context column: `values` and `counts` of a category (row 0 is `RARE`), or moments and range of a number."""
 
     name: str
     kind: str
@@ -78,16 +76,16 @@ class ContextSchema:
     def from_dict(cls, content: Mapping[str, Any]) -> "ContextSchema":
         """The schema that `to_dict` wrote."""
         names = {field.name for field in fields(Variable)}
+        variables = []
         try:
-            entries = [
-                {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
-                for entry in content["variables"]
-            ]
-            if any(set(entry) - names for entry in entries):
-                raise KeyError("unknown key")
-            return cls(tuple(Variable(**entry) for entry in entries))
+            for entry in content["variables"]:
+                plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+                if set(plain) - names:
+                    raise UserError(f"not a context schema (unknown {', '.join(set(plain) - names)})")
+                variables.append(Variable(**plain))
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"not a context schema ({error})") from None
+        return cls(tuple(variables))
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,10 @@ class ContextEncoder(nn.Module):
         self.joint = nn.Linear(inputs, config.context_size)
         if self.network is not None:
             # Wide first weights: neighbouring coordinates start apart, as with random features.
-            nn.init.normal_(self.network[0].weight, std=2.0)
-            nn.init.normal_(self.network[0].bias, std=1.0)
+            first = self.network[0]
+            assert isinstance(first, nn.Linear)
+            nn.init.normal_(first.weight, std=2.0)
+            nn.init.normal_(first.bias, std=1.0)
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
         """`context` of B texts -> (B, K). `override` gives the embeddings (B, k) of categorical variables by name."""
@@ -150,19 +150,18 @@ class ContextEncoder(nn.Module):
         for name in override:
             choose("context variable", name, [variable.name for variable in self.schema.categories])
         parts = [
-            override[variable.name]
-            if variable.name in override
-            else self.embed(column, context.categories[:, column])
+            override[variable.name] if variable.name in override else self.embed(column, context.categories[:, column])
             for column, variable in enumerate(self.schema.categories)
         ]
         if self.network is not None:
             numbers = ((context.numbers - self.mean) / self.deviation).nan_to_num(0.0)
             parts.append(self.network(numbers))
-        return torch.tanh(self.joint(torch.cat(parts, dim=1)))
+        joined: Tensor = self.joint(torch.cat(parts, dim=1))
+        return torch.tanh(joined)
 
     def embed(self, column: int, rows: Tensor) -> Tensor:
         """Rows (B,) of one variable's table (B, k); a missing value has the frequency-weighted mean of all."""
-        table = self.tables[column]
+        table: Tensor = self.tables[column]
         known = table[rows.clamp(min=0)]
         if not bool((rows == MISSING).any()):
             return known

@@ -78,9 +78,7 @@ class Corpus:
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """The contexts of `rows`."""
-        return Context(
-            torch.from_numpy(self.categories[rows].astype(np.int64)), torch.from_numpy(self.numbers[rows])
-        )
+        return Context(torch.from_numpy(self.categories[rows].astype(np.int64)), torch.from_numpy(self.numbers[rows]))
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """The texts of `rows` as one padded batch."""
@@ -214,9 +212,7 @@ def _key(
 
 def _open(folder: Path) -> Corpus:
     """The corpus in a cache folder, its arrays mapped, not read."""
-    arrays = {
-        name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "categories", "numbers")
-    }
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "categories", "numbers")}
     offsets = np.load(folder / "offsets.npy")
     vocabulary = Vocabulary.load(folder / "vocabulary.txt")
     schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
@@ -261,9 +257,7 @@ def _build(
     made = ContextSchema(tuple(reader.variable(config.min_context_count) for reader in readers))
     schema = schema or made
     arrays = [reader.array(schema.variable(reader.name)) for reader in readers]
-    categories = [
-        array for reader, array in zip(readers, arrays, strict=True) if isinstance(reader, Categories)
-    ]
+    categories = [array for reader, array in zip(readers, arrays, strict=True) if isinstance(reader, Categories)]
     numbers = [array for reader, array in zip(readers, arrays, strict=True) if isinstance(reader, Numbers)]
     corpus = Corpus(
         tokens,

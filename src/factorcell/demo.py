@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from factorcell import experiment
+from factorcell.classification import Classification, classify_points, log_likelihoods
 from factorcell.config import MODELS, Config, DataConfig, ModelConfig, TrainingConfig
 from factorcell.context import Context
 from factorcell.decoding import sample
-from factorcell.evaluation import classify_points, evaluate, log_likelihoods
+from factorcell.evaluation import evaluate
 from factorcell.run import Run
 from factorcell.tables import open_table
 from factorcell.vocabulary import join
@@ -69,16 +70,12 @@ def run_demo(folder: Path, *, epochs: float | None = None, say: Callable[[str], 
     began = time.perf_counter()
     config = CONFIG if epochs is None else replace(CONFIG, training=replace(CONFIG.training, epochs=epochs))
     places = [
-        row
-        for chunk in open_table(table("train")).chunks(("text", "country", "lat", "lon"))
-        for row in _rows(chunk)
+        row for chunk in open_table(table("train")).chunks(("text", "country", "lat", "lon")) for row in _rows(chunk)
     ]
     models, curves, runs = [], [], {}
     for name in MODELS:
         say(f"{name} -> {folder / name}")
-        run = experiment.fit(
-            table("train"), table("dev"), config.with_model(name), folder / name, resume=True, say=say
-        )
+        run = experiment.fit(table("train"), table("dev"), config.with_model(name), folder / name, resume=True, say=say)
         judged = _judge(run, places)
         models.append({"name": name, "title": name, **judged})
         curves += [{**row, "model": name} for row in run.log() if row["split"] == "dev"]
@@ -123,13 +120,11 @@ def _judge(run: Run, places: list[Row]) -> Row:
     return row
 
 
-def _classified(run: Run, places: list[Row]) -> Any:
+def _classified(run: Run, places: list[Row]) -> Classification:
     """The names of the ten countries in the development table, judged by the coordinates of the countries' centres."""
     rows = [row for chunk in open_table(table("dev")).chunks(("text", "country")) for row in _rows(chunk)]
     rows = [row for row in rows if row["country"] in COUNTRIES]
-    return classify_points(
-        run, rows, _centres(places), truth=[row["country"] for row in rows], unknown="expected"
-    )
+    return classify_points(run, rows, _centres(places), truth=[row["country"] for row in rows], unknown="expected")
 
 
 def _countries(run: Run, places: list[Row]) -> tuple[list[Row], Row]:
@@ -160,9 +155,7 @@ def _maps(run: Run) -> list[Row]:
     lat, lon = np.arange(-57.5, 75.1, GRID), np.arange(-180.0, 180.0, GRID)
     grid = [{"lat": float(y), "lon": float(x)} for y in lat for x in lon]
     dev = {
-        row["text"]: row
-        for chunk in open_table(table("dev")).chunks(("text", "lat", "lon"))
-        for row in _rows(chunk)
+        row["text"]: row for chunk in open_table(table("dev")).chunks(("text", "lat", "lon")) for row in _rows(chunk)
     }
     corpus = run.prepare([{"text": text} for text in MAPPED], unknown="expected")
     likelihoods = log_likelihoods(run, corpus, grid)

@@ -7,6 +7,8 @@ from typing import Any
 from tqdm import tqdm
 
 from factorcell import card, evaluation, report, store
+from factorcell.classification import Classification, classify
+from factorcell.columns import to_number
 from factorcell.config import MODELS, Config, UserError
 from factorcell.data import Corpus, prepare
 from factorcell.run import Run
@@ -50,9 +52,7 @@ def fit(
     for line in described(run, corpus, held):
         _tell(say, line)
     _watch(run, corpus, held, resume=going_on, progress=progress)
-    store.write_json(
-        folder / "training.json", {"texts": len(corpus), "targets": corpus.targets, "source": str(source)}
-    )
+    store.write_json(folder / "training.json", {"texts": len(corpus), "targets": corpus.targets, "source": str(source)})
     card.write(run)
     return run
 
@@ -93,9 +93,7 @@ def _watch(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, progress: boo
             bar.total = row["steps"]
             bar.update(row["step"] - bar.n)
             if row["split"] == "dev":
-                bar.set_description(
-                    f"{run.folder.name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})"
-                )
+                bar.set_description(f"{run.folder.name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
             else:
                 bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
 
@@ -191,7 +189,7 @@ def _compared(
     row["parameters"] = run.model.parameter_count()
     row["minutes"] = max(entry["seconds"] for entry in run.log()) / 60
     if target and run.model.encoder is not None:
-        result = evaluation.classify(run, table, target, unknown="group")
+        result = classify(run, table, target, unknown="group")
         row |= {key: result.metrics()[key] for key in ("accuracy", "macro_f1", "auc")}
         labels = {"labels": list(result.names), "counts": result.confusion().tolist()}
         note(
@@ -225,12 +223,7 @@ def report_page(folders: Sequence[str | Path]) -> str:
                 "schema": [v.describe(run.config.data.min_context_count) for v in run.schema.variables],
                 "evaluation": evaluated.get("evaluation") or last.get("compare") or _best(run),
                 "log": run.log(),
-                "by": {
-                    name: rows
-                    for row in results
-                    if row["kind"] == "evaluate"
-                    for name, rows in row["by"].items()
-                },
+                "by": {name: rows for row in results if row["kind"] == "evaluate" for name, rows in row["by"].items()},
                 "classification": classified and {**classified, **classified["confusion"]},
             }
         )
@@ -246,17 +239,11 @@ def read_points(path: str | Path) -> dict[str, dict[str, float]]:
     """Named points from a table: a column `name`, the others numeric context columns."""
     table = open_table(path)
     if "name" not in table.columns or len(table.columns) < 2:
-        raise UserError(
-            f"{path}: points need a column `name` and numeric columns; it has {', '.join(table.columns)}"
-        )
+        raise UserError(f"{path}: points need a column `name` and numeric columns; it has {', '.join(table.columns)}")
     points = {}
     for chunk in table.chunks(table.columns):
         for index, name in enumerate(chunk["name"]):
-            values = {
-                column: evaluation.to_number(chunk[column][index])
-                for column in table.columns
-                if column != "name"
-            }
+            values = {column: to_number(chunk[column][index]) for column in table.columns if column != "name"}
             bad = [column for column, value in values.items() if value is None]
             if bad:
                 raise UserError(f"{path}: {bad[0]} of {name} is not a number")
@@ -264,7 +251,7 @@ def read_points(path: str | Path) -> dict[str, dict[str, float]]:
     return points
 
 
-def write_predictions(path: Path, result: evaluation.Classification) -> None:
+def write_predictions(path: Path, result: Classification) -> None:
     """One row of JSON a text: what was predicted, with the probability of every value."""
     rows = []
     for row, (best, probabilities) in enumerate(zip(result.predicted, result.probabilities, strict=True)):

@@ -22,7 +22,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Row = Mapping[str, Any]
 Array = NDArray[np.float64]
@@ -69,8 +69,7 @@ def world() -> dict[str, list[Array]]:
     """Natural Earth's `land` rings and country `borders`: (points, 2) lon, lat in degrees, lon -169 to 191."""
     content = json.loads((resources.files("factorcell") / "assets" / "world.json").read_text(encoding="utf-8"))
     return {
-        key: [np.array(line, dtype=float).reshape(-1, 2) / 10 for line in content[key]]
-        for key in ("land", "borders")
+        key: [np.array(line, dtype=float).reshape(-1, 2) / 10 for line in content[key]] for key in ("land", "borders")
     }
 
 
@@ -83,6 +82,32 @@ def grid_of(rows: Sequence[Row]) -> dict[str, Any]:
     return {"lat": lat, "lon": lon, "probability": probability}
 
 
+def best_point(grid: Row) -> tuple[float, float]:
+    """Latitude and longitude of the most probable point."""
+    probability = np.asarray(grid["probability"], dtype=float)
+    i, j = np.unravel_index(int(np.nan_to_num(probability, nan=-1.0).argmax()), probability.shape)
+    return float(grid["lat"][i]), float(grid["lon"][j])
+
+
+def land_points(lat: ArrayLike, lon: ArrayLike) -> NDArray[np.bool_]:
+    """Which points of a grid (n, m) have land in their cell: the places that a name can be of."""
+    rows, columns = np.asarray(lat, dtype=float), np.asarray(lon, dtype=float)
+    parts = np.array([-0.45, -0.15, 0.15, 0.45])  # 16 points to a cell
+    fine_lat = (rows[:, None] + parts * _step(rows)).ravel()
+    fine_lon = ((columns[:, None] + parts * _step(columns)).ravel() + 169) % 360 - 169
+    points = np.stack(np.meshgrid(fine_lon, fine_lat), axis=2).reshape(-1, 2)
+    inside = np.zeros(len(points), dtype=bool)
+    for ring in world()["land"]:
+        (west, south), (east, north) = ring.min(axis=0), ring.max(axis=0)
+        near = np.flatnonzero((points >= (west, south)).all(axis=1) & (points <= (east, north)).all(axis=1))
+        inside[near] ^= Path(ring).contains_points(points[near])  # a lake is a ring inside a ring
+    return np.asarray(inside.reshape(len(rows), 4, len(columns), 4).any(axis=(1, 3)))
+
+
+def _step(axis: Array) -> float:
+    return float(np.median(np.diff(axis))) if len(axis) > 1 else 1.0
+
+
 def smooth(grid: Row, lat: Array, lon: Array) -> Array:
     """The grid's values at points `lat`, `lon`, by cubic B-splines (never negative); zero beyond the grid.
 
@@ -91,8 +116,7 @@ def smooth(grid: Row, lat: Array, lon: Array) -> Array:
     rows, columns = np.asarray(grid["lat"], dtype=float), np.asarray(grid["lon"], dtype=float)
     values = np.asarray(grid["probability"], dtype=float)[np.argsort(rows)][:, np.argsort(columns)]
     rows, columns = np.sort(rows), np.sort(columns)
-    step = float(np.median(np.diff(columns))) if len(columns) > 1 else 1.0
-    round_earth = columns[-1] - columns[0] + 1.5 * step > 360
+    round_earth = columns[-1] - columns[0] + 1.5 * _step(columns) > 360
     pad = 3
     values = np.pad(values, ((pad, pad), (pad, pad)))
     if round_earth:
@@ -102,15 +126,11 @@ def smooth(grid: Row, lat: Array, lon: Array) -> Array:
     i = pad + _index(rows, lat)
     j = pad + _index(columns - columns[0], east)
     result = np.zeros(np.shape(lat))
-    inside = (
-        np.isfinite(i) & np.isfinite(j) & (i > 1) & (j > 1) & (i < len(values) - 2) & (j < values.shape[1] - 2)
-    )
+    inside = np.isfinite(i) & np.isfinite(j) & (i > 1) & (j > 1) & (i < len(values) - 2) & (j < values.shape[1] - 2)
     i, j = i[inside], j[inside]
     top, left = np.floor(i).astype(int), np.floor(j).astype(int)
     down, across = _spline(i - top), _spline(j - left)
-    result[inside] = sum(
-        down[a] * across[b] * values[top - 1 + a, left - 1 + b] for a in range(4) for b in range(4)
-    )
+    result[inside] = sum(down[a] * across[b] * values[top - 1 + a, left - 1 + b] for a in range(4) for b in range(4))
     return result
 
 
@@ -139,7 +159,8 @@ def world_map(
     """A posterior over coordinates as light on a night map: a ring at its best point, a cross at `true`.
 
     `grid`: `lat` (n,), `lon` (m,), `probability` (n, m), or rows of lat, lon, probability. Brightness is
-    relative to the map's own maximum, its square root so that small mass shows, and is dimmed at sea.
+    relative to the map's own maximum, its square root so that small mass shows, and is dimmed at sea. None or
+    NaN: a point that was not asked about.
     """
     content = grid if isinstance(grid, Mapping) else grid_of(grid)
     frame = _frame()
@@ -149,15 +170,15 @@ def world_map(
     axes.set_axis_off()
     land = _draw_land(axes, width)
     _draw_light(axes, content, frame, land)
-    best = np.unravel_index(np.argmax(content["probability"]), np.shape(content["probability"]))
-    x, y = project(float(content["lat"][best[0]]), _wrap(float(content["lon"][best[1]])))
+    lat, lon = best_point(content)
+    x, y = project(lat, _wrap(lon))
     unit = width / 9
     label = partial(axes.text, transform=axes.transAxes, zorder=10, family=FONTS, va="bottom")
     axes.plot(x, y, "o", ms=15 * unit, mfc="none", mec="white", mew=1.3 * unit, zorder=8)
     if true is not None:
         x, y = project(true[0], _wrap(true[1]))
         axes.plot(x, y, "+", ms=10 * unit, color="#7fe3ff", mew=1.5 * unit, zorder=9)
-    lines = textwrap.wrap(title, 15) or [""]
+    lines = textwrap.wrap(title, 15, break_long_words=False) or [""]
     size = min(28.0, 345 / max(1, *map(len, lines))) * unit  # left of Chile
     label(0.033, 0.14, "\n".join(lines), color="white", fontsize=size, style="italic", linespacing=1.0)
     label(0.035, 0.07, note, color="#a9b8cf", fontsize=12 * unit)
@@ -208,7 +229,11 @@ def _draw_light(axes: Axes, grid: Row, frame: tuple[float, float, float, float],
     x = np.linspace(frame[0], frame[1], wide)
     y = np.linspace(frame[2], frame[3], round(wide * (frame[3] - frame[2]) / (frame[1] - frame[0])))
     lat, lon = np.broadcast_arrays(*unproject(x[None, :], y[:, None]))
-    values = smooth(grid, np.nan_to_num(lat), np.nan_to_num(lon)) * np.isfinite(lat)
+    where = np.nan_to_num(lat), np.nan_to_num(lon)
+    given = np.isfinite(np.asarray(grid["probability"], dtype=float))
+    weight = smooth({**grid, "probability": given}, *where) * np.isfinite(lat)
+    values = smooth({**grid, "probability": np.where(given, grid["probability"], 0.0)}, *where)
+    values = values * (weight > 0) / np.maximum(weight, 0.2)  # a mean of the points that there are
     bright = np.sqrt(values / (values.max() or 1.0))
     image = GLOW(bright)
     rise = np.clip(bright / 0.32, 0, 1)
@@ -220,6 +245,6 @@ def _draw_light(axes: Axes, grid: Row, frame: tuple[float, float, float, float],
         "aspect": "auto",
     }
     image_sea = image.copy()
-    image_sea[..., 3] *= 0.4
+    image_sea[..., 3] *= 0.4 * np.clip(1.5 * weight, 0, 1)
     axes.imshow(image_sea, zorder=1.5, **options)
     axes.imshow(image, zorder=4, **options).set_clip_path(PathPatch(land, transform=axes.transData))

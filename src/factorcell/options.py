@@ -23,14 +23,14 @@ def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     flag = "--" + field.name.replace("_", "-")
     text = field.metadata["help"].replace("%", "%%")
     choices = field.metadata["choices"] or None
-    common = {"dest": field.name, "default": argparse.SUPPRESS}
+    common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
     if typing.get_origin(hint) is types.UnionType:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if hint is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text, **common)
     elif typing.get_origin(hint) is tuple:
-        metavar = "NAME" if not choices else f"{{none,{','.join(choices)}}}"
-        group.add_argument(flag, action="append", help=text, metavar=metavar, **common)
+        names = f"{{none,{','.join(choices)}}}" if choices else "NAME"
+        group.add_argument(flag, action="append", help=text, metavar=names, **common)
     else:
         shown = f"{text} (default: {field.default})"
         metavar = None if choices else hint.__name__.upper()

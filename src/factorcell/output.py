@@ -100,17 +100,11 @@ class Output(nn.Module):
 
     def nats(self, hidden: Tensor, targets: Tensor, context_bias: Tensor | None) -> Tensor:
         """`hidden` (B, T, H), `targets` (B, T), bias (B, V) -> exact nats (B, T)."""
-        bias = (
-            (self.bias + self.never).expand(len(hidden), -1)
-            if context_bias is None
-            else context_bias + self.bias
-        )
+        bias = (self.bias + self.never).expand(len(hidden), -1) if context_bias is None else context_bias + self.bias
         if torch.is_grad_enabled():
             return self._nats(hidden, targets, bias)
-        rows = max(
-            1, CHUNK // (targets.shape[1] * len(self.bias))
-        )  # so many logits stay in the processor's cache
-        parts = zip(hidden.split(rows), targets.split(rows), bias.split(rows), strict=True)
+        rows = max(1, CHUNK // (targets.shape[1] * len(self.bias)))  # so many logits stay in the processor's cache
+        parts = zip(torch.split(hidden, rows), torch.split(targets, rows), torch.split(bias, rows), strict=True)
         return torch.cat([self._nats(*part) for part in parts])
 
     def _nats(self, hidden: Tensor, targets: Tensor, bias: Tensor) -> Tensor:
@@ -162,5 +156,5 @@ class Proposal:
 
     def draw(self) -> Samples:
         """`draws` tokens with replacement, repeats dropped, from the global random state."""
-        tokens = torch.multinomial(self.probability, self.draws, replacement=True).unique()
+        tokens = torch.unique(torch.multinomial(self.probability, self.draws, replacement=True))
         return Samples(tokens, self.log_inclusion)

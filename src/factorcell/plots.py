@@ -24,6 +24,7 @@ __all__ = [
     "model_comparison",
     "png",
     "svg",
+    "titled",
     "world_map",
 ]
 
@@ -53,9 +54,7 @@ def svg(figure: Figure, name: str) -> str:
 def png(figure: Figure, scale: float = 2.0) -> bytes:
     """The figure as PNG, `scale` times 100 pixels an inch."""
     stream = io.BytesIO()
-    figure.savefig(
-        stream, format="png", dpi=100 * scale, facecolor=figure.get_facecolor(), metadata={"Software": None}
-    )
+    figure.savefig(stream, format="png", dpi=100 * scale, facecolor=figure.get_facecolor(), metadata={"Software": None})
     return stream.getvalue()
 
 
@@ -64,6 +63,11 @@ def colours(models: Sequence[str]) -> dict[str, str]:
     spare = [colour for colour in OTHERS if colour not in {COLOURS.get(model) for model in models}] or [MUTED]
     unnamed = [model for model in models if model not in COLOURS]
     return {model: COLOURS.get(model) or spare[unnamed.index(model) % len(spare)] for model in models}
+
+
+def titled(model: object) -> str:
+    """A model as people write it: FactorCell for factorcell; other names than the paper's as they are."""
+    return TITLES.get(str(model), str(model))
 
 
 def learning_curves(rows: Sequence[Row], x: str = "minutes") -> Figure:
@@ -79,7 +83,7 @@ def learning_curves(rows: Sequence[Row], x: str = "minutes") -> Figure:
         curve = [(_position(row, x), float(row["perplexity"])) for row in rows if row["model"] == model]
         axes.plot(*zip(*curve, strict=True), color=colour, lw=1.8, solid_capstyle="round", zorder=3)
         axes.plot(*curve[-1], "o", color=colour, ms=4.5, zorder=4)
-        ends.append((*curve[-1], TITLES.get(model, model), colour))
+        ends.append((*curve[-1], titled(model), colour))
     axes.set_yscale("log")
     if rows:
         values = [float(row["perplexity"]) for row in rows]
@@ -111,9 +115,7 @@ def _log_ticks(axes: Axes) -> None:
     """Plain round numbers on the logarithmic axis."""
     low, high = axes.get_ylim()
     ticks = [
-        tick
-        for tick in MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-        if 1.03 * low <= tick <= high
+        tick for tick in MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if 1.03 * low <= tick <= high
     ]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_yticks([], minor=True)
@@ -121,9 +123,7 @@ def _log_ticks(axes: Axes) -> None:
 
 def _apart(axes: Axes, values: Sequence[float], gap: float = 0.072) -> list[float]:
     """Heights (share of the axes) for labels of `values`, in their order and at least `gap` apart."""
-    points = axes.transAxes.inverted().transform(
-        axes.transData.transform([(0, value) for value in values] or [(0, 1)])
-    )
+    points = axes.transAxes.inverted().transform(axes.transData.transform([(0, value) for value in values] or [(0, 1)]))
     order = sorted(range(len(values)), key=lambda i: (values[i], -i))
     places = [float(points[i][1]) for i in order]
     for _ in range(200):
@@ -157,12 +157,10 @@ def model_comparison(rows: Sequence[Row]) -> Figure:
         axes.set_xlim(low - 0.18 * span, high + 0.18 * span)
         axes.set_ylim(len(rows) - 0.7, -0.6)
         axes.set_xticks([])
-        names = [str(row.get("title") or TITLES.get(str(row["name"]), row["name"])) for row in rows]
+        names = [titled(row.get("title") or row["name"]) for row in rows]
         axes.set_yticks(range(len(rows)), names if index == 0 else [""] * len(rows), color=INK)
         axes.set_title(title, loc="left", fontsize=8.5, color=MUTED)
-    figure.subplots_adjust(
-        left=0.235, right=0.985, top=1 - 0.3 / figure.get_figheight(), bottom=0.03, wspace=0.1
-    )
+    figure.subplots_adjust(left=0.235, right=0.985, top=1 - 0.3 / figure.get_figheight(), bottom=0.03, wspace=0.1)
     return figure
 
 
@@ -177,9 +175,7 @@ def gains_by_value(rows: Sequence[Row], most: int = 20) -> Figure:
         shown = [*ranked[:most], None, *ranked[-most:]]
     figure, axes = _chart(0.75 + 0.19 * max(len(shown), 1))
     gains = [0.0 if row is None else 100 * float(row["gain"]) for row in shown]
-    axes.barh(
-        range(len(shown)), gains, color=[ACCENT if gain >= 0 else LOSS for gain in gains], height=0.66, zorder=2
-    )
+    axes.barh(range(len(shown)), gains, color=[ACCENT if gain >= 0 else LOSS for gain in gains], height=0.66, zorder=2)
     reach = max((abs(gain) for gain in gains), default=1.0) or 1.0
     for y, (row, gain) in enumerate(zip(shown, gains, strict=True)):
         if row is not None:
@@ -202,9 +198,7 @@ def gains_by_value(rows: Sequence[Row], most: int = 20) -> Figure:
     axes.axvline(0, color=MUTED, lw=0.8)
     axes.set_xticks([])
     top = 1 - 0.17 / figure.get_figheight()
-    figure.text(
-        0.02, top, "perplexity below the unadapted model's (texts)", fontsize=9, color=MUTED, va="center"
-    )
+    figure.text(0.02, top, "perplexity below the unadapted model's (texts)", fontsize=9, color=MUTED, va="center")
     figure.subplots_adjust(left=0.44, right=0.99, top=1 - 0.36 / figure.get_figheight(), bottom=0.02)
     return figure
 
@@ -216,40 +210,46 @@ def _short(value: object, most: int = 21) -> str:
 
 def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
     """What was taken for what: true values down, predicted ones across, in per cent of each row."""
-    table = np.asarray(counts, dtype=float).reshape(len(labels), len(labels))
-    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     size = len(labels)
-    figure = Figure(figsize=(WIDTH, WIDTH), facecolor="none")
-    axes = figure.add_axes((0.225, 0.01, 0.765, 0.765))
-    _bare(axes)
+    table = np.asarray(counts, dtype=float).reshape(size, size)
+    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    figure, axes, font = _square([_short(label, 16) for label in labels])
     red, green, blue = to_rgb(HEAT)
     for i, j in np.ndindex(size, size):
-        shade = (red, green, blue, 0.04 + 0.92 * float(shares[i, j]) ** 0.8)
+        share = float(shares[i, j])
+        shade = (red, green, blue, 0.04 + 0.92 * share**0.8)
         axes.add_patch(Rectangle((j + 0.03, i + 0.03), 0.94, 0.94, facecolor=shade, lw=0))
-        if size <= 14 and shares[i, j] >= 0.005:
-            colour = "white" if shares[i, j] > 0.62 else INK
-            size_text = min(9.0, 80 / size)
-            axes.text(
-                j + 0.5,
-                i + 0.52,
-                f"{100 * shares[i, j]:.0f}",
-                ha="center",
-                va="center",
-                fontsize=size_text,
-                color=colour,
-            )
-    ticks = np.arange(size) + 0.5
-    names = [_short(label, 16) for label in labels]
+        if size <= 14 and share >= 0.005:
+            colour = "white" if share > 0.62 else INK
+            number = axes.text(j + 0.5, i + 0.52, f"{100 * share:.0f}", fontsize=font, color=colour)
+            number.set(ha="center", va="center")
+    height = figure.get_figheight()
+    figure.text(0.02, 1 - 0.14 / height, "per cent of each true value ↓", fontsize=8.5, color=MUTED)
+    figure.text(0.02, 1 - 0.31 / height, "taken for →", fontsize=8.5, color=MUTED)
+    return figure
+
+
+def _square(names: Sequence[str]) -> tuple[Figure, Axes, float]:
+    """Empty axes with `names` on the left and aslant above, as large as these leave room for; and their type size."""
+    size = max(len(names), 1)
     font = max(4.0, min(8.5, 150 / size))
+    lengths = [0.0082 * font * len(name) for name in names] or [0.0]  # inches
+    left = 0.12 + max(lengths)
+    aslant = [0.75 * length for length in lengths]
+    side = min((WIDTH - left - 0.06 - over) / ((i + 0.5) / size) for i, over in enumerate(aslant))
+    side = min(side, WIDTH - left - 0.06)
+    height = side + max(aslant) + 0.5
+    figure = Figure(figsize=(WIDTH, height), facecolor="none")
+    axes = figure.add_axes((left / WIDTH, 0.04 / height, side / WIDTH, side / height))
+    _bare(axes)
+    ticks = [i + 0.5 for i in range(len(names))]
     axes.set_yticks(ticks, names, fontsize=font, color=INK)
     axes.set_xticks(ticks, names, fontsize=font, color=INK, rotation=45, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     axes.tick_params(length=0, pad=2)
     axes.set_xlim(0, size)
     axes.set_ylim(size, 0)
-    figure.text(0.02, 0.955, "true value ↓  taken for →", fontsize=8.5, color=MUTED)
-    figure.text(0.02, 0.915, "per cent of the row", fontsize=8.5, color=MUTED)
-    return figure
+    return figure, axes, font
 
 
 def _chart(height: float) -> tuple[Figure, Axes]:

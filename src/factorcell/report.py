@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from factorcell import plots
-from factorcell.maps import grid_of
+from factorcell.maps import best_point, grid_of
 
 Row = Mapping[str, Any]
 
@@ -27,8 +27,7 @@ GEONAMES = (
     '<a href="https://creativecommons.org/licenses/by/4.0/">CC BY 4.0</a>.'
 )
 EARTH = (
-    'Coasts and borders: made with <a href="https://www.naturalearthdata.com/">Natural Earth</a>, '
-    "in the public domain."
+    'Coasts and borders: made with <a href="https://www.naturalearthdata.com/">Natural Earth</a>, in the public domain.'
 )
 
 
@@ -101,9 +100,7 @@ def chart(figure: Figure, name: str, alt: str, caption: str = "") -> str:
     """A figure as SVG in the page's own type and theme. `name` is unlike any other chart's."""
     content = plots.svg(figure, name)
     content = content[content.index("<svg") :]
-    content = re.sub(
-        r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", content, flags=re.DOTALL
-    )
+    content = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", content, flags=re.DOTALL)
     content = re.sub(r' (width|height)="[\d.]+pt"', "", content)
     content = re.sub(r'\bid="', f'id="{name}-', content)
     content = content.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
@@ -122,8 +119,7 @@ def picture(figure: Figure, alt: str, caption: str = "", scale: float = 1.5) -> 
     """A figure as PNG inside the page. `caption` is HTML."""
     data = base64.b64encode(plots.png(figure, scale)).decode()
     return (
-        f'<figure class="map"><img alt="{_text(alt)}" src="data:image/png;base64,{data}">'
-        f"{_caption(caption)}</figure>"
+        f'<figure class="map"><img alt="{_text(alt)}" src="data:image/png;base64,{data}">{_caption(caption)}</figure>'
     )
 
 
@@ -144,11 +140,11 @@ def demo_page(results: Row) -> str:
     """The page of `factorcell demo`: maps, invented names, the models, their learning curves, the countries.
 
     `results`: minutes, machine, models, curves, names, maps, countries, confusion; and, if known, texts (how
-    many were read), model (whose maps and names these are) and figures_note.
+    many were read), model (whose maps and names these are), prior ("all points on land") and figures_note.
     """
-    title = plots.TITLES.get(str(results.get("model", "factorcell")), str(results.get("model")))
+    title = plots.titled(results.get("model") or "factorcell")
     sections = [
-        (f"Where {title} believes a name belongs", _demo_maps(results["maps"])),
+        (f"Where {title} believes a name belongs", _demo_maps(results)),
         (
             "Names it invented for ten places" if len(results["names"]) == 10 else "Names it invented",
             _places(results["names"]),
@@ -166,20 +162,18 @@ def demo_page(results: Row) -> str:
     return page("Where in the world does a name belong?", sections, lead=lead, credits=(GEONAMES, EARTH, MADE))
 
 
-def _demo_maps(maps: Sequence[Row]) -> str:
+def _demo_maps(results: Row) -> str:
     """The first map wide, the others beside each other."""
+    maps: Sequence[Row] = results["maps"]
     figures = [figure for entry in maps for figure in _maps_of(entry, first=entry is maps[0])]
     cross = ", the cross where the name really is" if any(entry.get("true") for entry in maps) else ""
     note = (
         '<p class="muted">The brighter, the more probable: the probability of each point given the name, '
-        "all points being equally likely beforehand. Each map has a scale of its own. "
+        f"{_text(results.get('prior') or 'all points')} being equally likely beforehand. "
+        "Each map has a scale of its own. "
         f"The ring is the most probable point{cross}.</p>"
     )
-    return (
-        f'{note}\n{figures[0]}\n<div class="grid maps">\n' + "\n".join(figures[1:]) + "\n</div>"
-        if figures
-        else note
-    )
+    return f'{note}\n{figures[0]}\n<div class="grid maps">\n' + "\n".join(figures[1:]) + "\n</div>" if figures else note
 
 
 def _maps_of(entry: Row, first: bool) -> list[str]:
@@ -188,14 +182,12 @@ def _maps_of(entry: Row, first: bool) -> list[str]:
     pictures = []
     for model, content in posteriors.items():
         grid = content if isinstance(content, Mapping) else grid_of(content)
-        probability = np.asarray(grid["probability"], dtype=float)
-        i, j = np.unravel_index(int(probability.argmax()), probability.shape)
-        best = float(grid["lat"][i]), float(grid["lon"][j])
+        best = best_point(grid)
         words = f"most probable near {degrees(*best)}"
         if entry.get("true"):
             words += f", {kilometres(best, entry['true']):,.0f} km from the true place"
         name = _text(entry["text"])
-        by = f" ({_text(plots.TITLES.get(model, model))})" if model else ""
+        by = f" ({_text(plots.titled(model))})" if model else ""
         figure = plots.world_map(grid, str(entry["text"]), true=entry.get("true"))
         alt = f"World map of where the name {entry['text']} belongs: {words}"
         pictures.append(picture(figure, alt, f"<b>{name}</b>{by}, {words}", scale=2 if first else 1.2))
@@ -207,9 +199,7 @@ def _places(places: Sequence[Row]) -> str:
     for place in places:
         samples = "".join(f"<li>{_text(sample)}</li>" for sample in place["samples"])
         where = degrees(float(place["lat"]), float(place["lon"]))
-        cards.append(
-            f'<div><h3>{_text(place["place"])}</h3><p class="muted">{where}</p><ul>{samples}</ul></div>'
-        )
+        cards.append(f'<div><h3>{_text(place["place"])}</h3><p class="muted">{where}</p><ul>{samples}</ul></div>')
     note = '<p class="muted">Drawn letter by letter from the model, given nothing but the two coordinates.</p>'
     return f'{note}\n<div class="places">\n' + "\n".join(cards) + "\n</div>"
 
@@ -218,7 +208,7 @@ def _demo_models(results: Row) -> str:
     header = ("model", "perplexity", "known letters only", "accuracy", "parameters", "minutes")
     rows = [
         (
-            model.get("title") or plots.TITLES.get(model["name"], model["name"]),
+            plots.titled(model.get("title") or model["name"]),
             shown(model["perplexity"], ".2f"),
             shown(model.get("perplexity_known"), ".2f"),
             shown(model.get("accuracy"), ".1%"),
@@ -228,21 +218,16 @@ def _demo_models(results: Row) -> str:
         for model in results["models"]
     ]
     content = table(header, rows, best={1: False, 2: False, 3: True})
-    figures = [
-        chart(plots.model_comparison(results["models"]), "models", "Perplexity and accuracy of the models")
-    ]
+    figures = [chart(plots.model_comparison(results["models"]), "models", "Perplexity and accuracy of the models")]
     if results.get("curves"):
-        figures.append(
-            chart(plots.learning_curves(results["curves"]), "curves", "Learning curves of the models")
-        )
+        figures.append(chart(plots.learning_curves(results["curves"]), "curves", "Learning curves of the models"))
     note = f"<p>{_text(results['figures_note'])}</p>" if results.get("figures_note") else ""
     return f'{note}{content}\n<div class="grid">\n' + "\n".join(figures) + "\n</div>"
 
 
 def _demo_countries(results: Row) -> str:
     rows = [
-        (row["country"], shown(row["accuracy"], ".1%"), shown(row["count"], ",.0f"))
-        for row in results["countries"]
+        (row["country"], shown(row["accuracy"], ".1%"), shown(row["count"], ",.0f")) for row in results["countries"]
     ]
     note = (
         '<p class="muted">An unseen name goes to the country in whose centre it is most probable: '
@@ -298,9 +283,7 @@ def _run_table(runs: Sequence[Row], titles: Sequence[str]) -> str:
     for run in runs:
         seconds = max((row["seconds"] for row in run.get("log") or [] if "seconds" in row), default=None)
         minutes = None if seconds is None else seconds / 60
-        numbers.append(
-            {**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes}
-        )
+        numbers.append({**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes})
     kept = [column for column in COLUMNS if any(_number(row.get(column[1])) is not None for row in numbers)]
     rows = [
         (title, str(run["folder"]), *(shown(row.get(key), form) for _, key, form, _ in kept))
@@ -322,9 +305,7 @@ def _run_details(run: Row, title: str, index: int) -> list[tuple[str, str]]:
             figure = plots.gains_by_value(gains)
             alt = f"Gain over the unadapted model by {variable}"
             figures.append(chart(figure, f"gains-{index}-{len(figures)}", alt, f"by {_text(variable)}"))
-        content += _folded(
-            f"Perplexity by {variable}", rows, ("value", "count", "targets", "perplexity", "gain")
-        )
+        content += _folded(f"Perplexity by {variable}", rows, ("value", "count", "targets", "perplexity", "gain"))
     classes = run.get("classification") or {}
     confusion = classes.get("confusion") or classes
     target = str(classes.get("target") or "the context")
@@ -354,11 +335,7 @@ def _folded(title: str, rows: Sequence[Row], names: Sequence[str]) -> str:
 def _options(runs: Sequence[Row], titles: Sequence[str]) -> str:
     """The options that differ between the runs, and all of them folded away."""
     flat = [
-        {
-            f"{section}.{key}": value
-            for section, options in run["config"].items()
-            for key, value in options.items()
-        }
+        {f"{section}.{key}": value for section, options in run["config"].items() for key, value in options.items()}
         for run in runs
     ]
     keys = list(dict.fromkeys(key for options in flat for key in options))

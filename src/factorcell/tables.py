@@ -129,9 +129,7 @@ def _stream(path: Path, compression: str) -> Any:
     """The decompressed bytes of a file."""
     if compression == ".xz":
         return lzma.open(path)
-    return pa.input_stream(
-        str(path), compression={".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression)
-    )
+    return pa.input_stream(str(path), compression={".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression))
 
 
 def _csv(path: Path, compression: str) -> Table:
@@ -161,9 +159,7 @@ def _csv(path: Path, compression: str) -> Table:
     return Table(str(path), names, read, path)
 
 
-def _csv_chunks(
-    stream: Any, columns: Sequence[str], delimiter: str, refuse: Callable[[Any], str]
-) -> Iterator[Chunk]:
+def _csv_chunks(stream: Any, columns: Sequence[str], delimiter: str, refuse: Callable[[Any], str]) -> Iterator[Chunk]:
     reader = csv.open_csv(
         stream,
         read_options=csv.ReadOptions(use_threads=False, block_size=1 << 22),
@@ -208,9 +204,7 @@ def _header(path: Path, compression: str, delimiter: str) -> tuple[str, ...]:
 def _encoding(path: Path, compression: str, error: str) -> str:
     """What is wrong with a text file that does not parse: the line that is not UTF-8, or the parser's own word."""
     with _stream(path, compression) as stream:
-        for number, line in enumerate(
-            io.BufferedReader(stream) if not hasattr(stream, "__next__") else stream, 1
-        ):
+        for number, line in enumerate(io.BufferedReader(stream) if not hasattr(stream, "__next__") else stream, 1):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as fault:
@@ -227,9 +221,7 @@ def _json_lines(path: Path, compression: str) -> Table:
                     if line.strip():
                         row = json.loads(line)
                         if not isinstance(row, dict):
-                            raise UserError(
-                                f"{path} line {number}: not an object; each line is one JSON object"
-                            )
+                            raise UserError(f"{path} line {number}: not an object; each line is one JSON object")
                         yield number, row
         except UnicodeDecodeError:
             raise UserError(_encoding(path, compression, "not UTF-8")) from None

@@ -205,9 +205,7 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False) -> Ite
             spent, clock = now - clock, now
             progress.seconds += spent
             seen = progress.tokens - progress.since
-            yield trainer.log(
-                {"split": "train", "loss": progress.nats / seen, "tokens_per_second": seen / spent}
-            )
+            yield trainer.log({"split": "train", "loss": progress.nats / seen, "tokens_per_second": seen / spent})
             progress.nats, progress.since = 0.0, progress.tokens
         if evaluated:
             row = trainer.evaluate()

@@ -1,0 +1,56 @@
+"""A small run with random weights, adapters included, and its texts: what the oracles are held against."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from factorcell.config import Config
+from factorcell.data import prepare
+from factorcell.run import Run
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "the sea is cold", "city": "Oslo", "stars": "5", "lat": 59.9, "lon": 10.8},
+    {"text": "sun and sand", "city": "Nice", "stars": "1", "lat": 43.7, "lon": 7.3},
+    {"text": "cold sand", "city": "Oslo", "stars": "1", "lat": 60.1, "lon": 10.7},
+    {"text": "", "city": "Nice", "stars": "5", "lat": 43.6, "lon": 7.2},
+    {"text": "the sun the sea the sand the cold", "city": "Oslo", "stars": "5", "lat": 59.0, "lon": 10.0},
+] * 2
+CONTEXT = ("city", "stars", "lat:number", "lon:number")
+
+
+def make_run(folder: Path, context: tuple[str, ...] = CONTEXT, **model: Any) -> Run:
+    """A run with random weights everywhere, adapters included."""
+    config = Config.from_dict(
+        {
+            "data": {"context": context, "min_count": 1, "min_context_count": 1},
+            "model": {
+                "embedding_size": 5,
+                "hidden_size": 6,
+                "rank": 2,
+                "context_size": 3,
+                "variable_size": 2,
+                **model,
+            },
+        }
+    )
+    corpus = prepare(ROWS, config.data)
+    run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.normal_(0, 0.5)
+    return run
+
+
+def nats_of(run: Run, row: dict[str, Any]) -> list[float]:
+    """The nats of one text, step by step."""
+    corpus = run.prepare([row])
+    conditioned = run.model.condition(corpus.context(np.array([0])))
+    ids, state, nats = corpus.tokens.tolist(), None, []
+    with torch.no_grad():
+        for token, target in itertools.pairwise(ids):
+            logs, state = run.model.step(torch.tensor([token]), conditioned, state)
+            nats.append(-float(logs[0, target]))
+    return nats
