@@ -56,12 +56,17 @@ class Weights:
             None if self.right is None else self.right[rows],
         )
 
-    def apply(self, values: Tensor, begin: int, end: int) -> Tensor:
-        """Rows `begin:end` of W' applied to `values` (B, T, end - begin): (B, T, G)."""
-        product = values @ self.matrix[..., begin:end, :]
+    def part(self, begin: int, end: int) -> "Weights":
+        """Rows `begin:end` of W'. Taken once, not at every step: the gradient of a slice is as large as the whole."""
+        left = None if self.left is None else self.left[:, begin:end]
+        return replace(self, matrix=self.matrix[..., begin:end, :], left=left)
+
+    def apply(self, values: Tensor) -> Tensor:
+        """`values` (B, T, D) times W': (B, T, G), without the bias."""
+        product = values @ self.matrix
         if self.left is None or self.right is None:
             return product
-        return torch.baddbmm(product, values @ self.left[:, begin:end], self.right)
+        return torch.baddbmm(product, values @ self.left, self.right)
 
 
 class Adapter(Protocol):
@@ -151,24 +156,26 @@ class Cell(nn.Module):
         state = state or self.start(batch)
         keep = self._keep(batch, steps, inputs)
         given = self._given(inputs, weights).unbind(1)  # all that does not wait for h, at once
+        recurrent = weights.part(self.embedding_size, self.matrix.shape[0])
         hidden = []
         for step in range(steps):
-            state = self._advance(given[step], weights, state, keep[step])
+            state = self._advance(given[step], recurrent, state, keep[step])
             hidden.append(state.hidden)
         return torch.stack(hidden, dim=1), state
 
     def step(self, inputs: Tensor, weights: Weights, state: State) -> State:
         """One step: `inputs` (B, E) and a state -> the next state. Never dropped."""
-        return self._advance(self._given(inputs[:, None], weights)[:, 0], weights, state, None)
+        recurrent = weights.part(self.embedding_size, self.matrix.shape[0])
+        return self._advance(self._given(inputs[:, None], weights)[:, 0], recurrent, state, None)
 
     def _given(self, inputs: Tensor, weights: Weights) -> Tensor:
         """The part of the gates that the inputs decide: (B, T, E) -> (B, T, G)."""
         bias = weights.bias if weights.bias.dim() == 1 else weights.bias[:, None]
-        return weights.apply(inputs, 0, self.embedding_size) + bias
+        return weights.part(0, self.embedding_size).apply(inputs) + bias
 
-    def _advance(self, given: Tensor, weights: Weights, state: State, keep: Tensor | None) -> State:
-        recurrent = weights.apply(state.hidden[:, None], self.embedding_size, self.matrix.shape[0])[:, 0]
-        candidate, forget, output = (given + recurrent).chunk(3, dim=-1)
+    def _advance(self, given: Tensor, recurrent: Weights, state: State, keep: Tensor | None) -> State:
+        gates = given + recurrent.apply(state.hidden[:, None])[:, 0]
+        candidate, forget, output = gates.chunk(3, dim=-1)
         candidate = torch.tanh(candidate)
         if keep is not None:
             candidate = candidate * keep

@@ -22,6 +22,7 @@ from factorcell.config import MODELS, Config, DataConfig, ModelConfig, TrainingC
 from factorcell.context import Context
 from factorcell.decoding import sample
 from factorcell.evaluation import evaluate
+from factorcell.maps import land_points
 from factorcell.run import Run
 from factorcell.tables import open_table
 from factorcell.vocabulary import join
@@ -93,6 +94,7 @@ def run_demo(folder: Path, *, epochs: float | None = None, say: Callable[[str], 
         "maps": _maps(final),
         "countries": countries,
         "confusion": confusion,
+        "prior": "all points on land",
     }
 
 
@@ -151,9 +153,10 @@ def _invent(run: Run, known: set[str]) -> list[Row]:
 
 
 def _maps(run: Run) -> list[Row]:
-    """p(coordinates given name) over a grid, all points being equally likely beforehand."""
+    """p(coordinates given name) over a grid of points on land, all of them equally likely beforehand."""
     lat, lon = np.arange(-57.5, 75.1, GRID), np.arange(-180.0, 180.0, GRID)
-    grid = [{"lat": float(y), "lon": float(x)} for y in lat for x in lon]
+    land = land_points(lat, lon)
+    grid = [{"lat": float(lat[row]), "lon": float(lon[column])} for row, column in np.argwhere(land)]
     dev = {
         row["text"]: row for chunk in open_table(table("dev")).chunks(("text", "lat", "lon")) for row in _rows(chunk)
     }
@@ -161,13 +164,12 @@ def _maps(run: Run) -> list[Row]:
     likelihoods = log_likelihoods(run, corpus, grid)
     posterior = np.exp(likelihoods - likelihoods.max(1, keepdims=True))
     posterior /= posterior.sum(1, keepdims=True)
-    return [
-        {
-            "text": text,
-            "lat": lat.tolist(),
-            "lon": lon.tolist(),
-            "probability": row.reshape(len(lat), len(lon)).tolist(),
-            "true": (dev[text]["lat"], dev[text]["lon"]),
-        }
-        for text, row in zip(MAPPED, posterior, strict=True)
-    ]
+    maps = []
+    for text, row in zip(MAPPED, posterior, strict=True):
+        shares = np.full(land.shape, np.nan)
+        shares[land] = row
+        true = (dev[text]["lat"], dev[text]["lon"])
+        maps.append(
+            {"text": text, "lat": lat.tolist(), "lon": lon.tolist(), "probability": shares.tolist(), "true": true}
+        )
+    return maps
