@@ -52,7 +52,7 @@ def imported(node: ast.AST, path: Path) -> Iterator[str]:
 
 def unknown_modules(root: Path) -> list[str]:
     """Modules that have no place in the order."""
-    modules = {module for _, module, _ in sources(root)} - {"__init__"}
+    modules = {module for _, module, _ in sources(root)} - {"__init__", "__main__"}
     return [f"src/{PACKAGE}/{module}: not in the order of layers" for module in sorted(modules - PLACES.keys())]
 
 
@@ -60,7 +60,7 @@ def backward_arrows(root: Path) -> list[str]:
     """Imports of a module that does not come before the importing one; the package itself comes after all."""
     faults = []
     for path, module, tree in sources(root):
-        if module == "__init__":
+        if module in ("__init__", "__main__"):
             continue
         for node in ast.walk(tree):
             for name in imported(node, path):
