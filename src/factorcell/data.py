@@ -101,7 +101,7 @@ class Corpus:
         random = np.random.default_rng((seed, epoch))
         rows = random.permutation(len(self))
         size = max(1, int(POOL * batch_tokens / max(1.0, float(lengths.mean()))))
-        batches = []
+        batches: list[NDArray[np.int64]] = []
         for begin in range(0, len(rows), size):
             pool = rows[begin : begin + size]
             batches += _cut(pool[np.argsort(lengths[pool], kind="stable")], lengths, batch_tokens)
@@ -153,7 +153,8 @@ def prepare(
 
     Without `vocabulary` and `schema` they are made from this source (training); with them this source is read as that
     one was. `unknown` says what to do with a value the schema does not hold: an error, "group" (as a rare value) or
-    "expected" (as a missing one); the `optional` variables are always read as "expected". Files are cached by content. `UserError` says what is wrong with the data, and where.
+    "expected" (as a missing one); the `optional` variables are always read as "expected". Files are cached by content.
+    `UserError` says what is wrong with the data, and where.
     """
     table = open_table(source)
     readers = column_readers(table, config, schema, unknown, optional)

@@ -4,6 +4,7 @@ A chunk is a dict from column name to a list of at most `CHUNK` plain values. Te
 (an empty field is the empty string); what a value means is decided by whoever reads the column.
 """
 
+import csv as text_csv
 import io
 import json
 import lzma
@@ -49,7 +50,7 @@ class Table:
 
 
 def open_table(source: Any) -> Table:
-    """A `Table` from a path, one row or a list of rows (dicts), a dict of columns, or a pandas, Arrow or Hugging Face table."""
+    """A `Table` from a path, a row (dict) or a list of rows, a dict of columns, a pandas, Arrow or Hugging Face table."""
     if isinstance(source, (str, Path)):
         return _from_path(Path(source))
     if isinstance(source, Mapping):
@@ -180,35 +181,27 @@ def _csv_chunks(stream: Any, columns: Sequence[str], delimiter: str, refuse: Cal
 def _header(path: Path, compression: str, delimiter: str) -> tuple[str, ...]:
     """The names of the columns of a CSV file, which its first line gives."""
     try:
-        with _stream(path, compression) as stream:
-            first = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="").readline()
-    except UnicodeDecodeError as error:
-        raise UserError(_encoding(path, compression, str(error))) from None
-    except (OSError, EOFError, lzma.LZMAError) as error:
+        with _stream(path, compression) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+            names = tuple(next(text_csv.reader(text, delimiter=delimiter), ()))
+    except UnicodeDecodeError:
+        raise UserError(_encoding(path, compression, "not UTF-8")) from None
+    except (OSError, EOFError, lzma.LZMAError, text_csv.Error) as error:
         raise UserError(f"{path}: damaged ({error})") from None
-    table = csv.read_csv(
-        io.BytesIO(first.encode() or b"\n"),
-        read_options=csv.ReadOptions(autogenerate_column_names=True),
-        parse_options=csv.ParseOptions(delimiter=delimiter),
-        convert_options=csv.ConvertOptions(default_column_type=pa.string())
-        if hasattr(csv.ConvertOptions(), "default_column_type")
-        else None,
-    )
-    names = tuple(str(column[0].as_py()) for column in table.columns) if table.num_rows else ()
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise UserError(f"{path}: the header has {twice[0]!r} twice")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{path}: the header has {name!r} twice")
     return names
 
 
 def _encoding(path: Path, compression: str, error: str) -> str:
     """What is wrong with a text file that does not parse: the line that is not UTF-8, or the parser's own word."""
     with _stream(path, compression) as stream:
-        for number, line in enumerate(io.BufferedReader(stream) if not hasattr(stream, "__next__") else stream, 1):
+        for number, line in enumerate(io.BufferedReader(stream), 1):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as fault:
-                return f"{path} line {number}: not UTF-8 (byte 0x{line[fault.start]:02x} at column {fault.start + 1}); convert it first"
+                byte = f"byte 0x{line[fault.start]:02x} at column {fault.start + 1}"
+                return f"{path} line {number}: not UTF-8 ({byte}); convert it first"
     return f"{path}: {error}"
 
 

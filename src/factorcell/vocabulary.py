@@ -119,4 +119,4 @@ def _escape(token: str) -> str:
 
 
 def _unescape(line: str) -> str:
-    return regex.sub(r"\\U([0-9a-f]{8})", lambda found: chr(int(found[1], 16)), line)
+    return str(regex.sub(r"\\U([0-9a-f]{8})", lambda found: chr(int(found[1], 16)), line))
