@@ -50,7 +50,7 @@ class Table:
 
 
 def open_table(source: Any) -> Table:
-    """A `Table` from a path, a row (dict) or a list of rows, a dict of columns, a pandas, Arrow or Hugging Face table."""
+    """A `Table` from a path, a row (dict) or a list of rows, a dict of columns, a pandas, Arrow or HF table."""
     if isinstance(source, (str, Path)):
         return _from_path(Path(source))
     if isinstance(source, Mapping):
