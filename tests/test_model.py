@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ ADAPTS = [names for count in range(3) for names in itertools.combinations(ADAPTE
 BIASES = [names for count in range(3) for names in itertools.combinations(OUTPUT_BIASES, count)]
 
 
-def tiny(tmp_path: Path, **model: object) -> Run:
+def tiny(tmp_path: Path, **model: Any) -> Run:
     """A run over random weights."""
     return make_run(tmp_path / "run", **model)
 
@@ -99,7 +100,7 @@ def test_sampling_every_token_is_exact(tmp_path: Path) -> None:
 def test_dropout_only_in_training(tmp_path: Path) -> None:
     """Every kind of dropout changes a training pass, and none a scoring one."""
     for kind in ("recurrent", "input", "output", "token"):
-        run = make_run(tmp_path / kind, **{f"dropout_{kind}": 0.5})
+        run = tiny(tmp_path / kind, **{f"dropout_{kind}": 0.5})
         batch = run.prepare(ROWS).batch(np.arange(5))
         with torch.no_grad():
             still = run.model.eval()(batch)

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,8 @@ def test_every_field_has_its_option(section: str) -> None:
     for field in dataclasses.fields(default):
         flag, value = "--" + field.name.replace("_", "-"), getattr(default, field.name)
         choices = field.metadata["choices"]
+        given: list[str]
+        expected: Any
         if isinstance(value, bool):
             given, expected = [flag if not value else flag.replace("--", "--no-", 1)], not value
         elif isinstance(value, tuple):

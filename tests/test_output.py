@@ -183,7 +183,7 @@ def test_the_sampled_loss_has_the_exact_minimum() -> None:
         hidden, vector = torch.zeros(1, 256, 2), torch.zeros(1, 0)
         loss = output.sampled_nats(hidden, targets, proposal.draw(), vector, nothing).mean()
         optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimiser.step()
     fitted = output.log_probabilities(torch.zeros(1, 2), None)[0].exp()
     torch.testing.assert_close(fitted, truth, atol=0.03, rtol=0)

@@ -40,11 +40,12 @@ class OneHotBias(nn.Module):
         super().__init__()
         sizes = [len(variable.values) for variable in schema.categories]
         self.tables = nn.ParameterList([torch.zeros(size, vocabulary_size) for size in sizes])
-        self.schema = schema
+        self.schema, self.size = schema, vocabulary_size
 
     def forward(self, vector: Tensor, context: Context, tokens: Tensor | None = None) -> Tensor:
         """As `LowRankBias.forward`; a missing value has the expected bias of its variable."""
-        total = vector.new_zeros(())
+        size = self.size if tokens is None else tokens.shape[-1]
+        total = vector.new_zeros(len(vector), size)  # all there is, where every variable is a number
         for column, table in enumerate(self.tables):
             rows = context.categories[:, column]
             expected = table.new_tensor(self.schema.categories[column].frequencies())

@@ -126,9 +126,9 @@ class Trainer:
 
     def _stop(self, batch: Batch, nats: Tensor) -> None:
         """Save what is good and say which row of the training data made the loss non-finite."""
-        self.save()
-        bad = (~torch.isfinite(nats.detach()).all(dim=1)).nonzero().flatten().tolist() or range(len(batch.rows))
-        rows = [int(batch.rows[index]) + 1 for index in bad]
+        if all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values()):
+            self.save()
+        rows = self._culprits(batch, nats)
         named = (
             f"row {rows[0]}"
             if len(rows) == 1
@@ -138,6 +138,18 @@ class Trainer:
             f"the loss is not finite at step {self.progress.step + 1}, {named} of the training data; "
             f"the checkpoint before it is in {self.run.folder} (a lower learning rate may help)"
         )
+
+    def _culprits(self, batch: Batch, nats: Tensor) -> list[int]:
+        """Rows, counted from 1, whose own nats or else whose own gradient is not finite; all rows, where none is."""
+        rows: list[int] = batch.rows.tolist()
+        bad = (~torch.isfinite(nats.detach()).all(dim=1)).nonzero().flatten().tolist()
+        for index, row in enumerate([] if bad else rows):
+            self.optimiser.zero_grad(set_to_none=True)
+            self.run.model(self.corpus.batch(np.array([row]))).sum().backward()
+            gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+            if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+                bad.append(index)
+        return [rows[index] + 1 for index in bad or range(len(rows))]
 
     def evaluate(self) -> Row:
         """Perplexities on the development set; the best weights so far go into the run folder."""
@@ -172,8 +184,14 @@ class Trainer:
         store.save_tensors(self.checkpoint, tensors, vars(self.progress))
 
     def load(self) -> None:
-        """Go back to the checkpoint; rows that were logged after it are dropped."""
+        """Go back to the checkpoint, if there is one, or the start; rows that were logged after it are dropped."""
+        if not self.checkpoint.exists():
+            store.write_rows(self.run.log_path, [])
+            return
         tensors, facts = store.load_tensors(self.checkpoint)
+        shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
+        if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
+            raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
         self.progress = Progress(**facts)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
@@ -190,12 +208,14 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False) -> Ite
     `resume` goes on from the checkpoint. `UserError` on a loss that is not finite or a folder that cannot be written.
     """
     trainer = Trainer(run, corpus, dev)
-    if resume and trainer.checkpoint.exists():
+    if resume:
         trainer.load()
     config, progress = trainer.config, trainer.progress
     every = max(1, trainer.steps // config.evaluations)
     clock = time.perf_counter()
     for batch in trainer.batches():
+        if config.patience and progress.worse >= config.patience:
+            break
         trainer.step(batch)
         last = progress.step == trainer.steps
         logged = progress.step % config.log_every == 0 or last
@@ -214,6 +234,4 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False) -> Ite
             yield trainer.log(row)
         if progress.step % config.save_every == 0 or evaluated:
             trainer.save()
-        if config.patience and progress.worse >= config.patience:
-            break
     run.load_weights()

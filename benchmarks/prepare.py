@@ -1,0 +1,96 @@
+"""Time and memory of `prepare` on a synthetic file: word frequencies after Zipf, texts of like lengths as reviews.
+
+    python benchmarks/prepare.py --words 10_000_000
+
+Prints one JSON object; peak memory is that of a process of its own, beside what it had after its imports.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+BLOCK = 1_000_000  # words written at once
+TYPES = 1_000_000  # distinct words there can be
+MEAN_LENGTH = 60
+
+
+def write_table(path: Path, words: int, seed: int = 0) -> int:
+    """A CSV file of at least `words` words with a category; the number of words written."""
+    random = np.random.default_rng(seed)
+    names = np.array([f"w{index:x}" for index in range(TYPES)])
+    shares = np.cumsum(1 / np.arange(1, TYPES + 1) ** 1.05)
+    written = 0
+    with path.open("w", encoding="utf-8") as file:
+        file.write("text,stars\n")
+        while written < words:
+            size = min(BLOCK, words - written)
+            ids = np.searchsorted(shares, random.random(size) * shares[-1])
+            block = names[ids].tolist()
+            ends = np.cumsum(1 + random.poisson(MEAN_LENGTH - 1, size // MEAN_LENGTH + 2))
+            begin = 0
+            for end in [*ends[ends < size].tolist(), size]:
+                file.write(f"{' '.join(block[begin:end])},{random.integers(1, 6)}\n")
+                begin = end
+            written += size
+    return written
+
+
+def peak_mib() -> float:
+    """Peak resident memory of this process; Linux counts it in KiB, macOS in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def measure(path: Path, cache: Path, unit: str) -> dict[str, float]:
+    """Prepare `path` twice; the second time it is opened from the cache."""
+    from factorcell.config import DataConfig
+    from factorcell.data import prepare
+
+    config = DataConfig(unit=unit, context=("stars",))
+    before, start = peak_mib(), time.perf_counter()
+    corpus = prepare(path, config, cache=cache)
+    first = time.perf_counter() - start
+    start = time.perf_counter()
+    prepare(path, config, cache=cache)
+    return {
+        "rows": len(corpus),
+        "vocabulary": len(corpus.vocabulary),
+        "seconds": round(first, 2),
+        "seconds_again": round(time.perf_counter() - start, 2),
+        "peak_mib": round(peak_mib()),
+        "peak_mib_after_imports": round(before),
+    }
+
+
+def main() -> None:
+    """Write the table, measure in a fresh process, print."""
+    parser = argparse.ArgumentParser(description="Time and memory of preparing a table.")
+    parser.add_argument("--words", type=int, default=10_000_000)
+    parser.add_argument("--unit", default="word", choices=("word", "space", "char", "grapheme"))
+    parser.add_argument("--measure", nargs=2, type=Path, metavar=("TABLE", "CACHE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        table, cache = options.measure
+        print(json.dumps(measure(table, cache, options.unit)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "table.csv")
+        words = write_table(table, options.words)
+        cache = Path(folder, "cache")
+        command = [sys.executable, __file__, "--unit", options.unit, "--measure", str(table), str(cache)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        found = json.loads(done.stdout)
+        size = table.stat().st_size / (1 << 20)
+    print(json.dumps({"words": words, "file_mib": round(size), **found, "words_s": round(words / found["seconds"])}))
+
+
+if __name__ == "__main__":
+    main()

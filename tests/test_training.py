@@ -1,0 +1,150 @@
+"""Training: it reaches what is known to be reachable, resumes bit for bit, and loses nothing."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell.config import Config, TrainingConfig, UserError
+from factorcell.data import Corpus, prepare
+from factorcell.run import Run
+from factorcell.training import Trainer, learning_rate, target_counts, train
+
+Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
+
+
+def make(
+    folder: Path, rows: list[dict[str, str]], test: list[dict[str, str]], **training: Any
+) -> tuple[Run, Corpus, Corpus]:
+    """A small run and its data."""
+    model = {"embedding_size": 12, "hidden_size": 20, "rank": 2, "context_size": 4, "variable_size": 4}
+    model |= training.pop("model", {})
+    config = Config.from_dict(
+        {
+            "data": {"context": ["dialect"], "min_count": 1},
+            "model": model,
+            "training": {"epochs": 1, "batch_tokens": 400, "learning_rate": 1e-2, "evaluations": 2, **training},
+        }
+    )
+    corpus = prepare(rows, config.data)
+    dev = prepare(test, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    return Run.create(folder, config, corpus.vocabulary, corpus.schema), corpus, dev
+
+
+@pytest.fixture
+def few(two_dialects: Dialects) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """A few hundred texts, and some to test on."""
+    return two_dialects(300, 1)[0], two_dialects(60, 2)[0]
+
+
+def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, few: Any) -> None:
+    """Stopped between any two checkpoints, a training goes on to the same weights and the same rows."""
+    options: dict[str, Any] = {
+        "epochs": 4,
+        "save_every": 3,
+        "log_every": 2,
+        "model": {"dropout_output": 0.2, "dropout_recurrent": 0.2},
+    }
+    whole = list(train(*make(tmp_path / "whole", *few, **options)))
+    run, corpus, dev = make(tmp_path / "cut", *few, **{**options, "model": dict(options["model"])})
+    for row in train(run, corpus, dev):
+        if row["step"] >= 8:
+            break  # as if the process had ended here, after the checkpoint of step 6
+    resumed = Run.open(tmp_path / "cut", trained=False)
+    list(train(resumed, corpus, dev, resume=True))
+    ours, theirs = Run.open(tmp_path / "whole"), Run.open(tmp_path / "cut")
+    assert all(map(torch.equal, ours.model.parameters(), theirs.model.parameters()))
+    timeless = [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in whole]
+    assert [{k: row[k] for k in row if k not in ("seconds", "tokens_per_second")} for row in theirs.log()] == timeless
+
+
+def test_a_finished_training_is_not_trained_again(tmp_path: Path, few: Any) -> None:
+    """`resume` at the end yields nothing and leaves the best weights."""
+    run, corpus, dev = make(tmp_path / "run", *few)
+    rows = list(train(run, corpus, dev))
+    assert list(train(Run.open(tmp_path / "run", trained=False), corpus, dev, resume=True)) == []
+    assert run.log() == rows
+
+
+def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path, few: Any) -> None:
+    """With a rate that destroys the model, the weights saved are those of the best evaluation."""
+    run, corpus, dev = make(
+        tmp_path / "run", *few, epochs=20, evaluations=20, learning_rate=0.3, decay="none", patience=3
+    )
+    rows = [row for row in train(run, corpus, dev) if row["split"] == "dev"]
+    perplexities = [row["perplexity"] for row in rows]
+    best = int(np.argmin(perplexities))
+    assert len(rows) == best + 1 + 3 < 20
+    from factorcell.evaluation import evaluate
+
+    assert evaluate(run, dev)["perplexity"] == pytest.approx(perplexities[best], rel=1e-6)
+    assert [row["best"] for row in rows] == np.minimum.accumulate(perplexities).tolist()
+
+
+def test_a_loss_that_is_not_finite_names_its_row(tmp_path: Path, few: Any) -> None:
+    """The row of the table is named, and the checkpoint before it can be opened."""
+    run, corpus, dev = make(tmp_path / "run", *few, save_every=2)
+    original = run.model.forward
+
+    def poisoned(batch: Any, *rest: Any) -> Any:
+        nats = original(batch, *rest)
+        return torch.where((batch.rows == 17)[:, None], torch.nan, nats)
+
+    run.model.forward = poisoned  # type: ignore[method-assign, assignment]
+    with pytest.raises(UserError, match=r"the loss is not finite at step \d+, row 18 of the training data"):
+        list(train(run, corpus, dev))
+    del run.model.forward
+    fresh = Run.open(tmp_path / "run", trained=False)
+    rows = list(train(fresh, corpus, dev, resume=True))
+    assert math.isfinite(rows[-1]["perplexity"])
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, few: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saving fails in the middle; the checkpoint before it is whole and can be resumed."""
+    run, corpus, dev = make(tmp_path / "run", *few, save_every=2, evaluations=1)
+    rows = train(run, corpus, dev)
+    trainer = Trainer(run, corpus, dev)
+    trainer.save()
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match="the last good one is kept"):
+        list(rows)
+    monkeypatch.undo()
+    again = Trainer(Run.open(tmp_path / "run", trained=False), corpus, dev)
+    again.load()
+    assert again.progress.step == 0
+
+
+def test_learning_rates() -> None:
+    """A linear rise, then a fall to zero, or none."""
+    config = TrainingConfig(learning_rate=2.0, warmup=0.1, decay="cosine")
+    rates = [learning_rate(step, 100, config) for step in range(100)]
+    assert rates[:3] == pytest.approx([0.2, 0.4, 0.6])
+    assert max(rates) == rates[9] == pytest.approx(2.0)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(1.0)
+    assert rates[-1] < 0.01
+    assert learning_rate(55, 100, TrainingConfig(learning_rate=2.0, warmup=0.1, decay="linear")) == pytest.approx(1.0)
+    assert learning_rate(99, 100, TrainingConfig(learning_rate=2.0, warmup=0.1, decay="none")) == 2.0
+
+
+def test_training_starts_at_the_unigram_frequencies(tmp_path: Path, few: Any) -> None:
+    """Before the first step the biases are the (smoothed) log frequencies of the targets."""
+    run, corpus, dev = make(tmp_path / "run", *few)
+    counts = target_counts(corpus)
+    assert counts.sum() == corpus.targets
+    Trainer(run, corpus, dev)
+    expected = np.log((counts + 1) / (counts + 1).sum())
+    np.testing.assert_allclose(run.model.output.bias.detach().numpy(), expected, rtol=1e-5)
+
+
+def test_weight_decay_spares_vectors(tmp_path: Path, few: Any) -> None:
+    """Matrices are decayed, biases are not."""
+    run, corpus, dev = make(tmp_path / "run", *few, weight_decay=0.5)
+    matrices, vectors = Trainer(run, corpus, dev).optimiser.param_groups
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.5, 0.0)
+    assert {p.dim() for p in vectors["params"]} == {1}
+    assert len(matrices["params"]) + len(vectors["params"]) == len(list(run.model.parameters()))
