@@ -31,6 +31,12 @@ def inputs() -> tuple[Tensor, Tensor]:
     return torch.randn(B, T, E, dtype=torch.double), torch.randn(B, K, dtype=torch.double)
 
 
+def weight(cell: Cell, name: str) -> np.ndarray[Any, Any]:
+    """A parameter of an adapter."""
+    array: np.ndarray[Any, Any] = cell.get_parameter(f"adapters.{name}").detach().numpy()
+    return array
+
+
 def sigmoid(value: float) -> float:
     """1 / (1 + exp(-x))."""
     return 1 / (1 + math.exp(-value))
@@ -42,9 +48,9 @@ def slow(cell: Cell, x: Tensor, c: Tensor, adapt: tuple[str, ...]) -> np.ndarray
     for b in range(B):
         matrix, bias = cell.matrix.detach().numpy().copy(), cell.bias.detach().numpy().copy()
         if "concat" in adapt:
-            bias += c[b].numpy() @ cell.adapters["concat"].weight.detach().numpy()
+            bias += c[b].numpy() @ weight(cell, "concat.weight")
         if "factor" in adapt:
-            left, right = (getattr(cell.adapters["factor"], side).detach().numpy() for side in ("left", "right"))
+            left, right = weight(cell, "factor.left"), weight(cell, "factor.right")
             matrix += np.einsum("k,kdr->dr", c[b], left) @ np.einsum("k,krg->rg", c[b], right)
         h, m = np.zeros(H), np.zeros(H)
         for t in range(T):
@@ -105,7 +111,7 @@ def test_concatcell_is_a_factorcell_with_zero_factors() -> None:
     concat = make_cell(("concat",))
     concat.load_state_dict({k: v for k, v in both.state_dict().items() if "factor" not in k})
     with torch.no_grad():
-        both.adapters["factor"].right.zero_()
+        both.get_parameter("adapters.factor.right").zero_()
     assert torch.equal(both(x, both.adapt(c))[0], concat(x, concat.adapt(c))[0])
 
 
@@ -114,7 +120,7 @@ def test_concatcell_is_the_context_as_one_more_input() -> None:
     concat, (x, c) = make_cell(("concat",)), inputs()
     wide = Cell(E + K, H, K, R, (), 0.0).double()
     with torch.no_grad():
-        stacked = [concat.matrix[:E], concat.adapters["concat"].weight, concat.matrix[E:]]
+        stacked = [concat.matrix[:E], concat.get_parameter("adapters.concat.weight"), concat.matrix[E:]]
         wide.matrix.copy_(torch.cat(stacked))
         wide.bias.copy_(concat.bias)
     joined = torch.cat([x, c[:, None].expand(B, T, K)], dim=2)
@@ -137,9 +143,9 @@ def test_gradients_by_finite_differences(adapt: tuple[str, ...]) -> None:
     names = [name for name, _ in cell.named_parameters()]
 
     def run(x: Tensor, c: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(
-            _Both(cell), dict(zip([f"cell.{n}" for n in names], values, strict=False)), (x, c)
-        )
+        named = {f"cell.{name}": value for name, value in zip(names, values, strict=True)}
+        hidden: Tensor = torch.func.functional_call(_Both(cell), named, (x, c))
+        return hidden
 
     values = [parameter.detach().requires_grad_() for parameter in cell.parameters()]
     assert torch.autograd.gradcheck(run, (x.requires_grad_(), c.requires_grad_(), *values))

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,3 +136,12 @@ def test_missing_columns_and_values() -> None:
     with pytest.raises(UserError, match="row 1: lat is empty"):
         read_known([{"city": "Oslo", "lat": None}], "group")
     assert math.isnan(read_known([{"city": "Oslo"}], "expected")[1][0])
+
+
+def test_values_of_other_libraries() -> None:
+    """Their missing values are missing; a list is no category, and is named as such by the reader."""
+    values = (np.float32("nan"), pd.NA, pd.NaT, np.float32(1))
+    assert [is_missing(value) for value in values] == [True, True, True, False]
+    for kind in ("", ":category"):
+        with pytest.raises(UserError, match="row 2: x is a list, not the name of a category"):
+            read(["a", ["b"], "c"], kind)

@@ -75,7 +75,7 @@ def test_case_follows_the_unit() -> None:
 def test_named_models() -> None:
     """The four of the paper differ only in what they adapt."""
     for name, (adapt, bias) in MODELS.items():
-        config = Config(ModelConfig and DataConfig(), ModelConfig(rank=4)).with_model(name)
+        config = Config(model=ModelConfig(rank=4)).with_model(name)
         assert config.model == ModelConfig(rank=4, adapt=adapt, output_bias=bias)
     with pytest.raises(UserError, match="unknown model 'factor'"):
         Config().with_model("factor")

@@ -178,6 +178,46 @@ def test_a_damaged_cache_is_made_again(table: Path, tmp_path: Path) -> None:
     assert lines_of(prepare(table, CONFIG, cache=cache)) == expected
 
 
+@pytest.mark.parametrize("name", ["tokens", "offsets", "categories", "numbers"])
+def test_an_array_of_no_bytes_or_too_few_rows_is_made_again(table: Path, tmp_path: Path, name: str) -> None:
+    """As a crash or a full disk leaves it: a file without content; and one that does not fit the others."""
+    cache = tmp_path / "cache"
+    prepare(table, CONFIG, cache=cache)
+    expected = prepare(ROWS, CONFIG)
+    (folder,) = cache.iterdir()
+    path = folder / f"{name}.npy"
+    array = np.array(np.load(path))
+    for damage in (lambda: path.touch(), lambda: np.save(path, array[:-1])):
+        path.unlink()  # a corpus may still map the old one
+        damage()
+        again = prepare(table, CONFIG, cache=cache)
+        assert lines_of(again) == lines_of(expected)
+        assert np.array_equal(again.categories, expected.categories)
+        assert np.array_equal(again.numbers, expected.numbers)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(table: Path, tmp_path: Path) -> None:
+    """A file where the folder should be, and a file above it."""
+    (tmp_path / "file").touch()
+    for cache in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match="the cache cannot be written"):
+            prepare(table, CONFIG, cache=cache)
+
+
+def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process finished meanwhile is opened; nothing half-written stays."""
+    cache, install, firsts = tmp_path / "cache", data._install, []
+
+    def late(partial: Path, folder: Path) -> Corpus:
+        monkeypatch.setattr(data, "_install", install)
+        firsts.append(prepare(table, CONFIG, cache=cache))
+        return install(partial, folder)
+
+    monkeypatch.setattr(data, "_install", late)
+    assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
+    assert len(list(cache.iterdir())) == 1
+
+
 def _prepare(table: Path, cache: Path) -> int:
     return len(prepare(table, CONFIG, cache=cache))
 

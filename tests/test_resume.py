@@ -144,7 +144,7 @@ def test_resumed_at_its_end_nothing_changes(whole: Path, tmp_path: Path) -> None
     assert list(go(folder, resume=True)) == []
     same(whole, folder)
     stopped = tmp_path / "stopped"
-    options = {"patience": 1, "learning_rate": 0.5, "decay": "none", "log_every": 1, "evaluations": 12}
+    options: dict[str, Any] = {"patience": 1, "learning_rate": 0.5, "decay": "none", "log_every": 1, "evaluations": 12}
     rows = list(go(stopped, **options))
     assert rows[-1]["step"] < rows[-1]["steps"]
     before = {file.name: file.read_bytes() for file in stopped.iterdir()}
@@ -170,11 +170,10 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(whole: Path, tmp_path: P
     same(whole, folder)
 
 
-@pytest.mark.parametrize("slope", [1.0, 2.0])
-def test_a_poisoned_number_names_its_row(slope: float, tmp_path: Path) -> None:
-    """A number so large that its gradient (slope 1) or its nats (slope 2: infinite minus infinite) are none.
+def test_a_poisoned_number_names_its_row(tmp_path: Path) -> None:
+    """Numbers so large that the gradient overflows, though the loss does not: the row is named as the table counts.
 
-    The row is named as it is counted in the table, and the checkpoint before it holds good numbers.
+    The checkpoint before it holds good numbers.
     """
     rows: list[dict[str, Any]] = [{"text": "a b a", "x": float(n), "y": float(n % 3)} for n in range(40)]
     options = {"epochs": 3, "batch_tokens": 40, "save_every": 1}
@@ -184,7 +183,7 @@ def test_a_poisoned_number_names_its_row(slope: float, tmp_path: Path) -> None:
     assert run.model.encoder is not None
     assert run.model.encoder.network is not None
     with torch.no_grad():
-        next(run.model.encoder.network.parameters()).copy_(torch.tensor([slope, -slope]))
+        next(run.model.encoder.network.parameters()).copy_(torch.tensor([1.0, -1.0]))
     run.model.encoder.deviation.fill_(1e-3)
     corpus.numbers[25] = 3e38
     with pytest.raises(

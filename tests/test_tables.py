@@ -184,5 +184,64 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UserError, match=message):
             read(source)
-    with pytest.raises(UserError, match="no column 'text'"):
+    with pytest.raises(UserError, match="empty, no columns and no rows"):
         read([])
+
+
+@pytest.mark.parametrize("name", ["a.TSV", "a.tsv.gz", "my.csv.tsv"])
+def test_the_last_ending_decides_the_delimiter(tmp_path: Path, name: str) -> None:
+    """Whatever its case, and whatever else the name holds."""
+    content = b"text\tcity\na, b\tOslo\n"
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert list(open_table(tmp_path / name).chunks(["text", "city"])) == [{"text": ["a, b"], "city": ["Oslo"]}]
+
+
+def test_empty_lines_are_no_rows_beside_other_columns(tmp_path: Path) -> None:
+    """A last empty line is no row, unless text is the only column."""
+    (tmp_path / "two.csv").write_text("text,city\na,Oslo\n\nb,Nice\n\n", encoding="utf-8")
+    (tmp_path / "one.csv").write_text("text\na\n\nb\n", encoding="utf-8")
+    assert [chunk["text"] for chunk in open_table(tmp_path / "two.csv").chunks(["text"])] == [["a", "b"]]
+    assert [chunk["text"] for chunk in open_table(tmp_path / "one.csv").chunks(["text"])] == [["a", "", "b"]]
+
+
+def test_columns_in_python_may_mix_types_and_be_arrays() -> None:
+    """Lists, tuples, arrays and series give plain values."""
+    for columns in (
+        {"text": ["a", "b"], "stars": (5, "5")},
+        {"text": pd.Series(["a", "b"]), "stars": pd.Series([5, "5"])},
+    ):
+        assert list(open_table(columns).chunks(["stars"])) == [{"stars": [5, "5"]}]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([], "empty"),
+        ({}, "empty"),
+        ({"text": ["a", "b"], "stars": [5]}, "stars has 1 rows, another has 2"),
+        (pd.DataFrame({"text": ["a", "b"], "stars": [5, "5"]}), "mixes types"),
+        (pa.table([pa.array(["a"]), pa.array(["b"])], names=["x", "x"]), "'x' twice"),
+    ],
+)
+def test_tables_in_memory_that_do_not_fit(source: Any, message: str) -> None:
+    """One line each."""
+    with pytest.raises(UserError, match=message):
+        list(open_table(source).chunks(["stars"]))
+
+
+@pytest.mark.parametrize(
+    ("content", "line"), [("a,b\n1,2\n\n3\n", 4), ('a,b\n"1\n1",2\n3,4\n5\n', 5), ("a,b\r\n1,2\r\n3\r\n", 3)]
+)
+def test_a_ragged_row_is_named_with_its_line(tmp_path: Path, content: str, line: int) -> None:
+    """Empty lines and line breaks inside quotes count as lines."""
+    (tmp_path / "t.csv").write_bytes(content.encode())
+    with pytest.raises(UserError, match=rf"line {line}: 1 columns, the header has 2 \(a, b\)"):
+        list(open_table(tmp_path / "t.csv").chunks(["a"]))
+
+
+def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:
+    """Of plain text files only."""
+    for name, content, count in [("t.csv", csv_bytes(), 6), ("t.jsonl", json_bytes(), 4), ("t.csv.gz", b"", None)]:
+        (tmp_path / name).write_bytes(content if count else gzip.compress(csv_bytes()))
+        assert tables.line_count(open_table(tmp_path / name)) == count
+    assert tables.line_count(open_table(ROWS)) is None

@@ -34,7 +34,13 @@ def category_name(value: Any) -> str:
 
 def is_missing(value: Any) -> bool:
     """Null, an empty field, or not a number."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+    if isinstance(value, (str, int)):
+        return value == ""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or _is_nan(value)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, (float, np.floating)) and math.isnan(value)
 
 
 def to_number(value: Any) -> float | None:
@@ -72,7 +78,12 @@ class Categories:
     def add(self, values: list[Any], before: int) -> None:
         """Take one chunk; `before` rows came earlier."""
         seen = len(self.ids.names)
-        rows = np.fromiter(map(self.ids.__getitem__, values), dtype=np.int32, count=len(values))
+        try:
+            rows = np.fromiter(map(self.ids.__getitem__, values), dtype=np.int32, count=len(values))
+        except TypeError:  # not hashable
+            row, value = next((r, v) for r, v in enumerate(values, before + 1) if isinstance(v, (list, dict, set)))
+            kind = type(value).__name__
+            raise UserError(f"{self.where} row {row}: {self.name} is a {kind}, not the name of a category") from None
         self.rows.append(rows)
         if self.known and self.unknown == "error" and len(self.ids.names) > seen:
             for name in islice(self.ids.names, seen, None):
@@ -197,7 +208,10 @@ def _guess(table: Table, names: list[str]) -> dict[str, str]:
     rows = 0
     for chunk in table.chunks(names):
         for name in names:
-            values[name].update(chunk[name])
+            try:
+                values[name].update(chunk[name])
+            except TypeError:  # not hashable, so no number; the reader will say in which row
+                values[name].update(map(repr, chunk[name]))
         rows += len(chunk[names[0]])
         if rows >= GUESS_ROWS:
             break

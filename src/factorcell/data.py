@@ -26,10 +26,10 @@ from tqdm import tqdm
 from factorcell.columns import Categories, Numbers, column_readers
 from factorcell.config import DataConfig, UserError
 from factorcell.context import Context, ContextSchema
-from factorcell.tables import Table, open_table
+from factorcell.tables import Table, line_count, open_table
 from factorcell.vocabulary import END, START, UNKNOWN, Vocabulary, splitter
 
-CACHE_VERSION = 1  # of the arrays below; part of the key, so that older ones are not read
+CACHE_VERSION = 2  # of the arrays below; part of the key, so that older ones are not read
 STRIDE = 1 << 24  # tokens mapped at once
 POOL = 50  # batches' worth of shuffled rows that are sorted by length together
 
@@ -162,23 +162,34 @@ def prepare(
         return _build(table, config, vocabulary, schema, readers, progress, None)
     key = _key(table.path, config, vocabulary, schema, (unknown, *optional))
     folder = (cache or cache_folder()) / key
-    if (folder / "complete").exists():
-        try:
-            return _open(folder)
-        except (OSError, ValueError, KeyError, UserError):
-            pass  # damaged: made again
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=folder.parent))
+    if (corpus := _open(folder)) is not None:
+        return corpus
+    partial = None
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=folder.parent))
         _build(table, config, vocabulary, schema, readers, progress, partial)
         (partial / "complete").touch()
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-        return _open(folder)
+        return _install(partial, folder)
     except OSError as error:
         raise UserError(f"{folder.parent}: the cache cannot be written ({error.strerror})") from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _install(partial: Path, folder: Path) -> Corpus:
+    """Move what was made to its place in the cache; where another process was first, its copy is as good."""
+    try:
+        partial.rename(folder)
+    except OSError:
+        if (corpus := _open(folder)) is not None:
+            return corpus
+        shutil.rmtree(folder, ignore_errors=True)  # damaged
+        partial.rename(folder)
+    if (corpus := _open(folder)) is None:
+        raise UserError(f"{folder}: the cache was damaged while it was written; try again")
+    return corpus
 
 
 def cache_folder() -> Path:
@@ -196,9 +207,12 @@ def _key(
     policy: tuple[str, ...],
 ) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(1 << 24):
-            digest.update(block)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     how = {
         "version": CACHE_VERSION,
         "name": path.suffixes,
@@ -211,13 +225,22 @@ def _key(
     return digest.hexdigest()
 
 
-def _open(folder: Path) -> Corpus:
-    """The corpus in a cache folder, its arrays mapped, not read."""
+def _open(folder: Path) -> Corpus | None:
+    """The corpus in a cache folder, its arrays mapped, not read; None where there is none or it is damaged."""
+    try:
+        return _load(folder) if (folder / "complete").exists() else None
+    except (OSError, EOFError, ValueError, KeyError, UserError):  # a file of no bytes is an EOFError
+        return None
+
+
+def _load(folder: Path) -> Corpus:
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "categories", "numbers")}
     offsets = np.load(folder / "offsets.npy")
     vocabulary = Vocabulary.load(folder / "vocabulary.txt")
     schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
-    if len(arrays["tokens"]) != offsets[-1]:
+    columns = {"categories": len(schema.categories), "numbers": len(schema.numbers)}
+    fits = [arrays[name].shape == (len(offsets) - 1, count) for name, count in columns.items()]
+    if len(arrays["tokens"]) != offsets[-1] or not all(fits):
         raise ValueError("arrays do not fit together")
     return Corpus(offsets=offsets, vocabulary=vocabulary, schema=schema, **arrays)
 
@@ -282,7 +305,9 @@ def _texts(
     """The texts of every chunk, once the readers have taken their columns of it."""
     columns = [config.text, *(reader.name for reader in readers if reader.name in table.columns)]
     done = 0
-    with tqdm(total=table.rows, desc="reading", unit=" rows", unit_scale=True, disable=not progress) as bar:
+    with tqdm(
+        total=table.rows or line_count(table), desc="reading", unit=" rows", unit_scale=True, disable=not progress
+    ) as bar:
         for chunk in table.chunks(columns):
             texts = chunk[config.text]
             for reader in readers:

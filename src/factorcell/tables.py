@@ -36,6 +36,13 @@ class Table:
     path: Path | None = None
     rows: int | None = None
 
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise UserError(f"{self.name}: empty, no columns and no rows")
+        for name in self.columns:
+            if self.columns.count(name) > 1:
+                raise UserError(f"{self.name}: the header has {name!r} twice")
+
     def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
         """Chunks of the named columns; `UserError` where a column is missing or the table is empty."""
         for name in columns:
@@ -54,17 +61,24 @@ def open_table(source: Any) -> Table:
     if isinstance(source, (str, Path)):
         return _from_path(Path(source))
     if isinstance(source, Mapping):
-        if source and all(isinstance(values, (list, tuple)) for values in source.values()):
-            return _from_arrow(pa.table({name: list(values) for name, values in source.items()}))
+        if source and all(hasattr(values, "with_format") for values in source.values()):
+            raise UserError(f"this data set has splits; give one of them ({', '.join(source)})")
+        if source and all(isinstance(v, (list, tuple)) or hasattr(v, "tolist") for v in source.values()):
+            lists = {name: v.tolist() if hasattr(v, "tolist") else v for name, v in source.items()}
+            if all(isinstance(values, (list, tuple)) for values in lists.values()):
+                return _from_columns(lists)
         return _from_rows([source])
     if isinstance(source, (list, tuple)):
         return _from_rows(source)
     if isinstance(source, pa.Table):
         return _from_arrow(source)
-    if hasattr(source, "with_format"):  # a Hugging Face dataset
+    if hasattr(source, "with_format") and hasattr(source, "num_rows"):  # a Hugging Face dataset, not a stream
         return _from_arrow(source.with_format("arrow")[:])
     if hasattr(source, "iloc"):  # a pandas data frame
-        return _from_arrow(pa.Table.from_pandas(source, preserve_index=False))
+        try:
+            return _from_arrow(pa.Table.from_pandas(source, preserve_index=False))
+        except pa.ArrowException as error:
+            raise UserError(f"the data frame given: a column mixes types ({error.args[-1]})") from None
     raise UserError(
         f"cannot read a table from {type(source).__name__}; give a path, rows, a data frame or an Arrow table"
     )
@@ -82,6 +96,20 @@ def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
             yield {name: [row.get(name) for row in part] for name in names}
 
     return Table("the rows given", columns, read, rows=len(rows))
+
+
+def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
+    sizes = {name: len(values) for name, values in columns.items()}
+    rows = max(sizes.values())
+    for name, size in sizes.items():
+        if size != rows:
+            raise UserError(f"the columns given: {name} has {size} rows, another has {rows}")
+
+    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
+        for begin in range(0, rows, CHUNK):
+            yield {name: list(columns[name][begin : begin + CHUNK]) for name in names}
+
+    return Table("the columns given", tuple(columns), read, rows=rows)
 
 
 def _from_arrow(table: pa.Table, name: str = "the table given") -> Table:
@@ -106,6 +134,14 @@ def _from_path(path: Path) -> Table:
         raise UserError(f"{path}: the file is empty")
     readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}
     return readers[kind](path, compression)
+
+
+def line_count(table: Table) -> int | None:
+    """About how many rows a text file has: its lines. None where that cannot be told without unpacking it."""
+    if table.path is None or table.path.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
+        return None
+    with table.path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 24), b""))
 
 
 def _parquet(path: Path, compression: str) -> Table:
@@ -134,38 +170,42 @@ def _stream(path: Path, compression: str) -> Any:
 
 
 def _csv(path: Path, compression: str) -> Table:
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    delimiter = "\t" if path.name.lower().removesuffix(compression).endswith(".tsv") else ","
     names = _header(path, compression, delimiter)
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
-        ragged: list[str] = []
+        ragged: list[tuple[int, int]] = []
 
         def refuse(row: Any) -> str:
-            ragged.append(
-                f"{path} line {row.number}: {row.actual_columns} columns, "
-                f"the header has {row.expected_columns} ({', '.join(names)})"
-            )
+            ragged.append((row.number, row.actual_columns))
             return "error"
 
         try:
             with _stream(path, compression) as stream:
-                yield from _csv_chunks(stream, columns, delimiter, refuse)
+                # A line without a mark is a text without a token only where a row is nothing but its text.
+                yield from _csv_chunks(stream, columns, delimiter, refuse, len(names) > 1)
         except pa.ArrowInvalid as error:
             if "Empty CSV file" in str(error):
                 return
-            raise UserError(ragged[0] if ragged else _encoding(path, compression, str(error))) from None
+            if ragged:
+                number, found = _ragged(path, compression, delimiter, len(names)) or ragged[0]
+                has = f"{found} columns, the header has {len(names)} ({', '.join(names)})"
+                raise UserError(f"{path} line {number}: {has}") from None
+            raise UserError(_encoding(path, compression, str(error))) from None
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise UserError(f"{path}: damaged ({error})") from None
 
     return Table(str(path), names, read, path)
 
 
-def _csv_chunks(stream: Any, columns: Sequence[str], delimiter: str, refuse: Callable[[Any], str]) -> Iterator[Chunk]:
+def _csv_chunks(
+    stream: Any, columns: Sequence[str], delimiter: str, refuse: Callable[[Any], str], skip_empty: bool
+) -> Iterator[Chunk]:
     reader = csv.open_csv(
         stream,
         read_options=csv.ReadOptions(use_threads=False, block_size=1 << 22),
         parse_options=csv.ParseOptions(
-            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse, ignore_empty_lines=False
+            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse, ignore_empty_lines=skip_empty
         ),
         convert_options=csv.ConvertOptions(
             include_columns=list(columns),
@@ -187,10 +227,21 @@ def _header(path: Path, compression: str, delimiter: str) -> tuple[str, ...]:
         raise UserError(_encoding(path, compression, "not UTF-8")) from None
     except (OSError, EOFError, lzma.LZMAError, text_csv.Error) as error:
         raise UserError(f"{path}: damaged ({error})") from None
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{path}: the header has {name!r} twice")
     return names
+
+
+def _ragged(path: Path, compression: str, delimiter: str, columns: int) -> tuple[int, int] | None:
+    """Line and columns of the first row that has not as many `columns`; Arrow counts rows, and not the empty ones."""
+    with _stream(path, compression) as stream, io.TextIOWrapper(stream, "utf-8", "replace", newline="") as text:
+        reader, begin = text_csv.reader(text, delimiter=delimiter), 1
+        try:
+            for row in reader:
+                if row and len(row) != columns:
+                    return begin, len(row)
+                begin = reader.line_num + 1
+        except text_csv.Error:  # a field beyond the limit of the csv module
+            return None
+    return None
 
 
 def _encoding(path: Path, compression: str, error: str) -> str:

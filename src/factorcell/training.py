@@ -147,7 +147,7 @@ class Trainer:
             self.optimiser.zero_grad(set_to_none=True)
             self.run.model(self.corpus.batch(np.array([row]))).sum().backward()
             gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-            if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+            if not bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
                 bad.append(index)
         return [rows[index] + 1 for index in bad or range(len(rows))]
 

@@ -1,0 +1,227 @@
+"""The whole model, one number at a time, from the printed equations; and its gradients by finite differences.
+
+TACL 2018, equations 2 to 6, 8 and 9; thesis 2018, equation 2.4. Nothing here is shared with the code but parameters.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factorcell.config import ADAPTERS, OUTPUT_BIASES, ModelConfig
+from factorcell.context import MISSING, RARE, Context, ContextSchema, Variable
+from factorcell.data import Batch
+from factorcell.model import LanguageModel
+from factorcell.output import Proposal, Samples
+from factorcell.vocabulary import END, START
+
+Array = NDArray[np.float64]
+V, SIZE = 6, {"embedding_size": 3, "hidden_size": 4, "context_size": 3, "variable_size": 2, "number_size": 3, "rank": 2}
+CITY = Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 3, 4))
+STARS = Variable("stars", "category", values=(RARE, "1"), counts=(2, 6))
+LAT = Variable("lat", "number", mean=10.0, deviation=4.0)
+SCHEMAS = {
+    "nothing": ContextSchema(),
+    "numbers": ContextSchema((LAT,)),
+    "categories": ContextSchema((CITY, STARS)),
+    "both": ContextSchema((CITY, LAT, STARS)),
+}
+TEXTS = ([3, 4, 0, END], [END], [5, 5, 3])  # the last one was cut: it has no end token
+KINDS = [names for count in range(3) for names in itertools.combinations(ADAPTERS, count)]
+BIASES = [names for count in range(3) for names in itertools.combinations(OUTPUT_BIASES, count)]
+
+
+def make(schema: ContextSchema, adapt: tuple[str, ...], bias: tuple[str, ...]) -> LanguageModel:
+    """A model in double precision with random weights everywhere."""
+    model = LanguageModel(ModelConfig(adapt=adapt, output_bias=bias, **SIZE), V, schema).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.6)
+    return model.eval()
+
+
+def batch(schema: ContextSchema) -> Batch:
+    """`TEXTS` with their contexts, one city and one latitude missing; more padding than they need."""
+    tokens = torch.full((3, 7), END)
+    for row, text in enumerate(TEXTS):
+        tokens[row, : len(text) + 1] = torch.tensor([START, *text])
+    city, stars, lat = (1, MISSING, 2), (0, 1, 1), (12.0, 3.5, math.nan)
+    columns = {"city": city, "stars": stars}
+    categories = [columns[variable.name] for variable in schema.categories]
+    return Batch(
+        tokens,
+        torch.tensor([len(text) for text in TEXTS]),
+        Context(
+            torch.tensor(categories, dtype=torch.long).T.reshape(3, len(categories)),
+            torch.tensor([lat] * len(schema.numbers), dtype=torch.double).T.reshape(3, len(schema.numbers)),
+        ),
+        torch.arange(3),
+    )
+
+
+class Slow:
+    """The model of one text in plain numpy."""
+
+    def __init__(self, model: LanguageModel, schema: ContextSchema, context: Context, row: int) -> None:
+        self.p = {name: value.detach().numpy() for name, value in model.named_parameters()}
+        self.schema, self.rows = schema, context.categories[row].tolist()
+        self.numbers = context.numbers[row].tolist()
+        self.context = self.encode() if schema.variables and any("adapters" in name for name in self.p) else None
+
+    def table(self, name: str, column: int) -> Array:
+        """The row of a table, or the mean of its rows by how often each value is seen."""
+        table: Array = self.p[f"{name}.{column}"]
+        if self.rows[column] != MISSING:
+            return np.asarray(table[self.rows[column]])
+        counts = self.schema.categories[column].counts
+        return np.asarray(sum(count * row for count, row in zip(counts, table, strict=True)) / sum(counts))
+
+    def encode(self) -> Array:
+        """Thesis, equation 2.4: c = tanh(sum_i M_i F_i f_i + b0)."""
+        parts = [self.table("encoder.tables", column) for column in range(len(self.rows))]
+        if self.numbers:
+            z = np.array([0.0 if math.isnan(x) else (x - 10.0) / 4.0 for x in self.numbers])
+            for layer in ("encoder.network.0", "encoder.network.2"):
+                z = np.tanh(self.p[f"{layer}.weight"] @ z + self.p[f"{layer}.bias"])
+            parts.append(z)
+        return np.asarray(
+            np.tanh(self.p["encoder.joint.weight"] @ np.concatenate(parts) + self.p["encoder.joint.bias"])
+        )
+
+    def recurrent(self) -> tuple[Array, Array]:
+        """TACL, equations 3 and 4: W' = W + Z_L(c) Z_R(c), and b' = b + V c."""
+        matrix, bias = self.p["cell.matrix"].copy(), self.p["cell.bias"].copy()
+        for k, value in enumerate(() if self.context is None else self.context):
+            if "cell.adapters.concat.weight" in self.p:
+                bias += value * self.p["cell.adapters.concat.weight"][k]
+            for j, other in enumerate(() if self.context is None else self.context):
+                if "cell.adapters.factor.left" in self.p:
+                    left, right = self.p["cell.adapters.factor.left"][k], self.p["cell.adapters.factor.right"][j]
+                    matrix += value * other * (left @ right)
+        return matrix, bias
+
+    def softmax_bias(self) -> Array:
+        """TACL, equation 6, b + Q c, and a vector of its own for every value."""
+        total = self.p["output.bias"].copy()
+        if "output.adapters.low_rank.weight" in self.p:
+            total += self.p["output.adapters.low_rank.weight"] @ self.context
+        if "output.adapters.one_hot.tables.0" in self.p:
+            total += sum(self.table("output.adapters.one_hot.tables", column) for column in range(len(self.rows)))
+        return np.asarray(total)
+
+    def nats(self, text: list[int]) -> list[float]:
+        """TACL, equations 8, 9 and 5: -log p of each token of `text`."""
+        (matrix, bias), shift, size = self.recurrent(), self.softmax_bias(), SIZE["hidden_size"]
+        h, m, found = np.zeros(size), np.zeros(size), []
+        for before, token in itertools.pairwise([START, *text]):
+            gates = np.concatenate([self.p["embedding"][before], h]) @ matrix + bias
+            i, f, o = gates[:size], gates[size : 2 * size], gates[2 * size :]
+            f, o = 1 / (1 + np.exp(-(f + 1))), 1 / (1 + np.exp(-o))
+            m = f * m + (1 - f) * np.tanh(i)
+            h = np.tanh(m) * o
+            logits = {v: self.p["embedding"][v] @ (h @ self.p["output.projection"]) + shift[v] for v in range(V)}
+            del logits[START]
+            found.append(math.log(sum(math.exp(value) for value in logits.values())) - float(logits[token]))
+        return found
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("adapt", KINDS)
+def test_every_combination_is_the_equations(adapt: tuple[str, ...], bias: tuple[str, ...], schema: str) -> None:
+    """All subsets of what a context may change, over categories, numbers, both and none: with gradient, without."""
+    model, given = make(SCHEMAS[schema], adapt, bias), batch(SCHEMAS[schema])
+    expected = np.zeros((3, 6))
+    for row, text in enumerate(TEXTS):
+        expected[row, : len(text)] = Slow(model, SCHEMAS[schema], given.context, row).nats(list(text))
+    np.testing.assert_allclose(model(given).detach().numpy(), expected, atol=1e-9)
+    with torch.no_grad():
+        np.testing.assert_allclose(model(given).numpy(), expected, atol=1e-9)
+    every = Samples(torch.tensor([token for token in range(V) if token != START]), torch.zeros(V, dtype=torch.double))
+    np.testing.assert_allclose(model.sampled(given, every).detach().numpy(), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("adapt", KINDS)
+def test_prefixes_and_strings_share_all_mass(adapt: tuple[str, ...], bias: tuple[str, ...]) -> None:
+    """Step by step over every string: those that ended within 3 tokens and those that go on sum to one."""
+    model, schema = make(SCHEMAS["both"], adapt, bias), SCHEMAS["both"]
+    context = batch(schema).context.select(torch.tensor([1]))
+    inner = [token for token in range(V) if token not in (START, END)]
+    with torch.no_grad():
+        once = model.condition(context)
+        ended, going = 0.0, [(START, 0.0, None)]
+        for _ in range(4):
+            grown: list[Any] = []
+            for token, log, state in going:
+                logs, after = model.step(torch.tensor([token]), once, state)
+                ended += math.exp(log + float(logs[0, END]))
+                grown += [(v, log + float(logs[0, v]), after) for v in inner]
+                assert float(logs[0, START]) == -math.inf
+            going = grown
+    assert 0 < ended < 1
+    assert ended + sum(math.exp(log) for _, log, _ in going) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("schema", ["categories", "both"])
+@pytest.mark.parametrize("loss", ["exact", "sampled"])
+def test_gradients_of_all_parameters_by_finite_differences(loss: str, schema: str) -> None:
+    """Embedding, encoder, adapters, cell, projection and biases at once, tied where they are tied."""
+    model, given = make(SCHEMAS[schema], ADAPTERS, OUTPUT_BIASES), batch(SCHEMAS[schema])
+    samples = Samples(torch.tensor([0, 3, 5]), torch.linspace(-2, 0, V, dtype=torch.double))
+    names = [name for name, _ in model.named_parameters()]
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self) -> Tensor:
+            nats: Tensor = model(given) if loss == "exact" else model.sampled(given, samples)
+            return nats.sum(1)
+
+    whole = Loss()
+
+    def run(*values: Tensor) -> Any:
+        return torch.func.functional_call(whole, {f"model.{n}": v for n, v in zip(names, values, strict=True)}, ())
+
+    leaves = tuple(parameter.detach().clone().requires_grad_() for parameter in model.parameters())
+    assert torch.autograd.gradcheck(run, leaves)
+    gradients = torch.autograd.grad(run(*leaves).sum(), leaves)
+    assert [name for name, gradient in zip(names, gradients, strict=True) if not gradient.any()] == []
+
+
+def test_a_batch_that_samples_nothing_but_the_target_is_finite() -> None:
+    """All negatives masked: no nats, a gradient of zero, not of infinity minus infinity."""
+    model, given = make(SCHEMAS["both"], ADAPTERS, OUTPUT_BIASES), batch(SCHEMAS["both"])
+    only = Batch(given.tokens[:1, :2], torch.tensor([1]), given.context.select(torch.tensor([0])), torch.tensor([0]))
+    samples = Samples(only.tokens[0, 1:], torch.zeros(V, dtype=torch.double))
+    nats = model.sampled(only, samples)
+    nats.sum().backward()
+    assert float(nats.detach()) == 0
+    assert all(bool((p.grad == 0).all()) for p in model.parameters() if p.grad is not None)
+
+
+def test_one_word_corpora_can_be_sampled() -> None:
+    """A proposal of a single token includes it always."""
+    proposal = Proposal(torch.tensor([0, 0, 7]), 3)
+    samples = proposal.draw()
+    assert samples.tokens.tolist() == [2]
+    assert float(samples.log_inclusion[2]) == 0
+
+
+def test_an_override_is_a_table_row_for_the_cell_and_the_bias() -> None:
+    """Overriding every text's city by the table row of another gives the model in that city (low-rank bias)."""
+    schema = SCHEMAS["both"]
+    model, given = make(schema, ADAPTERS, ("low_rank",)), batch(schema)
+    assert model.encoder is not None
+    categories = given.context.categories.clone()
+    categories[:, 0] = 2
+    own = model.encoder.tables[0][torch.tensor([2, 2, 2])]
+    there = Batch(given.tokens, given.lengths, Context(categories, given.context.numbers), given.rows)
+    torch.testing.assert_close(model(given, model.condition(given.context, {"city": own})), model(there))
