@@ -50,16 +50,13 @@ def batch(schema: ContextSchema) -> Batch:
     tokens = torch.full((3, 7), END)
     for row, text in enumerate(TEXTS):
         tokens[row, : len(text) + 1] = torch.tensor([START, *text])
-    city, stars, lat = (1, MISSING, 2), (0, 1, 1), (12.0, 3.5, math.nan)
-    columns = {"city": city, "stars": stars}
-    categories = [columns[variable.name] for variable in schema.categories]
+    columns = {"city": (1, MISSING, 2), "stars": (0, 1, 1), "lat": (12.0, 3.5, math.nan)}
+    categories = [[columns[variable.name][row] for variable in schema.categories] for row in range(3)]
+    numbers = [[columns[variable.name][row] for variable in schema.numbers] for row in range(3)]
     return Batch(
         tokens,
         torch.tensor([len(text) for text in TEXTS]),
-        Context(
-            torch.tensor(categories, dtype=torch.long).T.reshape(3, len(categories)),
-            torch.tensor([lat] * len(schema.numbers), dtype=torch.double).T.reshape(3, len(schema.numbers)),
-        ),
+        Context(torch.tensor(categories, dtype=torch.long), torch.tensor(numbers, dtype=torch.double)),
         torch.arange(3),
     )
 
@@ -114,8 +111,8 @@ class Slow:
             total += sum(self.table("output.adapters.one_hot.tables", column) for column in range(len(self.rows)))
         return np.asarray(total)
 
-    def nats(self, text: list[int]) -> list[float]:
-        """TACL, equations 8, 9 and 5: -log p of each token of `text`."""
+    def logits(self, text: list[int]) -> list[dict[int, float]]:
+        """TACL, equations 8, 9 and 5: what is said of every token at each place of `text`."""
         (matrix, bias), shift, size = self.recurrent(), self.softmax_bias(), SIZE["hidden_size"]
         h, m, found = np.zeros(size), np.zeros(size), []
         for before, token in itertools.pairwise([START, *text]):
@@ -126,7 +123,22 @@ class Slow:
             h = np.tanh(m) * o
             logits = {v: self.p["embedding"][v] @ (h @ self.p["output.projection"]) + shift[v] for v in range(V)}
             del logits[START]
-            found.append(math.log(sum(math.exp(value) for value in logits.values())) - float(logits[token]))
+            found.append({v: float(logit) for v, logit in logits.items()})
+        return found
+
+    def nats(self, text: list[int]) -> list[float]:
+        """-log p of each token of `text`."""
+        return [
+            math.log(sum(math.exp(logit) for logit in logits.values())) - logits[token]
+            for logits, token in zip(self.logits(text), text, strict=True)
+        ]
+
+    def sampled(self, text: list[int], samples: list[int], inclusion: list[float]) -> list[float]:
+        """The softmax over a token and the `samples`, each weight divided by how likely it was among them."""
+        found = []
+        for logits, token in zip(self.logits(text), text, strict=True):
+            weights = {v: math.exp(logits[v]) / inclusion[v] for v in {token, *samples}}
+            found.append(-math.log(weights[token] / sum(weights.values())))
         return found
 
 
@@ -144,6 +156,20 @@ def test_every_combination_is_the_equations(adapt: tuple[str, ...], bias: tuple[
         np.testing.assert_allclose(model(given).numpy(), expected, atol=1e-9)
     every = Samples(torch.tensor([token for token in range(V) if token != START]), torch.zeros(V, dtype=torch.double))
     np.testing.assert_allclose(model.sampled(given, every).detach().numpy(), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("adapt", KINDS)
+def test_the_sampled_loss_is_its_definition(adapt: tuple[str, ...], bias: tuple[str, ...]) -> None:
+    """A few samples, all of different likelihood, targets among them and not."""
+    model, given = make(SCHEMAS["both"], adapt, bias), batch(SCHEMAS["both"])
+    chosen, inclusion = [0, 3, 5], [0.9, 1.0, 0.05, 0.4, 0.7, 0.2]
+    expected = np.zeros((3, 6))
+    for row, text in enumerate(TEXTS):
+        slow = Slow(model, SCHEMAS["both"], given.context, row)
+        expected[row, : len(text)] = slow.sampled(list(text), chosen, inclusion)
+    samples = Samples(torch.tensor(chosen), torch.tensor(inclusion, dtype=torch.double).log())
+    np.testing.assert_allclose(model.sampled(given, samples).detach().numpy(), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("bias", BIASES)
@@ -202,7 +228,7 @@ def test_a_batch_that_samples_nothing_but_the_target_is_finite() -> None:
     only = Batch(given.tokens[:1, :2], torch.tensor([1]), given.context.select(torch.tensor([0])), torch.tensor([0]))
     samples = Samples(only.tokens[0, 1:], torch.zeros(V, dtype=torch.double))
     nats = model.sampled(only, samples)
-    nats.sum().backward()
+    torch.autograd.backward(nats.sum())
     assert float(nats.detach()) == 0
     assert all(bool((p.grad == 0).all()) for p in model.parameters() if p.grad is not None)
 
