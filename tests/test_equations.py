@@ -115,7 +115,7 @@ class Slow:
         """TACL, equations 8, 9 and 5: what is said of every token at each place of `text`."""
         (matrix, bias), shift, size = self.recurrent(), self.softmax_bias(), SIZE["hidden_size"]
         h, m, found = np.zeros(size), np.zeros(size), []
-        for before, token in itertools.pairwise([START, *text]):
+        for before in [START, *text[:-1]]:
             gates = np.concatenate([self.p["embedding"][before], h]) @ matrix + bias
             i, f, o = gates[:size], gates[size : 2 * size], gates[2 * size :]
             f, o = 1 / (1 + np.exp(-(f + 1))), 1 / (1 + np.exp(-o))

@@ -135,6 +135,16 @@ def allows_pickle(word: ast.keyword) -> bool:
     return word.arg == "allow_pickle" and ast.unparse(word.value) != "False"
 
 
+def wrong_picture(root: Path) -> list[str]:
+    """Files of the package that the layout in docs/architecture.md leaves out, and those it only imagines."""
+    picture = (root / "docs" / "architecture.md").read_text(encoding="utf-8").split(f"```\nsrc/{PACKAGE}/\n")[1]
+    drawn = {line.split()[0] for line in picture.split("\ntests/")[0].splitlines() if line.split()[0].endswith(".py")}
+    there = {path.name for path in (root / "src" / PACKAGE).glob("*.py")}
+    return [f"{name}: not in the picture" for name in sorted(there - drawn)] + [
+        f"{name}: in the picture only" for name in sorted(drawn - there)
+    ]
+
+
 Check = Callable[[Path], list[str]]
 CHECKS: list[Check] = [unknown_modules, backward_arrows, long_files, long_bodies, prints, unsafe]
 
@@ -232,3 +242,13 @@ def test_long_test_files_are_found_too(tmp_path: Path) -> None:
 def test_documented_order_is_the_checked_one() -> None:
     documented = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```order\n")[1]
     assert documented.split("```")[0].split() == ORDER.split()
+
+
+def test_picture_of_the_layout_is_true(tmp_path: Path) -> None:
+    assert wrong_picture(ROOT) == []
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "src" / PACKAGE).mkdir(parents=True)
+    (tmp_path / "src" / PACKAGE / "cells.py").touch()
+    picture = f"# A\n\n```\nsrc/{PACKAGE}/\n  model.py  forward\n  assets/   data\ntests/  test_X.py\n```\n"
+    (tmp_path / "docs" / "architecture.md").write_text(picture, encoding="utf-8")
+    assert wrong_picture(tmp_path) == ["cells.py: not in the picture", "model.py: in the picture only"]

@@ -1,5 +1,6 @@
 """One step of training, held against Adam written out; and what a log row counts, against the texts."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import synthetic
+from factorcell import store
 from factorcell.config import Config
 from factorcell.data import Corpus, prepare
 from factorcell.run import Run
@@ -99,8 +101,8 @@ def test_every_epoch_has_an_order_of_its_own(tmp_path: Path) -> None:
         orders.append((rows[:half], rows[half:]))
     (first, second), again = orders
     assert (first, second) == again
-    assert sorted(sum(first, [])) == list(range(len(corpus)))
-    assert sum(first, []) != sum(second, [])
+    assert sorted(itertools.chain(*first)) == list(range(len(corpus)))
+    assert list(itertools.chain(*first)) != list(itertools.chain(*second))
     assert {frozenset(part) for part in first} != {frozenset(part) for part in second}
 
 
@@ -144,3 +146,15 @@ def test_evaluations_are_even_and_end_with_the_last_step(evaluations: int, steps
     assert at[-1] == steps
     assert at == sorted({*range(every, steps - every + 1, every), steps})
     assert len(at) in (min(evaluations, steps), min(evaluations, steps) + 1)
+
+
+def test_patience_counts_from_the_last_better_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A better one starts the count again, an equal one does not; the weights kept are those of the best."""
+    run, corpus = begin(tmp_path / "run", evaluations=12, patience=3, epochs=3)
+    found = iter([9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0, 6.0])
+    monkeypatch.setattr("factorcell.training.perplexities", lambda *_: {"perplexity": next(found)})
+    rows = [row for row in train(run, corpus, corpus) if row["split"] == "dev"]
+    assert [row["perplexity"] for row in rows] == [9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0]
+    assert [row["best"] for row in rows] == [9.0, 8.0, 8.0, 8.0, 7.0, 7.0, 7.0, 7.0]
+    _, facts = store.load_tensors(run.folder / "weights.safetensors")
+    assert facts["step"] == rows[4]["step"]
