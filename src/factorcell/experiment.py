@@ -52,7 +52,8 @@ def fit(
     for line in described(run, corpus, held):
         _tell(say, line)
     _watch(run, corpus, held, resume=going_on, progress=progress)
-    store.write_json(folder / "training.json", {"texts": len(corpus), "targets": corpus.targets, "source": str(source)})
+    facts = {"texts": len(corpus), "targets": corpus.targets, "source": _name(source)}
+    store.write_json(folder / "training.json", facts)
     card.write(run)
     return run
 
