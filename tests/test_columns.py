@@ -61,6 +61,7 @@ def test_kinds_are_overridden() -> None:
 def test_whole_numbers_have_one_name(number: int) -> None:
     """As int, float or text, with or without a point."""
     assert {category_name(value) for value in (number, float(number), str(number), f"{number}.0")} == {str(number)}
+    assert {category_name(zero) for zero in (-0.0, "-0.0", "-0", 0)} == {"0"}
 
 
 def test_other_names_stay() -> None:
@@ -94,7 +95,8 @@ def test_numbers_have_moments_and_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "got"), [("", "empty"), (None, "empty"), (math.nan, "empty"), ("x", "'x'"), ("inf", "'inf'")]
+    ("value", "got"),
+    [("", "empty"), (None, "empty"), (math.nan, "empty"), ("x", "'x'"), ("inf", "'inf'"), (1e39, "1e\\+39")],
 )
 def test_what_is_no_number_is_named_with_its_row(value: Any, got: str) -> None:
     """Also when it comes in a later chunk."""
@@ -136,6 +138,13 @@ def test_missing_columns_and_values() -> None:
     with pytest.raises(UserError, match="row 1: lat is empty"):
         read_known([{"city": "Oslo", "lat": None}], "group")
     assert math.isnan(read_known([{"city": "Oslo"}], "expected")[1][0])
+
+
+@pytest.mark.parametrize("kind", ["", ":category", ":number"])
+def test_a_column_that_training_lacks(kind: str) -> None:
+    """Is an error, also where its kind is said and nothing has to be guessed."""
+    with pytest.raises(UserError, match="no column 'town'; it has text, city"):
+        column_readers(open_table({"text": "a", "city": "b"}), DataConfig(context=(f"town{kind}",)), None, "error")
 
 
 def test_values_of_other_libraries() -> None:

@@ -61,6 +61,12 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         Config.load(tmp_path / "c.toml")
 
 
+def test_a_list_is_no_config() -> None:
+    """JSON that is valid, but not a table."""
+    with pytest.raises(UserError, match="must hold the sections data, model, training, not a list"):
+        Config.from_dict([1], where="c.json")  # type: ignore[arg-type]
+
+
 def test_case_follows_the_unit() -> None:
     """Words are lower-cased and characters not, unless it is said."""
     assert [DataConfig(unit=unit).lowercase for unit in ("word", "space", "char", "grapheme")] == [

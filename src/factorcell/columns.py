@@ -21,6 +21,7 @@ from factorcell.tables import Table
 KINDS = ("category", "number")
 UNKNOWN_POLICIES = ("error", "group", "expected")
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
+LARGEST = float(np.finfo(np.float32).max)
 FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
 
 
@@ -29,7 +30,8 @@ def category_name(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     text = str(value)
-    return text[: text.index(".")] if re.fullmatch(r"-?\d+\.0+", text) else text
+    whole = text[: text.index(".")] if re.fullmatch(r"-?\d+\.0+", text) else text
+    return "0" if whole == "-0" else whole
 
 
 def is_missing(value: Any) -> bool:
@@ -44,12 +46,12 @@ def _is_nan(value: Any) -> bool:
 
 
 def to_number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """A number that 32 bits hold, or None."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None
 
 
 class _Names(dict[Any, int]):
@@ -191,6 +193,9 @@ def column_readers(
     names = [name for name, _ in wanted]
     if len(set(names)) < len(names):
         raise UserError(f"context column {max(names, key=names.count)!r} is named twice")
+    for name in names:
+        if name not in table.columns:
+            raise UserError(f"{table.name}: no column {name!r}; it has {', '.join(table.columns)}")
     guesses = _guess(table, [name for name, kind in wanted if kind is None])
     return [
         Numbers(name, table.name, "error")

@@ -174,6 +174,8 @@ class Config:
     def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "Config":
         """The config of nested plain values; what is left out keeps its default."""
         sections: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(cls)}
+        if not isinstance(values, Mapping):
+            raise UserError(f"{where}: must hold the sections {', '.join(sections)}, not a {type(values).__name__}")
         try:
             for name in values:
                 choose("section", name, sections)

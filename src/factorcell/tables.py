@@ -70,11 +70,13 @@ def open_table(source: Any) -> Table:
         return _from_rows([source])
     if isinstance(source, (list, tuple)):
         return _from_rows(source)
+    if isinstance(source, pa.RecordBatch):
+        return _from_arrow(pa.Table.from_batches([source]))
     if isinstance(source, pa.Table):
         return _from_arrow(source)
     if hasattr(source, "with_format") and hasattr(source, "num_rows"):  # a Hugging Face dataset, not a stream
         return _from_arrow(source.with_format("arrow")[:])
-    if hasattr(source, "iloc"):  # a pandas data frame
+    if hasattr(source, "iloc") and hasattr(source, "columns"):  # a pandas data frame
         try:
             return _from_arrow(pa.Table.from_pandas(source, preserve_index=False))
         except pa.ArrowException as error:
@@ -227,6 +229,8 @@ def _header(path: Path, compression: str, delimiter: str) -> tuple[str, ...]:
         raise UserError(_encoding(path, compression, "not UTF-8")) from None
     except (OSError, EOFError, lzma.LZMAError, text_csv.Error) as error:
         raise UserError(f"{path}: damaged ({error})") from None
+    if not names:
+        raise UserError(f"{path} line 1: empty; it must name the columns")
     return names
 
 
@@ -256,21 +260,30 @@ def _encoding(path: Path, compression: str, error: str) -> str:
     return f"{path}: {error}"
 
 
+def _json_row(line: str, where: str) -> dict[str, Any]:
+    """The object that one line holds."""
+    try:
+        row = json.loads(line)
+        if "\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: not valid JSON (half of a surrogate pair)") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON ({getattr(error, 'msg', error)})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not an object; each line is one JSON object")
+    return row
+
+
 def _json_lines(path: Path, compression: str) -> Table:
     def lines() -> Iterator[tuple[int, dict[str, Any]]]:
-        number = 0
         try:
             with _stream(path, compression) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
                 for number, line in enumerate(text, 1):
                     if line.strip():
-                        row = json.loads(line)
-                        if not isinstance(row, dict):
-                            raise UserError(f"{path} line {number}: not an object; each line is one JSON object")
-                        yield number, row
+                        yield number, _json_row(line, f"{path} line {number}")
         except UnicodeDecodeError:
             raise UserError(_encoding(path, compression, "not UTF-8")) from None
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path} line {number}: not valid JSON ({error.msg})") from None
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise UserError(f"{path}: damaged ({error})") from None
 

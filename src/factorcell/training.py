@@ -154,7 +154,7 @@ class Trainer:
     def evaluate(self) -> Row:
         """Perplexities on the development set; the best weights so far go into the run folder."""
         row = perplexities(self.run, self.dev)
-        better = row["perplexity"] < self.progress.best
+        better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if better:
             self.progress.best, self.progress.worse = row["perplexity"], 0
             self.run.save_weights({"step": self.progress.step, **row})
