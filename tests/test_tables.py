@@ -167,7 +167,9 @@ def mistakes() -> list[tuple[str, bytes, str]]:
     ]
 
 
-@pytest.mark.parametrize(("name", "content", "message"), mistakes())
+@pytest.mark.parametrize(
+    ("name", "content", "message"), mistakes(), ids=[f"{name}: {message}" for name, _, message in mistakes()]
+)
 def test_mistakes(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     """One line that names the file and what is wrong."""
     path = tmp_path / name
