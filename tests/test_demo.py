@@ -40,6 +40,16 @@ def test_demo_makes_everything_that_its_page_shows(few: Path) -> None:
     assert all(text in page for text in (*demo.MAPPED, *demo.PLACES, *demo.COUNTRIES.values()))
 
 
+def test_inhabited_points_are_those_with_names_in_their_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two names fill a cell of the grid, also across the date line; one name does not."""
+    monkeypatch.setattr(demo, "GRID", 10.0)
+    places = [(4.9, 14.0), (-4.9, 5.1), (60.0, 179.0), (62.0, -179.0), (30.0, 30.0)]
+    found = demo._inhabited(
+        np.arange(-60.0, 61.0, 10.0), np.arange(-180.0, 180.0, 10.0), [{"lat": y, "lon": x} for y, x in places]
+    )
+    assert np.argwhere(found).tolist() == [[6, 19], [12, 0]]
+
+
 def test_shipped_names_are_whole() -> None:
     """The tables that ship are those of the credits: their rows, and no name in both."""
     train, dev = (pq.read_table(demo.table(part)) for part in ("train", "dev"))

@@ -223,24 +223,6 @@ def test_a_posterior_of_zeros_is_a_dark_map() -> None:
     assert pixels_of(maps.world_map(empty, width=4)).mean() < 80
 
 
-def test_land_points_are_those_with_land_in_their_cell() -> None:
-    lat, lon = np.arange(-57.5, 75.1, 2.5), np.arange(-180.0, 180.0, 2.5)
-    found = maps.land_points(lat, lon)
-    assert found.shape == (len(lat), len(lon))
-    for places, expected in ((PLACES_ON_LAND, True), (PLACES_AT_SEA, False)):
-        for place, (y, x) in places.items():
-            if place not in ("Caspian Sea", "Mediterranean"):  # their cells have a coast
-                assert found[np.abs(lat - y).argmin(), np.abs(lon - x).argmin()] == expected, place
-    assert 0.3 < found.mean() < 0.45
-
-
-def test_land_points_of_one_cell() -> None:
-    assert maps.land_points([48.0], [2.0]).tolist() == [[True]]
-    assert maps.land_points([48.0], [362.0]).tolist() == [[True]]
-    assert maps.land_points([0.0], [-150.0]).tolist() == [[False]]
-    assert not maps.land_points([41.5, 42.5], [50.0, 51.0]).any()  # the Caspian Sea, a ring inside a ring
-
-
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_points_not_asked_about_neither_shine_nor_dim_their_neighbours(missing: float | None) -> None:
     """A posterior that is flat where it is known is drawn flat up to the edge of what is known."""

@@ -150,7 +150,7 @@ def compare(given: argparse.Namespace) -> None:
     )
     _table(rows, ("model", "perplexity", "perplexity_known", "accuracy", "parameters", "minutes"))
     page = given.out / "report.html"
-    page.write_text(experiment.report_page([given.out / name for name in given.models]), encoding="utf-8")
+    page.write_text(report.report_page([given.out / name for name in given.models]), encoding="utf-8")
     _say(f"the page: {page}")
 
 
@@ -230,7 +230,7 @@ def score(given: argparse.Namespace) -> None:
 
 def make_report(given: argparse.Namespace) -> None:
     """`factorcell report`."""
-    given.out.write_text(experiment.report_page(given.runs), encoding="utf-8")
+    given.out.write_text(report.report_page(given.runs), encoding="utf-8")
     _say(f"the page: {given.out}")
 
 

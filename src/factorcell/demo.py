@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from factorcell import experiment
 from factorcell.classification import Classification, classify_points, log_likelihoods
@@ -22,7 +23,6 @@ from factorcell.config import MODELS, Config, DataConfig, ModelConfig, TrainingC
 from factorcell.context import Context
 from factorcell.decoding import sample
 from factorcell.evaluation import evaluate
-from factorcell.maps import land_points
 from factorcell.run import Run
 from factorcell.tables import open_table
 from factorcell.vocabulary import join
@@ -56,9 +56,11 @@ MAPPED = (
     "Güneysöğüt", "Uithuizermeeden",
 )  # fmt: skip
 GRID = 2.5  # degrees
+INHABITED = 2  # training names in the cell of a grid point that a name can be of
 DRAWN = 60  # names drawn for each place, of which the first new ones are shown
 
 Row = dict[str, Any]
+Array = NDArray[np.float64]
 
 
 def table(part: str) -> Path:
@@ -91,10 +93,10 @@ def run_demo(folder: Path, *, epochs: float | None = None, say: Callable[[str], 
         "models": models,
         "curves": curves,
         "names": _invent(final, {row["text"] for row in places}),
-        "maps": _maps(final),
+        "maps": _maps(final, places),
         "countries": countries,
         "confusion": confusion,
-        "prior": "all points on land",
+        "prior": "all inhabited points of a grid",
     }
 
 
@@ -152,11 +154,11 @@ def _invent(run: Run, known: set[str]) -> list[Row]:
     return names
 
 
-def _maps(run: Run) -> list[Row]:
-    """p(coordinates given name) over a grid of points on land, all of them equally likely beforehand."""
+def _maps(run: Run, places: list[Row]) -> list[Row]:
+    """p(coordinates given name) over the inhabited points of a grid, all of them equally likely beforehand."""
     lat, lon = np.arange(-57.5, 75.1, GRID), np.arange(-180.0, 180.0, GRID)
-    land = land_points(lat, lon)
-    grid = [{"lat": float(lat[row]), "lon": float(lon[column])} for row, column in np.argwhere(land)]
+    inhabited = _inhabited(lat, lon, places)
+    grid = [{"lat": float(lat[row]), "lon": float(lon[column])} for row, column in np.argwhere(inhabited)]
     dev = {
         row["text"]: row for chunk in open_table(table("dev")).chunks(("text", "lat", "lon")) for row in _rows(chunk)
     }
@@ -166,10 +168,19 @@ def _maps(run: Run) -> list[Row]:
     posterior /= posterior.sum(1, keepdims=True)
     maps = []
     for text, row in zip(MAPPED, posterior, strict=True):
-        shares = np.full(land.shape, np.nan)
-        shares[land] = row
+        shares = np.full(inhabited.shape, np.nan)
+        shares[inhabited] = row
         true = (dev[text]["lat"], dev[text]["lon"])
         maps.append(
             {"text": text, "lat": lat.tolist(), "lon": lon.tolist(), "probability": shares.tolist(), "true": true}
         )
     return maps
+
+
+def _inhabited(lat: Array, lon: Array, places: list[Row]) -> NDArray[np.bool_]:
+    """Which points of a grid (n, m) have names in their cell: where there are none, the model could only guess."""
+    rows = np.round((np.array([row["lat"] for row in places]) - lat[0]) / GRID).astype(int).clip(0, len(lat) - 1)
+    columns = np.round((np.array([row["lon"] for row in places]) - lon[0]) / GRID).astype(int) % len(lon)
+    names = np.zeros((len(lat), len(lon)), dtype=np.int64)
+    np.add.at(names, (rows, columns), 1)
+    return names >= INHABITED

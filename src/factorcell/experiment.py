@@ -1,4 +1,4 @@
-"""Whole jobs over run folders, as the command line offers them: fit, compare, evaluate, report."""
+"""Whole jobs over run folders, as the command line offers them: fit, compare, evaluate."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from factorcell import card, evaluation, report, store
+from factorcell import card, evaluation, store
 from factorcell.classification import Classification, classify
 from factorcell.columns import to_number
 from factorcell.config import MODELS, Config, UserError
@@ -205,35 +205,6 @@ def _compared(
         )
     note(run, {"kind": "compare", "table": _name(table), **row})
     return row
-
-
-def report_page(folders: Sequence[str | Path]) -> str:
-    """The HTML page about run folders: their last results, logs and options."""
-    runs = []
-    for folder in map(Path, folders):
-        run = Run.open(folder)
-        results = store.read_rows(folder / "results.jsonl")
-        last = {row["kind"]: row for row in results}
-        evaluated = last.get("evaluate", {})
-        classified = last.get("classify")
-        runs.append(
-            {
-                "folder": str(folder),
-                "title": folder.name,
-                "config": run.config.to_dict(),
-                "schema": [v.describe(run.config.data.min_context_count) for v in run.schema.variables],
-                "evaluation": evaluated.get("evaluation") or last.get("compare") or _best(run),
-                "log": run.log(),
-                "by": {name: rows for row in results if row["kind"] == "evaluate" for name, rows in row["by"].items()},
-                "classification": classified and {**classified, **classified["confusion"]},
-            }
-        )
-    return report.run_report(runs)
-
-
-def _best(run: Run) -> Row | None:
-    rows = [row for row in run.log() if row["split"] == "dev"]
-    return min(rows, key=lambda row: float(row["perplexity"])) if rows else None
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:

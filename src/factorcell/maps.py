@@ -22,7 +22,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Row = Mapping[str, Any]
 Array = NDArray[np.float64]
@@ -87,21 +87,6 @@ def best_point(grid: Row) -> tuple[float, float]:
     probability = np.asarray(grid["probability"], dtype=float)
     i, j = np.unravel_index(int(np.nan_to_num(probability, nan=-1.0).argmax()), probability.shape)
     return float(grid["lat"][i]), float(grid["lon"][j])
-
-
-def land_points(lat: ArrayLike, lon: ArrayLike) -> NDArray[np.bool_]:
-    """Which points of a grid (n, m) have land in their cell: the places that a name can be of."""
-    rows, columns = np.asarray(lat, dtype=float), np.asarray(lon, dtype=float)
-    parts = np.array([-0.45, -0.15, 0.15, 0.45])  # 16 points to a cell
-    fine_lat = (rows[:, None] + parts * _step(rows)).ravel()
-    fine_lon = ((columns[:, None] + parts * _step(columns)).ravel() + 169) % 360 - 169
-    points = np.stack(np.meshgrid(fine_lon, fine_lat), axis=2).reshape(-1, 2)
-    inside = np.zeros(len(points), dtype=bool)
-    for ring in world()["land"]:
-        (west, south), (east, north) = ring.min(axis=0), ring.max(axis=0)
-        near = np.flatnonzero((points >= (west, south)).all(axis=1) & (points <= (east, north)).all(axis=1))
-        inside[near] ^= Path(ring).contains_points(points[near])  # a lake is a ring inside a ring
-    return np.asarray(inside.reshape(len(rows), 4, len(columns), 4).any(axis=(1, 3)))
 
 
 def _step(axis: Array) -> float:

@@ -9,14 +9,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from string import Template
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from factorcell import plots
+from factorcell import plots, store
 from factorcell.maps import best_point, grid_of
+from factorcell.run import Run
 
 Row = Mapping[str, Any]
 
@@ -140,7 +142,7 @@ def demo_page(results: Row) -> str:
     """The page of `factorcell demo`: maps, invented names, the models, their learning curves, the countries.
 
     `results`: minutes, machine, models, curves, names, maps, countries, confusion; and, if known, texts (how
-    many were read), model (whose maps and names these are), prior ("all points on land") and figures_note.
+    many were read), model (whose maps and names these are), prior ("all points of a grid") and figures_note.
     """
     title = plots.titled(results.get("model") or "factorcell")
     sections = [
@@ -240,6 +242,35 @@ def _demo_countries(results: Row) -> str:
         shades = chart(figure, "confusion", "Confusion matrix of the countries")
         content = f'<div class="grid">{content}{shades}</div>'
     return note + content
+
+
+def report_page(folders: Sequence[str | Path]) -> str:
+    """The HTML page about run folders: their last results, logs and options."""
+    runs = []
+    for folder in map(Path, folders):
+        run = Run.open(folder)
+        results = store.read_rows(folder / "results.jsonl")
+        last = {row["kind"]: row for row in results}
+        evaluated = last.get("evaluate", {})
+        classified = last.get("classify")
+        runs.append(
+            {
+                "folder": str(folder),
+                "title": folder.name,
+                "config": run.config.to_dict(),
+                "schema": [v.describe(run.config.data.min_context_count) for v in run.schema.variables],
+                "evaluation": evaluated.get("evaluation") or last.get("compare") or _best(run),
+                "log": run.log(),
+                "by": {name: rows for row in results if row["kind"] == "evaluate" for name, rows in row["by"].items()},
+                "classification": classified and {**classified, **classified["confusion"]},
+            }
+        )
+    return run_report(runs)
+
+
+def _best(run: Run) -> Row | None:
+    rows = [row for row in run.log() if row["split"] == "dev"]
+    return min(rows, key=lambda row: float(row["perplexity"])) if rows else None
 
 
 def run_report(runs: Sequence[Row]) -> str:

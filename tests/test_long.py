@@ -1,0 +1,64 @@
+"""What takes minutes: whole trainings on the shipped place names, through the command line."""
+
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import demo, experiment
+from factorcell.config import MODELS, Config
+
+pytestmark = pytest.mark.slow
+
+
+def train(folder: Path, *more: str) -> subprocess.Popen[str]:
+    """A process that trains a small FactorCell of place names in `folder`, on one thread."""
+    sizes = ("--hidden-size", "48", "--embedding-size", "16", "--rank", "4", "--dropout-recurrent", "0.2")
+    how = ("--epochs", "0.15", "--threads", "1", "--save-every", "20", "--log-every", "10", "--evaluations", "3")
+    what = ("--unit", "char", "--context", "lat:number", "--context", "lon:number", "--out", str(folder))
+    command = [sys.executable, "-m", "factorcell", "train", str(demo.table("train")), "--dev", str(demo.table("dev"))]
+    return subprocess.Popen([*command, *what, *sizes, *how, *more], stderr=subprocess.PIPE, text=True)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The log of a run without its times."""
+    content = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{key: row[key] for key in row if key not in ("seconds", "tokens_per_second")} for row in content]
+
+
+def test_a_training_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """kill -9 at random moments, --resume each time: the same weights and the same log, bit for bit."""
+    assert train(tmp_path / "whole").wait() == 0
+    draw = random.Random(0)
+    for attempt in itertools.count():
+        process = train(tmp_path / "killed", *(["--resume"] if attempt else []))
+        try:
+            code = process.wait(timeout=draw.uniform(5, 12) + attempt)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            continue
+        assert code == 0
+        break
+    assert attempt > 0, "never killed: the training is too short for this test"
+    assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert weights[0] == weights[1]
+
+
+def test_the_papers_order_on_place_names(tmp_path: Path) -> None:
+    """More of the model adapted, lower perplexity; by Bayes' rule most names find their country."""
+    content = demo.CONFIG.to_dict()
+    content["training"] |= {"epochs": 0.6, "evaluations": 2}
+    config = Config.from_dict(content)
+    reached = experiment.compare(demo.table("train"), demo.table("dev"), None, config, tmp_path / "runs")
+    perplexity = [row["perplexity"] for row in reached]
+    assert [row["model"] for row in reached] == list(MODELS)
+    assert perplexity == sorted(perplexity, reverse=True)
+    assert perplexity[-1] < 0.8 * perplexity[0]
