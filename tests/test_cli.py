@@ -217,6 +217,24 @@ def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["score", str(run), str(other), "--unknown", "expected"]) == 0
 
 
+@pytest.mark.parametrize(("verb", "resumes"), [("train", True), ("classify", False)])
+def test_a_stop_says_how_to_go_on_where_one_can(
+    verb: str, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C: exit code 130 and one line, with --resume only where there is such an option."""
+
+    def stopped(*given: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("factorcell.experiment.fit", stopped)
+    monkeypatch.setattr("factorcell.run.Run.open", stopped)
+    more = ["--out", str(tmp_path / "run")] if verb == "train" else ["table.csv", "--target", "stars"]
+    assert main([verb, "train.csv", *more]) == 130
+    told = capsys.readouterr().err
+    assert "stopped" in told
+    assert ("--resume" in told) == resumes
+
+
 def test_damaged_weights(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A truncated and an altered weights file are refused before they are used."""
     weights, test = trained / "run" / "weights.safetensors", str(trained / "test.csv")

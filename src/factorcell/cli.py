@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"factorcell: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nstopped; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
+        again = "; the same command with --resume goes on from the last checkpoint" if hasattr(given, "resume") else ""
+        print(f"\nstopped{again}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stderr.close()

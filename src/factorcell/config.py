@@ -132,6 +132,9 @@ class TrainingConfig:
     epochs: float = option(10.0, "passes over the training data", low=0)
     batch_tokens: int = option(4000, "tokens in a batch, padding counted", low=1)
     learning_rate: float = option(1e-3, "peak rate of Adam", low=0)
+    token_rate: float = option(
+        1.0, "factor on the rate of what has a row a token: embeddings, adapted softmax biases", low=0
+    )
     warmup: float = option(0.02, "share of the steps over which the rate rises", low=0)
     decay: str = option("cosine", "how the rate falls after the warm-up", choices=("cosine", "linear", "none"))
     weight_decay: float = option(0.0, "decoupled weight decay of the matrices", low=0)

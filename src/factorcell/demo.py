@@ -52,8 +52,8 @@ PLACES = {
     "Java": (-7.3, 109.5), "Yucatán": (20.5, -89.0),
 }  # fmt: skip
 MAPPED = (
-    "Cockermouth", "Ixcuinquitlapilco", "Kápolnásnyék", "Suolahti", "Puduppatti", "Karangnongko", "Furano",
-    "Güneysöğüt", "Uithuizermeeden",
+    "Shimomatsumoto", "Ixcuinquitlapilco", "Uithuizermeeden", "Puttalam", "Vértesszőlős", "Kaustinen", "Güneysöğüt",
+    "Si Chiang Mai", "Villaverde",
 )  # fmt: skip
 GRID = 2.5  # degrees
 INHABITED = 2  # training names in the cell of a grid point that a name can be of

@@ -87,6 +87,10 @@ class LanguageModel(nn.Module):
         state = self.cell.step(self.embedding[token], conditioned.weights, state)
         return self.output.log_probabilities(state.hidden, conditioned.output_bias), state
 
+    def token_parameters(self) -> list[nn.Parameter]:
+        """The tables with a row for every token: embeddings and adapted softmax biases."""
+        return [self.embedding, *self.output.adapters.parameters()]
+
     def parameter_count(self) -> int:
         """The number of learned values."""
         return sum(parameter.numel() for parameter in self.parameters())

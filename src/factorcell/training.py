@@ -76,13 +76,7 @@ class Trainer:
         self.run, self.corpus, self.dev, self.config = run, corpus, dev, run.config.training
         self.progress = Progress()
         self.parameters = dict(run.model.named_parameters())
-        matrices = [p for p in self.parameters.values() if p.dim() > 1]
-        vectors = [p for p in self.parameters.values() if p.dim() <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": self.config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        self.optimiser = torch.optim.AdamW(groups, lr=self.config.learning_rate, fused=True)
+        self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
         counts = target_counts(corpus)
         self.proposal = (
             Proposal(torch.from_numpy(counts), self.config.samples) if self.config.loss == "sampled" else None
@@ -92,6 +86,17 @@ class Trainer:
         with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
             smoothed = (counts + 1) / (counts + 1).sum()
             run.model.output.bias.copy_(torch.from_numpy(np.log(smoothed)))
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Parameters by what Adam does with them: token tables move at a rate of their own, vectors do not decay."""
+        tables = {id(parameter) for parameter in self.run.model.token_parameters()}
+        rest = [parameter for parameter in self.parameters.values() if id(parameter) not in tables]
+        decay = self.config.weight_decay
+        return [
+            {"params": self.run.model.token_parameters(), "weight_decay": decay, "factor": self.config.token_rate},
+            {"params": [p for p in rest if p.dim() > 1], "weight_decay": decay, "factor": 1.0},
+            {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0, "factor": 1.0},
+        ]
 
     def batches(self) -> Iterator[Batch]:
         """The batches from the present step to the last, in the order that the seed gives."""
@@ -107,7 +112,7 @@ class Trainer:
     def step(self, batch: Batch) -> None:
         """One step of Adam."""
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.progress.step, self.steps, self.config)
+            group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
         model, count = self.run.model.train(), int(batch.lengths.sum())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
