@@ -1,5 +1,5 @@
 # From a clean clone `make demo` and `make test` set up all they need in $(VENV); nothing is installed outside it.
-# The set-up runs again when pyproject.toml or constraints.txt has changed.
+# The set-up runs again when pyproject.toml, constraints.txt or the compiled part has changed.
 
 PYTHON  ?= python3
 VENV    ?= .venv
@@ -10,6 +10,7 @@ ARGS    ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
+NATIVE := setup.py $(wildcard src/factorcell/native/*)
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -26,7 +27,7 @@ help:
 	@echo 'make format      ruff: rewrite the files'
 	@echo 'make clean       remove caches and build files (not $(VENV), not runs/)'
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "factorcell needs Python 3.11 or later, '$(PYTHON)' is not; try: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)

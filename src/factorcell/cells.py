@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from factorcell import recurrence
+
 
 @dataclass(frozen=True)
 class State:
@@ -155,11 +157,16 @@ class Cell(nn.Module):
         batch, steps, _ = inputs.shape
         state = state or self.start(batch)
         keep = self._keep(batch, steps, inputs)
-        given = self._given(inputs, weights).unbind(1)  # all that does not wait for h, at once
+        given = self._given(inputs, weights)  # all that does not wait for h, at once
         recurrent = weights.part(self.embedding_size, self.matrix.shape[0])
+        if recurrence.usable(given, recurrent.matrix):
+            outputs, memory = recurrence.run(
+                given, recurrent.matrix, recurrent.left, recurrent.right, keep, state.hidden, state.memory
+            )
+            return outputs, State(outputs[:, -1], memory)
         hidden = []
-        for step in range(steps):
-            state = self._advance(given[step], recurrent, state, keep[step])
+        for step, now in enumerate(given.unbind(1)):
+            state = self._advance(now, recurrent, state, None if keep is None else keep[step])
             hidden.append(state.hidden)
         return torch.stack(hidden, dim=1), state
 
@@ -183,9 +190,9 @@ class Cell(nn.Module):
         memory = forget * state.memory + (1 - forget) * candidate
         return State(torch.tanh(memory) * torch.sigmoid(output), memory)
 
-    def _keep(self, batch: int, steps: int, like: Tensor) -> tuple[Tensor, ...] | list[None]:
-        """One dropout mask (B, H) a step, scaled to keep the mean (Semeniuta et al. 2016), or none."""
+    def _keep(self, batch: int, steps: int, like: Tensor) -> Tensor | None:
+        """One dropout mask (T, B, H) a step, scaled to keep the mean (Semeniuta et al. 2016), or none."""
         if not self.training or self.dropout == 0:
-            return [None] * steps
+            return None
         kept = like.new_empty(steps, batch, self.hidden_size).bernoulli_(1 - self.dropout)
-        return kept.div_(1 - self.dropout).unbind(0)
+        return kept.div_(1 - self.dropout)
