@@ -41,8 +41,9 @@ def test_demo_makes_everything_that_its_page_shows(few: Path) -> None:
 
 
 def test_inhabited_points_are_those_with_names_in_their_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two names fill a cell of the grid, also across the date line; one name does not."""
+    """Two names fill a cell of the grid, if two are asked for, also across the date line; one name does not."""
     monkeypatch.setattr(demo, "GRID", 10.0)
+    monkeypatch.setattr(demo, "INHABITED", 2)
     places = [(4.9, 14.0), (-4.9, 5.1), (60.0, 179.0), (62.0, -179.0), (30.0, 30.0)]
     found = demo._inhabited(
         np.arange(-60.0, 61.0, 10.0), np.arange(-180.0, 180.0, 10.0), [{"lat": y, "lon": x} for y, x in places]
