@@ -103,8 +103,7 @@ def run_demo(folder: Path, *, epochs: float | None = None, say: Callable[[str], 
 
 def _trained(folder: Path) -> float:
     """Minutes of training so far, those before a stop counted."""
-    log = folder / "log.jsonl"
-    return max((row["seconds"] for row in store.read_rows(log)), default=0.0) / 60 if log.exists() else 0.0
+    return max((row["seconds"] for row in store.read_rows(folder / "log.jsonl")), default=0.0) / 60
 
 
 def _rows(chunk: dict[str, list[Any]]) -> list[Row]:
