@@ -12,7 +12,7 @@ import torch
 from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data import Corpus, prepare
 from factorcell.run import Run
-from factorcell.training import Trainer, learning_rate, target_counts, train
+from factorcell.training import Trainer, due, learning_rate, target_counts, train
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 
@@ -116,6 +116,15 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, few: Any, monkeyp
     again = Trainer(Run.open(tmp_path / "run", trained=False), corpus, dev)
     again.load()
     assert again.progress.step == 0
+
+
+@pytest.mark.parametrize(("steps", "times"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4)])
+def test_evaluations_are_as_many_as_asked_for_even_and_the_last_at_the_end(steps: int, times: int) -> None:
+    when = [step for step in range(1, steps + 1) if due(step, steps, times)]
+    assert len(when) == min(steps, times)
+    assert when[-1] == steps
+    gaps = [b - a for a, b in zip([0, *when], when, strict=False)]
+    assert max(gaps) - min(gaps) <= 1
 
 
 def test_learning_rates() -> None:

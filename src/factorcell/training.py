@@ -50,6 +50,11 @@ def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
     return config.learning_rate * factor
 
 
+def due(step: int, steps: int, times: int) -> bool:
+    """Whether what is to happen `times` in `steps`, evenly and the last time at the end, happens at `step`."""
+    return step * times // steps > (step - 1) * times // steps
+
+
 def perplexities(run: Run, corpus: Corpus) -> Row:
     """`perplexity` of all targets and `perplexity_known` without out-of-vocabulary targets, of a whole corpus."""
     nats = run.nats(corpus).astype(np.float64)
@@ -216,7 +221,6 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False) -> Ite
     if resume:
         trainer.load()
     config, progress = trainer.config, trainer.progress
-    every = max(1, trainer.steps // config.evaluations)
     clock = time.perf_counter()
     for batch in trainer.batches():
         if config.patience and progress.worse >= config.patience:
@@ -224,7 +228,7 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False) -> Ite
         trainer.step(batch)
         last = progress.step == trainer.steps
         logged = progress.step % config.log_every == 0 or last
-        evaluated = (progress.step % every == 0 and trainer.steps - progress.step >= every) or last
+        evaluated = due(progress.step, trainer.steps, config.evaluations)
         if logged or evaluated:
             now = time.perf_counter()
             spent, clock = now - clock, now
