@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_scoring_verbs(verbs)
 
     verb = _verb(verbs, "report", make_report, "one page about one or more runs")
-    verb.add_argument("runs", nargs="+", type=Path)
+    verb.add_argument("runs", nargs="+", type=Path, help="run folders")
     verb.add_argument("--out", required=True, type=Path, help="the HTML file")
 
     verb = _verb(verbs, "demo", make_demo, "place names of the world: train, classify, invent, draw (minutes)")

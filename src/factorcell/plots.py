@@ -198,7 +198,7 @@ def gains_by_value(rows: Sequence[Row], most: int = 20) -> Figure:
     axes.axvline(0, color=MUTED, lw=0.8)
     axes.set_xticks([])
     top = 1 - 0.17 / figure.get_figheight()
-    figure.text(0.02, top, "perplexity below the unadapted model's (texts)", fontsize=9, color=MUTED, va="center")
+    figure.text(0.02, top, "perplexity below that without context (texts)", fontsize=9, color=MUTED, va="center")
     figure.subplots_adjust(left=0.44, right=0.99, top=1 - 0.36 / figure.get_figheight(), bottom=0.02)
     return figure
 
