@@ -50,10 +50,9 @@ def _training(run: Run) -> str:
 
 
 def _results(run: Run) -> str:
-    dev = [row for row in run.log() if row["split"] == "dev"]
+    best = run.best()
     lines = ["| table | measure | value |", "|---|---|---|"]
-    if dev:
-        best = min(dev, key=lambda row: float(row["perplexity"]))
+    if best:
         lines.append(f"| development | perplexity | {best['perplexity']:.2f} |")
         lines.append(f"| development | perplexity, known targets | {best['perplexity_known']:.2f} |")
     for row in store.read_rows(run.folder / "results.jsonl"):

@@ -125,7 +125,7 @@ def _judge(run: Run, places: list[Row]) -> Row:
     corpus = run.prepare(table("dev"))
     row = {key: value for key, value in evaluate(run, corpus).items() if key.startswith("perplexity")}
     row["parameters"] = run.model.parameter_count()
-    row["minutes"] = _trained(run.folder)
+    row["minutes"] = run.minutes()
     row["accuracy"] = None if run.model.encoder is None else _classified(run, places).metrics()["accuracy"]
     return row
 

@@ -101,12 +101,11 @@ def _watch(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, progress: boo
 
 def summary(run: Run) -> str:
     """The best development figures of a run in one line."""
-    rows = run.log()
-    best = min((row for row in rows if row["split"] == "dev"), key=lambda row: float(row["perplexity"]))
-    minutes = max(row["seconds"] for row in rows) / 60
+    best = run.best()
+    assert best is not None  # a training ends with an evaluation
     return (
         f"development perplexity {best['perplexity']:.2f} ({best['perplexity_known']:.2f} without out-of-vocabulary "
-        f"targets) at step {best['step']} of {best['steps']}, {minutes:.1f} minutes"
+        f"targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes"
     )
 
 
@@ -188,7 +187,7 @@ def _compared(
     corpus = run.prepare(table, unknown="group")
     row: Row = {"model": path.name, **evaluation.evaluate(run, corpus)}
     row["parameters"] = run.model.parameter_count()
-    row["minutes"] = max(entry["seconds"] for entry in run.log()) / 60
+    row["minutes"] = run.minutes()
     if target and run.model.encoder is not None:
         result = classify(run, table, target, unknown="group")
         row |= {key: result.metrics()[key] for key in ("accuracy", "macro_f1", "auc")}

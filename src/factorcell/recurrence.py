@@ -106,6 +106,14 @@ def _dense(**arrays: Tensor | None) -> dict[str, Tensor | None]:
     return {name: None if array is None else array.contiguous() for name, array in arrays.items()}
 
 
+def _outputs(given: Tensor, weight: Tensor, left: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for h (B, T, H), m (B, T, H), the gates (B, T, 3H) and h L (B, T, R)."""
+    batch, steps = given.shape[:2]
+    sizes = (weight.shape[0], weight.shape[0], weight.shape[1], 0 if left is None else left.shape[2])
+    hidden, memory, gates, reduced = (given.new_empty(batch, steps, size) for size in sizes)
+    return hidden, memory, gates, reduced
+
+
 @torch.library.custom_op("factorcell::recurrence", mutates_args=())
 def _forward(
     given: Tensor,
@@ -118,10 +126,7 @@ def _forward(
     number: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """h (B, T, H), m (B, T, H), gates (B, T, 3H), and h L before each step (B, T, R); only the first two learn."""
-    batch, steps = given.shape[:2]
-    outputs = given.new_empty(batch, steps, weight.shape[0])
-    memories, gates = torch.empty_like(outputs), torch.empty_like(given, memory_format=torch.contiguous_format)
-    reduced = given.new_empty(batch, steps, 0 if left is None else left.shape[2])
+    outputs, memories, gates, reduced = _outputs(given, weight, left)
     made = {"outputs": outputs, "memories": memories, "gates": gates, "reduced": reduced}
     taken = _dense(given=given, weight=weight, left=left, right=right, keep=keep)
     _call(False, number, {**taken, **_dense(first_hidden=hidden, first_memory=memory), **made})
@@ -130,10 +135,7 @@ def _forward(
 
 @_forward.register_fake
 def _(given: Tensor, weight: Tensor, left: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, steps = given.shape[:2]
-    outputs = given.new_empty(batch, steps, weight.shape[0])
-    reduced = given.new_empty(batch, steps, 0 if left is None else left.shape[2])
-    return outputs, torch.empty_like(outputs), torch.empty_like(given), reduced
+    return _outputs(given, weight, left)
 
 
 @torch.library.custom_op("factorcell::recurrence_backward", mutates_args=())

@@ -259,18 +259,13 @@ def report_page(folders: Sequence[str | Path]) -> str:
                 "title": folder.name,
                 "config": run.config.to_dict(),
                 "schema": [v.describe(run.config.data.min_context_count) for v in run.schema.variables],
-                "evaluation": evaluated.get("evaluation") or last.get("compare") or _best(run),
+                "evaluation": evaluated.get("evaluation") or last.get("compare") or run.best(),
                 "log": run.log(),
                 "by": {name: rows for row in results if row["kind"] == "evaluate" for name, rows in row["by"].items()},
                 "classification": classified and {**classified, **classified["confusion"]},
             }
         )
     return run_report(runs)
-
-
-def _best(run: Run) -> Row | None:
-    rows = [row for row in run.log() if row["split"] == "dev"]
-    return min(rows, key=lambda row: float(row["perplexity"])) if rows else None
 
 
 def run_report(runs: Sequence[Row]) -> str:

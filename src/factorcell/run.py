@@ -85,6 +85,15 @@ class Run:
         """The rows that training wrote."""
         return store.read_rows(self.log_path)
 
+    def best(self) -> dict[str, Any] | None:
+        """The row of the log with the lowest development perplexity; none before the first evaluation."""
+        rows = [row for row in self.log() if row["split"] == "dev"]
+        return min(rows, key=lambda row: float(row["perplexity"]), default=None)
+
+    def minutes(self) -> float:
+        """How long it was trained, up to the last row of the log."""
+        return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60
+
     def prepare(
         self, source: Any, *, unknown: str = "error", optional: tuple[str, ...] = (), progress: bool = False
     ) -> Corpus:
