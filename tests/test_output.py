@@ -51,9 +51,12 @@ def slow_bias(output: Output, vector: Tensor, context: Context, text: int, token
             total += float((vector[text] * adapter.get_parameter("weight")[token]).sum().detach())
         else:
             for column, variable in enumerate(SCHEMA.categories):
-                row, table = int(context.categories[text, column]), adapter.get_parameter(f"tables.{column}")
+                row, before = (
+                    int(context.categories[text, column]),
+                    sum(len(v.values) for v in SCHEMA.categories[:column]),
+                )
                 shares = [count / sum(variable.counts) for count in variable.counts]
-                values = table[:, token].detach().tolist()
+                values = adapter.get_parameter("weight")[token, before : before + len(shares)].detach().tolist()
                 mean = sum(share * value for share, value in zip(shares, values, strict=True))
                 total += mean if row == MISSING else values[row]
     return total
@@ -70,6 +73,16 @@ def slow_logits(output: Output, text: int, hidden: Tensor, vector: Tensor, conte
     return logits
 
 
+def sampled_nats(
+    output: Output, hidden: Tensor, targets: Tensor, samples: Samples, vector: Tensor, context: Context
+) -> Tensor:
+    """The sampled loss of `targets`, given as tokens; the rows of the tables that it needs are picked here."""
+    used = samples.used(targets)
+    tables = [table[used] for table in output.tables()]
+    rows = torch.tensor([[used.tolist().index(token) for token in line] for line in targets.tolist()])
+    return output.sampled_nats(hidden, rows, output.features(vector, context), samples, used, tables)
+
+
 def test_names_are_those_of_the_config() -> None:
     """The command line offers what there is."""
     assert tuple(BIASES) == OUTPUT_BIASES
@@ -79,13 +92,13 @@ def test_names_are_those_of_the_config() -> None:
 @pytest.mark.parametrize("chunk", [1, 4_000_000])
 def test_exact_nats_are_the_equations(biases: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without gradient, in chunks of any size, and as log probabilities of a step."""
-    monkeypatch.setattr("factorcell.output.CHUNK", chunk)
+    monkeypatch.setattr("factorcell.softmax.CHUNK", chunk)
     output, g = make_output(biases), given()
-    bias = output.context_bias(g["vector"], g["context"])
-    with_gradient = output.nats(g["hidden"], g["targets"], bias)
+    features = output.features(g["vector"], g["context"])
+    with_gradient = output.nats(g["hidden"], g["targets"], features)
     with torch.no_grad():
-        without = output.nats(g["hidden"], g["targets"], bias)
-        steps = output.log_probabilities(g["hidden"][:, 1], bias)
+        without = output.nats(g["hidden"], g["targets"], features)
+        steps = output.log_probabilities(g["hidden"][:, 1], features)
     for b in range(B):
         for t in range(T):
             logits = torch.tensor(slow_logits(output, b, g["hidden"][b, t], g["vector"], g["context"]))
@@ -97,34 +110,17 @@ def test_exact_nats_are_the_equations(biases: tuple[str, ...], chunk: int, monke
         assert float(steps[b, g["targets"][b, 1]]) == pytest.approx(-float(without[b, 1]))
 
 
-@pytest.mark.parametrize("biases", [names for names in COMBINATIONS if names])
-def test_biases_of_all_some_and_own_tokens_agree(biases: tuple[str, ...]) -> None:
-    """The three ways to ask for a bias, against the tables."""
-    output, g = make_output(biases), given()
-    whole = output.context_bias(g["vector"], g["context"])
-    some = output.context_bias(g["vector"], g["context"], torch.tensor([4, 2]))
-    own = output.context_bias(g["vector"], g["context"], g["targets"])
-    assert whole is not None
-    assert some is not None
-    assert own is not None
-    for b in range(B):
-        for token in range(V):
-            expected = slow_bias(output, g["vector"], g["context"], b, token)
-            assert float(whole[b, token].detach()) == pytest.approx(expected)
-    torch.testing.assert_close(some, whole[:, [4, 2]])
-    torch.testing.assert_close(own, whole.gather(1, g["targets"]))
-
-
 def test_low_rank_with_one_hot_contexts_is_one_hot() -> None:
     """With a unit vector as context, Q's columns are the rows of a one-hot table (TACL 2018, section 2.3)."""
     schema = ContextSchema((Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 1, 1)),))
     low, one = BIASES["low_rank"](V, 3, schema), BIASES["one_hot"](V, 3, schema)
     with torch.no_grad():
-        one.get_parameter("tables.0").normal_()
-        low.get_parameter("weight").copy_(one.get_parameter("tables.0").T)
+        one.get_parameter("weight").normal_()
+        low.get_parameter("weight").copy_(one.get_parameter("weight"))
     rows = torch.tensor([2, 0, 1])
     context = Context(rows[:, None], torch.zeros(3, 0))
-    torch.testing.assert_close(low(torch.eye(3)[rows], context), one(torch.eye(3)[rows], context))
+    features = torch.eye(3)[rows]
+    torch.testing.assert_close(low(features, context), one(features, context))
 
 
 @pytest.mark.parametrize("biases", COMBINATIONS)
@@ -132,8 +128,8 @@ def test_sampling_everything_is_exact(biases: tuple[str, ...]) -> None:
     """With every token among the samples for sure, the sampled loss is the exact one."""
     output, g = make_output(biases), given()
     every = Samples(torch.tensor([token for token in range(V) if token != START]), torch.zeros(V))
-    sampled = output.sampled_nats(g["hidden"], g["targets"], every, g["vector"], g["context"])
-    exact = output.nats(g["hidden"], g["targets"], output.context_bias(g["vector"], g["context"]))
+    sampled = sampled_nats(output, g["hidden"], g["targets"], every, g["vector"], g["context"])
+    exact = output.nats(g["hidden"], g["targets"], output.features(g["vector"], g["context"]))
     torch.testing.assert_close(sampled, exact)
 
 
@@ -145,10 +141,10 @@ def test_gradients_by_finite_differences(biases: tuple[str, ...]) -> None:
     parameters = list(output.parameters())
 
     def exact(hidden: Tensor, vector: Tensor, *_: Tensor) -> Tensor:
-        return output.nats(hidden, g["targets"], output.context_bias(vector, g["context"]))
+        return output.nats(hidden, g["targets"], output.features(vector, g["context"]))
 
     def sampled(hidden: Tensor, vector: Tensor, *_: Tensor) -> Tensor:
-        return output.sampled_nats(hidden, g["targets"], samples, vector, g["context"])
+        return sampled_nats(output, hidden, g["targets"], samples, vector, g["context"])
 
     for loss in (exact, sampled):
         leaves = (g["hidden"].requires_grad_(), g["vector"].requires_grad_(), *parameters)
@@ -181,9 +177,9 @@ def test_the_sampled_loss_has_the_exact_minimum() -> None:
         optimiser.param_groups[0]["lr"] = 0.05 * (1 - step / 600)
         targets = torch.multinomial(truth, 256, replacement=True)[None]
         hidden, vector = torch.zeros(1, 256, 2), torch.zeros(1, 0)
-        loss = output.sampled_nats(hidden, targets, proposal.draw(), vector, nothing).mean()
+        loss = sampled_nats(output, hidden, targets, proposal.draw(), vector, nothing).mean()
         optimiser.zero_grad()
         torch.autograd.backward(loss)
         optimiser.step()
-    fitted = output.log_probabilities(torch.zeros(1, 2), None)[0].exp()
+    fitted = output.log_probabilities(torch.zeros(1, 2), torch.zeros(1, 0))[0].exp()
     torch.testing.assert_close(fitted, truth, atol=0.03, rtol=0)

@@ -154,6 +154,6 @@ def test_weight_decay_spares_vectors(tmp_path: Path, few: Any) -> None:
     """Matrices are decayed, biases are not."""
     run, corpus, dev = make(tmp_path / "run", *few, weight_decay=0.5)
     groups = Trainer(run, corpus, dev).optimiser.param_groups
-    assert [group["weight_decay"] for group in groups] == [0.5, 0.5, 0.0]
-    assert [{p.dim() > 1 for p in group["params"]} for group in groups] == [{True}, {True}, {False}]
+    assert [group["weight_decay"] for group in groups] == [0.5, 0.0, 0.5]
+    assert [{p.dim() > 1 for p in group["params"]} for group in groups] == [{True}, {False}, {True}]
     assert sum(len(group["params"]) for group in groups) == len(list(run.model.parameters()))

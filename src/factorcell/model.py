@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from factorcell.cells import Cell, State, Weights
 from factorcell.config import ModelConfig
@@ -21,15 +22,14 @@ from factorcell.output import Output, Samples
 
 @dataclass(frozen=True)
 class Conditioned:
-    """All that B contexts decide: recurrent `weights` and, where adapted, the softmax bias `output_bias` (B, V)."""
+    """All that B contexts decide: recurrent `weights`, and `features` (B, F) that shift the softmax bias."""
 
     weights: Weights
-    output_bias: Tensor | None
+    features: Tensor
 
     def select(self, rows: Tensor) -> "Conditioned":
         """The conditions of `rows` (B',), repeated where a row is named twice."""
-        bias = None if self.output_bias is None else self.output_bias[rows]
-        return Conditioned(self.weights.select(rows), bias)
+        return Conditioned(self.weights.select(rows), self.features[rows])
 
 
 class LanguageModel(nn.Module):
@@ -61,7 +61,7 @@ class LanguageModel(nn.Module):
     def condition(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Conditioned:
         """The `Conditioned` of B contexts; `override` gives embeddings (B, k) of categorical variables by name."""
         vector = self._vector(context, override)
-        return Conditioned(self.cell.adapt(vector), self.output.context_bias(vector, context))
+        return Conditioned(self.cell.adapt(vector), self.output.features(vector, context))
 
     def fold(self, conditioned: Conditioned) -> Conditioned:
         """The same condition with one recurrent matrix per context: worth it where many tokens share a context."""
@@ -70,26 +70,32 @@ class LanguageModel(nn.Module):
     def forward(self, batch: Batch, conditioned: Conditioned | None = None) -> Tensor:
         """Exact nats (B, T) of all targets of `batch`, zero on padding."""
         conditioned = conditioned or self.condition(batch.context)
-        hidden = self._hidden(batch, conditioned.weights)
-        nats = self.output.nats(hidden, batch.tokens[:, 1:], conditioned.output_bias)
+        hidden = self._hidden(F.embedding(batch.tokens[:, :-1], self.embedding), conditioned.weights)
+        nats = self.output.nats(hidden, batch.tokens[:, 1:], conditioned.features)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def sampled(self, batch: Batch, samples: Samples) -> Tensor:
-        """Nats (B, T) against `samples` only, zero on padding: a loss for training, not a measure."""
-        vector = self._vector(batch.context, None)
-        hidden = self._hidden(batch, self.cell.adapt(vector))
-        nats = self.output.sampled_nats(hidden, batch.tokens[:, 1:], samples, vector, batch.context)
+        """Nats (B, T) against `samples` only, zero on padding: a loss for training, not a measure.
+
+        Of the tables with a row a token only the rows `samples.used` are read, once; their gradients are sparse.
+        """
+        used = samples.used(batch.tokens)
+        tables = [F.embedding(used, table, sparse=True) for table in self.output.tables()]
+        conditioned = self.condition(batch.context)
+        rows = torch.searchsorted(used, batch.tokens)
+        hidden = self._hidden(F.embedding(rows[:, :-1], tables[0]), conditioned.weights)
+        nats = self.output.sampled_nats(hidden, rows[:, 1:], conditioned.features, samples, used, tables)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
         """`token` (B,) and a state (none: before the start token) -> log probabilities (B, V) of the next, state."""
         state = state or self.cell.start(len(token))
         state = self.cell.step(self.embedding[token], conditioned.weights, state)
-        return self.output.log_probabilities(state.hidden, conditioned.output_bias), state
+        return self.output.log_probabilities(state.hidden, conditioned.features), state
 
     def token_parameters(self) -> list[nn.Parameter]:
         """The tables with a row for every token: embeddings and adapted softmax biases."""
-        return [self.embedding, *self.output.adapters.parameters()]
+        return self.output.tables()
 
     def parameter_count(self) -> int:
         """The number of learned values."""
@@ -101,13 +107,12 @@ class LanguageModel(nn.Module):
         vector: Tensor = self.encoder(context, override)
         return vector
 
-    def _hidden(self, batch: Batch, weights: Weights) -> Tensor:
-        """Hidden states (B, T, H) before each target, with dropout in training mode."""
+    def _hidden(self, inputs: Tensor, weights: Weights) -> Tensor:
+        """Embedded `inputs` (B, T, E) -> hidden states (B, T, H) after each, with dropout in training mode."""
         config = self.config
-        inputs = self.embedding[batch.tokens[:, :-1]]
         if self.training and config.dropout_token:
             kept = inputs.new_empty(inputs.shape[:2]).bernoulli_(1 - config.dropout_token)
             inputs = inputs * kept[..., None]
-        inputs = nn.functional.dropout(inputs, config.dropout_input, self.training)
+        inputs = F.dropout(inputs, config.dropout_input, self.training)
         hidden, _ = self.cell(inputs, weights)
-        return nn.functional.dropout(hidden, config.dropout_output, self.training)
+        return F.dropout(hidden, config.dropout_output, self.training)

@@ -2,19 +2,23 @@
 
     logits = E P h + b + Q c        (TACL 2018, equations 5 and 6; P is printed as L there)
 
-Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context, S samples.
+Every adapted bias is linear in features f of the context (c itself, or one unit vector a category), so that all logits
+are one product, [P h, f] . [E, Q].
+
+Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context, F features, S samples.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from factorcell import softmax
 from factorcell.context import Context, ContextSchema
 from factorcell.vocabulary import START
-
-CHUNK = 4_000_000  # logits made at once where no gradient is needed
 
 
 class LowRankBias(nn.Module):
@@ -24,13 +28,9 @@ class LowRankBias(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(vocabulary_size, context_size))
 
-    def forward(self, vector: Tensor, context: Context, tokens: Tensor | None = None) -> Tensor:
-        """The bias of all tokens (B, V), of `tokens` (S,) as (B, S), or of each text's own `tokens` (B, T)."""
-        if tokens is None:
-            return vector @ self.weight.T
-        if tokens.dim() == 1:
-            return vector @ self.weight[tokens].T
-        return (self.weight[tokens] @ vector[:, :, None])[:, :, 0]
+    def forward(self, vector: Tensor, context: Context) -> Tensor:
+        """Features (B, K): the context vector."""
+        return vector
 
 
 class OneHotBias(nn.Module):
@@ -38,32 +38,55 @@ class OneHotBias(nn.Module):
 
     def __init__(self, vocabulary_size: int, context_size: int, schema: ContextSchema) -> None:
         super().__init__()
-        sizes = [len(variable.values) for variable in schema.categories]
-        self.tables = nn.ParameterList([torch.zeros(size, vocabulary_size) for size in sizes])
-        self.schema, self.size = schema, vocabulary_size
+        self.schema = schema
+        values = sum(len(variable.values) for variable in schema.categories)
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, values))
 
-    def forward(self, vector: Tensor, context: Context, tokens: Tensor | None = None) -> Tensor:
-        """As `LowRankBias.forward`; a missing value has the expected bias of its variable."""
-        size = self.size if tokens is None else tokens.shape[-1]
-        total = vector.new_zeros(len(vector), size)  # all there is, where every variable is a number
-        for column, table in enumerate(self.tables):
-            rows = context.categories[:, column]
-            expected = table.new_tensor(self.schema.categories[column].frequencies())
-            if tokens is not None and tokens.dim() == 2:
-                known = table[rows.clamp(min=0)[:, None], tokens]
-                missing = (expected @ table)[tokens] if bool((rows < 0).any()) else known
-            else:
-                part = table if tokens is None else table[:, tokens]
-                known = part[rows.clamp(min=0)]
-                missing = expected @ part if bool((rows < 0).any()) else known
-            total = total + torch.where(rows[:, None] < 0, missing, known)
-        return total
+    def forward(self, vector: Tensor, context: Context) -> Tensor:
+        """Features (B, F): 1 for the value of each variable; its frequencies where it is missing."""
+        parts = [vector[:, :0]]
+        for column, variable in enumerate(self.schema.categories):
+            rows = context.categories[:, column, None]
+            known = vector.new_zeros(len(vector), len(variable.values)).scatter_(1, rows.clamp(min=0), 1.0)
+            parts.append(torch.where(rows < 0, vector.new_tensor(variable.frequencies()), known))
+        return torch.cat(parts, dim=1)
 
 
 BIASES: dict[str, Callable[[int, int, ContextSchema], nn.Module]] = {
     "low_rank": LowRankBias,
     "one_hot": OneHotBias,
 }
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Distinct negative `tokens` (S,) of a batch, and `log_inclusion` (V,), how likely each token was among them."""
+
+    tokens: Tensor
+    log_inclusion: Tensor
+
+    def used(self, texts: Tensor) -> Tensor:
+        """The tokens (U,), ascending, that a step on `texts` (B, T + 1) needs: theirs and the samples."""
+        used: Tensor = torch.unique(torch.cat([texts.flatten(), self.tokens]))
+        return used
+
+
+class Proposal:
+    """The unigram proposal of sampled softmax, from training counts (V,)."""
+
+    def __init__(self, counts: Tensor, draws: int) -> None:
+        probability = counts.double().clamp(min=0) / counts.sum()
+        inclusion = -torch.expm1(draws * torch.log1p(-probability))
+        self.probability, self.draws = probability, draws
+        self.log_inclusion = inclusion.clamp(min=1e-30).log().float()
+
+    def draw(self) -> Samples:
+        """`draws` tokens with replacement, repeats dropped, from the global random state.
+
+        A token of unigram probability q is among them with probability 1 - (1 - q)^S.
+        """
+        tokens = torch.unique(torch.multinomial(self.probability, self.draws, replacement=True))
+        return Samples(tokens, self.log_inclusion)
 
 
 class Output(nn.Module):
@@ -89,73 +112,42 @@ class Output(nn.Module):
         never[START] = -torch.inf  # a text starts once: the start token is never predicted
         self.register_buffer("never", never, persistent=False)
 
-    def context_bias(self, vector: Tensor, context: Context, tokens: Tensor | None = None) -> Tensor | None:
-        """The sum of all adapted biases: (B, V), (B, S) or (B, T) as `LowRankBias.forward`; None without any."""
-        parts = [adapter(vector, context, tokens) for adapter in self.adapters.values()]
-        return torch.stack(parts).sum(0) if parts else None
+    def features(self, vector: Tensor, context: Context) -> Tensor:
+        """What of B contexts the adapted biases are linear in (B, F); F is 0 without any."""
+        parts = [adapter(vector, context) for adapter in self.adapters.values()]
+        return torch.cat(parts, dim=1) if parts else vector[:, :0]
 
-    def log_probabilities(self, hidden: Tensor, context_bias: Tensor | None) -> Tensor:
-        """`hidden` (B, H) and a bias (B, V) -> log probabilities (B, V) of the next token."""
+    def tables(self) -> list[nn.Parameter]:
+        """The tables with a row for every token, (V, E) and (V, F) in the order of the features."""
+        return [self.embedding, *(cast(nn.Parameter, adapter.weight) for adapter in self.adapters.values())]
+
+    def log_probabilities(self, hidden: Tensor, features: Tensor) -> Tensor:
+        """`hidden` (B, H) and `features` (B, F) -> log probabilities (B, V) of the next token."""
         logits = torch.addmm(self.bias + self.never, hidden @ self.projection, self.embedding.T)
-        return F.log_softmax(logits if context_bias is None else logits + context_bias, dim=-1)
+        weights = self.tables()[1:]
+        sizes = [weight.shape[1] for weight in weights]
+        for part, weight in zip(torch.split(features, sizes, 1), weights, strict=True):
+            logits = torch.addmm(logits, part, weight.T)
+        return F.log_softmax(logits, dim=-1)
 
-    def nats(self, hidden: Tensor, targets: Tensor, context_bias: Tensor | None) -> Tensor:
-        """`hidden` (B, T, H), `targets` (B, T), bias (B, V) -> exact nats (B, T)."""
-        bias = (self.bias + self.never).expand(len(hidden), -1) if context_bias is None else context_bias + self.bias
-        if torch.is_grad_enabled():
-            return self._nats(hidden, targets, bias)
-        rows = max(1, CHUNK // (targets.shape[1] * len(self.bias)))  # so many logits stay in the processor's cache
-        parts = zip(torch.split(hidden, rows), torch.split(targets, rows), torch.split(bias, rows), strict=True)
-        return torch.cat([self._nats(*part) for part in parts])
-
-    def _nats(self, hidden: Tensor, targets: Tensor, bias: Tensor) -> Tensor:
-        logits = hidden @ self.projection @ self.embedding.T
-        logits += (bias + self.never)[:, None]
-        chosen = logits.gather(-1, targets[..., None])[..., 0]
-        return torch.logsumexp(logits, dim=-1) - chosen
+    def nats(self, hidden: Tensor, targets: Tensor, features: Tensor) -> Tensor:
+        """`hidden` (B, T, H), `targets` (B, T), `features` (B, F) -> exact nats (B, T)."""
+        values = self._values(hidden, features).flatten(0, 1)
+        return softmax.nats(values, self._table(), self.bias + self.never, targets.flatten()).view(targets.shape)
 
     def sampled_nats(
-        self, hidden: Tensor, targets: Tensor, samples: "Samples", vector: Tensor, context: Context
+        self, hidden: Tensor, targets: Tensor, features: Tensor, samples: Samples, used: Tensor, tables: list[Tensor]
     ) -> Tensor:
-        """Nats (B, T) against shared `samples` only, logits corrected by their log inclusion probabilities.
+        """Nats (B, T) against `samples` only. `tables`: rows `used` (U,) of `self.tables()`, of which are `targets`."""
+        values, chosen = self._values(hidden, features).flatten(0, 1), torch.searchsorted(used, samples.tokens)
+        bias, inclusion = self.bias.index_select(0, used), samples.log_inclusion[used]
+        nats = softmax.sampled_nats(values, torch.cat(tables, dim=1), bias, targets.flatten(), chosen, inclusion)
+        return nats.view(targets.shape)
 
-        Sampled softmax (Jean et al. 2015) with distinct samples: a token of unigram probability q is among them with
-        probability 1 - (1 - q)^S, and log of that is subtracted from its logit, the target's own included.
-        """
-        projected = hidden @ self.projection
-        negative = projected @ self.embedding[samples.tokens].T
-        negative = negative + (self.bias[samples.tokens] - samples.log_inclusion[samples.tokens])
-        positive = (projected * self.embedding[targets]).sum(-1)
-        positive = positive + self.bias[targets] - samples.log_inclusion[targets]
-        if self.adapters:
-            negative = negative + self._bias(vector, context, samples.tokens)[:, None]
-            positive = positive + self._bias(vector, context, targets)
-        negative = negative.masked_fill(samples.tokens == targets[..., None], -torch.inf)
-        return torch.logaddexp(torch.logsumexp(negative, dim=-1), positive) - positive
+    def _table(self) -> Tensor:
+        return torch.cat([*self.tables()], dim=1) if self.adapters else self.embedding
 
-    def _bias(self, vector: Tensor, context: Context, tokens: Tensor) -> Tensor:
-        bias = self.context_bias(vector, context, tokens)
-        assert bias is not None
-        return bias
-
-
-class Samples:
-    """Distinct negative `tokens` (S',) of a batch, and `log_inclusion` (V,), how likely each token was among them."""
-
-    def __init__(self, tokens: Tensor, log_inclusion: Tensor) -> None:
-        self.tokens, self.log_inclusion = tokens, log_inclusion
-
-
-class Proposal:
-    """The unigram proposal of sampled softmax, from training counts (V,)."""
-
-    def __init__(self, counts: Tensor, draws: int) -> None:
-        probability = counts.double().clamp(min=0) / counts.sum()
-        inclusion = -torch.expm1(draws * torch.log1p(-probability))
-        self.probability, self.draws = probability, draws
-        self.log_inclusion = inclusion.clamp(min=1e-30).log().float()
-
-    def draw(self) -> Samples:
-        """`draws` tokens with replacement, repeats dropped, from the global random state."""
-        tokens = torch.unique(torch.multinomial(self.probability, self.draws, replacement=True))
-        return Samples(tokens, self.log_inclusion)
+    def _values(self, hidden: Tensor, features: Tensor) -> Tensor:
+        """[P h, f] (B, T, E + F)."""
+        wide = features[:, None].expand(-1, hidden.shape[1], -1)
+        return torch.cat([hidden @ self.projection, wide], dim=2)

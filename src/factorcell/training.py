@@ -20,6 +20,7 @@ from factorcell import store
 from factorcell.config import TrainingConfig, UserError
 from factorcell.data import Batch, Corpus
 from factorcell.output import Proposal
+from factorcell.rows import RowAdam
 from factorcell.run import Run, targets
 from factorcell.vocabulary import START, UNKNOWN
 
@@ -81,27 +82,34 @@ class Trainer:
         self.run, self.corpus, self.dev, self.config = run, corpus, dev, run.config.training
         self.progress = Progress()
         self.parameters = dict(run.model.named_parameters())
-        self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
         counts = target_counts(corpus)
         self.proposal = (
             Proposal(torch.from_numpy(counts), self.config.samples) if self.config.loss == "sampled" else None
         )
         per_epoch = len(corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=0))
         self.steps = max(1, round(self.config.epochs * per_epoch))
+        self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
+        self.rows = self._rows() if self.proposal else None
         with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
             smoothed = (counts + 1) / (counts + 1).sum()
             run.model.output.bias.copy_(torch.from_numpy(np.log(smoothed)))
 
     def _groups(self) -> list[dict[str, Any]]:
-        """Parameters by what Adam does with them: token tables move at a rate of their own, vectors do not decay."""
-        tables = {id(parameter) for parameter in self.run.model.token_parameters()}
-        rest = [parameter for parameter in self.parameters.values() if id(parameter) not in tables]
+        """What dense Adam moves, by how: vectors do not decay, token tables have a rate of their own."""
+        tables = self.run.model.token_parameters()
+        rest = [p for p in self.parameters.values() if not any(p is table for table in tables)]
         decay = self.config.weight_decay
-        return [
-            {"params": self.run.model.token_parameters(), "weight_decay": decay, "factor": self.config.token_rate},
+        groups = [
             {"params": [p for p in rest if p.dim() > 1], "weight_decay": decay, "factor": 1.0},
             {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0, "factor": 1.0},
         ]
+        dense = [] if self.proposal else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
+        return groups + dense
+
+    def _rows(self) -> RowAdam:
+        """The optimiser of the token tables where a step sees only some of their rows."""
+        rates = [self.config.token_rate * learning_rate(step, self.steps, self.config) for step in range(self.steps)]
+        return RowAdam(self.run.model.token_parameters(), rates, self.config.weight_decay)
 
     def batches(self) -> Iterator[Batch]:
         """The batches from the present step to the last, in the order that the seed gives."""
@@ -118,21 +126,43 @@ class Trainer:
         """One step of Adam."""
         for group in self.optimiser.param_groups:
             group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
-        model, count = self.run.model.train(), int(batch.lengths.sum())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
-            nats = model(batch) if self.proposal is None else model.sampled(batch, self.proposal.draw())
-        model.eval()
+        count = int(batch.lengths.sum())
+        nats = self._nats(batch)
         loss = nats.sum() / count
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip or math.inf)
+        self.run.model.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        norm = self._clip()
         if not bool(torch.isfinite(loss + norm)):
             self._stop(batch, nats)
-        self.optimiser.step()
         self.progress.step += 1
+        self.optimiser.step()
+        if self.rows:
+            self.rows.step(self.progress.step)
         self.progress.tokens += count
         self.progress.nats += float(loss.detach()) * count
+
+    def _nats(self, batch: Batch) -> Tensor:
+        """The loss of every target (B, T), with the randomness of this step."""
+        model = self.run.model.train()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
+            if self.proposal is None or self.rows is None:
+                nats: Tensor = model(batch)
+            else:
+                samples = self.proposal.draw()
+                self.rows.catch_up(self.progress.step, samples.used(batch.tokens))
+                nats = model.sampled(batch, samples)
+        model.eval()
+        return nats
+
+    def _clip(self) -> Tensor:
+        """Scale all gradients down to the norm that the config allows; the norm before."""
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        gradients = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.config.clip and bool(norm > self.config.clip):
+            torch._foreach_mul_(gradients, float(self.config.clip / norm))
+        return norm
 
     def _stop(self, batch: Batch, nats: Tensor) -> None:
         """Save what is good and say which row of the training data made the loss non-finite."""
@@ -154,7 +184,7 @@ class Trainer:
         rows: list[int] = batch.rows.tolist()
         bad = (~torch.isfinite(nats.detach()).all(dim=1)).nonzero().flatten().tolist()
         for index, row in enumerate([] if bad else rows):
-            self.optimiser.zero_grad(set_to_none=True)
+            self.run.model.zero_grad(set_to_none=True)
             self.run.model(self.corpus.batch(np.array([row]))).sum().backward()
             gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
             if not bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
@@ -163,6 +193,7 @@ class Trainer:
 
     def evaluate(self) -> Row:
         """Perplexities on the development set; the best weights so far go into the run folder."""
+        self.catch_up()
         row = perplexities(self.run, self.dev)
         better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if better:
@@ -187,11 +218,24 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint: weights, moments of Adam, progress."""
+        self.catch_up()
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
-            state = self.optimiser.state.get(parameter, {})
-            tensors |= {f"{name}:{key}": value for key, value in state.items()} | {f"{name}:value": parameter}
+            tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
+            tensors[f"{name}:value"] = parameter
         store.save_tensors(self.checkpoint, tensors, vars(self.progress))
+
+    def catch_up(self) -> None:
+        """Bring rows that no step has seen lately up to date."""
+        if self.rows:
+            self.rows.catch_up(self.progress.step)
+
+    def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        """What Adam keeps of a parameter; nothing of one that has had no gradient."""
+        if self.rows and (state := self.rows.state(parameter)):
+            return state
+        kept: dict[str, Tensor] = self.optimiser.state.get(parameter, {})
+        return kept
 
     def load(self) -> None:
         """Go back to the checkpoint, if there is one, or the start; rows that were logged after it are dropped."""
@@ -207,8 +251,13 @@ class Trainer:
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors.pop(f"{name}:value"))
                 keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
-                if keys:
+                if self.rows and (state := self.rows.state(parameter)):
+                    for key in keys:
+                        state[key].copy_(tensors[f"{name}:{key}"])
+                elif keys:
                     self.optimiser.state[parameter] = {key: tensors[f"{name}:{key}"] for key in keys}
+        if self.rows:
+            self.rows.done.fill_(self.progress.step)
         store.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
 
 

@@ -1,0 +1,117 @@
+"""The softmax over a large vocabulary: nats of targets, without keeping the (targets x vocabulary) logits.
+
+    nats = log sum_v exp(x . e_v + b_v) - (x . e_target + b_target)
+
+A bias of low rank that the context shifts is part of the product: x = [P h, c] and e_v = [E_v, Q_v].
+
+Shapes: N targets, V vocabulary, D width, S samples.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNK = 4_000_000  # logits that exist at one time: so many stay in the processor's cache
+
+
+def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Exact nats (N,) of `targets` (N,) from `values` (N, D), `table` (V, D) and `bias` (V,), where -inf is never."""
+    result: Tensor = _Exact.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
+    return result
+
+
+def sampled_nats(
+    values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor, log_inclusion: Tensor
+) -> Tensor:
+    """Nats (N,) of `targets` (N,) against distinct `samples` (S,) only, both ids of rows of `table`.
+
+    Sampled softmax (Jean et al. 2015): `log_inclusion` (V,), how likely each row was among the samples, is subtracted
+    from its logit, the target's own included.
+    """
+    shifted = bias - log_inclusion
+    result: Tensor = _Sampled.apply(values, table, shifted, targets, samples)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Exact(torch.autograd.Function):
+    """A chunk of targets at a time; the logits are made again on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+        parts = []
+        for chunk, wanted in zip(_chunks(values, table), _chunks(targets, table), strict=True):
+            logits = torch.addmm(bias, chunk, table.T)
+            chosen = logits.gather(1, wanted[:, None])[:, 0]
+            top = logits.amax(1)
+            parts.append(logits.sub_(top[:, None]).exp_().sum(1).log_().add_(top).sub_(chosen))
+        result = torch.cat(parts) if parts else values.new_zeros(0)
+        ctx.save_for_backward(values, table, bias, targets, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        values, table, bias, targets, result = ctx.saved_tensors
+        of_values, of_table, of_bias = torch.empty_like(values), torch.zeros_like(table), torch.zeros_like(bias)
+        step = _rows(table)
+        for begin in range(0, len(values), step):
+            rows = slice(begin, begin + step)
+            wanted, scale = targets[rows, None], gradient[rows, None]
+            logits = torch.addmm(bias, values[rows], table.T)
+            total = logits.gather(1, wanted).add_(result[rows, None])  # the logarithm of the sum
+            share = logits.sub_(total).exp_().mul_(scale).scatter_add_(1, wanted, -scale)
+            torch.mm(share, table, out=of_values[rows])
+            of_table.addmm_(share.T, values[rows])
+            of_bias += share.sum(0)
+        return of_values, of_table, of_bias, None
+
+
+def _rows(table: Tensor) -> int:
+    """How many targets at a time."""
+    return max(1, CHUNK // len(table))
+
+
+def _chunks(rows: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(rows, _rows(table)) if len(rows) else ()
+
+
+class _Sampled(torch.autograd.Function):
+    """One matrix of (targets x samples), in place; a sample that is the target itself does not count twice."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor) -> Tensor:
+        own = F.embedding(targets, table)
+        positive = (values * own).sum(1).add_(bias[targets])
+        chosen = table[samples]
+        shares = torch.addmm(bias[samples], values, chosen.T)
+        shares[_collisions(targets, samples, len(table))] = -torch.inf
+        top = torch.maximum(shares.amax(1), positive)
+        shares.sub_(top[:, None]).exp_()
+        share = (positive - top).exp_()
+        total = shares.sum(1).add_(share)
+        ctx.save_for_backward(values, own, chosen, targets, samples, shares, share.div_(total), total)
+        ctx.size = len(table)
+        return total.log().add_(top).sub_(positive)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        values, own, chosen, targets, samples, shares, share, total = ctx.saved_tensors
+        shares = shares * (gradient / total)[:, None]
+        of_positive = gradient * (share - 1)
+        of_values = torch.addcmul(shares @ chosen, of_positive[:, None], own)
+        # the scatter-add of an embedding, since index_add_ goes row by row
+        of_table = torch.ops.aten.embedding_dense_backward(of_positive[:, None] * values, targets, ctx.size, -1, False)
+        of_table[samples] += shares.T @ values
+        of_bias = gradient.new_zeros(ctx.size).index_add_(0, targets, of_positive)
+        of_bias[samples] += shares.sum(0)
+        return of_values, of_table, of_bias, None, None
+
+
+def _collisions(targets: Tensor, samples: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Where a target is among the samples: its row and its column."""
+    column = torch.full((size,), -1, device=targets.device)
+    column[samples] = torch.arange(len(samples), device=targets.device)
+    found = column[targets]
+    rows = (found >= 0).nonzero()[:, 0]
+    return rows, found[rows]
