@@ -219,7 +219,7 @@ def test_gradients_of_all_parameters_by_finite_differences(loss: str, schema: st
         return torch.func.functional_call(whole, {f"model.{n}": v for n, v in zip(names, values, strict=True)}, ())
 
     leaves = tuple(parameter.detach().clone().requires_grad_() for parameter in model.parameters())
-    assert torch.autograd.gradcheck(run, leaves)
+    assert torch.autograd.gradcheck(run, leaves, check_undefined_grad=False)
     gradients = torch.autograd.grad(run(*leaves).sum(), leaves)
     assert [name for name, gradient in zip(names, gradients, strict=True) if not gradient.any()] == []
 
