@@ -5,9 +5,12 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "factorcell._recurrence",
-            ["src/factorcell/native/recurrence.cpp"],
-            depends=["src/factorcell/native/recurrence.h", "src/factorcell/native/recurrence_lanes.inc"],
+            "factorcell._kernels",
+            ["src/factorcell/native/kernels.cpp"],
+            depends=[
+                f"src/factorcell/native/{name}"
+                for name in ("kernels.h", "vectors.inc", "recurrence.inc", "softmax.inc")
+            ],
             extra_compile_args=["-O3", "-std=c++17", "-pthread"],
             extra_link_args=["-pthread"],
             optional=True,

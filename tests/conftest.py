@@ -1,5 +1,6 @@
 """What every test stands on: one thread, fixed seeds, and texts whose perplexity is known."""
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,16 @@ def seed() -> int:
     np.random.seed(0)
     torch.manual_seed(0)
     return 0
+
+
+@pytest.fixture(autouse=True)
+def _kernel_as_found() -> Iterator[None]:
+    """Leave the choice of the compiled kernel as it was."""
+    chosen = os.environ.get("FACTORCELL_KERNEL")
+    yield
+    os.environ.pop("FACTORCELL_KERNEL", None)
+    if chosen is not None:
+        os.environ["FACTORCELL_KERNEL"] = chosen
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,8 @@ BIASES = [names for count in range(3) for names in itertools.combinations(OUTPUT
 
 def make(schema: ContextSchema, adapt: tuple[str, ...], bias: tuple[str, ...]) -> LanguageModel:
     """A model in double precision with random weights everywhere."""
-    model = LanguageModel(ModelConfig(adapt=adapt, output_bias=bias, **SIZE), V, schema).double()
+    config = ModelConfig(adapt=adapt, output_bias=bias, **SIZE)  # type: ignore[arg-type]
+    model = LanguageModel(config, V, schema).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.6)

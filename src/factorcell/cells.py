@@ -6,6 +6,8 @@ The coupled-gate LSTM (TACL 2018, appendix A, equations 8 and 9), adapted by a c
     [i, f, o] = W'[x, h] + b'
     f <- sigmoid(f + 1)       m <- f m + (1 - f) tanh(i)       h <- tanh(m) sigmoid(o)
 
+With layer normalisation (Ba et al. 2016), i, f, o and, inside its tanh, m are normalised over the hidden units.
+
 Shapes: B texts, T steps, E embedding, H hidden, D = E + H, G = 3 H gate columns, K context, R rank.
 An adapter maps c to a `Shift`; the cell sums the shifts into `Weights`. Both are values: nothing is kept in the cell.
 """
@@ -15,8 +17,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from factorcell import recurrence
+from factorcell.recurrence import Inputs, run, usable
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,6 @@ class Weights:
         """Rows `begin:end` of W'. Taken once, not at every step: the gradient of a slice is as large as the whole."""
         left = None if self.left is None else self.left[:, begin:end]
         return replace(self, matrix=self.matrix[..., begin:end, :], left=left)
-
-    def apply(self, values: Tensor) -> Tensor:
-        """`values` (B, T, D) times W': (B, T, G), without the bias."""
-        product = values @ self.matrix
-        if self.left is None or self.right is None:
-            return product
-        return torch.baddbmm(product, values @ self.left, self.right)
 
 
 class Adapter(Protocol):
@@ -119,12 +115,15 @@ class Cell(nn.Module):
         rank: int,
         adapt: tuple[str, ...],
         dropout: float,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         inputs, gates = embedding_size + hidden_size, 3 * hidden_size
         self.embedding_size, self.hidden_size, self.dropout = embedding_size, hidden_size, dropout
         self.matrix = nn.Parameter((torch.rand(inputs, gates) * 2 - 1) * (6 / (inputs + hidden_size)) ** 0.5)
         self.bias = nn.Parameter(torch.zeros(gates))
+        self.gain = nn.Parameter(torch.ones(4 * hidden_size)) if layer_norm else None  # of i, f, o, m
+        self.shift = nn.Parameter(torch.zeros(4 * hidden_size)) if layer_norm else None
         self.adapters = nn.ModuleDict({name: ADAPTERS[name](context_size, inputs, gates, rank) for name in adapt})
 
     def adapt(self, vector: Tensor) -> Weights:
@@ -152,47 +151,84 @@ class Cell(nn.Module):
         zeros = self.matrix.new_zeros(batch, self.hidden_size)
         return State(zeros, zeros)
 
-    def forward(self, inputs: Tensor, weights: Weights, state: State | None = None) -> tuple[Tensor, State]:
-        """`inputs` (B, T, E) -> hidden states (B, T, H) and the last state; in training mode with dropout."""
-        batch, steps, _ = inputs.shape
-        state = state or self.start(batch)
-        keep = self._keep(batch, steps, inputs)
-        given = self._given(inputs, weights)  # all that does not wait for h, at once
+    def forward(
+        self, inputs: Tensor, weights: Weights, state: State | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """`inputs` (B, T, E) -> hidden states (B, T, H) and the last state; in training mode with dropout.
+
+        A text ends after `lengths` (B,) steps: its hidden states are zero from there on, and its state stands still.
+        """
+        state = state or self.start(len(inputs))
+        keep = self._keep(inputs)
+        given, reduced = self._given(inputs, weights)  # all that does not wait for h, at once
         recurrent = weights.part(self.embedding_size, self.matrix.shape[0])
-        if recurrence.usable(given, recurrent.matrix):
-            outputs, memory = recurrence.run(
-                given, recurrent.matrix, recurrent.left, recurrent.right, keep, state.hidden, state.memory
-            )
-            return outputs, State(outputs[:, -1], memory)
-        hidden = []
-        for step, now in enumerate(given.unbind(1)):
-            state = self._advance(now, recurrent, state, None if keep is None else keep[step])
-            hidden.append(state.hidden)
-        return torch.stack(hidden, dim=1), state
+        factors = recurrent.matrix, recurrent.left, recurrent.right
+        arrays = Inputs(given, reduced, *factors, keep, self._norm(), state.hidden, state.memory, lengths)
+        if usable(arrays):
+            outputs, hidden, memory = run(arrays)
+            return outputs, State(hidden, memory)
+        return self._loop(arrays, recurrent, state)
 
     def step(self, inputs: Tensor, weights: Weights, state: State) -> State:
         """One step: `inputs` (B, E) and a state -> the next state. Never dropped."""
         recurrent = weights.part(self.embedding_size, self.matrix.shape[0])
-        return self._advance(self._given(inputs[:, None], weights)[:, 0], recurrent, state, None)
+        given, reduced = self._given(inputs[:, None], weights)
+        return self._advance(given[:, 0], None if reduced is None else reduced[:, 0], recurrent, state, None)
 
-    def _given(self, inputs: Tensor, weights: Weights) -> Tensor:
-        """The part of the gates that the inputs decide: (B, T, E) -> (B, T, G)."""
+    def _given(self, inputs: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
+        """What the inputs (B, T, E) decide: their share of the gates (B, T, G), and of x L + h L (B, T, R)."""
         bias = weights.bias if weights.bias.dim() == 1 else weights.bias[:, None]
-        return weights.part(0, self.embedding_size).apply(inputs) + bias
+        part = weights.part(0, self.embedding_size)
+        return inputs @ part.matrix + bias, None if part.left is None else inputs @ part.left
 
-    def _advance(self, given: Tensor, recurrent: Weights, state: State, keep: Tensor | None) -> State:
-        gates = given + recurrent.apply(state.hidden[:, None])[:, 0]
-        candidate, forget, output = gates.chunk(3, dim=-1)
+    def _loop(self, arrays: Inputs, recurrent: Weights, state: State) -> tuple[Tensor, State]:
+        """What `recurrence.run` does, a step at a time."""
+        hidden = []
+        for step, now in enumerate(arrays.given.unbind(1)):
+            reduced = None if arrays.given_reduced is None else arrays.given_reduced[:, step]
+            after = self._advance(now, reduced, recurrent, state, None if arrays.keep is None else arrays.keep[step])
+            if arrays.lengths is None:
+                state = after
+                hidden.append(state.hidden)
+            else:
+                goes_on = (step < arrays.lengths)[:, None]
+                hidden.append(torch.where(goes_on, after.hidden, 0.0))
+                memory = torch.where(goes_on, after.memory, state.memory)
+                state = State(torch.where(goes_on, after.hidden, state.hidden), memory)
+        return torch.stack(hidden, dim=1) if hidden else state.hidden[:, None][:, :0], state
+
+    def _advance(
+        self, given: Tensor, reduced: Tensor | None, recurrent: Weights, state: State, keep: Tensor | None
+    ) -> State:
+        hidden = state.hidden[:, None]
+        gates = given + (hidden @ recurrent.matrix)[:, 0]
+        if reduced is not None and recurrent.left is not None and recurrent.right is not None:
+            gates = gates + ((reduced[:, None] + hidden @ recurrent.left) @ recurrent.right)[:, 0]
+        candidate, forget, output = (self._normalised(j, gate) for j, gate in enumerate(gates.chunk(3, dim=-1)))
         candidate = torch.tanh(candidate)
         if keep is not None:
             candidate = candidate * keep
         forget = torch.sigmoid(forget + 1)
         memory = forget * state.memory + (1 - forget) * candidate
-        return State(torch.tanh(memory) * torch.sigmoid(output), memory)
+        return State(torch.tanh(self._normalised(3, memory)) * torch.sigmoid(output), memory)
 
-    def _keep(self, batch: int, steps: int, like: Tensor) -> Tensor | None:
+    def _norm(self) -> Tensor | None:
+        """Gains of i, f, o, m, then their shifts (8, H)."""
+        if self.gain is None or self.shift is None:
+            return None
+        return torch.cat([self.gain, self.shift]).view(8, self.hidden_size)
+
+    def _normalised(self, which: int, values: Tensor) -> Tensor:
+        """`values` (B, H) of i, f, o or m with the layer normalisation of that one, if there is any."""
+        if self.gain is None or self.shift is None:
+            return values
+        own = slice(which * self.hidden_size, (which + 1) * self.hidden_size)
+        return F.layer_norm(values, (self.hidden_size,), self.gain[own], self.shift[own])
+
+    def _keep(self, inputs: Tensor) -> Tensor | None:
         """One dropout mask (T, B, H) a step, scaled to keep the mean (Semeniuta et al. 2016), or none."""
         if not self.training or self.dropout == 0:
             return None
-        kept = like.new_empty(steps, batch, self.hidden_size).bernoulli_(1 - self.dropout)
+        batch, steps, _ = inputs.shape
+        kept = inputs.new_empty(steps, batch, self.hidden_size).bernoulli_(1 - self.dropout)
         return kept.div_(1 - self.dropout)

@@ -18,6 +18,7 @@ from typing import Any
 UNITS = ("word", "space", "char", "grapheme")
 ADAPTERS = ("concat", "factor")
 OUTPUT_BIASES = ("low_rank", "one_hot")
+PRECISIONS = ("float32", "bfloat16")
 
 # The four models of the TACL paper (section 2), by what they adapt: (recurrent layer, softmax bias).
 MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -113,6 +114,7 @@ class ModelConfig:
     number_size: int = option(64, "width of the network over the numeric context variables", low=1)
     context_size: int = option(16, "k, size of the joint context vector", low=1)
     rank: int = option(12, "r, rank of the FactorCell's change of W", low=1)
+    layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)")
     dropout_recurrent: float = option(0.0, "drop rate of the candidate tanh(i) (Semeniuta et al. 2016)", low=0)
     dropout_input: float = option(0.0, "drop rate of the token embeddings", low=0)
     dropout_output: float = option(0.0, "drop rate of the hidden states given to the softmax", low=0)
@@ -147,6 +149,7 @@ class TrainingConfig:
     save_every: int = option(500, "steps between checkpoints", low=1)
     seed: int = option(0, "seed of the weights, the order and the dropout", low=0)
     threads: int = option(0, "threads; 0: all cores", low=0)
+    precision: str = option("float32", "numbers in matrix products while training; sums are floats", choices=PRECISIONS)
 
     def __post_init__(self) -> None:
         _check(self)

@@ -49,6 +49,7 @@ class LanguageModel(nn.Module):
             config.rank,
             config.adapt if self.encoder else (),
             config.dropout_recurrent,
+            config.layer_norm,
         )
         self.output = Output(
             self.embedding,
@@ -70,7 +71,7 @@ class LanguageModel(nn.Module):
     def forward(self, batch: Batch, conditioned: Conditioned | None = None) -> Tensor:
         """Exact nats (B, T) of all targets of `batch`, zero on padding."""
         conditioned = conditioned or self.condition(batch.context)
-        hidden = self._hidden(F.embedding(batch.tokens[:, :-1], self.embedding), conditioned.weights)
+        hidden = self._hidden(F.embedding(batch.tokens[:, :-1], self.embedding), conditioned.weights, batch.lengths)
         nats = self.output.nats(hidden, batch.tokens[:, 1:], conditioned.features)
         return nats.masked_fill(~batch.mask(), 0.0)
 
@@ -83,7 +84,7 @@ class LanguageModel(nn.Module):
         tables = [F.embedding(used, table, sparse=True) for table in self.output.tables()]
         conditioned = self.condition(batch.context)
         rows = torch.searchsorted(used, batch.tokens)
-        hidden = self._hidden(F.embedding(rows[:, :-1], tables[0]), conditioned.weights)
+        hidden = self._hidden(F.embedding(rows[:, :-1], tables[0]), conditioned.weights, batch.lengths)
         nats = self.output.sampled_nats(hidden, rows[:, 1:], conditioned.features, samples, used, tables)
         return nats.masked_fill(~batch.mask(), 0.0)
 
@@ -107,12 +108,12 @@ class LanguageModel(nn.Module):
         vector: Tensor = self.encoder(context, override)
         return vector
 
-    def _hidden(self, inputs: Tensor, weights: Weights) -> Tensor:
+    def _hidden(self, inputs: Tensor, weights: Weights, lengths: Tensor) -> Tensor:
         """Embedded `inputs` (B, T, E) -> hidden states (B, T, H) after each, with dropout in training mode."""
         config = self.config
         if self.training and config.dropout_token:
             kept = inputs.new_empty(inputs.shape[:2]).bernoulli_(1 - config.dropout_token)
             inputs = inputs * kept[..., None]
         inputs = F.dropout(inputs, config.dropout_input, self.training)
-        hidden, _ = self.cell(inputs, weights)
+        hidden, _ = self.cell(inputs, weights, lengths=lengths)
         return F.dropout(hidden, config.dropout_output, self.training)

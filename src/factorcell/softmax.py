@@ -7,17 +7,27 @@ A bias of low rank that the context shifts is part of the product: x = [P h, c] 
 Shapes: N targets, V vocabulary, D width, S samples.
 """
 
+import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from factorcell import kernels
+
+SIZES = ("rows", "size", "width", "threads", "half", "next")
+ARRAYS = ("values", "table", "bias", "packed", "result")
 CHUNK = 4_000_000  # logits that exist at one time: so many stay in the processor's cache
 
 
 def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """Exact nats (N,) of `targets` (N,) from `values` (N, D), `table` (V, D) and `bias` (V,), where -inf is never."""
+    learning = torch.is_grad_enabled() and (values.requires_grad or table.requires_grad or bias.requires_grad)
+    if not learning and len(values) and kernels.usable(values, table, bias):
+        own = F.embedding(targets, table)
+        chosen: Tensor = torch.linalg.vecdot(values.to(own.dtype), own) + bias[targets]
+        return log_sums(values, table, bias) - chosen
     result: Tensor = _Exact.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
     return result
 
@@ -35,19 +45,40 @@ def sampled_nats(
     return result
 
 
+class _Arguments(ctypes.Structure):
+    """`struct Softmax` of native/kernels.h."""
+
+    _fields_ = kernels.structure(SIZES, ARRAYS)
+
+
+def log_sums(values: Tensor, table: Tensor, bias: Tensor) -> Tensor:
+    """log sum_v exp(x . e_v + b_v) (N,) in compiled code, without a gradient; of bfloat16 products within autocast."""
+    compiled, number = kernels.library(), kernels.VARIANTS.index(kernels.variant() or "plain")
+    assert compiled is not None
+    taken = kernels.dense(values=values, table=table, bias=bias)
+    made = {"result": torch.empty(len(values)), "packed": torch.empty(0)}
+    sizes = (len(values), *table.shape, torch.get_num_threads(), int(kernels.half()), 0)
+    arguments = _Arguments(*sizes, *kernels.addresses(ARRAYS, {**taken, **made}))
+    packed = torch.empty(compiled.factorcell_packed(ctypes.byref(arguments), number))
+    arguments.packed = packed.data_ptr()
+    compiled.factorcell_softmax(ctypes.byref(arguments), number)
+    return made["result"]
+
+
 class _Exact(torch.autograd.Function):
     """A chunk of targets at a time; the logits are made again on the way back."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        parts = []
+        halved, parts = torch.is_autocast_enabled(values.device.type), []
         for chunk, wanted in zip(_chunks(values, table), _chunks(targets, table), strict=True):
-            logits = torch.addmm(bias, chunk, table.T)
+            logits = kernels.product(chunk, table.T, halved).add_(bias)
             chosen = logits.gather(1, wanted[:, None])[:, 0]
             top = logits.amax(1)
             parts.append(logits.sub_(top[:, None]).exp_().sum(1).log_().add_(top).sub_(chosen))
         result = torch.cat(parts) if parts else values.new_zeros(0)
         ctx.save_for_backward(values, table, bias, targets, result)
+        ctx.halved = halved
         return result
 
     @staticmethod
@@ -58,11 +89,11 @@ class _Exact(torch.autograd.Function):
         for begin in range(0, len(values), step):
             rows = slice(begin, begin + step)
             wanted, scale = targets[rows, None], gradient[rows, None]
-            logits = torch.addmm(bias, values[rows], table.T)
+            logits = kernels.product(values[rows], table.T, ctx.halved).add_(bias)
             total = logits.gather(1, wanted).add_(result[rows, None])  # the logarithm of the sum
             share = logits.sub_(total).exp_().mul_(scale).scatter_add_(1, wanted, -scale)
-            torch.mm(share, table, out=of_values[rows])
-            of_table.addmm_(share.T, values[rows])
+            of_values[rows] = kernels.product(share, table, ctx.halved)
+            of_table += kernels.product(share.T, values[rows], ctx.halved)
             of_bias += share.sum(0)
         return of_values, of_table, of_bias, None
 
@@ -84,14 +115,14 @@ class _Sampled(torch.autograd.Function):
         own = F.embedding(targets, table)
         positive = (values * own).sum(1).add_(bias[targets])
         chosen = table[samples]
-        shares = torch.addmm(bias[samples], values, chosen.T)
+        ctx.size, ctx.halved = len(table), torch.is_autocast_enabled(values.device.type)
+        shares = kernels.product(values, chosen.T, ctx.halved).add_(bias[samples])
         shares[_collisions(targets, samples, len(table))] = -torch.inf
         top = torch.maximum(shares.amax(1), positive)
         shares.sub_(top[:, None]).exp_()
         share = (positive - top).exp_()
         total = shares.sum(1).add_(share)
         ctx.save_for_backward(values, own, chosen, targets, samples, shares, share.div_(total), total)
-        ctx.size = len(table)
         return total.log().add_(top).sub_(positive)
 
     @staticmethod
@@ -99,10 +130,10 @@ class _Sampled(torch.autograd.Function):
         values, own, chosen, targets, samples, shares, share, total = ctx.saved_tensors
         shares = shares * (gradient / total)[:, None]
         of_positive = gradient * (share - 1)
-        of_values = torch.addcmul(shares @ chosen, of_positive[:, None], own)
+        of_values = torch.addcmul(kernels.product(shares, chosen, ctx.halved), of_positive[:, None], own)
         # the scatter-add of an embedding, since index_add_ goes row by row
         of_table = torch.ops.aten.embedding_dense_backward(of_positive[:, None] * values, targets, ctx.size, -1, False)
-        of_table[samples] += shares.T @ values
+        of_table[samples] += kernels.product(shares.T, values, ctx.halved)
         of_bias = gradient.new_zeros(ctx.size).index_add_(0, targets, of_positive)
         of_bias[samples] += shares.sum(0)
         return of_values, of_table, of_bias, None, None

@@ -143,8 +143,8 @@ class Trainer:
 
     def _nats(self, batch: Batch) -> Tensor:
         """The loss of every target (B, T), with the randomness of this step."""
-        model = self.run.model.train()
-        with torch.random.fork_rng(devices=[]):
+        model, half = self.run.model.train(), self.config.precision == "bfloat16"
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16, enabled=half):
             torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
             if self.proposal is None or self.rows is None:
                 nats: Tensor = model(batch)

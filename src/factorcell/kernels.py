@@ -1,0 +1,92 @@
+"""The compiled kernels of native/, if there are any: which instruction set runs, and how arrays are handed over.
+
+The C++ is built at installation where there is a compiler. It knows nothing of PyTorch: it gets addresses of float
+arrays, so that one build serves many versions of PyTorch. FACTORCELL_KERNEL names an instruction set, or `off`.
+"""
+
+import ctypes
+import importlib.machinery
+import logging
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from factorcell.config import choose
+
+VARIANTS = ("plain", "avx2", "avx512", "avx512_bf16")  # instruction sets, in the order of the library's own numbers
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled code, or none, which is logged once."""
+    here = Path(__file__).parent
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = here / f"_kernels{suffix}"
+        if path.exists():
+            try:
+                loaded = ctypes.CDLL(str(path))
+            except OSError as error:
+                log.warning("%s cannot be loaded (%s): all runs in plain PyTorch", path, error)
+                return None
+            loaded.factorcell_packed.restype = ctypes.c_int64
+            return loaded
+    log.warning(
+        "no compiled kernels (they are built at installation where there is a C++ compiler): all runs in PyTorch"
+    )
+    return None
+
+
+def variant() -> str | None:
+    """The instruction set that the compiled code is to use, or none."""
+    wanted = os.environ.get("FACTORCELL_KERNEL", "")
+    compiled = None if wanted == "off" else library()
+    if compiled is None:
+        return None
+    here = VARIANTS[: compiled.factorcell_best() + 1]
+    return choose("FACTORCELL_KERNEL", wanted, ["off", *here]) if wanted else here[-1]
+
+
+def usable(*arrays: Tensor) -> bool:
+    """Whether the compiled code can take `arrays`: floats on the processor, or what autocast made of them."""
+    kinds = (torch.float32, torch.bfloat16)
+    return all(a.device.type == "cpu" and a.dtype in kinds for a in arrays) and variant() is not None
+
+
+def half() -> bool:
+    """Whether products are to be of bfloat16 numbers: within autocast, on a processor that has them."""
+    wanted = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    return wanted and variant() == VARIANTS[-1]
+
+
+def product(a: Tensor, b: Tensor, halved: bool) -> Tensor:
+    """The matrix product of two arrays of floats, of bfloat16 numbers where `halved`; floats either way."""
+    return (a.bfloat16() @ b.bfloat16()).float() if halved else a @ b
+
+
+def dense(**arrays: Tensor | None) -> dict[str, Tensor | None]:
+    """Arrays as the compiled code wants them: floats (lengths: whole numbers) without gaps."""
+    return {
+        name: array
+        if array is None
+        else (array if array.dtype == torch.long else array.to(torch.float32, copy=False)).contiguous()
+        for name, array in arrays.items()
+    }
+
+
+def addresses(names: tuple[str, ...], arrays: Mapping[str, Tensor | None]) -> list[int | None]:
+    """Where the arrays lie, in the order of `names`; none for those that are not given."""
+    assert not arrays.keys() - set(names)
+    for array in arrays.values():
+        assert array is None or (array.is_contiguous() and array.dtype in (torch.float32, torch.long))
+    return [array.data_ptr() if (array := arrays.get(name)) is not None else None for name in names]
+
+
+def structure(sizes: tuple[str, ...], arrays: tuple[str, ...]) -> list[tuple[str, type]]:
+    """The fields of a structure of native/kernels.h."""
+    return [*((name, ctypes.c_int64) for name in sizes), *((name, ctypes.c_void_p) for name in arrays)]

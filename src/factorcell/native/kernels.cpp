@@ -1,0 +1,138 @@
+// The compiled kernels, for the instruction sets of x86-64 and one that any processor runs; chosen while running.
+#include "kernels.h"
+
+#include <math.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+namespace plain {
+#define LANES 4
+#define TOGETHER 4
+#include "vectors.inc"
+#include "recurrence.inc"
+#include "softmax.inc"
+#undef LANES
+#undef TOGETHER
+}  // namespace plain
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE 1
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+namespace avx2 {
+#define LANES 8
+#define TOGETHER 4
+#include "vectors.inc"
+#include "recurrence.inc"
+#include "softmax.inc"
+#undef LANES
+#undef TOGETHER
+}  // namespace avx2
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,fma,prefer-vector-width=512")
+namespace avx512 {
+#define LANES 16
+#define TOGETHER 8
+#include "vectors.inc"
+#include "recurrence.inc"
+#include "softmax.inc"
+}  // namespace avx512
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,avx512bf16,fma,prefer-vector-width=512")
+namespace avx512_bf16 {
+#define DOT_BF16 1
+#include "vectors.inc"
+#include "recurrence.inc"
+#include "softmax.inc"
+#undef DOT_BF16
+#undef LANES
+#undef TOGETHER
+}  // namespace avx512_bf16
+#pragma GCC pop_options
+#endif
+
+namespace {
+
+// Numbers too small to matter cost a hundred times the time of others: they count as zero while a kernel runs.
+struct FlushTiny {
+#if defined(__x86_64__)
+    FlushTiny() : before(_mm_getcsr()) { _mm_setcsr(before | 0x8040); }
+    ~FlushTiny() { _mm_setcsr(before); }
+    unsigned before;
+#endif
+};
+
+template <class Arguments> using Work = void (*)(Arguments &, bool);
+
+template <class Arguments>
+void take_jobs(Arguments *a, bool other_way, Work<Arguments> work) {
+    FlushTiny flush;
+    work(*a, other_way);
+}
+
+// Run `work` on `a->threads` threads, this one among them.
+template <class Arguments> void run(Arguments *a, bool other_way, Work<Arguments> work) {
+    a->next = 0;
+    std::vector<std::thread> others;
+    try {
+        for (int64_t i = 1; i < a->threads; i++) others.emplace_back(take_jobs<Arguments>, a, other_way, work);
+    } catch (const std::system_error &) {
+        // No more threads to be had: those that there are take all jobs.
+    }
+    take_jobs(a, other_way, work);
+    for (auto &other : others) other.join();
+}
+
+#if defined(WIDE)
+const Work<Recurrence> RECURRENCE[] = {plain::recurrence_work, avx2::recurrence_work, avx512::recurrence_work,
+                                       avx512_bf16::recurrence_work};
+const Work<Softmax> SOFTMAX[] = {plain::softmax_work, avx2::softmax_work, avx512::softmax_work,
+                                 avx512_bf16::softmax_work};
+int64_t (*const PACKED[])(const Softmax &) = {plain::packed_size, avx2::packed_size, avx512::packed_size,
+                                              avx512_bf16::packed_size};
+#else
+const Work<Recurrence> RECURRENCE[] = {plain::recurrence_work};
+const Work<Softmax> SOFTMAX[] = {plain::softmax_work};
+int64_t (*const PACKED[])(const Softmax &) = {plain::packed_size};
+#endif
+
+}  // namespace
+
+extern "C" {
+
+// 0: plain, 1: AVX2, 2: AVX-512, 3: AVX-512 with products of bfloat16: the best that this processor has.
+int factorcell_best() {
+#if defined(WIDE)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
+        return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+#endif
+    return 0;
+}
+
+// Forward or backward; `variant` as factorcell_best() or less.
+void factorcell_recurrence(Recurrence *a, int backward, int variant) { run(a, backward != 0, RECURRENCE[variant]); }
+
+// How many floats `packed` must hold.
+int64_t factorcell_packed(const Softmax *a, int variant) { return PACKED[variant](*a); }
+
+void factorcell_softmax(Softmax *a, int variant) {
+    run(a, true, SOFTMAX[variant]);
+    run(a, false, SOFTMAX[variant]);
+}
+}
