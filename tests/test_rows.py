@@ -1,6 +1,7 @@
 """Row-wise Adam against dense Adam, which moves every row at every step."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -8,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from factorcell import kernels
 from factorcell.rows import RowAdam
 
+HERE = kernels.library()
+VARIANTS = [] if HERE is None else kernels.VARIANTS[: HERE.factorcell_best() + 1]
 V, E, STEPS = 30, 3, 120
 
 
@@ -47,17 +51,19 @@ def walk(widths: tuple[int, ...], decay: float, scale: float, seed: int, peak: f
     for own, other, before in zip(ours, theirs, start, strict=True):
         assert float((other - before).abs().max().detach()) > 0.1
         worst = max(worst, float((own - other).abs().max().detach()))
-        torch.testing.assert_close(lazy.state(own)["exp_avg"], dense.state[other]["exp_avg"], rtol=1e-4, atol=1e-9)
+        torch.testing.assert_close(lazy.state(own)["exp_avg"], dense.state[other]["exp_avg"], rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(
             lazy.state(own)["exp_avg_sq"], dense.state[other]["exp_avg_sq"], rtol=1e-4, atol=1e-9
         )
     return worst
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 1 << 20), st.lists(st.integers(1, 5), min_size=1, max_size=3))
-def test_rows_end_where_dense_adam_ends(seed: int, widths: list[int]) -> None:
-    """Whenever a row is read, and at the end, it is where dense Adam has it."""
+@pytest.mark.parametrize("kernel", ["off", *VARIANTS])
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 1 << 20), st.lists(st.integers(1, 37), min_size=1, max_size=3))
+def test_rows_end_where_dense_adam_ends(kernel: str, seed: int, widths: list[int]) -> None:
+    """Whenever a row is read, and at the end, it is where dense Adam has it; compiled and not."""
+    os.environ["FACTORCELL_KERNEL"] = kernel
     assert walk(tuple(widths), 0.0, 1.0, seed) < 2e-5
 
 

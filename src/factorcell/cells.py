@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from factorcell.dropout import mask
 from factorcell.recurrence import Inputs, run, usable
 
 
@@ -230,5 +231,4 @@ class Cell(nn.Module):
         if not self.training or self.dropout == 0:
             return None
         batch, steps, _ = inputs.shape
-        kept = inputs.new_empty(steps, batch, self.hidden_size).bernoulli_(1 - self.dropout)
-        return kept.div_(1 - self.dropout)
+        return mask((steps, batch, self.hidden_size), self.dropout, inputs)

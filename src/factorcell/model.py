@@ -17,6 +17,7 @@ from factorcell.cells import Cell, State, Weights
 from factorcell.config import ModelConfig
 from factorcell.context import Context, ContextEncoder, ContextSchema
 from factorcell.data import Batch
+from factorcell.dropout import mask
 from factorcell.output import Output, Samples
 
 
@@ -110,10 +111,14 @@ class LanguageModel(nn.Module):
 
     def _hidden(self, inputs: Tensor, weights: Weights, lengths: Tensor) -> Tensor:
         """Embedded `inputs` (B, T, E) -> hidden states (B, T, H) after each, with dropout in training mode."""
-        config = self.config
-        if self.training and config.dropout_token:
-            kept = inputs.new_empty(inputs.shape[:2]).bernoulli_(1 - config.dropout_token)
-            inputs = inputs * kept[..., None]
-        inputs = F.dropout(inputs, config.dropout_input, self.training)
+        rates = self.config
+        inputs = self._drop(inputs, rates.dropout_token, (*inputs.shape[:2], 1), scaled=False)
+        inputs = self._drop(inputs, rates.dropout_input, inputs.shape)
         hidden, _ = self.cell(inputs, weights, lengths=lengths)
-        return F.dropout(hidden, config.dropout_output, self.training)
+        return self._drop(hidden, rates.dropout_output, hidden.shape)
+
+    def _drop(self, values: Tensor, rate: float, shape: tuple[int, ...], scaled: bool = True) -> Tensor:
+        """In training mode, `values` times a dropout mask of `shape`."""
+        if not (self.training and rate):
+            return values
+        return values * mask(shape, rate, values) * (1.0 if scaled else 1 - rate)

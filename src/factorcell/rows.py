@@ -14,12 +14,17 @@ The sum is the difference of two entries of one list, since the rates of all ste
 differs from dense Adam: within such a gap eps keeps its weight beside sqrt(v), and what the row moves does not decay.
 """
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from factorcell import kernels
+
+SIZES = ("rows", "width", "threads", "next")
+ARRAYS = ("index", "table", "first", "second", "columns", "gradient", "constants")
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
 
 
@@ -57,17 +62,13 @@ class RowAdam:
         moved = self._ahead[done] - (BETA1 / BETA2**0.5) ** gap * self._ahead[step]
         kept = (self._kept[step] - self._kept[done]).exp()
         floor = EPSILON * ((1 - BETA2 ** (done + 1.0)) / BETA2).sqrt()
-        columns = [value.float()[:, None] for value in (moved, kept, floor, BETA1**gap, BETA2**gap)]
+        columns = torch.stack([moved, kept, floor, BETA1**gap, BETA2**gap], dim=1).float()
         for table, first, second in zip(self.tables, self.first, self.second, strict=True):
-            self._move(table, first, second, rows, columns)
+            if kernels.usable(table):
+                _call(table, first, second, rows, columns=columns)
+            else:
+                _catch_up(table, first, second, rows, columns)
         self.done[rows] = step
-
-    @staticmethod
-    def _move(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, columns: list[Tensor]) -> None:
-        moved, kept, floor, fade, fade_square = columns
-        m, v = first[rows], second[rows]
-        table[rows] = table[rows].mul_(kept).addcdiv_(m * moved, v.sqrt().add_(floor), value=-1.0)
-        first[rows], second[rows] = m.mul_(fade), v.mul_(fade_square)
 
     @torch.no_grad()
     def step(self, step: int) -> None:
@@ -76,9 +77,49 @@ class RowAdam:
         for table, first, second in zip(self.tables, self.first, self.second, strict=True):
             assert table.grad is not None
             rows, gradient = table.grad._indices()[0], table.grad._values()
-            m = first[rows].lerp_(gradient, 1 - BETA1)
-            v = second[rows].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-            size = (v / (1 - BETA2**step)).sqrt_().add_(EPSILON)
-            moved = table[rows].mul_(1 - rate * self.weight_decay).addcdiv_(m, size, value=-rate / (1 - BETA1**step))
-            table[rows], first[rows], second[rows] = moved, m, v
+            kept, moved, grown = 1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step)
+            constants = torch.tensor([BETA1, BETA2, EPSILON, kept, moved, grown])
+            if kernels.usable(table):
+                _call(table, first, second, rows, gradient=gradient, constants=constants)
+            else:
+                _step(table, first, second, rows, gradient, kept, moved, grown)
             self.done[rows] = step
+
+
+class _Arguments(ctypes.Structure):
+    """`struct Rows` of native/kernels.h."""
+
+    _fields_ = kernels.structure(SIZES, ARRAYS)
+
+
+def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: Tensor) -> None:
+    """The same as the two functions below, in compiled code, which of them by what it is given."""
+    compiled, number = kernels.library(), kernels.VARIANTS.index(kernels.variant() or "plain")
+    assert compiled is not None
+    given = {"table": table, "first": first, "second": second, **kernels.dense(index=rows, **arrays)}
+    sizes = (len(rows), table.shape[1], torch.get_num_threads(), 0)
+    arguments = _Arguments(*sizes, *kernels.addresses(ARRAYS, given))
+    compiled.factorcell_rows(ctypes.byref(arguments), int("columns" in arrays), number)
+
+
+def _catch_up(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, columns: Tensor) -> None:
+    moved, kept, floor, fade, fade_square = columns.T[..., None]
+    m, v = first[rows], second[rows]
+    table[rows] = table[rows].mul_(kept).addcdiv_(m * moved, v.sqrt().add_(floor), value=-1.0)
+    first[rows], second[rows] = m.mul_(fade), v.mul_(fade_square)
+
+
+def _step(
+    table: Tensor,
+    first: Tensor,
+    second: Tensor,
+    rows: Tensor,
+    gradient: Tensor,
+    kept: float,
+    moved: float,
+    grown: float,
+) -> None:
+    m = first[rows].lerp_(gradient, 1 - BETA1)
+    v = second[rows].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    table[rows] = table[rows].mul_(kept).addcdiv_(m, (v * grown).sqrt_().add_(EPSILON), value=-moved)
+    first[rows], second[rows] = m, v

@@ -21,6 +21,7 @@ namespace plain {
 #include "vectors.inc"
 #include "recurrence.inc"
 #include "softmax.inc"
+#include "rows.inc"
 #undef LANES
 #undef TOGETHER
 }  // namespace plain
@@ -35,6 +36,7 @@ namespace avx2 {
 #include "vectors.inc"
 #include "recurrence.inc"
 #include "softmax.inc"
+#include "rows.inc"
 #undef LANES
 #undef TOGETHER
 }  // namespace avx2
@@ -48,6 +50,7 @@ namespace avx512 {
 #include "vectors.inc"
 #include "recurrence.inc"
 #include "softmax.inc"
+#include "rows.inc"
 }  // namespace avx512
 #pragma GCC pop_options
 
@@ -58,6 +61,7 @@ namespace avx512_bf16 {
 #include "vectors.inc"
 #include "recurrence.inc"
 #include "softmax.inc"
+#include "rows.inc"
 #undef DOT_BF16
 #undef LANES
 #undef TOGETHER
@@ -102,11 +106,13 @@ const Work<Recurrence> RECURRENCE[] = {plain::recurrence_work, avx2::recurrence_
                                        avx512_bf16::recurrence_work};
 const Work<Softmax> SOFTMAX[] = {plain::softmax_work, avx2::softmax_work, avx512::softmax_work,
                                  avx512_bf16::softmax_work};
+const Work<Rows> ROWS[] = {plain::rows_work, avx2::rows_work, avx512::rows_work, avx512_bf16::rows_work};
 int64_t (*const PACKED[])(const Softmax &) = {plain::packed_size, avx2::packed_size, avx512::packed_size,
                                               avx512_bf16::packed_size};
 #else
 const Work<Recurrence> RECURRENCE[] = {plain::recurrence_work};
 const Work<Softmax> SOFTMAX[] = {plain::softmax_work};
+const Work<Rows> ROWS[] = {plain::rows_work};
 int64_t (*const PACKED[])(const Softmax &) = {plain::packed_size};
 #endif
 
@@ -135,4 +141,6 @@ void factorcell_softmax(Softmax *a, int variant) {
     run(a, true, SOFTMAX[variant]);
     run(a, false, SOFTMAX[variant]);
 }
+
+void factorcell_rows(Rows *a, int catching_up, int variant) { run(a, catching_up != 0, ROWS[variant]); }
 }

@@ -57,3 +57,17 @@ struct Softmax {
     float *packed;        // room for `factorcell_packed` floats
     float *result;        // (N,)
 };
+
+// Steps of Adam on rows of a table and its moments, in place. Shapes: U rows, D width.
+struct Rows {
+    int64_t rows, width;
+    int64_t threads;
+    int64_t next;
+    const int64_t *index;    // (U,): different rows
+    float *table;            // (V, D)
+    float *first;            // (V, D): m
+    float *second;           // (V, D): v
+    const float *columns;    // (U, 5)?: for rows that catch up
+    const float *gradient;   // (U, D)?: for a step
+    const float *constants;  // (6,)?: for a step
+};
