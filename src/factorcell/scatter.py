@@ -1,0 +1,182 @@
+"""Charts of many trainings as points: accuracy against perplexity, perplexity against each option.
+
+Rows are those of a search: number, state, model, params, perplexity and, where known, accuracy.
+"""
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from factorcell.plots import INK, MUTED, RULE, WIDTH, Row, colours, titled
+
+SHAPES = {"unadapted": "D", "softmaxbias": "^", "concatcell": "s", "factorcell": "o"}
+WIDE = 8.0  # from this ratio of the largest to the smallest value an axis is logarithmic
+REACH = 2.5  # perplexities above so many times the best are drawn at the edge
+
+
+def accuracy_against_perplexity(rows: Sequence[Row]) -> Figure:
+    """Complete trials with an accuracy, the best ones up and right; a larger mark is a higher rank."""
+    figure = Figure(figsize=(WIDTH, 3.9), facecolor="none")
+    axes = figure.add_axes((0.115, 0.13, 0.865, 0.68))
+    shown = [row for row in rows if row["state"] == "complete" and row.get("accuracy") is not None]
+    palette = colours(_models(rows))
+    for row in shown:
+        size = _size(row["params"].get("rank"))
+        axes.plot(
+            row["perplexity"], row["accuracy"], _shape(row), ms=size, color=palette[row["model"]], alpha=0.75, mew=0
+        )
+    perplexities = [float(row["perplexity"]) for row in shown]
+    _axis(axes, "x", perplexities)
+    axes.invert_xaxis()
+    low, high = min(row["accuracy"] for row in shown), max(row["accuracy"] for row in shown)
+    room = 0.08 * (high - low) or 0.02
+    axes.set_ylim(low - room, high + room)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    axes.set_xlabel("perplexity (lower to the right)")
+    axes.set_title("accuracy", loc="left", fontsize=9, color=MUTED, pad=6)
+    _dress(axes)
+    ranks = sorted({row["params"]["rank"] for row in shown if "rank" in row["params"]})
+    _legend(figure, _models(shown), palette, ranks)
+    return figure
+
+
+def perplexity_by_option(rows: Sequence[Row], options: Sequence[tuple[str, str]]) -> Figure:
+    """Perplexity against each of `options`, pairs of a name and a note, one small chart each; pruned ones hollow."""
+    shown = [row for row in rows if row["state"] in ("complete", "pruned") and math.isfinite(row["perplexity"])]
+    lines = math.ceil(len(options) / 2)
+    height = 0.5 + 1.75 * lines
+    figure = Figure(figsize=(WIDTH, height), facecolor="none")
+    palette = colours(_models(rows))
+    best = min(float(row["perplexity"]) for row in shown)
+    edge = REACH * best
+    for index, (name, note) in enumerate(options):
+        left, below = 0.095 + 0.5 * (index % 2), height - 0.68 - 1.75 * (index // 2) - 1.1
+        axes = figure.add_axes((left, below / height, 0.39, 1.1 / height))
+        points = [row for row in shown if name in row["params"]]
+        _options_axis(axes, [row["params"][name] for row in points])
+        for row in points:
+            over = row["perplexity"] > edge
+            axes.plot(
+                _place(axes, row, name),
+                min(row["perplexity"], edge),
+                "^" if over else _shape(row),
+                ms=4.5,
+                color=palette[row["model"]],
+                mfc="none" if row["state"] == "pruned" or over else palette[row["model"]],
+                alpha=0.8,
+                clip_on=False,
+                mew=0.8,
+            )
+            if row["perplexity"] == best:
+                axes.plot(_place(axes, row, name), best, "o", ms=9, mfc="none", mec=INK, mew=0.9, clip_on=False)
+        _axis(axes, "y", [min(float(row["perplexity"]), edge) for row in shown])
+        axes.set_title(name.replace("_", " "), loc="left", fontsize=9, color=INK, pad=5)
+        axes.set_title(note, loc="right", fontsize=8, color=MUTED, pad=5)
+        _dress(axes)
+    _legend(figure, _models(shown), palette, [])
+    return figure
+
+
+def _models(rows: Sequence[Row]) -> list[str]:
+    """The model classes of the rows: the papers' in the papers' order, then others."""
+    there = {str(row["model"]) for row in rows}
+    return [model for model in SHAPES if model in there] + sorted(there - SHAPES.keys())
+
+
+def _shape(row: Row) -> str:
+    return SHAPES.get(str(row["model"]), "P")
+
+
+def _size(rank: float | None) -> float:
+    """The width of a mark (points): its area grows with the rank."""
+    return 4.5 if rank is None else math.sqrt(16 + 5 * min(rank, 40))
+
+
+def _options_axis(axes: Axes, values: Sequence[float | str]) -> None:
+    """The x axis of an option: numbers, or names side by side."""
+    if any(isinstance(value, str) for value in values):
+        names = sorted({str(value) for value in values})
+        axes.set_xticks(range(len(names)), names)
+        axes.set_xlim(-0.6, len(names) - 0.4)
+    else:
+        _axis(axes, "x", [float(value) for value in values])
+
+
+def _place(axes: Axes, row: Row, name: str) -> float:
+    """Where a trial stands on the axis of an option; trials of one name spread a little, by their number."""
+    value = row["params"][name]
+    if not isinstance(value, str):
+        return float(value)
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    return float(names.index(value)) + 0.5 * (int(row["number"]) * 0.618 % 1 - 0.5)
+
+
+def _axis(axes: Axes, which: str, values: Sequence[float]) -> None:
+    """Limits and round ticks around `values`; perplexities and what spans a wide range are on a logarithmic scale."""
+    low, high = min(values), max(values)
+    axis: Axis = axes.xaxis if which == "x" else axes.yaxis
+    logarithmic = low > 0 and high / low >= WIDE
+    if logarithmic:
+        room = (high / low) ** 0.07
+        limits = low / room, high * room
+        decade = 10.0 ** math.floor(math.log10(low))
+        ticks = [decade * 10**power * step for power in range(12) for step in (1, 2, 5)]
+        ticks = [tick for tick in ticks if limits[0] <= tick <= limits[1]]
+        ticks = ticks[:: 1 + len(ticks) // 7]
+    else:
+        room = 0.07 * (high - low) or 0.05 * abs(high) or 1.0
+        limits = low - room, high + room
+        found = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(*limits)
+        ticks = [float(tick) for tick in found if limits[0] <= tick <= limits[1]]
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log" if logarithmic else "linear")
+    (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
+    axis.set_ticks(ticks, [_number(tick) for tick in ticks])
+    axis.set_ticks([], minor=True)
+
+
+def _number(value: float) -> str:
+    """A round number as short as it goes: 250, 0.05, 5e-4."""
+    text = f"{value:.4g}"
+    return f"{value:.0e}".replace("e-0", "e-") if 0 < abs(value) < 0.01 else text
+
+
+def _dress(axes: Axes) -> None:
+    """The look of the other charts."""
+    axes.set_facecolor("none")
+    axes.spines[:].set_visible(False)
+    axes.spines["bottom"].set(visible=True, color=RULE)
+    axes.tick_params(length=0, labelsize=8, labelcolor=MUTED, pad=4)
+    axes.xaxis.label.set(color=MUTED, fontsize=9)
+    axes.grid(axis="y", color=RULE, lw=0.7)
+    axes.set_axisbelow(True)
+
+
+def _legend(figure: Figure, models: Sequence[str], palette: dict[str, str], ranks: Sequence[float]) -> None:
+    """Above the chart: the model classes and, where the size of a mark means it, three ranks."""
+    marks = [(SHAPES.get(model, "P"), palette[model], 6.0, titled(model)) for model in models]
+    sizes = list(dict.fromkeys([ranks[0], ranks[len(ranks) // 2], ranks[-1]])) if ranks else []
+    rows = [marks, [("o", MUTED, _size(rank), f"rank {rank:g}") for rank in sizes]]
+    for line, entries in enumerate(row for row in rows if row):
+        handles = [
+            Line2D([], [], marker=shape, ls="", ms=size, color=colour, mew=0, label=text)
+            for shape, colour, size, text in entries
+        ]
+        top = 1 - 0.24 * line / figure.get_figheight()
+        figure.legend(
+            handles=handles,
+            loc="upper left",
+            bbox_to_anchor=(0.0, top),
+            ncols=len(handles),
+            frameon=False,
+            fontsize=8.5,
+            labelcolor=INK,
+            handletextpad=0.1,
+            columnspacing=1.0,
+            borderaxespad=0.1,
+        )
