@@ -4,7 +4,7 @@ Rows are those of a search: number, state, model, params, perplexity and, where 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -15,71 +15,68 @@ from matplotlib.ticker import MaxNLocator
 from factorcell.plots import INK, MUTED, RULE, WIDTH, Row, colours, titled
 
 SHAPES = {"unadapted": "D", "softmaxbias": "^", "concatcell": "s", "factorcell": "o"}
-WIDE = 8.0  # from this ratio of the largest to the smallest value an axis is logarithmic
+WIDE = 5.0  # from this ratio of the largest to the smallest, perplexities stand on a logarithmic axis
+GAP = 0.17  # share of an axis, the least between two of its numbers
 REACH = 2.5  # perplexities above so many times the best are drawn at the edge
 
 
 def accuracy_against_perplexity(rows: Sequence[Row]) -> Figure:
     """Complete trials with an accuracy, the best ones up and right; a larger mark is a higher rank."""
     figure = Figure(figsize=(WIDTH, 3.9), facecolor="none")
-    axes = figure.add_axes((0.115, 0.13, 0.865, 0.68))
+    axes = figure.add_axes((0.1, 0.13, 0.85, 0.68))
     shown = [row for row in rows if row["state"] == "complete" and row.get("accuracy") is not None]
     palette = colours(_models(rows))
     for row in shown:
-        size = _size(row["params"].get("rank"))
-        axes.plot(
-            row["perplexity"], row["accuracy"], _shape(row), ms=size, color=palette[row["model"]], alpha=0.75, mew=0
-        )
+        mark = _shape(row), palette[row["model"]], _size(row["params"].get("rank"))
+        axes.plot(row["perplexity"], 100 * row["accuracy"], mark[0], color=mark[1], ms=mark[2], alpha=0.75, mew=0)
     perplexities = [float(row["perplexity"]) for row in shown]
-    _axis(axes, "x", perplexities)
+    _axis(axes, "x", perplexities, max(perplexities) > WIDE * min(perplexities))
     axes.invert_xaxis()
-    low, high = min(row["accuracy"] for row in shown), max(row["accuracy"] for row in shown)
-    room = 0.08 * (high - low) or 0.02
-    axes.set_ylim(low - room, high + room)
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    _axis(axes, "y", [100 * float(row["accuracy"]) for row in shown], False)
     axes.set_xlabel("perplexity (lower to the right)")
-    axes.set_title("accuracy", loc="left", fontsize=9, color=MUTED, pad=6)
+    axes.set_title("accuracy (per cent)", loc="left", fontsize=9, color=MUTED, pad=6)
     _dress(axes)
     ranks = sorted({row["params"]["rank"] for row in shown if "rank" in row["params"]})
     _legend(figure, _models(shown), palette, ranks)
     return figure
 
 
-def perplexity_by_option(rows: Sequence[Row], options: Sequence[tuple[str, str]]) -> Figure:
-    """Perplexity against each of `options`, pairs of a name and a note, one small chart each; pruned ones hollow."""
-    shown = [row for row in rows if row["state"] in ("complete", "pruned") and math.isfinite(row["perplexity"])]
+def perplexity_by_option(rows: Sequence[Row], options: Mapping[str, str], logs: Collection[str] = ()) -> Figure:
+    """Perplexity over each of `options`, a small chart each, with its note beside its name; pruned trials are hollow.
+
+    All `rows` have a perplexity. `logs`: options on a logarithmic axis.
+    """
     lines = math.ceil(len(options) / 2)
     height = 0.5 + 1.75 * lines
     figure = Figure(figsize=(WIDTH, height), facecolor="none")
     palette = colours(_models(rows))
-    best = min(float(row["perplexity"]) for row in shown)
+    best = min(float(row["perplexity"]) for row in rows)
     edge = REACH * best
-    for index, (name, note) in enumerate(options):
+    for index, (name, note) in enumerate(options.items()):
         left, below = 0.095 + 0.5 * (index % 2), height - 0.68 - 1.75 * (index // 2) - 1.1
         axes = figure.add_axes((left, below / height, 0.39, 1.1 / height))
-        points = [row for row in shown if name in row["params"]]
-        _options_axis(axes, [row["params"][name] for row in points])
+        points = [row for row in rows if name in row["params"]]
+        _options_axis(axes, [row["params"][name] for row in points], name in logs)
         for row in points:
             over = row["perplexity"] > edge
             axes.plot(
                 _place(axes, row, name),
                 min(row["perplexity"], edge),
-                "^" if over else _shape(row),
+                "x" if over else _shape(row),
                 ms=4.5,
                 color=palette[row["model"]],
-                mfc="none" if row["state"] == "pruned" or over else palette[row["model"]],
+                mfc="none" if row["state"] == "pruned" else palette[row["model"]],
                 alpha=0.8,
                 clip_on=False,
                 mew=0.8,
             )
             if row["perplexity"] == best:
                 axes.plot(_place(axes, row, name), best, "o", ms=9, mfc="none", mec=INK, mew=0.9, clip_on=False)
-        _axis(axes, "y", [min(float(row["perplexity"]), edge) for row in shown])
+        _axis(axes, "y", [min(float(row["perplexity"]), edge) for row in rows], False)
         axes.set_title(name.replace("_", " "), loc="left", fontsize=9, color=INK, pad=5)
         axes.set_title(note, loc="right", fontsize=8, color=MUTED, pad=5)
         _dress(axes)
-    _legend(figure, _models(shown), palette, [])
+    _legend(figure, _models(rows), palette, [])
     return figure
 
 
@@ -95,17 +92,17 @@ def _shape(row: Row) -> str:
 
 def _size(rank: float | None) -> float:
     """The width of a mark (points): its area grows with the rank."""
-    return 4.5 if rank is None else math.sqrt(16 + 5 * min(rank, 40))
+    return 5.5 if rank is None else math.sqrt(22 + 5 * min(rank, 40))
 
 
-def _options_axis(axes: Axes, values: Sequence[float | str]) -> None:
+def _options_axis(axes: Axes, values: Sequence[float | str], logarithmic: bool) -> None:
     """The x axis of an option: numbers, or names side by side."""
     if any(isinstance(value, str) for value in values):
         names = sorted({str(value) for value in values})
         axes.set_xticks(range(len(names)), names)
         axes.set_xlim(-0.6, len(names) - 0.4)
     else:
-        _axis(axes, "x", [float(value) for value in values])
+        _axis(axes, "x", [float(value) for value in values], logarithmic)
 
 
 def _place(axes: Axes, row: Row, name: str) -> float:
@@ -117,33 +114,45 @@ def _place(axes: Axes, row: Row, name: str) -> float:
     return float(names.index(value)) + 0.5 * (int(row["number"]) * 0.618 % 1 - 0.5)
 
 
-def _axis(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """Limits and round ticks around `values`; perplexities and what spans a wide range are on a logarithmic scale."""
+def _axis(axes: Axes, which: str, values: Sequence[float], logarithmic: bool) -> None:
+    """Limits and round ticks around `values`."""
     low, high = min(values), max(values)
     axis: Axis = axes.xaxis if which == "x" else axes.yaxis
-    logarithmic = low > 0 and high / low >= WIDE
     if logarithmic:
-        room = (high / low) ** 0.07
+        room = (high / low) ** 0.07 if low < high else 1.1
         limits = low / room, high * room
-        decade = 10.0 ** math.floor(math.log10(low))
-        ticks = [decade * 10**power * step for power in range(12) for step in (1, 2, 5)]
-        ticks = [tick for tick in ticks if limits[0] <= tick <= limits[1]]
-        ticks = ticks[:: 1 + len(ticks) // 7]
     else:
         room = 0.07 * (high - low) or 0.05 * abs(high) or 1.0
         limits = low - room, high + room
-        found = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(*limits)
-        ticks = [float(tick) for tick in found if limits[0] <= tick <= limits[1]]
+    if logarithmic and high > 8 * low:
+        decade = 10.0 ** math.floor(math.log10(low))
+        ticks = [decade * 10**power * step for power in range(12) for step in (1, 2, 5)]
+    else:
+        ticks = [float(tick) for tick in MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(*limits)]
+    ticks = [tick for tick in ticks if limits[0] <= tick <= limits[1]]
     (axes.set_xscale if which == "x" else axes.set_yscale)("log" if logarithmic else "linear")
     (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
+    ticks = _spaced(axes, which, ticks)
     axis.set_ticks(ticks, [_number(tick) for tick in ticks])
     axis.set_ticks([], minor=True)
 
 
+def _spaced(axes: Axes, which: str, ticks: Sequence[float]) -> list[float]:
+    """Those of `ticks` that keep their distance from the one kept before."""
+    points = axes.transLimits.transform(axes.transScale.transform([(tick, tick) for tick in ticks]))
+    kept: list[tuple[float, float]] = []
+    for tick, point in zip(ticks, points, strict=True):
+        place = float(point[0 if which == "x" else 1])
+        if not kept or place - kept[-1][1] >= GAP:
+            kept.append((tick, place))
+    return [tick for tick, _ in kept]
+
+
 def _number(value: float) -> str:
     """A round number as short as it goes: 250, 0.05, 5e-4."""
-    text = f"{value:.4g}"
-    return f"{value:.0e}".replace("e-0", "e-") if 0 < abs(value) < 0.01 else text
+    if 0 < abs(value) < 0.01 or abs(value) >= 1e5:
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.4g}"
 
 
 def _dress(axes: Axes) -> None:

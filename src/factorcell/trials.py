@@ -4,7 +4,8 @@ A row: number, state, model, params, perplexity, and where known perplexity_know
 """
 
 import html
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,47 +54,60 @@ def _ranks(values: Any) -> Any:
     return (np.cumsum(counts) - (counts - 1) / 2)[which]
 
 
-def page(name: str, rows: Sequence[Row], target: str | None) -> str:
-    """The page of a search; `rows` with the best first, `target` the column that accuracy is of."""
+def page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[str]) -> str:
+    """The page of a search. `rows`: the best first; `target`: the column told apart; `logs`: options drawn by ratio."""
     complete = [row for row in rows if row["state"] == "complete"]
-    drawn = [row for row in rows if row["state"] in ("complete", "pruned")]
-    sections = [("The best", _table(complete[:10]) if complete else "<p>No trial is complete yet.</p>")]
+    best = _table(complete[:10], ("perplexity", "accuracy", "parameters", "minutes"))
+    sections = [("The best", best if complete else "<p>No trial is complete yet.</p>")]
+    figures = []
     if any(row.get("accuracy") is not None for row in complete):
+        note = f"Accuracy of telling {html.escape(str(target))} by Bayes' rule, over perplexity: a mark is a trial."
         figure = scatter.accuracy_against_perplexity(complete)
-        note = (
-            f"Each mark is a trial: the accuracy of telling {html.escape(str(target))} by Bayes' rule, and perplexity."
-        )
-        sections.append(("Perplexity and accuracy", report.chart(figure, "accuracy", "Accuracy over perplexity", note)))
+        figures.append(report.chart(figure, "accuracy", "Accuracy over perplexity", note))
+    drawn = [row for row in rows if row["state"] in ("complete", "pruned") and math.isfinite(row["perplexity"])]
     if drawn and options(drawn):
-        strengths = {option: rank_correlation(complete, option) for option in options(drawn)}
-        order = sorted(strengths, key=lambda option: -abs(strengths[option] or 0.0))
-        notes = [(option, "" if strengths[option] is None else f"{strengths[option]:+.2f}") for option in order]
-        figure = scatter.perplexity_by_option(drawn, [(option, note.replace("-", "−")) for option, note in notes])
-        note = (
-            "Perplexity over each option that varied. Beside its name: the rank correlation with the perplexity of the "
-            "complete trials. Rings and outlines: the best trial has a ring; a pruned one is an outline, at the best "
-            f"perplexity it had; an outlined triangle at the upper edge is more than {scatter.REACH:g} times the best."
-        )
-        sections.append(("Which options matter", report.chart(figure, "options", "Perplexity over each option", note)))
-    sections.append(("All trials", f"<details><summary>All trials</summary>{_table(rows)}</details>"))
-    counts = {state: sum(row["state"] == state for row in rows) for state in dict.fromkeys(r["state"] for r in rows)}
-    lead = f"{len(rows)} trials: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + "."
+        figures.append(_by_option(drawn, complete, logs))
+    if figures:
+        sections.append(("What the trials show", '<div class="grid">' + "\n".join(figures) + "</div>"))
+    every = _table([{**row, "params": {"state": row["state"], **row["params"]}} for row in rows], tuple(FIGURES))
+    sections.append(("All trials", f"<details><summary>all {len(rows)}, the best first</summary>{every}</details>"))
+    states = [row["state"] for row in rows]
+    lead = f"{len(rows)} trials: {', '.join(f'{states.count(state)} {state}' for state in dict.fromkeys(states))}."
     return report.page(f"A search: {name}", sections, kicker="factorcell tune", lead=lead)
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _by_option(drawn: Sequence[Row], complete: Sequence[Row], logs: Collection[str]) -> str:
+    """The charts of the options, those that go with the perplexity first."""
+    strengths = {option: rank_correlation(complete, option) for option in options(drawn)}
+    order = sorted(strengths, key=lambda option: -abs(strengths[option] or 0.0))
+    notes = {name: "" if strengths[name] is None else f"{strengths[name]:+.2f}".replace("-", "−") for name in order}
+    caption = (
+        "Perplexity over each option; beside its name the rank correlation of the two, of complete trials. "
+        "The best trial has a ring. Pruned trials are hollow, at the best perplexity they had. "
+        f"A cross at the upper edge is a perplexity of more than {scatter.REACH:g} times the best."
+    )
+    figure = scatter.perplexity_by_option(drawn, notes, logs)
+    return report.chart(figure, "options", "Perplexity over each option", caption)
+
+
+def _table(rows: Sequence[Row], figures: Sequence[str]) -> str:
+    """Rows with those of `figures` that there are, and all that was drawn."""
     drawn = options(rows)
-    figures = [name for name in FIGURES if any(row.get(name) is not None for row in rows)]
+    figures = [name for name in figures if any(row.get(name) is not None for row in rows)]
     cells = [
         (
             str(row["number"]),
-            row["state"],
             plots.titled(row["model"]),
             *(report.shown(row.get(name), FIGURES[name]) for name in figures),
-            *((row["params"][name], plain(row["params"][name])) if name in row["params"] else None for name in drawn),
+            *(_drawn(row["params"].get(name)) for name in drawn),
         )
         for row in rows
     ]
-    header = ["trial", "state", "model", *(name.replace("_", " ") for name in (*figures, *drawn))]
+    header = ["trial", "model", *(name.replace("_", " ") for name in (*figures, *drawn))]
     best = {header.index(name): name == "accuracy" for name in ("perplexity", "accuracy") if name in figures}
     return report.table(header, cells, best)
+
+
+def _drawn(value: Any) -> Any:
+    """A cell: text as it is, a number with how it reads, None where the option was not drawn."""
+    return value if value is None or isinstance(value, str) else (value, plain(value))

@@ -317,7 +317,8 @@ class Search:
                 config = space.configured(self.config, params)
                 store.write(self.folder / "best.toml", config.to_toml().encode())
             if page:
-                content = trials.page(self.study.study_name, ranked(rows), self.target)
+                logs = [name for name, values in self.ranges.items() if isinstance(values, space.Range) and values.log]
+                content = trials.page(self.study.study_name, ranked(rows), self.target, logs)
                 store.write(self.folder / "study.html", content.encode())
         return rows
 
