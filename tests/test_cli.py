@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from factorcell import store
 from factorcell.cli import main
 
 SMALL = "--embedding-size 8 --hidden-size 10 --rank 2 --context-size 3 --variable-size 3 --min-count 1".split()
@@ -143,7 +144,7 @@ def test_tune_prints_the_best_and_goes_on(tables: Path, capsys: pytest.CaptureFi
     assert len(capsys.readouterr().out.splitlines()) == 4
     recipe = ["--config", str(tables / "search" / "best.toml")]
     assert main(["train", *files, *recipe, "--out", str(tables / "best")]) == 0
-    best = min(json.loads(line)["perplexity"] for line in (tables / "search" / "trials.jsonl").open())
+    best = min(row["perplexity"] for row in store.read_rows(tables / "search" / "trials.jsonl"))
     assert f"development perplexity {best:.2f}" in capsys.readouterr().err
     assert main(["evaluate", str(tables / "search" / "trial-0002"), str(tables / "test.csv")]) == 0
 

@@ -57,6 +57,8 @@ def search(
     """
     if target and dev is None:
         raise UserError("texts are classified in a development table: give --dev with --target")
+    if count < 1:
+        raise UserError(f"{count} trials are no search; it takes at least 1")
     choose("sampler", sampler, SAMPLERS)
     _optuna()
     folder, ranges = Path(folder), space.DEFAULT if ranges is None else ranges
@@ -280,7 +282,8 @@ class Search:
         result = {key: best[key] for key in ("perplexity", "perplexity_known")}
         result |= {"minutes": run.minutes(), "parameters": run.model.parameter_count()}
         if self.target and run.model.encoder is not None and not pruned:
-            result["accuracy"] = experiment.told_apart(run, self.texts.dev, self.target)["accuracy"]
+            accuracy = experiment.told_apart(run, self.texts.dev, self.target)["accuracy"]
+            result |= {"accuracy": accuracy} if math.isfinite(accuracy) else {}
         return pruned, result
 
     def _hopeless(self, trial: "optuna.Trial", row: Row, config: Config) -> bool:
@@ -303,7 +306,8 @@ class Search:
                 for key in ("perplexity", "perplexity_known", "accuracy", "parameters", "minutes", "error")
                 if key in kept
             }
-            made.append({**row, "folder": self.path(frozen.number).name})
+            path = self.path(frozen.number)
+            made.append({**row, "folder": path.name if path.exists() else None})  # None: in another folder
         return made
 
     def publish(self, page: bool = False) -> list[Row]:
