@@ -129,6 +129,15 @@ def test_every_option_has_its_chart() -> None:
         assert axes.get_title(loc="right") == "+0.25"
 
 
+def test_whole_numbers_have_whole_ticks() -> None:
+    """No rank of 11.5, however narrow the axis."""
+    rows = [row for row in trial_rows(12) if row["state"] == "complete"]
+    for row in rows:
+        row["params"] = {"rank": 11 + row["number"] % 2}
+    axes = scatter.perplexity_by_option(rows, {"rank": ""}).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["11", "12"]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_rank_correlation_is_spearmans(seed: int) -> None:
     """Against pandas, with ties; nothing is told of few trials, of names and of what does not vary."""

@@ -273,7 +273,7 @@ def test_a_bug_is_raised_and_not_met_again(tmp_path: Path, monkeypatch: pytest.M
     assert [row["state"] for row in searched(tmp_path, 2)] == ["failed", "complete"]
 
 
-def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path) -> None:
+def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The median pruner stops trials that learn nothing, from the sixth on, never at their last evaluation."""
     ranges: space.Space = {"learning_rate": (1e-2, 1e-9)}
     config = space.configured(CONFIG, {"evaluations": 4, "epochs": 3, "warmup": 0})
@@ -288,6 +288,11 @@ def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path) -> None:
         assert trial.intermediate_values == reported
         assert (len(reported) < 4) == (row["state"] == "pruned")
         assert row["perplexity"] == min(reported.values())
+    everything = optuna.pruners.ThresholdPruner(upper=1.0)
+    monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda: everything)
+    for evaluations, state in ((1, "complete"), (2, "pruned")):
+        config = space.configured(CONFIG, {"evaluations": evaluations})
+        assert searched(tmp_path / state, 1, config=config, pruner="median")[0]["state"] == state
     halved = searched(tmp_path / "halving", 8, ranges=ranges, config=config, pruner="halving")
     assert "pruned" in {row["state"] for row in halved}
 

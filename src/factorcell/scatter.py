@@ -128,7 +128,9 @@ def _axis(axes: Axes, which: str, values: Sequence[float], logarithmic: bool) ->
         decade = 10.0 ** math.floor(math.log10(low))
         ticks = [decade * 10**power * step for power in range(12) for step in (1, 2, 5)]
     else:
-        ticks = [float(tick) for tick in MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(*limits)]
+        whole = all(value == round(value) for value in values)
+        locator = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=whole)
+        ticks = [float(tick) for tick in locator.tick_values(*limits)]
     ticks = [tick for tick in ticks if limits[0] <= tick <= limits[1]]
     (axes.set_xscale if which == "x" else axes.set_yscale)("log" if logarithmic else "linear")
     (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
