@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from factorcell import store
 from factorcell.cli import main
 
 SMALL = "--embedding-size 8 --hidden-size 10 --rank 2 --context-size 3 --variable-size 3 --min-count 1".split()
@@ -119,6 +120,51 @@ def test_compare_makes_a_table_and_a_page_and_resumes(tables: Path, capsys: pyte
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_tune_prints_the_best_and_goes_on(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table of the trials, a page, a recipe that trains; the same command with more trials adds to them."""
+    files = [str(tables / "train.csv"), "--dev", str(tables / "dev.csv")]
+    space = _write(tables / "space.toml", "hidden_size = [6, 9]\ncontext_size = [2, 3]\nlearning_rate = [1e-2]\n")
+    options = ["--text", "review", "--context", "dialect", "--min-count", "1", "--rank", "2", "--embedding-size", "8"]
+    options += ["--epochs", "1", "--batch-tokens", "300", "--evaluations", "2", "--threads", "1"]
+    command = ["tune", *files, *options, "--out", str(tables / "search"), "--space", str(space)]
+    command += ["--models", "softmaxbias", "factorcell", "--target", "dialect"]
+    assert main([*command, "--trials", "2"]) == 0
+    said = capsys.readouterr()
+    header, *lines = said.out.splitlines()
+    assert header.split()[:4] == ["number", "state", "model", "perplexity"]
+    assert "accuracy" in header
+    assert "hidden size" in header
+    assert "rank" not in header, "given as an option, so not searched"
+    assert len(lines) == 2
+    perplexities = [float(line.split()[3]) for line in lines]
+    assert perplexities == sorted(perplexities)
+    assert "trial 1 complete, perplexity" in said.err
+    assert "study.html" in said.err
+    assert main([*command, "--trials", "3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    recipe = ["--config", str(tables / "search" / "best.toml")]
+    assert main(["train", *files, *recipe, "--out", str(tables / "best")]) == 0
+    best = min(row["perplexity"] for row in store.read_rows(tables / "search" / "trials.jsonl"))
+    assert f"development perplexity {best:.2f}" in capsys.readouterr().err
+    assert main(["evaluate", str(tables / "search" / "trial-0002"), str(tables / "test.csv")]) == 0
+
+
+def test_mistakes_with_a_search(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A space that contradicts an option or has an unknown one, model classes beside --adapt: one line each."""
+    space = _write(tables / "space.toml", "rank = [1, 2]\n")
+    wrong = _write(tables / "wrong.toml", "ranks = [1, 2]\n")
+    command = ["tune", str(tables / "train.csv"), "--text", "review", "--out", str(tables / "search")]
+    for more, message in [
+        (["--space", str(space), "--rank", "3"], "rank is given as an option and in"),
+        (["--space", str(wrong)], "did you mean 'rank'?"),
+        (["--models", "factorcell", "--adapt", "concat"], "give either --models or --adapt"),
+        (["--target", "dialect"], "give --dev with --target"),
+    ]:
+        assert main([*command, *more]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tables / "search").exists()
+
+
 def test_report_of_runs(trained: Path) -> None:
     """One page about a run, with its numbers."""
     files = [str(trained / "run"), str(trained / "test.csv")]
@@ -217,7 +263,7 @@ def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["score", str(run), str(other), "--unknown", "expected"]) == 0
 
 
-@pytest.mark.parametrize(("verb", "resumes"), [("train", True), ("classify", False)])
+@pytest.mark.parametrize(("verb", "resumes"), [("train", True), ("classify", False), ("tune", False)])
 def test_a_stop_says_how_to_go_on_where_one_can(
     verb: str, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,11 +274,13 @@ def test_a_stop_says_how_to_go_on_where_one_can(
 
     monkeypatch.setattr("factorcell.experiment.fit", stopped)
     monkeypatch.setattr("factorcell.run.Run.open", stopped)
-    more = ["--out", str(tmp_path / "run")] if verb == "train" else ["table.csv", "--target", "stars"]
+    monkeypatch.setattr("factorcell.tuning.search", stopped)
+    more = ["table.csv", "--target", "stars"] if verb == "classify" else ["--out", str(tmp_path / "run")]
     assert main([verb, "train.csv", *more]) == 130
     told = capsys.readouterr().err
     assert "stopped" in told
     assert ("--resume" in told) == resumes
+    assert ("the same command goes on" in told) == (verb == "tune")
 
 
 def test_damaged_weights(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,13 @@
 """Options: checked where they are made, read from files, and no key is passed over."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from factorcell.config import MODELS, Config, DataConfig, ModelConfig, TrainingConfig, UserError, choose
 
@@ -26,6 +29,32 @@ def test_toml(tmp_path: Path) -> None:
     assert config.model == ModelConfig(adapt=("factor",))
     assert config.training.learning_rate == 1.0
     assert config.data == DataConfig()
+
+
+@given(
+    text=st.text(),
+    context=st.lists(st.text(), max_size=3),
+    rate=st.floats(min_value=0, allow_nan=False),
+    rank=st.integers(1, 10**12),
+    unit=st.sampled_from(["char", "word"]),
+)
+@example(text='\x7f\x00\n"\\é', context=["a=b", "]"], rate=1e-05, rank=1, unit="char")
+def test_toml_is_written_as_it_is_read(text: str, context: list[str], rate: float, rank: int, unit: str) -> None:
+    """Any names and numbers, control characters and infinities among them, survive the TOML of a config."""
+    config = Config(
+        DataConfig(text=text, context=tuple(context), unit=unit),
+        ModelConfig(adapt=(), rank=rank),
+        TrainingConfig(learning_rate=rate),
+    )
+    assert Config.from_dict(tomllib.loads(config.to_toml())) == config
+
+
+def test_toml_leaves_out_what_is_none() -> None:
+    """TOML has no word for it; the default of such an option is None."""
+    config = Config(DataConfig())  # its own, not the one that all defaults share
+    object.__setattr__(config.data, "lowercase", None)
+    assert "lowercase" not in config.to_toml()
+    assert tomllib.loads(config.to_toml())["data"]["context"] == []
 
 
 @pytest.mark.parametrize(

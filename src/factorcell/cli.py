@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from factorcell import classification, demo, experiment, options, report
+from factorcell import classification, demo, experiment, options, report, space, trials, tuning
 from factorcell.config import MODELS, UserError
 from factorcell.run import Run
 
@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"factorcell: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        again = "; the same command with --resume goes on from the last checkpoint" if hasattr(given, "resume") else ""
+        resume = "; the same command with --resume goes on from the last checkpoint" if hasattr(given, "resume") else ""
+        again = getattr(given, "again", resume)
         print(f"\nstopped{again}", file=sys.stderr)
         return 130
     except BrokenPipeError:
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--resume", action="store_true", help="go on where --out was left")
     options.add(verb)
 
+    _add_tune(verbs)
     _add_scoring_verbs(verbs)
 
     verb = _verb(verbs, "report", make_report, "one page about one or more runs")
@@ -70,6 +72,24 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--epochs", type=float, help="passes over the names, each model (default: within minutes)")
     verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
     return parser
+
+
+def _add_tune(verbs: Any) -> None:
+    verb = _verb(verbs, "tune", tune, "search for good options: many trials, each a run folder")
+    _training_files(verb)
+    verb.add_argument("--out", required=True, type=Path, help="folder of the search; one that exists is gone on with")
+    verb.add_argument("--trials", type=int, default=50, help="trials in all, those of earlier commands counted")
+    verb.add_argument(
+        "--models", "--model", nargs="+", choices=list(MODELS), default=[], help="model classes to choose from"
+    )
+    verb.add_argument("--target", help="context column to classify the development texts by")
+    verb.add_argument("--space", type=Path, help="TOML file of ranges and choices; they replace or join the papers'")
+    verb.add_argument("--sampler", choices=tuning.SAMPLERS, default="random", help="how options are drawn")
+    verb.add_argument("--pruner", choices=tuning.PRUNERS, default="median", help="which trials are given up early")
+    verb.add_argument("--storage", metavar="URL", help="database of the study (default: study.journal in --out)")
+    verb.add_argument("--study", metavar="NAME", help="name of the study (default: that of the folder)")
+    options.add(verb)
+    verb.set_defaults(again="; the same command goes on")
 
 
 def _add_scoring_verbs(verbs: Any) -> None:
@@ -153,6 +173,32 @@ def compare(given: argparse.Namespace) -> None:
     page = given.out / "report.html"
     page.write_text(report.report_page([given.out / name for name in given.models]), encoding="utf-8")
     _say(f"the page: {page}")
+
+
+def tune(given: argparse.Namespace) -> None:
+    """`factorcell tune`."""
+    config = options.config(given)
+    _threads(config.training.threads)
+    if given.models and (hasattr(given, "adapt") or hasattr(given, "output_bias")):
+        raise UserError("give either --models or --adapt and --output-bias")
+    asked = {name for name in vars(given) if name in space.SECTIONS}
+    rows = tuning.search(
+        given.train,
+        given.dev,
+        config,
+        given.out,
+        count=given.trials,
+        models=given.models,
+        ranges=space.ranges(given.space, asked),
+        target=given.target,
+        sampler=given.sampler,
+        pruner=given.pruner,
+        storage=given.storage,
+        name=given.study,
+        say=_say,
+    )
+    _table(*trials.table(rows[:10]))
+    _say(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
 
 
 def evaluate(given: argparse.Namespace) -> None:

@@ -193,10 +193,27 @@ class Config:
         """Nested plain values, ready for JSON."""
         return dataclasses.asdict(self)
 
+    def to_toml(self) -> str:
+        """This config as TOML that `load` reads back; an option that is None is left out."""
+        lines = []
+        for section, values in self.to_dict().items():
+            lines.append(f"[{section}]")
+            lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+        return "\n".join(lines) + "\n"
+
     def with_model(self, name: str) -> "Config":
         """This config with the adaptations of one of `MODELS`."""
         adapt, output_bias = MODELS[choose("model", name, MODELS)]
         return dataclasses.replace(self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias))
+
+
+def _toml(value: Any) -> str:
+    """A plain value in the notation of TOML."""
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):  # JSON escapes as TOML does, but for the delete character, which TOML wants escaped too
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _section(kind: Any, name: str, content: Any) -> Any:

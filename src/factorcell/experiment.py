@@ -1,6 +1,6 @@
 """Whole jobs over run folders, as the command line offers them: fit, compare, evaluate."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from factorcell.tables import open_table
 from factorcell.training import train
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given
+SCORES = ("accuracy", "macro_f1", "auc")
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
@@ -51,11 +52,17 @@ def fit(
         run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
     for line in described(run, corpus, held):
         _tell(say, line)
-    _watch(run, corpus, held, resume=going_on, progress=progress)
-    facts = {"texts": len(corpus), "targets": corpus.targets, "source": _name(source)}
-    store.write_json(folder / "training.json", facts)
-    card.write(run)
+    for _ in watched(run, corpus, held, resume=going_on, progress=progress):
+        pass
+    finish(run, corpus, source)
     return run
+
+
+def finish(run: Run, corpus: Corpus, source: Any) -> None:
+    """Keep in the folder of a trained run what it was trained on, and write its card."""
+    facts = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
+    store.write_json(run.folder / "training.json", facts)
+    card.write(run)
 
 
 def _tell(say: Say | None, text: str) -> None:
@@ -87,16 +94,18 @@ def _same(run: Run, config: Config, corpus: Corpus) -> None:
         raise UserError(f"{run.folder} was begun with other training data; nothing resumed")
 
 
-def _watch(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, progress: bool) -> None:
-    """Train under a progress bar: tokens a second, time left, present and best perplexity."""
-    with tqdm(desc=run.folder.name, unit="step", disable=not progress, dynamic_ncols=True) as bar:
+def watched(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, progress: bool) -> Generator[Row]:
+    """The rows of `train` under a progress bar: tokens a second, time left, present and best perplexity."""
+    name = run.folder.name
+    with tqdm(desc=name, unit="step", disable=not progress, dynamic_ncols=True, leave=None) as bar:
         for row in train(run, corpus, dev, resume=resume):
             bar.total = row["steps"]
             bar.update(row["step"] - bar.n)
             if row["split"] == "dev":
-                bar.set_description(f"{run.folder.name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
+                bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
             else:
                 bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
+            yield row
 
 
 def summary(run: Run) -> str:
@@ -126,7 +135,7 @@ def evaluate(
     """Perplexities of a table, whole and by the values of columns: {"evaluation": row, "by": {column: rows}}."""
     columns = {column: evaluation.column_values(source, column) for column in by}
     corpus = run.prepare(source, unknown=unknown)
-    result: Row = {"evaluation": {"table": _name(source), **evaluation.evaluate(run, corpus)}, "by": {}}
+    result: Row = {"evaluation": {"table": name_of(source), **evaluation.evaluate(run, corpus)}, "by": {}}
     for column, values in columns.items():
         named = ["(missing)" if value is None else value for value in values]
         result["by"][column] = evaluation.evaluate_by(run, corpus, named, baseline)
@@ -134,7 +143,8 @@ def evaluate(
     return result
 
 
-def _name(source: Any) -> str:
+def name_of(source: Any) -> str:
+    """A table as results name it: its file without the folder, or "rows"."""
     return Path(source).name if isinstance(source, (str, Path)) else "rows"
 
 
@@ -167,7 +177,7 @@ def compare(
         _tell(say, f"{model} -> {path}")
         chosen = config.with_model(model)
         kept = store.read_rows(path / "results.jsonl") if resume else []
-        done = [row for row in kept if row["kind"] == "compare" and row["table"] == _name(table)]
+        done = [row for row in kept if row["kind"] == "compare" and row["table"] == name_of(table)]
         rows.append(done[-1] if done else _compared(source, dev, table, chosen, path, target, resume, say))
     return rows
 
@@ -189,21 +199,18 @@ def _compared(
     row["parameters"] = run.model.parameter_count()
     row["minutes"] = run.minutes()
     if target and run.model.encoder is not None:
-        result = classify(run, table, target, unknown="group")
-        row |= {key: result.metrics()[key] for key in ("accuracy", "macro_f1", "auc")}
-        labels = {"labels": list(result.names), "counts": result.confusion().tolist()}
-        note(
-            run,
-            {
-                "kind": "classify",
-                "table": _name(table),
-                "target": target,
-                **result.metrics(),
-                "confusion": labels,
-            },
-        )
-    note(run, {"kind": "compare", "table": _name(table), **row})
+        row |= {key: value for key, value in told_apart(run, table, target).items() if key in SCORES}
+    note(run, {"kind": "compare", "table": name_of(table), **row})
     return row
+
+
+def told_apart(run: Run, table: Any, target: str) -> Row:
+    """Classify the texts of `table` by the variable `target`; the metrics, also kept in the run folder."""
+    result = classify(run, table, target, unknown="group")
+    metrics = result.metrics()
+    confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
+    note(run, {"kind": "classify", "table": name_of(table), "target": target, **metrics, "confusion": confusion})
+    return metrics
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:

@@ -1,0 +1,151 @@
+"""What a search varies: for each option a range or a list of choices; what is drawn becomes a Config.
+
+The default ranges span what the TACL paper selected on its six data sets (table 2): embeddings 35 to 200, recurrent
+layer 110 to 250, context vector 2 to 30, rank 2 to 20, recurrent dropout 0 to 0.5. The paper keeps Adam's rate at
+0.001; here it varies too. Its number of steps needs no place: the best evaluation of a training counts.
+"""
+
+import dataclasses
+import math
+import tomllib
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from factorcell.config import MODELS, OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, choose
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """All values from `low` to `high`, both included; with `log` each power of ten is as likely as the next."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+Space = Mapping[str, Range | tuple[str | int | float, ...]]
+
+DEFAULT: Space = {
+    "embedding_size": Range(35, 200, log=True),
+    "hidden_size": Range(110, 250, log=True),
+    "context_size": Range(2, 30, log=True),
+    "rank": Range(2, 20),
+    "dropout_recurrent": Range(0.0, 0.5),
+    "learning_rate": Range(5e-4, 1e-2, log=True),
+}
+
+# What may vary, and in which section it stands: all that leaves the perplexities of two trials comparable. The model
+# class (`adapt`) varies by its name.
+TYPES: dict[str, dict[str, Any]] = {
+    "data": {"min_context_count": int},
+    "model": {name: kind for name, kind in typing.get_type_hints(ModelConfig).items() if name != "adapt"},
+    "training": typing.get_type_hints(TrainingConfig),
+}
+SECTIONS = {name: section for section, names in TYPES.items() for name in names}
+CONTEXT_SIZES = ("context_size", "variable_size", "number_size")
+
+
+def read(path: str | Path) -> Space:
+    """The space of a TOML file: `option = [choices]` or `option = {low = 1, high = 9, log = true}`."""
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not valid TOML ({error})") from None
+    try:
+        return {choose("option of a search", name, SECTIONS): _values(name, given) for name, given in content.items()}
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def ranges(path: Path | None, fixed: Collection[str]) -> Space:
+    """The default space with that of the file in its place or beside it, but for the options that are `fixed`."""
+    own = {} if path is None else read(path)
+    for name in own:
+        if name in fixed:
+            raise UserError(f"{name} is given as an option and in {path}; it is either fixed or searched")
+    return {name: values for name, values in {**DEFAULT, **own}.items() if name not in fixed}
+
+
+def _values(name: str, given: Any) -> Range | tuple[str | int | float, ...]:
+    if isinstance(given, list) and given and all(type(value) in (str, int, float) for value in given):
+        return tuple(given)
+    if not isinstance(given, dict):
+        raise UserError(f"{name} is {given!r}; it must be a list of choices or a range, {{low = ..., high = ...}}")
+    keys = [field.name for field in dataclasses.fields(Range)]
+    for key in given:
+        choose(f"key of the range {name}", key, keys)
+    low, high, log = (given.get(key, False) for key in keys)
+    if not all(type(end) in (int, float) and math.isfinite(end) for end in (low, high)) or type(log) is not bool:
+        raise UserError(f"{name} is {given!r}; low and high must be numbers, log true or false")
+    if not low < high or (log and low <= 0):
+        raise UserError(f"{name} goes from {low} to {high}; low must be below high{' and above 0' if log else ''}")
+    return Range(low, high, log)
+
+
+def check(space: Space, config: Config) -> None:
+    """`UserError` where an end of a range or a choice is not a valid value of its option."""
+    for name, values in space.items():
+        choose("option of a search", name, SECTIONS)
+        for value in (values.low, values.high) if isinstance(values, Range) else values:
+            try:
+                configured(config, {name: value})
+            except UserError as error:
+                raise UserError(f"search space: {error}") from None
+
+
+def draw(trial: "BaseTrial", space: Space, models: Sequence[str], config: Config) -> Config:
+    """`config` with what `trial` draws: first one of `models`, if any, then each option that matters to it."""
+    if models:
+        config = config.with_model(trial.suggest_categorical("model", models))
+    for name in sorted(space, key=lambda name: name != "output_bias"):  # it decides whether others matter
+        if matters(name, config):
+            config = configured(config, {name: _suggested(trial, name, space[name])})
+    return config
+
+
+def _suggested(trial: "BaseTrial", name: str, values: Range | tuple[str | int | float, ...]) -> str | int | float:
+    if not isinstance(values, Range):
+        return typing.cast(str | int | float, trial.suggest_categorical(name, values))
+    if TYPES[SECTIONS[name]][name] is int:
+        return trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
+    return trial.suggest_float(name, values.low, values.high, log=values.log)
+
+
+def matters(name: str, config: Config) -> bool:
+    """Whether the option changes anything in a model of this config: the rank does in a FactorCell only."""
+    adapt, output_bias = (config.model.adapt, config.model.output_bias) if config.data.context else ((), ())
+    if name == "rank":
+        return "factor" in adapt
+    if name in CONTEXT_SIZES:
+        return bool(adapt) or "low_rank" in output_bias
+    if name == "min_context_count":
+        return bool(adapt or output_bias)
+    return name != "output_bias" or bool(output_bias)
+
+
+def configured(config: Config, params: Mapping[str, Any]) -> Config:
+    """`config` with the drawn `params`: options by name, and the model class as "model". Output biases join by "+"."""
+    if "model" in params:
+        config = config.with_model(params["model"])
+    for name, value in params.items():
+        if name != "model":
+            section = SECTIONS[name]
+            if name == "output_bias" and isinstance(value, str):
+                value = tuple(choose(name, part, OUTPUT_BIASES) for part in value.split("+"))
+            part = dataclasses.replace(getattr(config, section), **{name: value})
+            config = dataclasses.replace(config, **{section: part})
+    return config
+
+
+def class_of(config: Config) -> str:
+    """The name of the config's model class: one of `MODELS`, else what it adapts."""
+    adapted = (config.model.adapt, config.model.output_bias)
+    named = (name for name, parts in MODELS.items() if parts == adapted)
+    return next(named, "+".join(sum(adapted, ())) or "unadapted")
