@@ -16,7 +16,7 @@ PACKAGE = "factorcell"
 
 # A module imports from the layers before its own, and within its layer from the modules named before it.
 ORDER = """
-config vocabulary store tables recurrence cells | context output | columns data | model | run card
+config vocabulary store tables recurrence cells | context output | columns data | model parallel | run card
 | training evaluation classification decoding | completion online | analysis | maps plots report
 | experiment | serve | demo | options cli
 """
