@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,8 +65,14 @@ class World:
         return [] if self.device.type == "cpu" else [self.device]
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """`module` with gradients that are the mean over all processes; each call must use all of its parameters."""
-        return module if self.size == 1 else nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
+        """`module` with gradients that are the mean over all processes; each call must use the same parameters."""
+        if self.size == 1:
+            return module
+        constants = [name for name, _ in module.named_buffers()]  # alike everywhere, so they need not be sent around
+        together: Any = nn.parallel.DistributedDataParallel
+        together._set_params_and_buffers_to_ignore_for_model(module, constants)
+        wrapped: nn.Module = together(module, static_graph=True)
+        return wrapped
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` over all processes."""
