@@ -38,8 +38,9 @@ HOW = "--epochs 1 --batch-tokens 400 --evaluations 2 --log-every 2 --save-every 
 POISONED = 17  # the row of which the loss is not finite
 
 
-def start(count: int, folder: Path, cases: list[str], **environment: str) -> None:
-    """Run `cases` in `count` processes, one case after the other, and fail with them."""
+def start(folder: Path, cases: list[str]) -> None:
+    """Run each case, COUNT/NAME, in the first COUNT of a few processes, one case after the other; fail with them."""
+    count = max(int(case.split("/")[0]) for case in cases)
     sockets = [socket.socket() for _ in cases]
     for free in sockets:
         free.bind(("localhost", 0))
@@ -47,7 +48,7 @@ def start(count: int, folder: Path, cases: list[str], **environment: str) -> Non
     for free in sockets:
         free.close()
     path = os.pathsep.join(filter(None, sys.path))
-    common = {**os.environ, "PYTHONPATH": path, "WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", **environment}
+    common = {**os.environ, "PYTHONPATH": path, "MASTER_ADDR": "localhost"}
     errors = folder / "errors"
     with errors.open("w") as file:
         command = [sys.executable, __file__, str(folder), *given]
@@ -188,10 +189,12 @@ def main(folder: str, *cases: str) -> None:
     torch.set_num_threads(1)
     np.seterr(all="raise")
     for case in cases:
-        name, os.environ["MASTER_PORT"] = case.split("=")
-        if name in SHARED:
-            (Path(folder) / name).mkdir(exist_ok=True)
-        globals()[f"case_{name}"](Path(folder) / name)
+        path, os.environ["MASTER_PORT"] = case.split("=")
+        os.environ["WORLD_SIZE"], name = path.split("/")
+        if int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]):
+            if name in SHARED:
+                (Path(folder) / path).mkdir(exist_ok=True)
+            globals()[f"case_{name}"](Path(folder) / path)
 
 
 if __name__ == "__main__":

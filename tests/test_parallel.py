@@ -1,7 +1,13 @@
 """Several processes train as one: the same sums, the same weights, one voice."""
 
 import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import processes
+import synthetic
 from factorcell import parallel, store
 from factorcell.config import UserError
 from factorcell.context import Context
@@ -24,15 +31,18 @@ TIMES = ("seconds", "tokens_per_second")
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The folders of all cases, by the number of processes; 1 holds what one process does."""
-    folders = {count: tmp_path_factory.mktemp(f"of-{count}") for count in (1, 2, 3)}
+    """The folders of all cases, by the number of processes; that of 1 holds what one process does."""
+    base = tmp_path_factory.mktemp("worlds")
+    folders = {count: base / str(count) for count in (1, 2, 3)}
     for name in processes.TRAININGS:
         (folders[1] / "trainings" / name).mkdir(parents=True)
         processes.weights(folders[1] / "trainings" / name, World())
     for folder in folders.values():
+        folder.mkdir(exist_ok=True)
         store.write_rows(folder / "table.jsonl", processes.table())
-    processes.start(3, folders[3], ["trainings", "gather"])
-    processes.start(2, folders[2], ["trainings", "gather", "order", "command", "poisoned", "evaluate"])
+    pairs = ("order", "command", "poisoned", "evaluate")
+    both = [f"{count}/{name}" for count in (2, 3) for name in ("trainings", "gather")]
+    processes.start(base, [*both, *(f"2/{name}" for name in pairs)])
     return folders
 
 
@@ -266,3 +276,48 @@ def test_the_first_says_what_is_wrong_and_the_others_wait(
     with pytest.raises(error), parallel.one_voice():
         raise error
     assert bool(waited) == waits
+
+
+def torchrun(folder: Path, table: Path, *more: str) -> subprocess.Popen[bytes]:
+    """Two processes of `factorcell train` under torchrun, which starts them anew when one has died."""
+    starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "factorcell", "train", str(table), "--out", str(folder), *processes.OPTIONS.split()]
+    how = "--epochs 4 --batch-tokens 300 --evaluations 3 --log-every 5 --save-every 10 --dropout-recurrent 0.2".split()
+    with (table.parent / f"{folder.name}.errors").open("wb") as file:
+        return subprocess.Popen([*starter, *more, *command, *how], stderr=file)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
+def test_killed_processes_are_started_again_and_all_goes_on(tmp_path: Path) -> None:
+    """kill -9 of one process, then of the other: without --resume, rows and weights end as if nothing had happened."""
+    table, log = tmp_path / "table.jsonl", tmp_path / "killed" / "log.jsonl"
+    store.write_rows(table, synthetic.two_dialects(3000, 1)[0])
+    assert torchrun(tmp_path / "whole", table).wait() == 0
+    whole = timeless(tmp_path / "whole")
+    process = torchrun(tmp_path / "killed", table, "--max-restarts", "3")
+    for victim, share in ((0, 0.3), (1, 0.6)):
+        while process.poll() is None and (not log.exists() or log.read_text().count("\n") < share * len(whole)):
+            time.sleep(0.01)
+        assert process.poll() is None, "it ended before one was killed"
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(workers[victim]), signal.SIGKILL)
+    assert process.wait() == 0
+    assert (tmp_path / "killed.errors").read_text().count("exitcode: -9") == 2
+    assert timeless(tmp_path / "killed") == whole
+    ours, theirs = (store.load_tensors(tmp_path / name / "weights.safetensors")[0] for name in ("whole", "killed"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+
+
+@pytest.mark.slow
+def test_a_mistake_under_torchrun_is_told_once(tmp_path: Path) -> None:
+    table = tmp_path / "table.jsonl"
+    store.write_rows(table, [{"text": "a b", "dialect": None, "other": 1}])
+    assert torchrun(tmp_path / "run", table, "--monitor-interval", "0.1").wait() != 0
+    said = (tmp_path / "run.errors").read_text().splitlines()
+    assert len([line for line in said if line.startswith("factorcell: ")]) == 1
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    """The log of a run without its times."""
+    return [{key: row[key] for key in row if key not in TIMES} for row in store.read_rows(folder / "log.jsonl")]

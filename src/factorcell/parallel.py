@@ -20,13 +20,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from factorcell.config import UserError
 from factorcell.data import Batch
 
-WAIT = timedelta(
-    days=1
-)  # for one another: a process that has died is noticed by torchrun, one that reads data is not slow
+WAIT = timedelta(hours=2)  # for each other: the first may have much to read; for the dead torchrun does not wait
 CPU = torch.device("cpu")
 HESITATION = 5.0  # seconds in which torchrun ends the others, once one process has failed
 
@@ -157,7 +157,11 @@ def cores() -> int:
 
 def restarted() -> bool:
     """Whether torchrun has started the processes anew, after one of them had failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    return _attempt() > 0
+
+
+def _attempt() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 @contextmanager
@@ -171,7 +175,10 @@ def join(device: str) -> Iterator[World]:
         raise UserError(f"WORLD_SIZE is {size}, but {', '.join(missing)} not set; start the processes with torchrun")
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo", timeout=WAIT)
+    backend = "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo"
+    found, *_ = next(rendezvous("env://", timeout=WAIT))
+    store = PrefixStore(f"attempt {_attempt()}", found)  # what is left of earlier ones are addresses of the dead
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=WAIT)
     try:
         yield World(rank, size, here)
     finally:
