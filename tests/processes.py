@@ -1,6 +1,6 @@
 """What several processes do together in the tests; `start` starts them, each case leaves files in a folder of its own.
 
-python processes.py FOLDER CASE=PORT ...
+Each process is `python processes.py FOLDER COUNT/CASE=PORT ...`, and takes part in the cases whose COUNT is above its rank.
 """
 
 import io
