@@ -1,6 +1,6 @@
 """What several processes do together in the tests; `start` starts them, each case leaves files in a folder of its own.
 
-Each process is `python processes.py FOLDER COUNT/CASE=PORT ...`, and takes part in the cases whose COUNT is above its rank.
+Each process is `python processes.py FOLDER COUNT/CASE=PORT ...`; those of rank below COUNT take part in a case.
 """
 
 import io
