@@ -21,7 +21,9 @@ ROWS: list[dict[str, Any]] = [
 CONTEXT = ("city", "stars", "lat:number", "lon:number")
 
 
-def make_run(folder: Path, context: tuple[str, ...] = CONTEXT, **model: Any) -> Run:
+def make_run(
+    folder: Path, context: tuple[str, ...] = CONTEXT, training: dict[str, Any] | None = None, **model: Any
+) -> Run:
     """A run with random weights everywhere, adapters included."""
     config = Config.from_dict(
         {
@@ -34,6 +36,7 @@ def make_run(folder: Path, context: tuple[str, ...] = CONTEXT, **model: Any) -> 
                 "variable_size": 2,
                 **model,
             },
+            "training": training or {},
         }
     )
     corpus = prepare(ROWS, config.data)

@@ -45,7 +45,7 @@ def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPat
     """One batch, many batches and single texts give the same nats to 1e-5."""
     corpus = run.prepare(ROWS)
     once = run.nats(corpus)
-    monkeypatch.setattr("factorcell.run.LOGITS", 1)
+    monkeypatch.setattr("factorcell.run.TOKENS", 1)
     assert len(list(run.batches(corpus))) == 1  # 200 targets always fit
     single = np.concatenate([run.nats(corpus.select(np.array([row]))) for row in range(len(corpus))])
     np.testing.assert_allclose(once, single, atol=1e-5)

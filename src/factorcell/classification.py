@@ -21,10 +21,9 @@ from factorcell.config import UserError, choose
 from factorcell.context import Context
 from factorcell.data import Batch, Corpus
 from factorcell.model import Conditioned
-from factorcell.run import LOGITS, Run
+from factorcell.run import TOKENS, Run
 from factorcell.tables import open_table
 
-TOKENS = 20_000  # targets scored at once, all candidates counted
 EARTH_RADIUS = 6371.0088  # km
 
 Row = dict[str, Any]
@@ -40,18 +39,17 @@ def log_likelihoods(run: Run, corpus: Corpus, candidates: Sequence[Mapping[str, 
     result = np.zeros((len(corpus), len(candidates)))
     same = len(np.unique(_others(run, corpus, candidates[0]), axis=0)) == 1
     shared = None
-    with torch.inference_mode():
+    with run.scoring():
         if same:  # only the candidates matter: all of them are prepared once
-            shared = run.model.condition(_contexts(corpus.context(np.zeros(1, dtype=np.int64)), columns))
+            only = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
+            shared = run.model.condition(_contexts(only, columns))
         for rows in corpus.batches(max(1, TOKENS // min(len(candidates), 64))):
-            batch = corpus.batch(rows)
-            width = max(
-                1,
-                min(TOKENS // (batch.tokens.shape[1] * len(rows)), LOGITS // len(run.vocabulary) // len(rows)),
-            )
+            batch = run.batch(corpus, rows)
+            width = max(1, TOKENS // (batch.tokens.shape[1] * len(rows)))  # candidates at once
             for begin in range(0, len(columns), width):
                 part = columns[begin : begin + width]
-                prepared = shared.select(torch.arange(begin, begin + len(part))) if shared else None
+                chosen = torch.arange(begin, begin + len(part), device=run.device)
+                prepared = shared.select(chosen) if shared else None
                 result[rows, begin : begin + width] = -_candidate_nats(run, batch, part, prepared)
     return result
 
@@ -61,14 +59,14 @@ def _candidate_nats(
 ) -> Floats:
     """Nats (B, K) of a batch under each of K candidates, in one batch of B x K texts."""
     texts, count = len(batch.rows), len(columns)
-    which = torch.arange(count).repeat(texts)
+    which = torch.arange(count, device=run.device).repeat(texts)
     if prepared is None:
         distinct, which = _contexts(batch.context, columns).distinct()
         prepared = run.model.condition(distinct)
-    repeated = torch.arange(texts).repeat_interleave(count)
+    repeated = torch.arange(texts, device=run.device).repeat_interleave(count)
     wide = Batch(batch.tokens[repeated], batch.lengths[repeated], batch.context, batch.rows[repeated])
     nats = run.model(wide, prepared.select(which))
-    summed: Floats = nats.double().sum(1).view(texts, count).numpy()
+    summed: Floats = nats.double().sum(1).view(texts, count).cpu().numpy()
     return summed
 
 
@@ -87,14 +85,15 @@ def _candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
             if number is None:
                 raise UserError(f"{name} is {value!r}, not a number")
             numbers[run.schema.numbers.index(variable)] = number
-    return categories, numbers
+    return categories.to(run.device), numbers.to(run.device)
 
 
 def _contexts(context: Context, columns: list[tuple[Tensor, Tensor]]) -> Context:
     """The contexts of B texts with K candidates put in: (B x K), candidates fastest."""
     categories = torch.stack([column[0] for column in columns]).repeat(len(context), 1)
     numbers = torch.stack([column[1] for column in columns]).repeat(len(context), 1)
-    wide = context.select(torch.arange(len(context)).repeat_interleave(len(columns)))
+    rows = torch.arange(len(context), device=categories.device)
+    wide = context.select(rows.repeat_interleave(len(columns)))
     return Context(
         torch.where(categories == -2, wide.categories, categories),
         torch.where(numbers == torch.inf, wide.numbers, numbers),

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import torch
 
-from factorcell import classification, demo, experiment, options, report, space, trials, tuning
-from factorcell.config import MODELS, UserError
+from factorcell import classification, demo, experiment, options, parallel, report, space, trials, tuning
+from factorcell.config import DEVICES, MODELS, PRECISIONS, UserError
 from factorcell.run import Run
 
 Row = dict[str, Any]
@@ -23,7 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     _threads(getattr(given, "threads", 0))
     try:
-        given.verb(given)
+        with parallel.one_voice():
+            _alone_unless_training(given)
+            given.verb(given)
     except UserError as error:
         print(f"factorcell: {error}", file=sys.stderr)
         return 2
@@ -144,6 +145,8 @@ def _scoring(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--json", action="store_true", help="print rows of JSON")
     verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
+    verb.add_argument("--device", default="auto", choices=DEVICES, help="where to compute; auto: a GPU if there is one")
+    verb.add_argument("--precision", default="float32", choices=PRECISIONS, help="numbers in matrix products")
 
 
 def train(given: argparse.Namespace) -> None:
@@ -151,7 +154,8 @@ def train(given: argparse.Namespace) -> None:
     config = options.config(given)
     _threads(config.training.threads)
     run = experiment.fit(given.train, given.dev, config, given.out, resume=given.resume, say=_say)
-    _say(f"{run.folder}: {experiment.summary(run)}")
+    if parallel.place()[0] == 0:
+        _say(f"{run.folder}: {experiment.summary(run)}")
 
 
 def compare(given: argparse.Namespace) -> None:
@@ -203,8 +207,8 @@ def tune(given: argparse.Namespace) -> None:
 
 def evaluate(given: argparse.Namespace) -> None:
     """`factorcell evaluate`."""
-    run = Run.open(given.run)
-    baseline = Run.open(given.baseline) if given.baseline else None
+    run = Run.open(given.run, device=given.device, precision=given.precision)
+    baseline = Run.open(given.baseline, device=given.device, precision=given.precision) if given.baseline else None
     rows = experiment.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown)
     if given.json:
         return _lines([rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])])
@@ -222,7 +226,7 @@ def evaluate(given: argparse.Namespace) -> None:
 
 def classify(given: argparse.Namespace) -> None:
     """`factorcell classify`."""
-    run = Run.open(given.run)
+    run = Run.open(given.run, device=given.device, precision=given.precision)
     if (given.target is None) == (given.points is None):
         raise UserError("give either --target COLUMN or --points TABLE")
     if given.target:
@@ -265,7 +269,9 @@ def classify(given: argparse.Namespace) -> None:
 
 def score(given: argparse.Namespace) -> None:
     """`factorcell score`."""
-    rows = Run.open(given.run).score(given.table, tokens=given.tokens, unknown=given.unknown)
+    rows = Run.open(given.run, device=given.device, precision=given.precision).score(
+        given.table, tokens=given.tokens, unknown=given.unknown
+    )
     if given.json:
         return _lines(rows)
     for row in rows:
@@ -294,7 +300,14 @@ def make_demo(given: argparse.Namespace) -> None:
 
 
 def _threads(count: int) -> None:
-    torch.set_num_threads(count or os.cpu_count() or 1)
+    torch.set_num_threads(count or parallel.cores())
+
+
+def _alone_unless_training(given: argparse.Namespace) -> None:
+    """`UserError` where several processes would do the same and write over each other."""
+    _, size = parallel.place()
+    if size > 1 and given.verb is not train:
+        raise UserError(f"only `train` runs in {size} processes; start the other verbs without torchrun")
 
 
 def _say(text: str) -> None:

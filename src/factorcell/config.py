@@ -19,6 +19,7 @@ UNITS = ("word", "space", "char", "grapheme")
 ADAPTERS = ("concat", "factor")
 OUTPUT_BIASES = ("low_rank", "one_hot")
 PRECISIONS = ("float32", "bfloat16")
+DEVICES = ("auto", "cpu", "cuda")
 
 # The four models of the TACL paper (section 2), by what they adapt: (recurrent layer, softmax bias).
 MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -148,8 +149,9 @@ class TrainingConfig:
     log_every: int = option(50, "steps between rows of the log", low=1)
     save_every: int = option(500, "steps between checkpoints", low=1)
     seed: int = option(0, "seed of the weights, the order and the dropout", low=0)
-    threads: int = option(0, "threads; 0: all cores", low=0)
+    threads: int = option(0, "threads of each process; 0: all cores, shared between them", low=0)
     precision: str = option("float32", "numbers in matrix products while training; sums are floats", choices=PRECISIONS)
+    device: str = option("auto", "where to compute; auto: a GPU if there is one", choices=DEVICES)
 
     def __post_init__(self) -> None:
         _check(self)

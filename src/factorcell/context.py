@@ -102,13 +102,19 @@ class Context:
         """The contexts of `rows` (B',)."""
         return Context(self.categories[rows], self.numbers[rows])
 
+    def to(self, device: torch.device) -> "Context":
+        """The same contexts on `device`."""
+        return Context(self.categories.to(device), self.numbers.to(device))
+
     def distinct(self) -> tuple["Context", Tensor]:
         """The distinct contexts and, for each text, which of them it has (B,)."""
         joined = torch.cat([self.categories.double(), self.numbers.double().nan_to_num(torch.inf)], dim=1)
         if joined.shape[1] == 0:
-            return self.select(torch.zeros(1, dtype=torch.long)), torch.zeros(len(self), dtype=torch.long)
+            which = torch.zeros(len(self), dtype=torch.long, device=joined.device)
+            return self.select(which[:1]), which
         unique, which = torch.unique(joined, dim=0, return_inverse=True)
-        first = torch.full((len(unique),), len(self)).scatter_reduce(0, which, torch.arange(len(self)), "amin")
+        rows = torch.arange(len(self), device=joined.device)
+        first = which.new_full((len(unique),), len(self)).scatter_reduce(0, which, rows, "amin")
         return self.select(first), which
 
 

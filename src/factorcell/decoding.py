@@ -20,14 +20,16 @@ def sample(
 
     The unknown token is never drawn. A low `temperature` prefers what is probable.
     """
-    generator = torch.Generator().manual_seed(seed)
-    token, state = torch.full((count,), START), None
+    generator = torch.Generator().manual_seed(seed)  # of the processor, so that all devices draw alike
+    device = model.embedding.device
+    token, state = torch.full((count,), START, device=device), None
     texts: list[Tensor] = []
     with torch.inference_mode():
         for _ in range(most):
             logs, state = model.step(token, conditioned, state)
             logs[:, UNKNOWN] = -torch.inf
-            token = torch.multinomial((logs / temperature).softmax(1), 1, generator=generator)[:, 0]
-            texts.append(token)
-    drawn = torch.stack(texts, dim=1).tolist()
-    return [row[: row.index(END)] if END in row else row for row in drawn]
+            drawn = torch.multinomial((logs / temperature).softmax(1).cpu(), 1, generator=generator)[:, 0]
+            texts.append(drawn)
+            token = drawn.to(device)
+    rows = torch.stack(texts, dim=1).tolist()
+    return [row[: row.index(END)] if END in row else row for row in rows]

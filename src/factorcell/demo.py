@@ -152,7 +152,7 @@ def _invent(run: Run, known: set[str]) -> list[Row]:
     for number, (place, (lat, lon)) in enumerate(PLACES.items()):
         context = Context(torch.zeros(DRAWN, 0, dtype=torch.long), torch.tensor([[lat, lon]]).repeat(DRAWN, 1))
         with torch.inference_mode():
-            conditioned = run.model.condition(context)
+            conditioned = run.model.condition(context.to(run.device))
         drawn = sample(run.model, conditioned, DRAWN, most=24, temperature=0.75, seed=number)
         texts = dict.fromkeys(join(run.vocabulary.decode(ids), "char") for ids in drawn)
         new = [text for text in texts if text not in known and 3 < len(text) < 20]

@@ -6,11 +6,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from factorcell import card, evaluation, store
+from factorcell import card, evaluation, parallel, store
 from factorcell.classification import Classification, classify
 from factorcell.columns import to_number
 from factorcell.config import MODELS, Config, UserError
 from factorcell.data import Corpus, prepare
+from factorcell.parallel import World
 from factorcell.run import Run
 from factorcell.tables import open_table
 from factorcell.training import train
@@ -35,27 +36,37 @@ def fit(
 
     Without `dev`, 5 % of the rows are held out (their words count for the vocabulary). `resume` goes on with a folder
     that exists, if its config is the same. `say` is told what is being done; bars go to standard error.
+    The processes of torchrun train it together; only the first writes and speaks.
     """
-    folder, progress = Path(folder), say is not None
-    going_on = resume and (folder / "config.json").exists()
+    folder = Path(folder)
+    going_on = (resume or parallel.restarted()) and (folder / "config.json").exists()
     if not going_on and folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+    with parallel.join(config.training.device) as world:
+        say = say if world.first else None
+        with world.first_goes_ahead():  # the others have looked into the folder, and find what was read in the cache
+            corpus, held = _read(source, dev, config, progress=say is not None)
+        if going_on:
+            run = Run.open(folder, trained=False)
+            _same(run, config, corpus)
+        else:
+            make = Run.create if world.first else Run
+            run = make(folder, config, corpus.vocabulary, corpus.schema)
+        for line in described(run, corpus, held):
+            _tell(say, line)
+        for _ in watched(run, corpus, held, world, resume=going_on, progress=say is not None):
+            pass
+        if world.first:
+            finish(run, corpus, source)
+    return run
+
+
+def _read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
+    """Training and development texts; without `dev` the latter are held out."""
     corpus = prepare(source, config.data, progress=progress)
     if dev is None:
-        corpus, held = corpus.split(HELD_OUT, config.training.seed)
-    else:
-        held = prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
-    if going_on:
-        run = Run.open(folder, trained=False)
-        _same(run, config, corpus)
-    else:
-        run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
-    for line in described(run, corpus, held):
-        _tell(say, line)
-    for _ in watched(run, corpus, held, resume=going_on, progress=progress):
-        pass
-    finish(run, corpus, source)
-    return run
+        return corpus.split(HELD_OUT, config.training.seed)
+    return corpus, prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
 
 
 def finish(run: Run, corpus: Corpus, source: Any) -> None:
@@ -86,7 +97,7 @@ def _same(run: Run, config: Config, corpus: Corpus) -> None:
     old, new = run.config.to_dict(), config.to_dict()
     for section in old:
         for key, value in old[section].items():
-            if new[section][key] != value and key != "threads":
+            if new[section][key] != value and key not in ("threads", "device"):
                 raise UserError(
                     f"{run.folder} was begun with {key} = {value!r}, not {new[section][key]!r}; nothing resumed"
                 )
@@ -94,11 +105,13 @@ def _same(run: Run, config: Config, corpus: Corpus) -> None:
         raise UserError(f"{run.folder} was begun with other training data; nothing resumed")
 
 
-def watched(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, progress: bool) -> Generator[Row]:
+def watched(
+    run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, progress: bool
+) -> Generator[Row]:
     """The rows of `train` under a progress bar: tokens a second, time left, present and best perplexity."""
     name = run.folder.name
     with tqdm(desc=name, unit="step", disable=not progress, dynamic_ncols=True, leave=None) as bar:
-        for row in train(run, corpus, dev, resume=resume):
+        for row in train(run, corpus, dev, resume=resume, world=world):
             bar.total = row["steps"]
             bar.update(row["step"] - bar.n)
             if row["split"] == "dev":

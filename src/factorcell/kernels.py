@@ -9,8 +9,10 @@ import importlib.machinery
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,15 +60,24 @@ def usable(*arrays: Tensor) -> bool:
     return all(a.device.type == "cpu" and a.dtype in kinds for a in arrays) and variant() is not None
 
 
+def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Within it, products on `device` are of numbers of the type `name`, float32 or bfloat16; sums are floats."""
+    return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
+
+
+def halved(device: torch.device) -> bool:
+    """Whether products on `device` are to be of bfloat16 numbers."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
 def half() -> bool:
-    """Whether products are to be of bfloat16 numbers: within autocast, on a processor that has them."""
-    wanted = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    return wanted and variant() == VARIANTS[-1]
+    """Whether the compiled code is to multiply bfloat16 numbers: where that is asked for, if the processor has them."""
+    return halved(torch.device("cpu")) and variant() == VARIANTS[-1]
 
 
-def product(a: Tensor, b: Tensor, halved: bool) -> Tensor:
-    """The matrix product of two arrays of floats, of bfloat16 numbers where `halved`; floats either way."""
-    return (a.bfloat16() @ b.bfloat16()).float() if halved else a @ b
+def product(a: Tensor, b: Tensor, short: bool) -> Tensor:
+    """The matrix product of two arrays of floats, of bfloat16 numbers if `short`; floats either way."""
+    return (a.bfloat16() @ b.bfloat16()).float() if short else a @ b
 
 
 def dense(**arrays: Tensor | None) -> dict[str, Tensor | None]:

@@ -74,19 +74,19 @@ class Samples:
 class Proposal:
     """The unigram proposal of sampled softmax, from training counts (V,)."""
 
-    def __init__(self, counts: Tensor, draws: int) -> None:
+    def __init__(self, counts: Tensor, draws: int, device: torch.device | None = None) -> None:
         probability = counts.double().clamp(min=0) / counts.sum()
         inclusion = -torch.expm1(draws * torch.log1p(-probability))
         self.probability, self.draws = probability, draws
-        self.log_inclusion = inclusion.clamp(min=1e-30).log().float()
+        self.log_inclusion = inclusion.clamp(min=1e-30).log().float().to(device)
 
     def draw(self) -> Samples:
-        """`draws` tokens with replacement, repeats dropped, from the global random state.
+        """`draws` tokens with replacement, repeats dropped, from the processor's global random state.
 
         A token of unigram probability q is among them with probability 1 - (1 - q)^S.
         """
         tokens = torch.unique(torch.multinomial(self.probability, self.draws, replacement=True))
-        return Samples(tokens, self.log_inclusion)
+        return Samples(tokens.to(self.log_inclusion.device), self.log_inclusion)
 
 
 class Output(nn.Module):

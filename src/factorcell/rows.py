@@ -33,7 +33,10 @@ class RowAdam:
 
     def __init__(self, tables: Sequence[nn.Parameter], rates: Sequence[float], weight_decay: float) -> None:
         self.tables, self.weight_decay = list(tables), weight_decay
-        self.done = torch.zeros(len(tables[0]), dtype=torch.long)  # the last step that a row has behind it
+        device = tables[0].device
+        self.done = torch.zeros(
+            len(tables[0]), dtype=torch.long, device=device
+        )  # the last step that a row has behind it
         self.first = [torch.zeros_like(table, requires_grad=False) for table in tables]
         self.second = [torch.zeros_like(table, requires_grad=False) for table in tables]
         self.rates = np.asarray(rates)
@@ -42,8 +45,8 @@ class RowAdam:
         ahead = np.zeros(len(steps) + 1)  # ahead[t]: the sum above from t to the last step
         for step in range(len(steps) - 1, -1, -1):
             ahead[step] = BETA1 / BETA2**0.5 * (self.rates[step] * correction[step] + ahead[step + 1])
-        self._ahead = torch.from_numpy(ahead)
-        self._kept = torch.from_numpy(np.append(0.0, np.cumsum(np.log1p(-self.rates * weight_decay))))
+        self._ahead = torch.from_numpy(ahead).to(device)
+        self._kept = torch.from_numpy(np.append(0.0, np.cumsum(np.log1p(-self.rates * weight_decay)))).to(device)
 
     def state(self, table: Tensor) -> dict[str, Tensor]:
         """The moments of one of the tables, by their names in torch.optim; nothing for another parameter."""
@@ -55,7 +58,7 @@ class RowAdam:
     @torch.no_grad()
     def catch_up(self, step: int, rows: Tensor | None = None) -> None:
         """Bring `rows` (U,) of every table, or all, to where dense Adam has them after `step` steps."""
-        rows = torch.arange(len(self.done)) if rows is None else rows
+        rows = torch.arange(len(self.done), device=self.done.device) if rows is None else rows
         rows = rows[self.done[rows] < step]
         done = self.done[rows]
         gap = (step - done).double()

@@ -4,6 +4,7 @@ config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.sa
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import store
-from factorcell.config import Config, UserError
+from factorcell import kernels, store
+from factorcell.config import PRECISIONS, Config, UserError, choose
 from factorcell.context import ContextSchema
 from factorcell.data import Batch, Corpus, prepare
 from factorcell.model import LanguageModel
+from factorcell.parallel import find_device
 from factorcell.vocabulary import Vocabulary
 
-LOGITS = 48_000_000  # floats of one batch of exact logits while scoring, 0.2 GB
+TOKENS = 20_000  # targets scored at once
 
 
 class Run:
@@ -27,9 +29,10 @@ class Run:
     def __init__(self, folder: Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> None:
         self.folder, self.config, self.vocabulary, self.schema = folder, config, vocabulary, schema
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.training.seed)
+            torch.default_generator.manual_seed(config.training.seed)  # of the processor; no other is touched
             self.model = LanguageModel(config.model, len(vocabulary), schema)
         self.model.eval()
+        self.precision = "float32"
 
     @classmethod
     def create(cls, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> "Run":
@@ -48,17 +51,33 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, folder: str | Path, *, trained: bool = True) -> "Run":
-        """The run in `folder` with its best weights, or (not `trained`) without any, to go on training."""
+    def open(
+        cls, folder: str | Path, *, trained: bool = True, device: str = "cpu", precision: str = "float32"
+    ) -> "Run":
+        """The run in `folder` with its best weights, or (not `trained`) without any, to go on training.
+
+        `device` is cpu, cuda or auto: a GPU if there is one. It scores with products of numbers of `precision`.
+        """
         folder = Path(folder)
         if not (folder / "config.json").is_file():
             raise UserError(f"{folder}: not a run folder (it has no config.json)")
         config = Config.from_dict(store.read_json(folder / "config.json"), where=str(folder / "config.json"))
         schema = ContextSchema.from_dict(store.read_json(folder / "schema.json"))
-        run = cls(folder, config, Vocabulary.load(folder / "vocabulary.txt"), schema)
+        run = cls(folder, config, Vocabulary.load(folder / "vocabulary.txt"), schema).to(find_device(device))
+        run.precision = choose("precision", precision, PRECISIONS)
         if trained:
             run.load_weights()
         return run
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.embedding.device
+
+    def to(self, device: torch.device) -> "Run":
+        """This run, its model moved to `device`."""
+        self.model.to(device)
+        return self
 
     def load_weights(self) -> None:
         """Take the best weights from the folder."""
@@ -108,19 +127,28 @@ class Run:
             progress=progress,
         )
 
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Within it no gradient is kept, and products are of the numbers of `self.precision`."""
+        with torch.inference_mode(), kernels.precision(self.precision, self.device):
+            yield
+
+    def batch(self, corpus: Corpus, rows: NDArray[np.int64]) -> Batch:
+        """The texts of `rows` as one batch, where the model is."""
+        return corpus.batch(rows).to(self.device)
+
     def batches(self, corpus: Corpus) -> Iterator[Batch]:
-        """All rows of `corpus`, sorted by length, in batches whose exact logits fit into memory."""
-        size = max(200, min(20_000, LOGITS // len(self.vocabulary)))
-        for rows in corpus.batches(size):
-            yield corpus.batch(rows)
+        """All rows of `corpus`, sorted by length."""
+        for rows in corpus.batches(TOKENS):
+            yield self.batch(corpus, rows)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Exact nats of every target of `corpus`, text after text (`corpus.targets` values)."""
         nats = np.zeros(corpus.targets, dtype=np.float32)
         starts = target_offsets(corpus)
-        with torch.inference_mode():
+        with self.scoring():
             for batch in self.batches(corpus):
-                values = self.model(batch).numpy()
+                values = self.model(batch).cpu().numpy()
                 for line, row, length in zip(values, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
                     nats[starts[row] : starts[row] + length] = line[:length]
         return nats

@@ -70,15 +70,15 @@ class _Exact(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        halved, parts = torch.is_autocast_enabled(values.device.type), []
+        short, parts = kernels.halved(values.device), []
         for chunk, wanted in zip(_chunks(values, table), _chunks(targets, table), strict=True):
-            logits = kernels.product(chunk, table.T, halved).add_(bias)
+            logits = kernels.product(chunk, table.T, short).add_(bias)
             chosen = logits.gather(1, wanted[:, None])[:, 0]
             top = logits.amax(1)
             parts.append(logits.sub_(top[:, None]).exp_().sum(1).log_().add_(top).sub_(chosen))
         result = torch.cat(parts) if parts else values.new_zeros(0)
         ctx.save_for_backward(values, table, bias, targets, result)
-        ctx.halved = halved
+        ctx.short = short
         return result
 
     @staticmethod
@@ -89,11 +89,11 @@ class _Exact(torch.autograd.Function):
         for begin in range(0, len(values), step):
             rows = slice(begin, begin + step)
             wanted, scale = targets[rows, None], gradient[rows, None]
-            logits = kernels.product(values[rows], table.T, ctx.halved).add_(bias)
+            logits = kernels.product(values[rows], table.T, ctx.short).add_(bias)
             total = logits.gather(1, wanted).add_(result[rows, None])  # the logarithm of the sum
             share = logits.sub_(total).exp_().mul_(scale).scatter_add_(1, wanted, -scale)
-            of_values[rows] = kernels.product(share, table, ctx.halved)
-            of_table += kernels.product(share.T, values[rows], ctx.halved)
+            of_values[rows] = kernels.product(share, table, ctx.short)
+            of_table += kernels.product(share.T, values[rows], ctx.short)
             of_bias += share.sum(0)
         return of_values, of_table, of_bias, None
 
@@ -115,8 +115,8 @@ class _Sampled(torch.autograd.Function):
         own = F.embedding(targets, table)
         positive = (values * own).sum(1).add_(bias[targets])
         chosen = table[samples]
-        ctx.size, ctx.halved = len(table), torch.is_autocast_enabled(values.device.type)
-        shares = kernels.product(values, chosen.T, ctx.halved).add_(bias[samples])
+        ctx.size, ctx.short = len(table), kernels.halved(values.device)
+        shares = kernels.product(values, chosen.T, ctx.short).add_(bias[samples])
         shares[_collisions(targets, samples, len(table))] = -torch.inf
         top = torch.maximum(shares.amax(1), positive)
         shares.sub_(top[:, None]).exp_()
@@ -130,10 +130,10 @@ class _Sampled(torch.autograd.Function):
         values, own, chosen, targets, samples, shares, share, total = ctx.saved_tensors
         shares = shares * (gradient / total)[:, None]
         of_positive = gradient * (share - 1)
-        of_values = torch.addcmul(kernels.product(shares, chosen, ctx.halved), of_positive[:, None], own)
+        of_values = torch.addcmul(kernels.product(shares, chosen, ctx.short), of_positive[:, None], own)
         # the scatter-add of an embedding, since index_add_ goes row by row
         of_table = torch.ops.aten.embedding_dense_backward(of_positive[:, None] * values, targets, ctx.size, -1, False)
-        of_table[samples] += kernels.product(shares.T, values, ctx.halved)
+        of_table[samples] += kernels.product(shares.T, values, ctx.short)
         of_bias = gradient.new_zeros(ctx.size).index_add_(0, targets, of_positive)
         of_bias[samples] += shares.sum(0)
         return of_values, of_table, of_bias, None, None

@@ -51,7 +51,7 @@ def read_json(path: Path) -> Any:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Replace `path` by `tensors` and `facts` (plain values), with a checksum over both."""
-    plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = json.dumps(facts, sort_keys=True)
     write(path, save(plain, {"facts": header, "sha256": _digest(plain, header)}))
 

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from factorcell import store
+from factorcell import kernels, store
 from factorcell.config import TrainingConfig, UserError
 from factorcell.data import Batch, Corpus
-from factorcell.output import Proposal
+from factorcell.model import LanguageModel
+from factorcell.output import Proposal, Samples
+from factorcell.parallel import World, find_device
 from factorcell.rows import RowAdam
 from factorcell.run import Run, targets
 from factorcell.vocabulary import START, UNKNOWN
@@ -56,13 +58,15 @@ def due(step: int, steps: int, times: int) -> bool:
     return step * times // steps > (step - 1) * times // steps
 
 
-def perplexities(run: Run, corpus: Corpus) -> Row:
-    """`perplexity` of all targets and `perplexity_known` without out-of-vocabulary targets, of a whole corpus."""
+def perplexities(run: Run, corpus: Corpus, world: World) -> Row:
+    """`perplexity` of all targets and `perplexity_known` without out-of-vocabulary ones; each process has its part."""
     nats = run.nats(corpus).astype(np.float64)
     known = targets(corpus) != UNKNOWN
+    own = torch.tensor([nats.sum(), len(nats), nats[known].sum(), known.sum()], dtype=torch.float64)
+    total, count, total_known, count_known = world.sum(own).tolist()
     return {
-        "perplexity": float(np.exp(nats.mean())),
-        "perplexity_known": float(np.exp(nats[known].mean())) if known.any() else math.nan,
+        "perplexity": float(np.exp(total / count)),
+        "perplexity_known": float(np.exp(total_known / count_known)) if count_known else math.nan,
     }
 
 
@@ -75,16 +79,33 @@ def target_counts(corpus: Corpus) -> NDArray[np.int64]:
     return counts
 
 
-class Trainer:
-    """A run, its data and its optimiser between two steps."""
+class Loss(nn.Module):
+    """The nats that training minimises, as a `forward` of its own: there gradients of several processes meet."""
 
-    def __init__(self, run: Run, corpus: Corpus, dev: Corpus) -> None:
-        self.run, self.corpus, self.dev, self.config = run, corpus, dev, run.config.training
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, samples: Samples | None) -> Tensor:
+        """Nats (B, T), exact or against `samples`."""
+        nats: Tensor = self.model(batch) if samples is None else self.model.sampled(batch, samples)
+        return nats
+
+
+class Trainer:
+    """A run, its data and its optimiser between two steps; of several processes, each with its share of the rows."""
+
+    def __init__(self, run: Run, corpus: Corpus, dev: Corpus, world: World | None = None) -> None:
+        self.world = world or World(device=find_device(run.config.training.device))
+        self.run, self.corpus, self.config = run.to(self.world.device), corpus, run.config.training
+        self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
         self.progress = Progress()
         self.parameters = dict(run.model.named_parameters())
         counts = target_counts(corpus)
         self.proposal = (
-            Proposal(torch.from_numpy(counts), self.config.samples) if self.config.loss == "sampled" else None
+            Proposal(torch.from_numpy(counts), self.config.samples, self.world.device)
+            if self.config.loss == "sampled"
+            else None
         )
         per_epoch = len(corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=0))
         self.steps = max(1, round(self.config.epochs * per_epoch))
@@ -93,6 +114,7 @@ class Trainer:
         with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
             smoothed = (counts + 1) / (counts + 1).sum()
             run.model.output.bias.copy_(torch.from_numpy(np.log(smoothed)))
+        self.nats = self.world.wrap(Loss(run.model), apart=self.rows.tables if self.rows else ())
 
     def _groups(self) -> list[dict[str, Any]]:
         """What dense Adam moves, by how: vectors do not decay, token tables have a rate of their own."""
@@ -123,37 +145,52 @@ class Trainer:
             passed, epoch = passed + len(order), epoch + 1
 
     def step(self, batch: Batch) -> None:
-        """One step of Adam."""
+        """One step of Adam on `batch`, of which each process takes its share."""
         for group in self.optimiser.param_groups:
             group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
         count = int(batch.lengths.sum())
-        nats = self._nats(batch)
-        loss = nats.sum() / count
+        nats, own, factor = self._nats(batch)
+        loss = nats.sum() * factor / count
         self.run.model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
+        self._gather_rows()
         norm = self._clip()
-        if not bool(torch.isfinite(loss + norm)):
+        mean = self.world.sum(loss.detach()) / self.world.size
+        if not bool(torch.isfinite(mean + norm)):
+            self._stop(own, nats)
             self._stop(batch, nats)
         self.progress.step += 1
         self.optimiser.step()
         if self.rows:
             self.rows.step(self.progress.step)
         self.progress.tokens += count
-        self.progress.nats += float(loss.detach()) * count
+        self.progress.nats += float(mean) * count
 
-    def _nats(self, batch: Batch) -> Tensor:
-        """The loss of every target (B, T), with the randomness of this step."""
-        model, half = self.run.model.train(), self.config.precision == "bfloat16"
-        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16, enabled=half):
+    def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int]:
+        """The loss of every target (B, T) of this process's share, that share, and the factor on its loss.
+
+        Negative samples are the same in all processes, other noise is each one's own.
+        """
+        precision, (own, factor) = kernels.precision(self.config.precision, self.world.device), self.world.share(batch)
+        with torch.random.fork_rng(devices=self.world.generators), precision:
             torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
-            if self.proposal is None or self.rows is None:
-                nats: Tensor = model(batch)
-            else:
-                samples = self.proposal.draw()
-                self.rows.catch_up(self.progress.step, samples.used(batch.tokens))
-                nats = model.sampled(batch, samples)
-        model.eval()
-        return nats
+            samples = None if self.proposal is None else self.proposal.draw()
+            if self.rows and samples:
+                self.rows.catch_up(self.progress.step, samples.used(batch.tokens.to(self.world.device)))
+            self.world.own_noise(self.config.seed, self.progress.step)
+            self.run.model.train()
+            nats: Tensor = self.nats(own, samples)
+        self.run.model.eval()
+        return nats, own, factor
+
+    def _gather_rows(self) -> None:
+        """Give every process the sparse gradients of all, as DistributedDataParallel does with the dense ones."""
+        if self.rows and self.world.size > 1:
+            for table in self.rows.tables:
+                assert table.grad is not None
+                rows, values = self.world.gather_rows(table.grad._indices()[0], table.grad._values())
+                mean = values / self.world.size
+                table.grad = torch.sparse_coo_tensor(rows[None], mean, table.shape, check_invariants=False)
 
     def _clip(self) -> Tensor:
         """Scale all gradients down to the norm that the config allows; the norm before."""
@@ -181,24 +218,25 @@ class Trainer:
 
     def _culprits(self, batch: Batch, nats: Tensor) -> list[int]:
         """Rows, counted from 1, whose own nats or else whose own gradient is not finite; all rows, where none is."""
-        rows: list[int] = batch.rows.tolist()
-        bad = (~torch.isfinite(nats.detach()).all(dim=1)).nonzero().flatten().tolist()
-        for index, row in enumerate([] if bad else rows):
+        bad = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
+        for row in [] if bad else batch.rows.tolist():
             self.run.model.zero_grad(set_to_none=True)
-            self.run.model(self.corpus.batch(np.array([row]))).sum().backward()
+            self.run.model(self.run.batch(self.corpus, np.array([row]))).sum().backward()
             gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
             if not bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
-                bad.append(index)
-        return [rows[index] + 1 for index in bad or range(len(rows))]
+                bad.append(row)
+        named = self.world.gather(torch.tensor(bad, dtype=torch.long)).tolist()
+        return sorted({row + 1 for row in named or self.world.gather(batch.rows).tolist()})
 
     def evaluate(self) -> Row:
         """Perplexities on the development set; the best weights so far go into the run folder."""
         self.catch_up()
-        row = perplexities(self.run, self.dev)
+        row = perplexities(self.run, self.dev, self.world)
         better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if better:
             self.progress.best, self.progress.worse = row["perplexity"], 0
-            self.run.save_weights({"step": self.progress.step, **row})
+            if self.world.first:
+                self.run.save_weights({"step": self.progress.step, **row})
         else:
             self.progress.worse += 1
         return {"split": "dev", **row, "best": self.progress.best}
@@ -207,7 +245,8 @@ class Trainer:
         """Write one row of the log; every row says where the training stands."""
         here = self.progress
         row = {"step": here.step, "steps": self.steps, "tokens": here.tokens, "seconds": here.seconds, **row}
-        store.append_row(self.run.log_path, row)
+        if self.world.first:
+            store.append_row(self.run.log_path, row)
         here.rows += 1
         return row
 
@@ -217,8 +256,10 @@ class Trainer:
         return self.run.folder / "checkpoint.safetensors"
 
     def save(self) -> None:
-        """Write a checkpoint: weights, moments of Adam, progress."""
+        """Write a checkpoint: weights, moments of Adam, progress. The first process does."""
         self.catch_up()
+        if not self.world.first:
+            return
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
@@ -239,9 +280,13 @@ class Trainer:
 
     def load(self) -> None:
         """Go back to the checkpoint, if there is one, or the start; rows that were logged after it are dropped."""
-        if not self.checkpoint.exists():
-            store.write_rows(self.run.log_path, [])
-            return
+        if self.checkpoint.exists():
+            self._restore()
+        if self.world.first:
+            store.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
+
+    def _restore(self) -> None:
+        """Weights, moments of Adam and progress from the checkpoint."""
         tensors, facts = store.load_tensors(self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
@@ -255,18 +300,19 @@ class Trainer:
                     for key in keys:
                         state[key].copy_(tensors[f"{name}:{key}"])
                 elif keys:
-                    self.optimiser.state[parameter] = {key: tensors[f"{name}:{key}"] for key in keys}
+                    state = {key: tensors[f"{name}:{key}"].to(parameter.device) for key in keys}
+                    self.optimiser.state[parameter] = state
         if self.rows:
             self.rows.done.fill_(self.progress.step)
-        store.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
 
 
-def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False) -> Iterator[Row]:
+def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world: World | None = None) -> Iterator[Row]:
     """Train `run` on `corpus`; yields each row of the log. At the end `run` has its best weights.
 
-    `resume` goes on from the checkpoint. `UserError` on a loss that is not finite or a folder that cannot be written.
+    `resume` goes on from the checkpoint; the processes of `world` share the work.
+    `UserError` on a loss that is not finite or a folder that cannot be written.
     """
-    trainer = Trainer(run, corpus, dev)
+    trainer = Trainer(run, corpus, dev, world)
     if resume:
         trainer.load()
     config, progress = trainer.config, trainer.progress
@@ -292,4 +338,5 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False) -> Ite
             yield trainer.log(row)
         if progress.step % config.save_every == 0 or evaluated:
             trainer.save()
+    trainer.world.barrier()  # the first process has written the last weights
     run.load_weights()

@@ -1,0 +1,201 @@
+"""What several processes do together in the tests; `start` starts them, each case leaves files in a folder of its own.
+
+Each process is `python processes.py FOLDER COUNT/CASE=PORT ...`; those of rank below COUNT take part in a case.
+"""
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import synthetic
+from factorcell import cli, parallel, store
+from factorcell.config import Config, UserError
+from factorcell.data import Batch, Corpus, prepare
+from factorcell.model import LanguageModel
+from factorcell.parallel import World
+from factorcell.run import Run
+from factorcell.training import Trainer
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "full": {"loss": "full"},
+    "sampled": {"loss": "sampled"},
+    "unused": {"loss": "full", "adapt": [], "output_bias": ["one_hot"]},  # which needs no context vector
+}
+SHARED = ("trainings", "gather", "order")  # cases whose folder is there before them
+LIMIT = 120  # seconds, in case they wait for each other in vain
+OPTIONS = "--context dialect --min-count 1 --min-context-count 1 --hidden-size 8 --embedding-size 6 --threads 1"
+HOW = "--epochs 1 --batch-tokens 400 --evaluations 2 --log-every 2 --save-every 3"
+POISONED = 17  # the row of which the loss is not finite
+
+
+def start(folder: Path, cases: list[str]) -> None:
+    """Run each case, COUNT/NAME, in the first COUNT of a few processes, one case after the other; fail with them."""
+    count = max(int(case.split("/")[0]) for case in cases)
+    sockets = [socket.socket() for _ in cases]
+    for free in sockets:
+        free.bind(("localhost", 0))
+    given = [f"{case}={free.getsockname()[1]}" for case, free in zip(cases, sockets, strict=True)]
+    for free in sockets:
+        free.close()
+    path = os.pathsep.join(filter(None, sys.path))
+    common = {**os.environ, "PYTHONPATH": path, "MASTER_ADDR": "localhost"}
+    errors = folder / "errors"
+    with errors.open("w") as file:
+        command = [sys.executable, __file__, str(folder), *given]
+        started = [subprocess.Popen(command, env={**common, "RANK": str(rank)}, stderr=file) for rank in range(count)]
+        end = time.monotonic() + LIMIT
+        while not any(codes := [process.poll() for process in started]) and None in codes and time.monotonic() < end:
+            time.sleep(0.02)
+        for process in started:  # where one has failed the others may wait for it
+            process.kill()
+            process.wait()
+    assert codes == [0] * count, errors.read_text()
+
+
+def table() -> list[dict[str, Any]]:
+    """Short texts, and some so long that they fill a batch alone."""
+    rows: list[dict[str, Any]] = list(synthetic.two_dialects(40, 1)[0])
+    for number in range(0, 40, 8):
+        rows[number] = {**rows[number], "text": " ".join(row["text"] for row in rows[number : number + 8])}
+    return rows
+
+
+def begin(folder: Path, loss: str, **model: Any) -> tuple[Run, Corpus, Corpus]:
+    """A small FactorCell without dropout, in double precision: Adam makes much of the rounding of tiny gradients.
+
+    There are fewer texts to evaluate on than three processes.
+    """
+    sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
+    how = {"epochs": 1, "batch_tokens": 100, "evaluations": 2, "log_every": 1, "learning_rate": 1e-2, "clip": 0.5}
+    how |= {"weight_decay": 0.1}
+    config = Config.from_dict(
+        {
+            "data": {"context": ["dialect"], "min_count": 1, "min_context_count": 1},
+            "model": {**sizes, "output_bias": ["low_rank", "one_hot"], **model},
+            "training": {**how, "loss": loss, "samples": 8, "device": "cpu"},
+        }
+    )
+    corpus = prepare(table(), config.data)
+    dev = prepare(table()[:2], config.data, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    run = Run(folder, config, corpus.vocabulary, corpus.schema)
+    run.model.double()
+    return run, corpus, dev
+
+
+def weights(folder: Path, world: World) -> None:
+    """A whole training; each process leaves its weights, what it saw and what it measured."""
+    run, corpus, dev = begin(folder, **TRAININGS[folder.name])
+    trainer = Trainer(run, corpus, dev, world)
+    seen = []
+    for batch in trainer.batches():
+        seen.append(len(batch.rows))
+        trainer.step(batch)
+    rows = [{"seen": seen, "nats": trainer.progress.nats, **trainer.evaluate()}]
+    store.write_rows(folder / f"rows-{world.rank}", rows)
+    store.save_tensors(folder / f"weights-{world.rank}", trainer.parameters, {})
+
+
+def sparse_rows(rank: int, size: int) -> list[tuple[Tensor, Tensor]]:
+    """What process `rank` of `size` has to gather: much, little, nothing; rows named twice, by one and by several."""
+    random = torch.Generator().manual_seed(rank)
+    found = []
+    for count in (7, 0, 3 * rank, 1 if rank == size - 1 else 0, 500):
+        indices = torch.randint(0, 40, (count,), generator=random)
+        found.append((indices, torch.randn(count, 5, generator=random)))
+    return found
+
+
+def case_trainings(folder: Path) -> None:
+    """Whole trainings, one after the other."""
+    with parallel.join("cpu") as world:
+        for name in TRAININGS:
+            (folder / name).mkdir(exist_ok=True)
+            weights(folder / name, world)
+
+
+def case_gather(folder: Path) -> None:
+    """Sums, ragged gathers, sparse rows."""
+    with parallel.join("cpu") as world:
+        tensors = {
+            "sum": world.sum(torch.arange(3.0) + world.rank),
+            "gathered": world.gather(torch.arange(world.rank * 2).reshape(-1, 2)),
+            "nothing": world.gather(torch.zeros(0, dtype=torch.long)),
+        }
+        for number, (indices, values) in enumerate(sparse_rows(world.rank, world.size)):
+            tensors[f"indices-{number}"], tensors[f"values-{number}"] = world.gather_rows(indices, values)
+    store.save_tensors(folder / f"tensors-{world.rank}", tensors, {})
+
+
+def case_order(folder: Path) -> None:
+    """The first goes ahead, and its error does not leave the others waiting."""
+    with parallel.join("cpu") as world:
+        for name in ("well", "badly"):
+            try:
+                with world.first_goes_ahead():
+                    store.append_row(folder / name, {"rank": world.rank})
+                    if name == "badly":
+                        raise UserError("no such file")
+            except UserError:
+                world.barrier()
+
+
+def case_command(folder: Path) -> None:
+    """`factorcell train` as it is typed; what each process says is kept."""
+    _command(folder, "train", str(folder.parent / "table.jsonl"), *OPTIONS.split(), *HOW.split())
+
+
+def case_poisoned(folder: Path) -> None:
+    """In the process that has it, the loss of one row is not a number."""
+    original = LanguageModel.forward
+
+    def forward(self: LanguageModel, batch: Batch, *rest: Any) -> Tensor:
+        nats = original(self, batch, *rest)
+        return torch.where((batch.rows == POISONED)[:, None], torch.nan, nats) if self.training else nats
+
+    LanguageModel.forward = forward  # type: ignore[method-assign, assignment]
+    try:
+        _command(folder, "train", str(folder.parent / "table.jsonl"), *OPTIONS.split(), *HOW.split())
+    finally:
+        LanguageModel.forward = original  # type: ignore[method-assign]
+
+
+def case_evaluate(folder: Path) -> None:
+    """A verb that does not run in several processes."""
+    _command(folder, "evaluate", str(folder), str(folder.parent / "table.jsonl"))
+
+
+def _command(folder: Path, verb: str, *arguments: str) -> None:
+    """Keep exit code and messages of a command; it must not wait for a torchrun that is not there."""
+    parallel.HESITATION = 0.0
+    with redirect_stderr(io.StringIO()) as said:
+        out = ("--out", str(folder)) if verb == "train" else ()
+        code = cli.main([verb, *arguments, *out])
+    row = {"code": code, "said": said.getvalue()}
+    store.write_json(folder.with_name(f"{folder.name}-{os.environ['RANK']}.json"), row)
+
+
+def main(folder: str, *cases: str) -> None:
+    """Run every case in a folder of its own."""
+    torch.set_num_threads(1)
+    np.seterr(all="raise")
+    for case in cases:
+        path, os.environ["MASTER_PORT"] = case.split("=")
+        os.environ["WORLD_SIZE"], name = path.split("/")
+        if int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]):
+            if name in SHARED:
+                (Path(folder) / path).mkdir(exist_ok=True)
+            globals()[f"case_{name}"](Path(folder) / path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
