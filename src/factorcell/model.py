@@ -76,13 +76,14 @@ class LanguageModel(nn.Module):
         nats = self.output.nats(hidden, batch.tokens[:, 1:], conditioned.features)
         return nats.masked_fill(~batch.mask(), 0.0)
 
-    def sampled(self, batch: Batch, samples: Samples) -> Tensor:
+    def sampled(self, batch: Batch, samples: Samples, tables: list[Tensor] | None = None) -> Tensor:
         """Nats (B, T) against `samples` only, zero on padding: a loss for training, not a measure.
 
-        Of the tables with a row a token only the rows `samples.used` are read, once; their gradients are sparse.
+        Of the tables with a row a token only the rows `samples.used` are read, once. Who has them already gives them as
+        `tables`, and gets gradients of their size.
         """
         used = samples.used(batch.tokens)
-        tables = [F.embedding(used, table, sparse=True) for table in self.output.tables()]
+        tables = tables or [F.embedding(used, table) for table in self.output.tables()]
         conditioned = self.condition(batch.context)
         rows = torch.searchsorted(used, batch.tokens)
         hidden = self._hidden(F.embedding(rows[:, :-1], tables[0]), conditioned.weights, batch.lengths)

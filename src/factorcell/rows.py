@@ -73,20 +73,22 @@ class RowAdam:
                 _catch_up(table, first, second, rows, columns)
         self.done[rows] = step
 
+    def read(self, rows: Tensor) -> list[Tensor]:
+        """The `rows` (U,) of every table, (U, .), as leaves that take gradients."""
+        return [table.detach()[rows].requires_grad_() for table in self.tables]
+
     @torch.no_grad()
-    def step(self, step: int) -> None:
-        """Step number `step` (from 1) with the sparse gradients of the tables, whose rows have been caught up."""
+    def step(self, step: int, rows: Tensor, gradients: Sequence[Tensor]) -> None:
+        """Step number `step` (from 1) of `rows` (U,), which have been caught up, with `gradients` (U, .) a table."""
         rate = float(self.rates[step - 1])
-        for table, first, second in zip(self.tables, self.first, self.second, strict=True):
-            assert table.grad is not None
-            rows, gradient = table.grad._indices()[0], table.grad._values()
-            kept, moved, grown = 1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step)
-            constants = torch.tensor([BETA1, BETA2, EPSILON, kept, moved, grown])
+        kept, moved, grown = 1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step)
+        constants = torch.tensor([BETA1, BETA2, EPSILON, kept, moved, grown])
+        for table, first, second, gradient in zip(self.tables, self.first, self.second, gradients, strict=True):
             if kernels.usable(table):
                 _call(table, first, second, rows, gradient=gradient, constants=constants)
             else:
                 _step(table, first, second, rows, gradient, kept, moved, grown)
-            self.done[rows] = step
+        self.done[rows] = step
 
 
 class _Arguments(ctypes.Structure):

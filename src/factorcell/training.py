@@ -27,6 +27,7 @@ from factorcell.run import Run, targets
 from factorcell.vocabulary import START, UNKNOWN
 
 Row = dict[str, Any]
+Picked = tuple[Tensor, list[Tensor]]  # which rows (U,) of the token tables, and (U, .) for each of them
 
 
 @dataclass
@@ -86,9 +87,9 @@ class Loss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch, samples: Samples | None) -> Tensor:
-        """Nats (B, T), exact or against `samples`."""
-        nats: Tensor = self.model(batch) if samples is None else self.model.sampled(batch, samples)
+    def forward(self, batch: Batch, samples: Samples | None, tables: list[Tensor] | None = None) -> Tensor:
+        """Nats (B, T), exact or against `samples`; `tables` as `LanguageModel.sampled`."""
+        nats: Tensor = self.model(batch) if samples is None else self.model.sampled(batch, samples, tables)
         return nats
 
 
@@ -149,53 +150,52 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
         count = int(batch.lengths.sum())
-        nats, own, factor = self._nats(batch)
+        nats, own, factor, picked = self._nats(batch)
         loss = nats.sum() * factor / count
         self.run.model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        self._gather_rows()
-        norm = self._clip()
+        rows, gradients = self._gathered(*picked) if picked else (None, [])
+        norm = self._clip(gradients)
         mean = self.world.sum(loss.detach()) / self.world.size
         if not bool(torch.isfinite(mean + norm)):
             self._stop(own, nats)
-            self._stop(batch, nats)
         self.progress.step += 1
         self.optimiser.step()
-        if self.rows:
-            self.rows.step(self.progress.step)
+        if self.rows and rows is not None:
+            self.rows.step(self.progress.step, rows, gradients)
         self.progress.tokens += count
         self.progress.nats += float(mean) * count
 
-    def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int]:
-        """The loss of every target (B, T) of this process's share, that share, and the factor on its loss.
+    def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int, Picked | None]:
+        """The loss of every target (B, T) of this process's share, that share, the factor on its loss, rows read.
 
         Negative samples are the same in all processes, other noise is each one's own.
         """
         precision, (own, factor) = kernels.precision(self.config.precision, self.world.device), self.world.share(batch)
         with torch.random.fork_rng(devices=self.world.generators), precision:
             torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
-            samples = None if self.proposal is None else self.proposal.draw()
+            samples, picked = None if self.proposal is None else self.proposal.draw(), None
             if self.rows and samples:
                 self.rows.catch_up(self.progress.step, samples.used(batch.tokens.to(self.world.device)))
+                used = samples.used(own.tokens)
+                picked = used, self.rows.read(used)
             self.world.own_noise(self.config.seed, self.progress.step)
             self.run.model.train()
-            nats: Tensor = self.nats(own, samples)
+            nats: Tensor = self.nats(own, samples, picked and picked[1])
         self.run.model.eval()
-        return nats, own, factor
+        return nats, own, factor, picked
 
-    def _gather_rows(self) -> None:
-        """Give every process the sparse gradients of all, as DistributedDataParallel does with the dense ones."""
-        if self.rows and self.world.size > 1:
-            for table in self.rows.tables:
-                assert table.grad is not None
-                rows, values = self.world.gather_rows(table.grad._indices()[0], table.grad._values())
-                mean = values / self.world.size
-                table.grad = torch.sparse_coo_tensor(rows[None], mean, table.shape, check_invariants=False)
+    def _gathered(self, rows: Tensor, tables: list[Tensor]) -> Picked:
+        """The mean over all processes of the gradients of the rows of the token tables that any of them has read."""
+        own = [table.grad if table.grad is not None else torch.zeros_like(table) for table in tables]
+        if self.world.size == 1:
+            return rows, own
+        found = [self.world.gather_rows(rows, gradient) for gradient in own]
+        return found[0][0], [gradient / self.world.size for _, gradient in found]
 
-    def _clip(self) -> Tensor:
-        """Scale all gradients down to the norm that the config allows; the norm before."""
-        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-        gradients = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+    def _clip(self, more: list[Tensor]) -> Tensor:
+        """Scale all gradients, the parameters' and `more`, down to the norm that the config allows; the norm before."""
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None] + more
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.config.clip and bool(norm > self.config.clip):
             torch._foreach_mul_(gradients, float(self.config.clip / norm))
