@@ -33,7 +33,7 @@ from factorcell.gpu import kernel, product, tl
 # Sizes of tiles, for a Hopper processor of 228 KiB shared memory and 64 Ki registers; a program has 8 warps.
 WARPS = 8
 HELD = 96 * 1024  # bytes of W that stay in registers
-STAGE = 48 * 1024  # bytes of W fetched at once; `STAGES - 1` of them are under way
+STAGE = 64 * 1024  # bytes of W, and of what it multiplies, fetched at once; `STAGES - 1` of them are under way
 STAGES = 4
 SUMS = 4096  # texts times units of one tile, for each of three sums in registers
 PARTIAL = 8192  # texts times ranks times columns of one tile of L or R
@@ -164,11 +164,12 @@ def _forward_kernel(
             sum_f = _tile(given, places, columns + HIDDEN, mask, GATES).to(tl.float32)
             sum_o = _tile(given, places, columns + 2 * HIDDEN, mask, GATES).to(tl.float32)
             m = _tile(last, rows, columns, mask, HIDDEN)
-            for rank in tl.range(0, RANK, num_stages=6):
-                z_r = tl.load(reduced + places * RANK + rank, mask=live, other=0)[:, None]
-                sum_i += z_r * _tile(right, rows * RANK + rank, columns, mask, GATES).to(tl.float32)
-                sum_f += z_r * _tile(right, rows * RANK + rank, columns + HIDDEN, mask, GATES).to(tl.float32)
-                sum_o += z_r * _tile(right, rows * RANK + rank, columns + 2 * HIDDEN, mask, GATES).to(tl.float32)
+            if RANK > 0:
+                for rank in tl.range(0, RANK, num_stages=6):
+                    z_r = tl.load(reduced + places * RANK + rank, mask=live, other=0)[:, None]
+                    sum_i += z_r * _tile(right, rows * RANK + rank, columns, mask, GATES).to(tl.float32)
+                    sum_f += z_r * _tile(right, rows * RANK + rank, columns + HIDDEN, mask, GATES).to(tl.float32)
+                    sum_o += z_r * _tile(right, rows * RANK + rank, columns + 2 * HIDDEN, mask, GATES).to(tl.float32)
             dot_i = tl.zeros((ROWS, UNITS), tl.float32)
             dot_f = tl.zeros((ROWS, UNITS), tl.float32)
             dot_o = tl.zeros((ROWS, UNITS), tl.float32)
@@ -258,21 +259,22 @@ def _backward_kernel(
             mask = live[:, None] & (columns < HIDDEN)[None, :]
             after = later[:, None] & (columns < HIDDEN)[None, :]
             of_h = tl.zeros((ROWS, UNITS), tl.float32)
-            for rank in tl.range(0, RANK, num_stages=6):
-                z_r = tl.load(of_reduced + (places + 1) * RANK + rank, mask=later, other=0)[:, None]
-                of_h += z_r * _tile(turned, rows * RANK + rank, columns, after, HIDDEN).to(tl.float32)
+            if RANK > 0:
+                for rank in tl.range(0, RANK, num_stages=6):
+                    z_r = tl.load(of_reduced + (places + 1) * RANK + rank, mask=later, other=0)[:, None]
+                    of_h += z_r * _tile(turned, rows * RANK + rank, columns, after, HIDDEN).to(tl.float32)
             dot = tl.zeros((ROWS, UNITS), tl.float32)
             for depth in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
                 inner = depth + tl.arange(0, DEPTH)
-                fits = later[:, None] & (inner < HIDDEN)[None, :]
+                there = later[:, None] & (inner < HIDDEN)[None, :]
                 if not HELD:
                     inside = (columns < HIDDEN)[:, None] & (inner < HIDDEN)[None, :]
                     w_i = tl.trans(_tile(weight, columns, inner, inside, GATES))
                     w_f = tl.trans(_tile(weight, columns, inner + HIDDEN, inside, GATES))
                     w_o = tl.trans(_tile(weight, columns, inner + 2 * HIDDEN, inside, GATES))
-                dot = product(_tile(of_given, places + 1, inner, fits, GATES), w_i, dot, PRECISION)
-                dot = product(_tile(of_given, places + 1, inner + HIDDEN, fits, GATES), w_f, dot, PRECISION)
-                dot = product(_tile(of_given, places + 1, inner + 2 * HIDDEN, fits, GATES), w_o, dot, PRECISION)
+                dot = product(_tile(of_given, places + 1, inner, there, GATES), w_i, dot, PRECISION)
+                dot = product(_tile(of_given, places + 1, inner + HIDDEN, there, GATES), w_f, dot, PRECISION)
+                dot = product(_tile(of_given, places + 1, inner + 2 * HIDDEN, there, GATES), w_o, dot, PRECISION)
             of_h += dot
             at_rows = rows[:, None] * HIDDEN + columns[None, :]
             if step < 0:
@@ -288,7 +290,9 @@ def _backward_kernel(
                     dropped = _tile(keep, step * batch + rows, columns, mask, HIDDEN).to(tl.float32)
                     kept = i * dropped
                 m_before = _tile(memories, places - 1, columns, mask & (places > rows * steps)[:, None], HIDDEN)
-                m_before += _tile(memory, rows, columns, mask & (places == rows * steps)[:, None], HIDDEN).to(tl.float32)
+                m_before += _tile(memory, rows, columns, mask & (places == rows * steps)[:, None], HIDDEN).to(
+                    tl.float32
+                )
                 squashed = _tanh(f * m_before + (1 - f) * kept)
                 of_m = _tile(of_memory, rows, columns, mask, HIDDEN) + of_h * o * (1 - squashed * squashed)
                 of_i = of_m * (1 - f) * dropped * (1 - i * i)
@@ -313,10 +317,11 @@ def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, li
     batch, steps, hidden = *like.shape[:2], weight.shape[0]
     size, whole = weight.element_size(), max(gpu.power(hidden), 16)
     # As many programs as there are processors. Fewer than 16 texts waste some of a product that waits for memory anyway.
-    rows = min(max(gpu.power(-(-batch // gpu.processors(weight.device))), 4 if rank else 16), 16 if rank else 64)
+    rows = min(max(gpu.power(-(-batch // gpu.processors(weight.device))), 4 if rank else 16), 16 if rank else 32)
     held = 3 * whole * whole * size <= HELD and rows * whole <= SUMS
     units = min(whole, max(SUMS // rows, 16), 256 if whole <= 256 else 128)
-    depth = whole if held else min(whole, max(STAGE // (3 * units * size), 16))
+    deepest = gpu.power(STAGE // (3 * (units + rows) * size) + 1) // 2
+    depth = whole if held else min(whole, max(deepest, 16))
     ranks = gpu.power(rank)
     tiles = {
         "ROWS": rows,
