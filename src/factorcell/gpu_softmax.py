@@ -11,8 +11,8 @@ columns: p' = [p, c] and E' = [E, Q].
   gradients over the vocabulary, once it owns a tile of the vocabulary and sums over the tokens. Every sum belongs to one
   program, or to one program for each share; shares are added afterwards in their order, so that a result repeats exactly.
 
-What is owned stays on chip up to D = 256 and the other side is streamed past it, fetched ahead. A larger D is cut in blocks, and the
-backward kernel makes its logits again for each block of gradients.
+What is owned stays on chip up to D = 256 (64 in float32), and the other side is streamed past it, fetched ahead. A larger D is cut
+into blocks, and the backward kernel makes its logits again for each block of gradients.
 
 Shapes: N tokens, V vocabulary, D columns of values (N, D) and table (V, D).
 """
@@ -29,9 +29,12 @@ from torch import Tensor
 from factorcell import gpu
 from factorcell.gpu import kernel, product, tl
 
+# Sizes of tiles, for a Hopper processor of 228 KiB shared memory; a program has 8 warps.
 WARPS = 8
-WIDEST = 256  # columns of a tile
-TILE = 64 * 1024  # bytes of a tile: half of it where gradients are summed up too
+WIDEST = {
+    2: 256,
+    4: 64,
+}  # columns of a tile, by the bytes of a number: three products instead of one take more registers
 STAGES = 2
 
 
@@ -97,6 +100,7 @@ def _forward_kernel(
         base = tl.where(higher == -float("inf"), 0.0, higher)  # nothing but tokens that are never predicted so far
         total = total * tl.exp(top - base) + tl.sum(tl.exp(logits - base[:, None]), axis=1)
         top = higher
+    total = tl.where(top == -float("inf"), 1.0, total)  # a share without a logit
     tl.store(normalizers + tl.program_id(1) * tokens + rows, top + tl.log(total), mask=rows < tokens)
     tl.store(chosen + rows, found, mask=(target >= begin) & (target < end))
 
@@ -165,8 +169,8 @@ def _backward_kernel(
 def _tiles(values: Tensor, backward: bool) -> dict[str, Any]:
     """Sizes of tiles that fit on chip, and how their products are made."""
     width, size = max(gpu.power(values.shape[1]), 16), values.element_size()
-    depth = min(width, WIDEST)
-    rows = min(max(TILE // (depth * size) // (2 if backward else 1), 16), 128)
+    depth = min(width, WIDEST[size])
+    rows = 128 if depth == width and size == 2 and not backward else 64
     how = {"PRECISION": gpu.precision(), "STAGES": STAGES, "num_warps": WARPS, **gpu.OPTIONS}
     return {"ROWS": rows, "COLUMNS": rows, "DEPTH": depth, "HELD": depth == width, "WIDTH": values.shape[1], **how}
 
