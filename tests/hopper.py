@@ -26,6 +26,7 @@ CASES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "small": ("recurrence", (25, 110, 12, torch.bfloat16)),
     "large": ("recurrence", (8192, 1000, 0, torch.bfloat16)),
     "large float32": ("recurrence", (8192, 240, 60, torch.float32)),
+    "high rank": ("recurrence", (8192, 600, 200, torch.bfloat16)),
     "softmax": ("softmax", (256, torch.bfloat16)),
     "wide softmax": ("softmax", (600, torch.bfloat16)),
     "softmax float32": ("softmax", (200, torch.float32)),

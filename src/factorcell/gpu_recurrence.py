@@ -6,7 +6,7 @@
 A program owns a few texts, over all hidden units and all steps, so that programs never wait for each other: between two steps
 there is one barrier inside the program. What stays and what moves:
 
-- W stays on chip for the whole launch where it fits (H up to 128 in bfloat16, 64 in float32). A larger W is streamed from the
+- W stays in shared memory for the whole launch where it fits (H up to 128 in bfloat16, 64 in float32). A larger W is streamed from the
   L2 cache at every step, in tiles fetched ahead of the products that use them: all programs read the same tiles.
 - L and R are different for each text and larger than a step's share of on-chip memory; each is read once a step. With
   adapters a program therefore owns fewer texts: that reading is what takes the time, and more programs share it.
@@ -32,10 +32,11 @@ from factorcell.gpu import kernel, product, tl
 
 # Sizes of tiles, for a Hopper processor of 228 KiB shared memory and 64 Ki registers; a program has 8 warps.
 WARPS = 8
-HELD = 96 * 1024  # bytes of W that stay in registers
+HELD = 96 * 1024  # bytes of W that may stay in shared memory
 STAGE = 64 * 1024  # bytes of W, and of what it multiplies, fetched at once; `STAGES - 1` of them are under way
 STAGES = 4
 SUMS = 4096  # texts times units of one tile, for each of three sums in registers
+ADAPTED = 160 * 1024  # bytes of R fetched ahead, in at most six stages
 PARTIAL = 8192  # texts times ranks times columns of one tile of L or R
 
 
@@ -131,6 +132,7 @@ def _forward_kernel(
     CHUNK: tl.constexpr,
     HELD: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """All steps of `ROWS` texts. `state` (2, B, H) holds h before and after a step in turn, `last` (B, H) holds m."""
@@ -165,7 +167,7 @@ def _forward_kernel(
             sum_o = _tile(given, places, columns + 2 * HIDDEN, mask, GATES).to(tl.float32)
             m = _tile(last, rows, columns, mask, HIDDEN)
             if RANK > 0:
-                for rank in tl.range(0, RANK, num_stages=6):
+                for rank in tl.range(0, RANK, num_stages=AHEAD):
                     z_r = tl.load(reduced + places * RANK + rank, mask=live, other=0)[:, None]
                     sum_i += z_r * _tile(right, rows * RANK + rank, columns, mask, GATES).to(tl.float32)
                     sum_f += z_r * _tile(right, rows * RANK + rank, columns + HIDDEN, mask, GATES).to(tl.float32)
@@ -194,6 +196,7 @@ def _forward_kernel(
             h_new = _tanh(m) * o
             here = places[:, None] * HIDDEN + columns[None, :]
             at_gates = places[:, None] * GATES + columns[None, :]
+            tl.debug_barrier()  # more than one thread may have read a number of m: all have, before it changes
             tl.store(gates + at_gates, i, mask=mask)
             tl.store(gates + at_gates + HIDDEN, f, mask=mask)
             tl.store(gates + at_gates + 2 * HIDDEN, o, mask=mask)
@@ -230,6 +233,7 @@ def _backward_kernel(
     CHUNK: tl.constexpr,
     HELD: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Back through the steps of `ROWS` texts; `of_memory` (B, H) holds the gradient of m, from the last to the first."""
@@ -260,7 +264,7 @@ def _backward_kernel(
             after = later[:, None] & (columns < HIDDEN)[None, :]
             of_h = tl.zeros((ROWS, UNITS), tl.float32)
             if RANK > 0:
-                for rank in tl.range(0, RANK, num_stages=6):
+                for rank in tl.range(0, RANK, num_stages=AHEAD):
                     z_r = tl.load(of_reduced + (places + 1) * RANK + rank, mask=later, other=0)[:, None]
                     of_h += z_r * _tile(turned, rows * RANK + rank, columns, after, HIDDEN).to(tl.float32)
             dot = tl.zeros((ROWS, UNITS), tl.float32)
@@ -299,6 +303,7 @@ def _backward_kernel(
                 of_f = of_m * (m_before - kept) * f * (1 - f)
                 of_o = of_h * squashed * o * (1 - o)
                 at_gates = places[:, None] * GATES + columns[None, :]
+                tl.debug_barrier()  # as in the forward kernel, of the gradient of m
                 tl.store(of_given + at_gates, of_i, mask=mask)
                 tl.store(of_given + at_gates + HIDDEN, of_f, mask=mask)
                 tl.store(of_given + at_gates + 2 * HIDDEN, of_o, mask=mask)
@@ -315,20 +320,20 @@ def _tanh(x):
 def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, like: Tensor, rank: int) -> None:
     """One launch over all texts of `like` (B, T, .), with the sizes of tiles that fit."""
     batch, steps, hidden = *like.shape[:2], weight.shape[0]
-    size, whole = weight.element_size(), max(gpu.power(hidden), 16)
+    size, whole, ranks = weight.element_size(), max(gpu.power(hidden), 16), gpu.power(rank)
     # As many programs as there are processors. Fewer than 16 texts waste some of a product that waits for memory anyway.
-    rows = min(max(gpu.power(-(-batch // gpu.processors(weight.device))), 4 if rank else 16), 16 if rank else 32)
+    fewest, most = (4, min(max(1024 // ranks, 4), 16)) if rank else (16, 32)
+    rows = min(max(gpu.power(-(-batch // gpu.processors(weight.device))), fewest), most)
     held = 3 * whole * whole * size <= HELD and rows * whole <= SUMS
-    units = min(whole, max(SUMS // rows, 16), 256 if whole <= 256 else 128)
+    units = whole if held else min(whole, max(SUMS // rows, 16), 256 if whole <= 256 else 128)
     deepest = gpu.power(STAGE // (3 * (units + rows) * size) + 1) // 2
-    depth = whole if held else min(whole, max(deepest, 16))
-    ranks = gpu.power(rank)
     tiles = {
         "ROWS": rows,
-        "UNITS": whole if held else units,
-        "DEPTH": depth,
+        "UNITS": units,
+        "DEPTH": whole if held else min(whole, max(deepest, 16)),
         "RANKS": ranks,
-        "CHUNK": max(PARTIAL // (rows * ranks), 8),
+        "CHUNK": max(PARTIAL // (rows * ranks), 4),
+        "AHEAD": min(max(ADAPTED // (3 * rows * units * size), 2), 6),
     }
     how = {"HELD": held, "STAGES": STAGES, "PRECISION": gpu.precision(), "num_warps": WARPS, **gpu.OPTIONS}
     dense = [None if array is None else array.contiguous() for array in arrays]
