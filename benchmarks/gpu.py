@@ -2,9 +2,11 @@
 
     python benchmarks/gpu.py --repeats 20 --out gpu.jsonl
 
-Forward, and forward with backward, all in one process, in random order, medians of the device's own clock. The limit is the rate of a
-large matrix product in bfloat16, measured among the rest. One JSON object a measurement, with the device's description.
-`TRITON_INTERPRET=1 python benchmarks/gpu.py --shapes tiny` goes through the same steps without a GPU; its times mean nothing.
+Forward, and forward with backward, all in one process, in random order, medians of the device's own clock. The limit is
+the rate of a large matrix product in bfloat16, measured among the rest. One JSON object a measurement, with the
+device's description. To go through the same steps without a GPU, for times that mean nothing:
+
+    TRITON_INTERPRET=1 python benchmarks/gpu.py --shapes tiny "tiny softmax"
 """
 
 import argparse
@@ -64,7 +66,7 @@ def loop(
 
 
 def layer(run: Run, shape: Shape, kind: torch.dtype, device: str, backward: bool, rank: int) -> Once:
-    """One adapted layer, the inputs' share included; its adapters are given, so that only the recurrence is compared."""
+    """One adapted layer, the inputs' share included, with L and R given."""
     batch, steps, embedding, hidden = (shape[name] for name in ("batch", "steps", "embedding", "hidden"))
 
     def new(*sizes: int, scale: float = 1.0) -> Tensor:

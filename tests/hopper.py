@@ -19,18 +19,6 @@ from factorcell import gpu, gpu_recurrence, gpu_softmax
 
 PROCESSORS = 132
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64"}
-CASES: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "words": ("recurrence", (100, 240, 12, torch.bfloat16)),
-    "words float32": ("recurrence", (100, 240, 12, torch.float32)),
-    "characters": ("recurrence", (256, 600, 60, torch.bfloat16)),
-    "small": ("recurrence", (25, 110, 12, torch.bfloat16)),
-    "large": ("recurrence", (8192, 1000, 0, torch.bfloat16)),
-    "large float32": ("recurrence", (8192, 240, 60, torch.float32)),
-    "high rank": ("recurrence", (8192, 600, 200, torch.bfloat16)),
-    "softmax": ("softmax", (256, torch.bfloat16)),
-    "wide softmax": ("softmax", (600, torch.bfloat16)),
-    "softmax float32": ("softmax", (200, torch.float32)),
-}
 
 
 class Compiler:
@@ -89,15 +77,30 @@ def softmax(width: int, kind: torch.dtype) -> None:
         gpu_softmax._backward(nats, values, table, bias, targets, nats, by_tokens)
 
 
+CASES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
+    "words": (recurrence, (100, 240, 12, torch.bfloat16)),
+    "words float32": (recurrence, (100, 240, 12, torch.float32)),
+    "characters": (recurrence, (256, 600, 60, torch.bfloat16)),
+    "small": (recurrence, (25, 110, 12, torch.bfloat16)),
+    "large": (recurrence, (8192, 1000, 0, torch.bfloat16)),
+    "large float32": (recurrence, (8192, 240, 60, torch.float32)),
+    "high rank": (recurrence, (8192, 600, 200, torch.bfloat16)),
+    "softmax": (softmax, (256, torch.bfloat16)),
+    "wide softmax": (softmax, (600, torch.bfloat16)),
+    "softmax float32": (softmax, (200, torch.float32)),
+}
+
+
 def main() -> None:
     """Compile the cases that are named."""
     gpu.processors = lambda device: PROCESSORS
-    kernels = {module: (module._forward_kernel, module._backward_kernel) for module in (gpu_recurrence, gpu_softmax)}
+    modules: tuple[Any, ...] = gpu_recurrence, gpu_softmax
+    kernels = {module: (module._forward_kernel, module._backward_kernel) for module in modules}
     for case in sys.argv[1:]:
         for module, (forward, backward) in kernels.items():
             module._forward_kernel, module._backward_kernel = Compiler(forward, case), Compiler(backward, case)
-        kind, given = CASES[case]
-        {"recurrence": recurrence, "softmax": softmax}[kind](*given)
+        make, given = CASES[case]
+        make(*given)
 
 
 if __name__ == "__main__":

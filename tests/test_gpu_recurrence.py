@@ -151,9 +151,10 @@ def test_bfloat16_keeps_its_state_in_float32() -> None:
     """As near as h and gates of eight bits allow; the memory, which is never rounded on the way, is nearer."""
     check(arrays(5, 4, 20, 3, drop=True, ragged=True), torch.bfloat16, value=2e-2, gradient=2e-2)
     a = arrays(2, 40, 16, 0, drop=False, ragged=False)
-    a["given"] = torch.zeros(2, 40, 48)
-    a["given"][..., 16:32] = 9.0  # forgets 1 part in 22,000 a step, less than bfloat16 can tell from 1
-    a["weight"] = torch.zeros(16, 48)
+    forget = torch.tensor([0.0, 9.0, 0.0]).repeat_interleave(
+        16
+    )  # forgets 1 part in 22,000 a step, less than bfloat16 can tell from 1
+    a["given"], a["weight"] = forget.expand(2, 40, 48), torch.zeros(16, 48)
     low = {name: x if x is None else x.to(DEVICE, torch.bfloat16) for name, x in a.items()}
     _, memory = gpu_recurrence.run(**low)  # type: ignore[arg-type]
     _, expected = slow({name: x if x is None else x.to("cpu", torch.double) for name, x in low.items()})
@@ -242,10 +243,9 @@ def test_nothing_is_written_beside_the_arrays(tiles: str, request: pytest.Fixtur
     assert given is not None
     turned = inside("turned", (batch, rank, hidden), left.transpose(1, 2))
     state, m = inside("state", (2, *texts), torch.nan), inside("last", texts, a["memory"])  # type: ignore[arg-type]
-    state[0] = taken["hidden"]
-    made = [
-        inside(f"made {width}", (batch, steps, width), torch.nan) for width in (hidden, hidden + 0, 3 * hidden, rank)
-    ]
+    state[0] = a["hidden"]  # type: ignore[assignment]
+    widths = {"outputs": hidden, "memories": hidden, "gates": 3 * hidden, "reduced": rank}
+    made = [inside(name, (batch, steps, width), torch.nan) for name, width in widths.items()]
     first = (given, taken["given_reduced"], weight, turned, taken["right"], taken["keep"], None, state, m)
     gpu_recurrence._launch(gpu_recurrence._forward_kernel, (*first, *made), weight, given, rank)
     torch.testing.assert_close(made[0].cpu(), expected, atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""The fused cross-entropy for GPUs against all logits in double precision: on a GPU if there is one, else interpreted."""
+"""The fused cross-entropy for GPUs against all logits in double precision: on a GPU if there is one, or interpreted."""
 
 import logging
 
@@ -35,9 +35,10 @@ def check(given: tuple[Tensor, ...], kind: torch.dtype = torch.float32, gradient
     """Nats and the gradients of values, table and bias."""
     targets = given[3]
     low = [x.to(kind) for x in given[:2]] + [given[2]]
-    fast = [x.to(DEVICE).clone().requires_grad_() for x in low]
-    plain = [x.double().clone().requires_grad_() for x in low]
-    got, expected = gpu_softmax.nats(*fast, targets.to(DEVICE)), slow(*plain, targets)
+    fast = values, table, bias = [x.to(DEVICE).clone().requires_grad_() for x in low]
+    got = gpu_softmax.nats(values, table, bias, targets.to(DEVICE))
+    plain = values, table, bias = [x.double().clone().requires_grad_() for x in low]
+    expected = slow(values, table, bias, targets)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.cpu().double(), expected, atol=1e-5, rtol=1e-5)
     factor = torch.linspace(-1, 2, len(targets), dtype=torch.double)
@@ -105,8 +106,8 @@ def test_a_result_repeats_exactly() -> None:
     """Sums have one order, whichever program is first."""
     given, results = arrays(200, 300, 20), []
     for _ in range(2):
-        fast = [x.to(DEVICE).clone().requires_grad_() for x in given[:3]]
-        nats = gpu_softmax.nats(*fast, given[3].to(DEVICE))
+        fast = values, table, bias = [x.to(DEVICE).clone().requires_grad_() for x in given[:3]]
+        nats = gpu_softmax.nats(values, table, bias, given[3].to(DEVICE))
         nats.sum().backward()  # type: ignore[no-untyped-call]
         results.append([nats, *(x.grad for x in fast)])
     for got, expected in zip(*results, strict=True):

@@ -16,8 +16,8 @@ PACKAGE = "factorcell"
 
 # A module imports from the layers before its own, and within its layer from the modules named before it.
 ORDER = """
-config vocabulary store tables recurrence cells | context output | columns data | model | run card
-| training evaluation classification decoding | completion online | analysis | maps plots report
+config vocabulary store tables recurrence gpu gpu_recurrence cells | context gpu_softmax output | columns data | model
+| run card | training evaluation classification decoding | completion online | analysis | maps plots report
 | experiment | serve | demo | options cli
 """
 PLACES = {name: place for place, name in enumerate(ORDER.replace("|", " ").split())}

@@ -1,7 +1,7 @@
 """What the GPU kernels share: Triton if it is there, when to use them, and the product of two tiles.
 
-Triton is optional (`pip install 'factorcell[gpu]'`). With TRITON_INTERPRET=1 it runs kernels on the processor, a program at a
-time: slow, but the same code, so that tests need no GPU.
+Triton is optional (`pip install 'factorcell[gpu]'`). With TRITON_INTERPRET=1 it runs kernels on the processor, a
+program at a time: slow, but the same code, so that tests need no GPU.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 try:
-    import triton
-    import triton.language as tl
+    import triton as triton
+    import triton.language
+
+    tl = triton.language
 except ImportError:  # kernels are then plain functions that nothing calls
     triton = tl = None
 
@@ -62,6 +64,11 @@ def usable(*arrays: Tensor) -> bool:
     return fits or not _refused(tuple(x.dtype for x in arrays))
 
 
+def on(array: Tensor) -> Any:
+    """A block in which launches go to the GPU of `array`, if it is on one."""
+    return torch.cuda.device_of(array)  # type: ignore[no-untyped-call]
+
+
 def processors(device: torch.device) -> int:
     """How many programs the device runs at once; the interpreter pretends to have four."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
@@ -83,7 +90,7 @@ def power(size: int) -> int:
 
 
 @kernel
-def product(a, b, total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def product(a, b, total, PRECISION: tl.constexpr):  # type: ignore[name-defined, no-untyped-def]  # noqa: N803
     """`total` (M, N) plus `a` (M, K) times `b` (K, N), summed in float32."""
     if PRECISION == "ieee":  # the interpreter multiplies the bits of bfloat16, not its values
         a, b = a.to(tl.float32), b.to(tl.float32)

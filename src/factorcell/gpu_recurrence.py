@@ -3,17 +3,18 @@
     z[t] = given_reduced[t] + h L        [i, f, o] = given[t] + W h + z[t] R        f = sigmoid(f + 1)
     m = f m + (1 - f) tanh(i) keep[t]    h = tanh(m) sigmoid(o)
 
-A program owns a few texts, over all hidden units and all steps, so that programs never wait for each other: between two steps
-there is one barrier inside the program. What stays and what moves:
+A program owns a few texts, over all hidden units and all steps, so that programs never wait for each other: the
+barriers between two steps are inside the program. What stays and what moves:
 
-- W stays in shared memory for the whole launch where it fits (H up to 128 in bfloat16, 64 in float32). A larger W is streamed from the
-  L2 cache at every step, in tiles fetched ahead of the products that use them: all programs read the same tiles.
+- W stays in shared memory for the whole launch where it fits (H up to 128 in bfloat16, 64 in float32). A larger W is
+  streamed from the L2 cache at every step, in tiles fetched ahead of the products that use them: all programs read the
+  same tiles.
 - L and R are different for each text and larger than a step's share of on-chip memory; each is read once a step. With
   adapters a program therefore owns fewer texts: that reading is what takes the time, and more programs share it.
-- h and m pass from step to step through small buffers of float32 m, and h in the type of W, which stay in the caches.
+- h, in the type of W, and m, in float32, pass from step to step through small buffers, which stay in the caches.
 
-The backward kernel repeats this in reverse: the gradient of h[t] is W^T times the gradient of the gates of t + 1, plus L times
-R^T times the same. Gradients of W, L and R are products over all steps, afterwards.
+The backward kernel repeats this in reverse: the gradient of h[t] is that of the gates of t + 1 times W^T, plus the same
+times R^T L^T. Gradients of W, L and R are products over all steps, afterwards.
 
 Shapes: B texts, T steps, H hidden, R rank. W (H, 3H), L^T (B, R, H), R (B, R, 3H).
 """
@@ -56,9 +57,9 @@ def run(
     memory: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`given` (B, T, 3H), x L_x (B, T, R), W (H, 3H), L (B, H, R), R (B, R, 3H), `keep` (T, B, H), a state -> h (B, T, H), m.
+    """`given` (B, T, 3H), x L_x (B, T, R), W (H, 3H), L (B, H, R), R (B, R, 3H), `keep` (T, B, H), state -> h, last m.
 
-    After `lengths` (B,) steps a text's state stands still and its h is returned as zero: no gradient flows there.
+    After `lengths` (B,) steps a text's m stands still and its h (B, T, H) is zero: no gradient flows there.
     """
     turned = None if left is None else left.transpose(1, 2)
     outputs, last, *_ = _forward(given, given_reduced, weight, turned, right, keep, hidden, memory, lengths)
@@ -81,17 +82,38 @@ def _tile(array, rows, columns, mask, WIDTH: tl.constexpr):
 
 
 @kernel
+def _three(array, rows, columns, mask, HIDDEN: tl.constexpr):
+    """The same tile of each of the three gates, side by side in `array` (., 3H)."""
+    i = _tile(array, rows, columns, mask, 3 * HIDDEN)
+    f = _tile(array, rows, columns + HIDDEN, mask, 3 * HIDDEN)
+    return i, f, _tile(array, rows, columns + 2 * HIDDEN, mask, 3 * HIDDEN)
+
+
+@kernel
+def _store(array, rows, columns, mask, tile, WIDTH: tl.constexpr):
+    """`tile` to `array`[rows, columns], where `mask` is true."""
+    tl.store(array + rows[:, None] * WIDTH + columns[None, :], tile, mask=mask)
+
+
+@kernel
+def _store_three(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
+    """The reverse of `_three`."""
+    _store(array, rows, columns, mask, i, 3 * HIDDEN)
+    _store(array, rows, columns + HIDDEN, mask, f, 3 * HIDDEN)
+    _store(array, rows, columns + 2 * HIDDEN, mask, o, 3 * HIDDEN)
+
+
+@kernel
+def _weights(weight, inner, columns, HIDDEN: tl.constexpr):
+    """Rows `inner` of W, and `columns` of each gate."""
+    return _three(weight, inner, columns, (inner < HIDDEN)[:, None] & (columns < HIDDEN)[None, :], HIDDEN)
+
+
+@kernel
 def _reduce(
-    vectors,
-    places,
-    matrices,
-    rows,
-    live,
-    SIZE: tl.constexpr,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    vectors, places, matrices, rows, live,
+    SIZE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """`vectors`[places] (ROWS, SIZE) times the transposed `matrices`[rows] (RANK, SIZE): (ROWS, RANKS) in float32."""
     ranks = tl.arange(0, RANKS)
     lines = rows[:, None] * RANK + ranks[None, :]
@@ -108,43 +130,17 @@ def _reduce(
 
 @kernel
 def _forward_kernel(
-    given,
-    given_reduced,
-    weight,
-    turned,
-    right,
-    keep,
-    lengths,
-    state,
-    last,
-    outputs,
-    memories,
-    gates,
-    reduced,
-    batch,
-    steps,
-    HIDDEN: tl.constexpr,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    UNITS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    CHUNK: tl.constexpr,
-    HELD: tl.constexpr,
-    STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
+    given, given_reduced, weight, turned, right, keep, lengths, state, last, outputs, memories, gates, reduced,
+    batch, steps,
+    HIDDEN: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    DEPTH: tl.constexpr, CHUNK: tl.constexpr, HELD: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """All steps of `ROWS` texts. `state` (2, B, H) holds h before and after a step in turn, `last` (B, H) holds m."""
-    GATES: tl.constexpr = 3 * HIDDEN  # noqa: N806
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     ends = _ends(lengths, rows, batch, steps)
     if HELD:
-        columns, inner = tl.arange(0, UNITS), tl.arange(0, DEPTH)
-        inside = (inner < HIDDEN)[:, None] & (columns < HIDDEN)[None, :]
-        w_i = _tile(weight, inner, columns, inside, GATES)
-        w_f = _tile(weight, inner, columns + HIDDEN, inside, GATES)
-        w_o = _tile(weight, inner, columns + 2 * HIDDEN, inside, GATES)
+        w_i, w_f, w_o = _weights(weight, tl.arange(0, DEPTH), tl.arange(0, UNITS), HIDDEN)
     for step in range(tl.max(ends)):
         live = step < ends
         places = rows * steps + step
@@ -156,22 +152,22 @@ def _forward_kernel(
             z = _reduce(before, rows, turned, rows, live, HIDDEN, RANK, RANKS, CHUNK)
             if given_reduced is not None:
                 z += _tile(given_reduced, places, ranks, fits, RANK).to(tl.float32)
-            tl.store(reduced + places[:, None] * RANK + ranks[None, :], z, mask=fits)
+            _store(reduced, places, ranks, fits, z, RANK)
             tl.debug_barrier()  # z is whole before any of it is used
         for unit in range(0, HIDDEN, UNITS):
             columns = unit + tl.arange(0, UNITS)
             mask = live[:, None] & (columns < HIDDEN)[None, :]
             # What does not wait for W is asked for first, and is under way during the products.
-            sum_i = _tile(given, places, columns, mask, GATES).to(tl.float32)
-            sum_f = _tile(given, places, columns + HIDDEN, mask, GATES).to(tl.float32)
-            sum_o = _tile(given, places, columns + 2 * HIDDEN, mask, GATES).to(tl.float32)
+            g_i, g_f, g_o = _three(given, places, columns, mask, HIDDEN)
+            sum_i, sum_f, sum_o = g_i.to(tl.float32), g_f.to(tl.float32), g_o.to(tl.float32)
             m = _tile(last, rows, columns, mask, HIDDEN)
             if RANK > 0:
                 for rank in tl.range(0, RANK, num_stages=AHEAD):
                     z_r = tl.load(reduced + places * RANK + rank, mask=live, other=0)[:, None]
-                    sum_i += z_r * _tile(right, rows * RANK + rank, columns, mask, GATES).to(tl.float32)
-                    sum_f += z_r * _tile(right, rows * RANK + rank, columns + HIDDEN, mask, GATES).to(tl.float32)
-                    sum_o += z_r * _tile(right, rows * RANK + rank, columns + 2 * HIDDEN, mask, GATES).to(tl.float32)
+                    r_i, r_f, r_o = _three(right, rows * RANK + rank, columns, mask, HIDDEN)
+                    sum_i += z_r * r_i.to(tl.float32)
+                    sum_f += z_r * r_f.to(tl.float32)
+                    sum_o += z_r * r_o.to(tl.float32)
             dot_i = tl.zeros((ROWS, UNITS), tl.float32)
             dot_f = tl.zeros((ROWS, UNITS), tl.float32)
             dot_o = tl.zeros((ROWS, UNITS), tl.float32)
@@ -179,74 +175,63 @@ def _forward_kernel(
                 inner = depth + tl.arange(0, DEPTH)
                 h = _tile(before, rows, inner, live[:, None] & (inner < HIDDEN)[None, :], HIDDEN)
                 if not HELD:
-                    inside = (inner < HIDDEN)[:, None] & (columns < HIDDEN)[None, :]
-                    w_i = _tile(weight, inner, columns, inside, GATES)
-                    w_f = _tile(weight, inner, columns + HIDDEN, inside, GATES)
-                    w_o = _tile(weight, inner, columns + 2 * HIDDEN, inside, GATES)
+                    w_i, w_f, w_o = _weights(weight, inner, columns, HIDDEN)
                 dot_i = product(h, w_i, dot_i, PRECISION)
                 dot_f = product(h, w_f, dot_f, PRECISION)
                 dot_o = product(h, w_o, dot_o, PRECISION)
-            i = _tanh(sum_i + dot_i)
-            f = tl.sigmoid(sum_f + dot_f + 1)
-            o = tl.sigmoid(sum_o + dot_o)
+            i, f, o = _tanh(sum_i + dot_i), tl.sigmoid(sum_f + dot_f + 1), tl.sigmoid(sum_o + dot_o)
             kept = i
             if keep is not None:
                 kept *= _tile(keep, step * batch + rows, columns, mask, HIDDEN).to(tl.float32)
             m = f * m + (1 - f) * kept
-            h_new = _tanh(m) * o
-            here = places[:, None] * HIDDEN + columns[None, :]
-            at_gates = places[:, None] * GATES + columns[None, :]
+            h_after = _tanh(m) * o
             tl.debug_barrier()  # more than one thread may have read a number of m: all have, before it changes
-            tl.store(gates + at_gates, i, mask=mask)
-            tl.store(gates + at_gates + HIDDEN, f, mask=mask)
-            tl.store(gates + at_gates + 2 * HIDDEN, o, mask=mask)
-            tl.store(memories + here, m, mask=mask)
-            tl.store(outputs + here, h_new, mask=mask)
-            tl.store(last + rows[:, None] * HIDDEN + columns[None, :], m, mask=mask)
-            tl.store(after + rows[:, None] * HIDDEN + columns[None, :], h_new, mask=mask)
+            _store_three(gates, places, columns, mask, i, f, o, HIDDEN)
+            _store(memories, places, columns, mask, m, HIDDEN)
+            _store(outputs, places, columns, mask, h_after, HIDDEN)
+            _store(last, rows, columns, mask, m, HIDDEN)
+            _store(after, rows, columns, mask, h_after, HIDDEN)
         tl.debug_barrier()  # h is whole before the next step reads it
 
 
 @kernel
+def _gates_gradients(places, rows, columns, mask, step, batch, steps, of_h, keep, memory, memories, gates,
+                     of_memory, of_given, HIDDEN: tl.constexpr):  # fmt: skip
+    """From the gradient of h[t] to those of its gates; the gradient of m goes on to the step before."""
+    g_i, g_f, g_o = _three(gates, places, columns, mask, HIDDEN)
+    i, f, o = g_i.to(tl.float32), g_f.to(tl.float32), g_o.to(tl.float32)
+    kept = i
+    dropped = 1.0
+    if keep is not None:
+        dropped = _tile(keep, step * batch + rows, columns, mask, HIDDEN).to(tl.float32)
+        kept = i * dropped
+    first = (places == rows * steps)[:, None]
+    m = _tile(memory, rows, columns, mask & first, HIDDEN).to(tl.float32)
+    m += _tile(memories, places - 1, columns, mask & (places > rows * steps)[:, None], HIDDEN)
+    squashed = _tanh(f * m + (1 - f) * kept)
+    of_m = _tile(of_memory, rows, columns, mask, HIDDEN) + of_h * o * (1 - squashed * squashed)
+    of_i = of_m * (1 - f) * dropped * (1 - i * i)
+    of_f = of_m * (m - kept) * f * (1 - f)
+    of_o = of_h * squashed * o * (1 - o)
+    tl.debug_barrier()  # as in the forward kernel, of the gradient of m
+    _store_three(of_given, places, columns, mask, of_i, of_f, of_o, HIDDEN)
+    _store(of_memory, rows, columns, mask, of_m * f, HIDDEN)
+
+
+@kernel
 def _backward_kernel(
-    of_outputs,
-    weight,
-    turned,
-    right,
-    keep,
-    lengths,
-    memory,
-    memories,
-    gates,
-    of_given,
-    of_reduced,
-    of_hidden,
-    of_memory,
-    batch,
-    steps,
-    HIDDEN: tl.constexpr,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    UNITS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    CHUNK: tl.constexpr,
-    HELD: tl.constexpr,
-    STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
+    of_outputs, weight, turned, right, keep, lengths, memory, memories, gates,
+    of_given, of_reduced, of_hidden, of_memory, batch, steps,
+    HIDDEN: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    DEPTH: tl.constexpr, CHUNK: tl.constexpr, HELD: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
-):
-    """Back through the steps of `ROWS` texts; `of_memory` (B, H) holds the gradient of m, from the last to the first."""
-    GATES: tl.constexpr = 3 * HIDDEN  # noqa: N806
+):  # fmt: skip
+    """Back through the steps of `ROWS` texts. `of_memory` (B, H) holds the gradient of m, in the end of the first."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     ends = _ends(lengths, rows, batch, steps)
     final = tl.max(ends)
     if HELD:
-        columns, inner = tl.arange(0, UNITS), tl.arange(0, DEPTH)
-        inside = (inner < HIDDEN)[:, None] & (columns < HIDDEN)[None, :]
-        w_i = tl.trans(_tile(weight, columns, inner, tl.trans(inside), GATES))
-        w_f = tl.trans(_tile(weight, columns, inner + HIDDEN, tl.trans(inside), GATES))
-        w_o = tl.trans(_tile(weight, columns, inner + 2 * HIDDEN, tl.trans(inside), GATES))
+        w_i, w_f, w_o = _weights(weight, tl.arange(0, UNITS), tl.arange(0, DEPTH), HIDDEN)
     for back in range(final + 1):
         step = final - 1 - back  # down to -1, where only the gradient of the first h is left to make
         places = rows * steps + step
@@ -254,60 +239,36 @@ def _backward_kernel(
         later = step + 1 < ends  # texts that have a step after this one
         if RANK > 0:
             ranks = tl.arange(0, RANKS)
-            z = _reduce(of_given, places + 1, right, rows, later, GATES, RANK, RANKS, CHUNK)
-            fits = later[:, None] & (ranks < RANK)[None, :]
-            tl.store(of_reduced + (places[:, None] + 1) * RANK + ranks[None, :], z, mask=fits)
+            z = _reduce(of_given, places + 1, right, rows, later, 3 * HIDDEN, RANK, RANKS, CHUNK)
+            _store(of_reduced, places + 1, ranks, later[:, None] & (ranks < RANK)[None, :], z, RANK)
             tl.debug_barrier()
         for unit in range(0, HIDDEN, UNITS):
             columns = unit + tl.arange(0, UNITS)
-            mask = live[:, None] & (columns < HIDDEN)[None, :]
-            after = later[:, None] & (columns < HIDDEN)[None, :]
+            inside = (columns < HIDDEN)[None, :]
             of_h = tl.zeros((ROWS, UNITS), tl.float32)
             if RANK > 0:
                 for rank in tl.range(0, RANK, num_stages=AHEAD):
                     z_r = tl.load(of_reduced + (places + 1) * RANK + rank, mask=later, other=0)[:, None]
-                    of_h += z_r * _tile(turned, rows * RANK + rank, columns, after, HIDDEN).to(tl.float32)
+                    part = _tile(turned, rows * RANK + rank, columns, later[:, None] & inside, HIDDEN)
+                    of_h += z_r * part.to(tl.float32)
             dot = tl.zeros((ROWS, UNITS), tl.float32)
             for depth in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
                 inner = depth + tl.arange(0, DEPTH)
-                there = later[:, None] & (inner < HIDDEN)[None, :]
                 if not HELD:
-                    inside = (columns < HIDDEN)[:, None] & (inner < HIDDEN)[None, :]
-                    w_i = tl.trans(_tile(weight, columns, inner, inside, GATES))
-                    w_f = tl.trans(_tile(weight, columns, inner + HIDDEN, inside, GATES))
-                    w_o = tl.trans(_tile(weight, columns, inner + 2 * HIDDEN, inside, GATES))
-                dot = product(_tile(of_given, places + 1, inner, there, GATES), w_i, dot, PRECISION)
-                dot = product(_tile(of_given, places + 1, inner + HIDDEN, there, GATES), w_f, dot, PRECISION)
-                dot = product(_tile(of_given, places + 1, inner + 2 * HIDDEN, there, GATES), w_o, dot, PRECISION)
+                    w_i, w_f, w_o = _weights(weight, columns, inner, HIDDEN)
+                there = later[:, None] & (inner < HIDDEN)[None, :]
+                of_i, of_f, of_o = _three(of_given, places + 1, inner, there, HIDDEN)
+                dot = product(of_i, tl.trans(w_i), dot, PRECISION)
+                dot = product(of_f, tl.trans(w_f), dot, PRECISION)
+                dot = product(of_o, tl.trans(w_o), dot, PRECISION)
             of_h += dot
-            at_rows = rows[:, None] * HIDDEN + columns[None, :]
             if step < 0:
-                tl.store(of_hidden + at_rows, of_h, mask=(rows < batch)[:, None] & (columns < HIDDEN)[None, :])
+                _store(of_hidden, rows, columns, (rows < batch)[:, None] & inside, of_h, HIDDEN)
             else:
+                mask = live[:, None] & inside
                 of_h += _tile(of_outputs, places, columns, mask, HIDDEN).to(tl.float32)
-                i = _tile(gates, places, columns, mask, GATES).to(tl.float32)
-                f = _tile(gates, places, columns + HIDDEN, mask, GATES).to(tl.float32)
-                o = _tile(gates, places, columns + 2 * HIDDEN, mask, GATES).to(tl.float32)
-                kept = i
-                dropped = 1.0
-                if keep is not None:
-                    dropped = _tile(keep, step * batch + rows, columns, mask, HIDDEN).to(tl.float32)
-                    kept = i * dropped
-                m_before = _tile(memories, places - 1, columns, mask & (places > rows * steps)[:, None], HIDDEN)
-                m_before += _tile(memory, rows, columns, mask & (places == rows * steps)[:, None], HIDDEN).to(
-                    tl.float32
-                )
-                squashed = _tanh(f * m_before + (1 - f) * kept)
-                of_m = _tile(of_memory, rows, columns, mask, HIDDEN) + of_h * o * (1 - squashed * squashed)
-                of_i = of_m * (1 - f) * dropped * (1 - i * i)
-                of_f = of_m * (m_before - kept) * f * (1 - f)
-                of_o = of_h * squashed * o * (1 - o)
-                at_gates = places[:, None] * GATES + columns[None, :]
-                tl.debug_barrier()  # as in the forward kernel, of the gradient of m
-                tl.store(of_given + at_gates, of_i, mask=mask)
-                tl.store(of_given + at_gates + HIDDEN, of_f, mask=mask)
-                tl.store(of_given + at_gates + 2 * HIDDEN, of_o, mask=mask)
-                tl.store(of_memory + at_rows, of_m * f, mask=mask)
+                _gates_gradients(places, rows, columns, mask, step, batch, steps, of_h, keep, memory, memories, gates,
+                                 of_memory, of_given, HIDDEN)  # fmt: skip
         tl.debug_barrier()  # the gradients of all gates are there before the step before reads them
 
 
@@ -321,7 +282,7 @@ def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, li
     """One launch over all texts of `like` (B, T, .), with the sizes of tiles that fit."""
     batch, steps, hidden = *like.shape[:2], weight.shape[0]
     size, whole, ranks = weight.element_size(), max(gpu.power(hidden), 16), gpu.power(rank)
-    # As many programs as there are processors. Fewer than 16 texts waste some of a product that waits for memory anyway.
+    # As many programs as processors; fewer than 16 texts waste a part of products that wait for memory anyway.
     fewest, most = (4, min(max(1024 // ranks, 4), 16)) if rank else (16, 32)
     rows = min(max(gpu.power(-(-batch // gpu.processors(weight.device))), fewest), most)
     held = 3 * whole * whole * size <= HELD and rows * whole <= SUMS
@@ -337,7 +298,7 @@ def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, li
     }
     how = {"HELD": held, "STAGES": STAGES, "PRECISION": gpu.precision(), "num_warps": WARPS, **gpu.OPTIONS}
     dense = [None if array is None else array.contiguous() for array in arrays]
-    with torch.cuda.device_of(weight):
+    with gpu.on(weight):
         function[(-(-batch // rows),)](*dense, batch, steps, HIDDEN=hidden, RANK=rank, **tiles, **how)
 
 
@@ -349,20 +310,12 @@ def _new(like: Tensor, lengths: Tensor | None, size: int, dtype: torch.dtype) ->
 
 @torch.library.custom_op("factorcell::gpu_recurrence", mutates_args=())
 def _forward(
-    given: Tensor,
-    given_reduced: Tensor | None,
-    weight: Tensor,
-    turned: Tensor | None,
-    right: Tensor | None,
-    keep: Tensor | None,
-    hidden: Tensor,
-    memory: Tensor,
-    lengths: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    given: Tensor, given_reduced: Tensor | None, weight: Tensor, turned: Tensor | None, right: Tensor | None,
+    keep: Tensor | None, hidden: Tensor, memory: Tensor, lengths: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """h (B, T, H), last m (B, H); and, for the backward kernel, m (B, T, H), gates (B, T, 3H) and z (B, T, R)."""
     rank = 0 if turned is None else turned.shape[1]
-    made = _room(given, turned, memory, lengths)
-    outputs, last, memories, gates, reduced = made
+    outputs, last, memories, gates, reduced = made = _room(given, turned, memory, lengths)
     last.copy_(memory)
     state = torch.stack([hidden, hidden]).to(weight.dtype)
     taken = (given, given_reduced, weight, turned, right, keep, lengths, state)
@@ -391,21 +344,12 @@ def _(given: Tensor, _reduced: Any, _weight: Any, turned: Tensor | None, *rest: 
 
 @torch.library.custom_op("factorcell::gpu_recurrence_backward", mutates_args=())
 def _backward(
-    of_outputs: Tensor,
-    of_last: Tensor,
-    weight: Tensor,
-    turned: Tensor | None,
-    right: Tensor | None,
-    keep: Tensor | None,
-    memory: Tensor,
-    lengths: Tensor | None,
-    memories: Tensor,
-    gates: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_outputs: Tensor, of_last: Tensor, weight: Tensor, turned: Tensor | None, right: Tensor | None,
+    keep: Tensor | None, memory: Tensor, lengths: Tensor | None, memories: Tensor, gates: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the gates (B, T, 3H), of z (B, T, R), of the first h and the first m (B, H)."""
     rank = 0 if turned is None else turned.shape[1]
-    of_given = _new(gates, lengths, gates.shape[2], gates.dtype)
-    of_reduced = _new(gates, lengths, rank, torch.float32)
+    _, _, _, of_given, of_reduced = _room(gates, turned, memory, lengths)
     of_hidden = torch.empty_like(memory, dtype=torch.float32, memory_format=torch.contiguous_format)
     of_memory = of_last.to(torch.float32, copy=True).contiguous()
     taken = (of_outputs, weight, turned, right, keep, lengths, memory, memories, gates)
@@ -416,10 +360,9 @@ def _backward(
 @_backward.register_fake
 def _(*given: Any) -> tuple[Tensor, ...]:
     turned, memory, lengths, gates = given[3], given[6], given[7], given[9]
-    rank = 0 if turned is None else turned.shape[1]
     first = torch.empty_like(memory, dtype=torch.float32, memory_format=torch.contiguous_format)
-    of_given = _new(gates, lengths, gates.shape[2], gates.dtype)
-    return of_given, _new(gates, lengths, rank, torch.float32), first, torch.empty_like(first)
+    _, _, _, of_given, of_reduced = _room(gates, turned, memory, lengths)
+    return of_given, of_reduced, first, torch.empty_like(first)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -2,17 +2,17 @@
 
     nats = log sum_v exp(p . E_v + b_v) - (p . E_target + b_target)
 
-The logits (N, V) are made a tile at a time, on chip, and made again for the gradients. A low-rank bias of a context is more
-columns: p' = [p, c] and E' = [E, Q].
+The logits (N, V) are made a tile at a time, on chip, and made again for the gradients. A low-rank bias of a context is
+more columns: p' = [p, c] and E' = [E, Q].
 
 - Forward: a program owns a tile of tokens and goes over a share of the vocabulary with a running maximum and sum; the
   shares are joined afterwards.
-- Backward: the same kernel twice, with the roles of tokens and vocabulary exchanged: once it owns tokens and sums up their
-  gradients over the vocabulary, once it owns a tile of the vocabulary and sums over the tokens. Every sum belongs to one
-  program, or to one program for each share; shares are added afterwards in their order, so that a result repeats exactly.
+- Backward: the same kernel twice, with the roles of tokens and vocabulary exchanged: once it owns tokens and sums their
+  gradients over the vocabulary, once it owns a tile of the vocabulary and sums over the tokens. Every sum of a share
+  belongs to one program, and shares are added afterwards in their order, so that a result repeats exactly.
 
-What is owned stays on chip up to D = 256 (64 in float32), and the other side is streamed past it, fetched ahead. A larger D is cut
-into blocks, and the backward kernel makes its logits again for each block of gradients.
+What is owned stays on chip up to D = 256 (64 in float32), and the other side is streamed past it, fetched ahead. A
+larger D is cut into blocks, and the backward kernel makes its logits again for each block of gradients.
 
 Shapes: N tokens, V vocabulary, D columns of values (N, D) and table (V, D).
 """
@@ -44,8 +44,8 @@ def usable(values: Tensor, table: Tensor) -> bool:
 
 
 def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """`values` (N, D), `table` (V, D), `bias` (V,), of which some may be -inf, `targets` (N,) -> nats (N,) in float32."""
-    result, _ = _forward(values, table, bias, targets)
+    """`values` (N, D), `table` (V, D), `bias` (V,), -inf where never predicted, `targets` (N,) -> float32 nats (N,)."""
+    result: Tensor = _forward(values, table, bias, targets)[0]
     return result
 
 
@@ -75,7 +75,7 @@ def _forward_kernel(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Log sum of exp over one share of the vocabulary, (shares, N), and the target's logit, from the share that has it."""
+    """Log sum of exp over a share of the vocabulary, (shares, N); the target's logit, from the share that has it."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, vocabulary)
@@ -127,7 +127,7 @@ def _backward_kernel(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Gradients of a block of columns of what a program owns, (shares, owned, D): tokens, or else the table and the bias."""
+    """Gradients (shares, owned, D) of a block of columns of what is owned: tokens, or else the table and the bias."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     block = tl.program_id(2) * DEPTH + tl.arange(0, DEPTH)
     begin = tl.program_id(1) * share
@@ -176,7 +176,7 @@ def _tiles(values: Tensor, backward: bool) -> dict[str, Any]:
 
 
 def _shares(rows: int, columns: int, tile: int, device: torch.device) -> tuple[int, int]:
-    """How many shares `columns` are cut into, and columns of each, so that there are two programs for every processor."""
+    """How many shares `columns` are cut into, and columns of each, for about two programs a processor."""
     programs, tiles = -(-rows // tile), -(-columns // tile)
     count = min(max(2 * gpu.processors(device) // programs, 1), tiles)
     each = -(-tiles // count) * tile
@@ -191,7 +191,7 @@ def _forward(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> tu
     normalizers = values.new_empty(count, tokens, dtype=torch.float32)
     chosen = values.new_empty(tokens, dtype=torch.float32)
     dense = [array.contiguous() for array in (values, table, bias, targets)]
-    with torch.cuda.device_of(values):
+    with gpu.on(values):
         grid = (-(-tokens // how["ROWS"]), count)
         _forward_kernel[grid](*dense, normalizers, chosen, tokens, vocabulary, share, **how)
     normalizer = torch.logsumexp(normalizers, dim=0)
@@ -215,7 +215,7 @@ def _backward(
     of_own = values.new_empty(count, *own.shape, dtype=torch.float32)
     of_bias = values.new_empty(count, 0 if by_tokens else len(own), dtype=torch.float32)
     dense = [array.contiguous() for array in (own, other, bias, targets, normalizer, of_nats)]
-    with torch.cuda.device_of(values):
+    with gpu.on(values):
         grid = (-(-len(own) // how["ROWS"]), count, -(-own.shape[1] // how["DEPTH"]))
         _backward_kernel[grid](*dense, of_own, of_bias, len(own), len(other), share, BY_TOKENS=by_tokens, **how)
     return of_own.sum(0), of_bias.sum(0)
