@@ -157,6 +157,7 @@ def test_bfloat16_keeps_its_state_in_float32() -> None:
     a["given"], a["weight"] = forget.expand(2, 40, 48), torch.zeros(16, 48)
     low = {name: x if x is None else x.to(DEVICE, torch.bfloat16) for name, x in a.items()}
     _, memory = gpu_recurrence.run(**low)  # type: ignore[arg-type]
+    assert memory.dtype == torch.float32
     _, expected = slow({name: x if x is None else x.to("cpu", torch.double) for name, x in low.items()})
     torch.testing.assert_close(memory.cpu().double(), expected, atol=1e-5, rtol=1e-5)
 
