@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from factorcell import gpu_recurrence, kernels
 from factorcell.dropout import mask
 from factorcell.recurrence import Inputs, run, usable
 
@@ -168,7 +169,25 @@ class Cell(nn.Module):
         if usable(arrays):
             outputs, hidden, memory = run(arrays)
             return outputs, State(hidden, memory)
+        if arrays.norm is None and gpu_recurrence.usable(given, recurrent.matrix.to(given.dtype)):
+            return self._launch(arrays)
         return self._loop(arrays, recurrent, state)
+
+    @staticmethod
+    def _launch(arrays: Inputs) -> tuple[Tensor, State]:
+        """As `recurrence.run`, on a GPU."""
+        kind = torch.bfloat16 if kernels.halved(arrays.given.device) else torch.float32
+        *taken, norm, hidden, memory, lengths = (
+            a if a is None or a.dtype == torch.long else a.to(kind) for a in arrays.arrays()
+        )
+        assert norm is None
+        assert hidden is not None
+        outputs, last = gpu_recurrence.run(*taken, hidden, memory, lengths)  # type: ignore[call-arg, arg-type]
+        if lengths is None:
+            return outputs, State(outputs[:, -1], last)
+        rows = torch.arange(len(outputs), device=outputs.device)
+        ended = outputs[rows, (lengths - 1).clamp(min=0)]
+        return outputs, State(torch.where((lengths > 0)[:, None], ended, hidden), last)
 
     def step(self, inputs: Tensor, weights: Weights, state: State) -> State:
         """One step: `inputs` (B, E) and a state -> the next state. Never dropped."""

@@ -1,7 +1,8 @@
 """The compiled kernels of native/, if there are any: which instruction set runs, and how arrays are handed over.
 
 The C++ is built at installation where there is a compiler. It knows nothing of PyTorch: it gets addresses of float
-arrays, so that one build serves many versions of PyTorch. FACTORCELL_KERNEL names an instruction set, or `off`.
+arrays, so that one build serves many versions of PyTorch. FACTORCELL_KERNEL names an instruction set, or `off` (plain
+PyTorch everywhere), or `triton` (the GPU kernels, on a processor interpreted).
 """
 
 import ctypes
@@ -47,11 +48,11 @@ def library() -> ctypes.CDLL | None:
 def variant() -> str | None:
     """The instruction set that the compiled code is to use, or none."""
     wanted = os.environ.get("FACTORCELL_KERNEL", "")
-    compiled = None if wanted == "off" else library()
+    compiled = None if wanted in ("off", "triton") else library()
     if compiled is None:
         return None
     here = VARIANTS[: compiled.factorcell_best() + 1]
-    return choose("FACTORCELL_KERNEL", wanted, ["off", *here]) if wanted else here[-1]
+    return choose("FACTORCELL_KERNEL", wanted, ["off", "triton", *here]) if wanted else here[-1]
 
 
 def usable(*arrays: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from factorcell import kernels
+from factorcell import gpu_softmax, kernels
 
 SIZES = ("rows", "size", "width", "threads", "half", "next")
 ARRAYS = ("values", "table", "bias", "packed", "result")
@@ -28,6 +28,9 @@ def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor
         own = F.embedding(targets, table)
         chosen: Tensor = torch.linalg.vecdot(values.to(own.dtype), own) + bias[targets]
         return log_sums(values, table, bias) - chosen
+    kind = torch.bfloat16 if kernels.halved(values.device) else values.dtype
+    if len(values) and gpu_softmax.usable(values.to(kind), table.to(kind)):
+        return gpu_softmax.nats(values.to(kind), table.to(kind), bias, targets)
     result: Tensor = _Exact.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
     return result
 

@@ -1,0 +1,236 @@
+"""On a GPU: the recurrence against the plain loop and cuDNN's LSTM, and the fused cross-entropy against PyTorch's.
+
+    python benchmarks/gpu.py --repeats 20 --out gpu.jsonl
+
+Forward, and forward with backward, all in one process, in random order, medians of the device's own clock. The limit is
+the rate of a large matrix product in bfloat16, measured among the rest. One JSON object a measurement, with the
+device's description. To go through the same steps without a GPU, for times that mean nothing:
+
+    TRITON_INTERPRET=1 python benchmarks/gpu.py --shapes tiny "tiny softmax"
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from factorcell import gpu, gpu_recurrence, gpu_softmax
+
+Once = Callable[[], None]
+Shape = dict[str, int]
+SHAPES: dict[str, Shape] = {
+    "words": {"batch": 100, "steps": 40, "embedding": 200, "hidden": 240, "rank": 12},
+    "words, large": {"batch": 2048, "steps": 40, "embedding": 200, "hidden": 240, "rank": 12},
+    "characters": {"batch": 256, "steps": 60, "embedding": 24, "hidden": 600, "rank": 60},
+    "characters, large": {"batch": 2048, "steps": 60, "embedding": 24, "hidden": 600, "rank": 60},
+    "softmax": {"tokens": 4_000, "vocabulary": 50_000, "width": 200},
+    "softmax, large": {"tokens": 16_000, "vocabulary": 50_000, "width": 256},
+    "tiny": {"batch": 3, "steps": 2, "embedding": 4, "hidden": 8, "rank": 2},
+    "tiny softmax": {"tokens": 5, "vocabulary": 40, "width": 8},
+}
+TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+Run = Callable[..., tuple[Tensor, Tensor]]
+
+
+def loop(
+    given: Tensor,
+    given_reduced: Tensor | None,
+    weight: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    keep: None,
+    hidden: Tensor,
+    memory: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`gpu_recurrence.run` a step at a time, in plain PyTorch."""
+    outputs = []
+    for step, gates in enumerate(given.unbind(1)):
+        gates = gates + hidden @ weight
+        if left is not None and right is not None and given_reduced is not None:
+            reduced = torch.baddbmm(given_reduced[:, step, None], hidden[:, None], left)
+            gates = torch.baddbmm(gates[:, None], reduced, right)[:, 0]
+        candidate, forget, output = gates.chunk(3, dim=-1)
+        forget = torch.sigmoid(forget + 1)
+        memory = forget * memory + (1 - forget) * torch.tanh(candidate)
+        hidden = torch.tanh(memory) * torch.sigmoid(output)
+        outputs.append(hidden)
+    return torch.stack(outputs, dim=1), memory
+
+
+def layer(run: Run, shape: Shape, kind: torch.dtype, device: str, backward: bool, rank: int) -> Once:
+    """One adapted layer, the inputs' share included, with L and R given."""
+    batch, steps, embedding, hidden = (shape[name] for name in ("batch", "steps", "embedding", "hidden"))
+
+    def new(*sizes: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(*sizes, device=device) * scale).to(kind).requires_grad_(backward)
+
+    inputs, matrix = new(batch, steps, embedding), new(embedding + hidden, 3 * hidden, scale=hidden**-0.5)
+    left = new(batch, embedding + hidden, rank, scale=hidden**-0.5) if rank else None
+    right = new(batch, rank, 3 * hidden, scale=0.1) if rank else None
+    state, gradient = torch.zeros(batch, hidden, device=device, dtype=kind), torch.ones_like(inputs[..., :1])
+
+    def once() -> None:
+        given = inputs @ matrix[:embedding]
+        reduced = None if left is None else inputs @ left[:, :embedding]
+        part = None if left is None else left[:, embedding:]
+        outputs, _ = run(given, reduced, matrix[embedding:], part, right, None, state, state)
+        if backward:
+            outputs.backward(gradient.expand_as(outputs))
+
+    return once
+
+
+def lstm(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> Once:
+    """cuDNN's LSTM: four gates, no adapters."""
+    model = torch.nn.LSTM(shape["embedding"], shape["hidden"], batch_first=True).to(device, kind)
+    inputs = torch.randn(shape["batch"], shape["steps"], shape["embedding"], device=device, dtype=kind)
+    inputs.requires_grad_(backward)
+
+    def once() -> None:
+        with torch.set_grad_enabled(backward):
+            outputs, _ = model(inputs)
+        if backward:
+            outputs.backward(torch.ones_like(outputs))
+
+    return once
+
+
+def cross_entropy(fused: bool, shape: Shape, kind: torch.dtype, device: str, backward: bool) -> Once:
+    """Nats of all tokens, and their gradients."""
+    tokens, vocabulary, width = (shape[name] for name in ("tokens", "vocabulary", "width"))
+    values, table = (
+        torch.randn(size, width, device=device).to(kind).requires_grad_(backward) for size in (tokens, vocabulary)
+    )
+    bias = torch.zeros(vocabulary, device=device, dtype=kind, requires_grad=backward)
+    targets = torch.randint(vocabulary, (tokens,), device=device)
+
+    def once() -> None:
+        if fused:
+            nats = gpu_softmax.nats(values, table, bias, targets)
+        else:
+            nats = F.cross_entropy(F.linear(values, table, bias), targets, reduction="none")
+        if backward:
+            nats.sum().backward()  # type: ignore[no-untyped-call]
+
+    return once
+
+
+def contenders(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> dict[str, Once]:
+    """What is compared at this shape."""
+    if "vocabulary" in shape:
+        return {
+            "fused": cross_entropy(True, shape, kind, device, backward),
+            "F.cross_entropy": cross_entropy(False, shape, kind, device, backward),
+        }
+    runs: dict[str, Run] = {"fused": gpu_recurrence.run, "plain loop": loop}
+    return {
+        **{name: layer(run, shape, kind, device, backward, shape["rank"]) for name, run in runs.items()},
+        "fused, no adapters": layer(gpu_recurrence.run, shape, kind, device, backward, 0),
+        "nn.LSTM, no adapters": lstm(shape, kind, device, backward),
+    }
+
+
+def product(size: int, device: str) -> Once:
+    """A square matrix product in bfloat16: 2 size^3 operations."""
+    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    return lambda: void(a @ b)
+
+
+def void(_: Tensor) -> None:
+    """Forget a result."""
+
+
+def operations(shape: Shape, backward: bool, adapters: bool) -> float:
+    """Floating-point operations of the products; backward takes twice those of forward."""
+    if "vocabulary" in shape:
+        forward = 2.0 * shape["tokens"] * shape["vocabulary"] * shape["width"]
+    else:
+        inputs, gates = shape["embedding"] + shape["hidden"], 3 * shape["hidden"]
+        forward = 2.0 * shape["batch"] * shape["steps"] * inputs * gates
+        forward += 2.0 * shape["batch"] * shape["steps"] * shape["rank"] * (inputs + gates) * adapters
+    return forward * (3 if backward else 1)
+
+
+def seconds(once: Once, device: str) -> float:
+    """One call by the device's own clock; its caches are left as the call before left them."""
+    if device == "cpu":
+        began = time.perf_counter()
+        once()
+        return time.perf_counter() - began
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    once()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def measure(name: str, kind: str, device: str, backward: bool, repeats: int) -> list[dict[str, Any]]:
+    """Medians in random order, after two calls of each, beside the rate of the matrix product."""
+    shape, size = SHAPES[name], 64 if device == "cpu" else 8192
+    calls = {**contenders(shape, TYPES[kind], device, backward), "product": product(size, device)}
+    order = [call for call in calls for _ in range(repeats)]
+    random.Random(0).shuffle(order)
+    for once in calls.values():
+        once()
+        once()
+    times: dict[str, list[float]] = {call: [] for call in calls}
+    for call in order:
+        times[call].append(seconds(calls[call], device))
+    medians = {call: statistics.median(values) for call, values in times.items()}
+    limit = 2 * size**3 / medians.pop("product")
+    return [
+        {
+            "shape": name,
+            "type": kind,
+            "backward": backward,
+            "what": call,
+            "milliseconds": spent * 1e3,
+            "times_fused": spent / medians["fused"],
+            "share_of_product": operations(shape, backward, "no adapters" not in call) / spent / limit,
+            "product_tflops": limit / 1e12,
+        }
+        for call, spent in medians.items()
+    ]
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="default: all but the tiny ones")
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
+    parser.add_argument("--out", type=Path, help="JSON lines")
+    given = parser.parse_args()
+    names = given.shapes or [name for name in SHAPES if not name.startswith("tiny")]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    here = device == "cuda" or (gpu.INTERPRETED and all(name.startswith("tiny") for name in names))
+    if gpu.triton is None or not here:
+        print("no GPU, or no Triton: nothing to measure")
+        return
+    about = {"device": torch.cuda.get_device_name() if device == "cuda" else "interpreter"}
+    about |= {"torch": torch.__version__, "triton": gpu.triton.__version__, "cuda": torch.version.cuda}
+    print(json.dumps(about))
+    for name in names:
+        for kind in given.types:
+            for backward in (False, True):
+                for row in measure(name, kind, device, backward, given.repeats):
+                    what = f"{name}, {kind}, {'forward and backward' if backward else 'forward'}: {row['what']}"
+                    times = f"{row['milliseconds']:10.3f} ms{row['times_fused']:8.2f} x fused"
+                    print(f"{what:75}{times}{row['share_of_product']:8.1%} of product", flush=True)
+                    if given.out:
+                        with given.out.open("a") as file:
+                            file.write(json.dumps({**row, **about}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

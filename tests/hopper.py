@@ -1,0 +1,107 @@
+"""Compile the GPU kernels for a Hopper processor, without having one: `python tests/hopper.py words large softmax`.
+
+Prints a row of JSON for each kernel: bytes of shared memory, and the processor's instructions for products of tiles.
+It runs in a process of its own, since the tests define the same kernels for the interpreter.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from factorcell import gpu, gpu_recurrence, gpu_softmax
+
+PROCESSORS = 132
+NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64"}
+
+
+class Compiler:
+    """Stands where a kernel stands, and compiles it for what it is launched with."""
+
+    def __init__(self, kernel: Any, case: str) -> None:
+        self.kernel, self.case = kernel, case
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self.launch
+
+    def launch(self, *arrays: Any, **constants: Any) -> None:
+        options = {name: constants.pop(name) for name in ("num_warps", *gpu.OPTIONS)}
+        signature: dict[str, str] = {}
+        for name, array in zip(self.kernel.arg_names, arrays, strict=False):
+            if isinstance(array, Tensor):
+                signature[name] = NAMES[array.dtype]
+            elif array is None:
+                constants[name] = None
+            else:
+                signature[name] = "i32"
+        order = {name: place for place, name in enumerate(self.kernel.arg_names)}
+        signature |= dict.fromkeys(constants, "constexpr")
+        source = ASTSource(
+            self.kernel,
+            signature={name: signature[name] for name in order},
+            constexprs={(order[name],): value for name, value in constants.items()},
+            attrs={(order[name],): [["tt.divisibility", 16]] for name in order if signature[name].startswith("*")},
+        )
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        products = [name for name in ("wgmma.mma", "mma.sync") if name in made.asm["ptx"]]
+        row = {"case": self.case, "kernel": self.kernel.__name__, "shared": made.metadata.shared, "products": products}
+        sys.stdout.write(json.dumps(row) + "\n")
+
+
+def recurrence(batch: int, hidden: int, rank: int, kind: torch.dtype) -> None:
+    """Both kernels as they are launched for one step, with all that is optional."""
+
+    def new(*shape: int, kind: torch.dtype = kind) -> Tensor:
+        return torch.zeros(shape, dtype=kind)
+
+    adapters = (new(batch, rank, hidden), new(batch, rank, 3 * hidden)) if rank else (None, None)
+    weight, keep, state = new(hidden, 3 * hidden), new(1, batch, hidden), new(batch, hidden)
+    lengths, gates = new(batch, kind=torch.int64), new(batch, 1, 3 * hidden)
+    reduced, memories = new(batch, 1, rank) if rank else None, new(batch, 1, hidden, kind=torch.float32)
+    gpu_recurrence._forward(gates, reduced, weight, *adapters, keep, state, state, lengths)
+    gpu_recurrence._backward(new(batch, 1, hidden), state, weight, *adapters, keep, state, lengths, memories, gates)
+
+
+def softmax(width: int, kind: torch.dtype) -> None:
+    """The forward kernel, and the backward kernel both ways."""
+    values, table, bias = torch.zeros(9, width, dtype=kind), torch.zeros(8, width, dtype=kind), torch.zeros(8)
+    targets, nats = torch.zeros(9, dtype=torch.int64), torch.zeros(9)
+    gpu_softmax._forward(values, table, bias, targets)
+    for by_tokens in (True, False):
+        gpu_softmax._backward(nats, values, table, bias, targets, nats, by_tokens)
+
+
+CASES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
+    "words": (recurrence, (100, 240, 12, torch.bfloat16)),
+    "words float32": (recurrence, (100, 240, 12, torch.float32)),
+    "characters": (recurrence, (256, 600, 60, torch.bfloat16)),
+    "small": (recurrence, (25, 110, 12, torch.bfloat16)),
+    "large": (recurrence, (8192, 1000, 0, torch.bfloat16)),
+    "large float32": (recurrence, (8192, 240, 60, torch.float32)),
+    "high rank": (recurrence, (8192, 600, 200, torch.bfloat16)),
+    "softmax": (softmax, (256, torch.bfloat16)),
+    "wide softmax": (softmax, (600, torch.bfloat16)),
+    "softmax float32": (softmax, (200, torch.float32)),
+}
+
+
+def main() -> None:
+    """Compile the cases that are named."""
+    gpu.processors = lambda device: PROCESSORS
+    modules: tuple[Any, ...] = gpu_recurrence, gpu_softmax
+    kernels = {module: (module._forward_kernel, module._backward_kernel) for module in modules}
+    for case in sys.argv[1:]:
+        for module, (forward, backward) in kernels.items():
+            module._forward_kernel, module._backward_kernel = Compiler(forward, case), Compiler(backward, case)
+        make, given = CASES[case]
+        make(*given)
+
+
+if __name__ == "__main__":
+    main()
