@@ -40,6 +40,7 @@ def arrays(
 
     return {
         "given": normal(batch, steps, 3 * hidden),
+        "bias": normal(batch, 3 * hidden),
         "given_reduced": normal(batch, steps, rank) if rank else None,
         "weight": normal(hidden, 3 * hidden, scale=hidden**-0.5),
         "left": normal(batch, hidden, rank, scale=hidden**-0.5) if rank else None,
@@ -67,7 +68,7 @@ def slow(a: Arrays) -> Results:
             if x.lengths is not None and t >= x.lengths[b]:
                 hidden.append(torch.zeros_like(h))
                 continue
-            gates = x.given[b, t] + h @ x.weight
+            gates = x.given[b, t] + x.bias[b] + h @ x.weight
             if x.given_reduced is not None and x.left is not None and x.right is not None:
                 gates = gates + (x.given_reduced[b, t] + h @ x.left[b]) @ x.right[b]
             candidate, forget, output = (normalised(x.norm, j, gate) for j, gate in enumerate(gates.chunk(3)))

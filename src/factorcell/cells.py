@@ -165,7 +165,8 @@ class Cell(nn.Module):
         given, reduced = self._given(inputs, weights)  # all that does not wait for h, at once
         recurrent = weights.part(self.embedding_size, self.matrix.shape[0])
         factors = recurrent.matrix, recurrent.left, recurrent.right
-        arrays = Inputs(given, reduced, *factors, keep, self._norm(), state.hidden, state.memory, lengths)
+        bias = weights.bias.expand(len(inputs), -1)
+        arrays = Inputs(given, bias, reduced, *factors, keep, self._norm(), state.hidden, state.memory, lengths)
         if usable(arrays):
             outputs, hidden, memory = run(arrays)
             return outputs, State(hidden, memory)
@@ -177,12 +178,14 @@ class Cell(nn.Module):
     def _launch(arrays: Inputs) -> tuple[Tensor, State]:
         """As `recurrence.run`, on a GPU."""
         kind = torch.bfloat16 if kernels.halved(arrays.given.device) else torch.float32
-        *taken, norm, hidden, memory, lengths = (
+        given, bias, *taken, norm, hidden, memory, lengths = (
             a if a is None or a.dtype == torch.long else a.to(kind) for a in arrays.arrays()
         )
+        assert given is not None
+        assert bias is not None
         assert norm is None
         assert hidden is not None
-        outputs, last = gpu_recurrence.run(*taken, hidden, memory, lengths)  # type: ignore[call-arg, arg-type]
+        outputs, last = gpu_recurrence.run(given + bias[:, None], *taken, hidden, memory, lengths)  # type: ignore[call-arg, arg-type]
         if lengths is None:
             return outputs, State(outputs[:, -1], last)
         rows = torch.arange(len(outputs), device=outputs.device)
@@ -193,18 +196,19 @@ class Cell(nn.Module):
         """One step: `inputs` (B, E) and a state -> the next state. Never dropped."""
         recurrent = weights.part(self.embedding_size, self.matrix.shape[0])
         given, reduced = self._given(inputs[:, None], weights)
-        return self._advance(given[:, 0], None if reduced is None else reduced[:, 0], recurrent, state, None)
+        return self._advance(
+            given[:, 0] + weights.bias, None if reduced is None else reduced[:, 0], recurrent, state, None
+        )
 
     def _given(self, inputs: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
         """What the inputs (B, T, E) decide: their share of the gates (B, T, G), and of x L + h L (B, T, R)."""
-        bias = weights.bias if weights.bias.dim() == 1 else weights.bias[:, None]
         part = weights.part(0, self.embedding_size)
-        return inputs @ part.matrix + bias, None if part.left is None else inputs @ part.left
+        return inputs @ part.matrix, None if part.left is None else inputs @ part.left
 
     def _loop(self, arrays: Inputs, recurrent: Weights, state: State) -> tuple[Tensor, State]:
         """What `recurrence.run` does, a step at a time."""
         hidden = []
-        for step, now in enumerate(arrays.given.unbind(1)):
+        for step, now in enumerate((arrays.given + arrays.bias[:, None]).unbind(1)):
             reduced = None if arrays.given_reduced is None else arrays.given_reduced[:, step]
             after = self._advance(now, reduced, recurrent, state, None if arrays.keep is None else arrays.keep[step])
             if arrays.lengths is None:

@@ -95,7 +95,7 @@ def addresses(names: tuple[str, ...], arrays: Mapping[str, Tensor | None]) -> li
     """Where the arrays lie, in the order of `names`; none for those that are not given."""
     assert not arrays.keys() - set(names)
     for array in arrays.values():
-        assert array is None or (array.is_contiguous() and array.dtype in (torch.float32, torch.long))
+        assert array is None or (array.is_contiguous() and array.dtype in (torch.float32, torch.bfloat16, torch.long))
     return [array.data_ptr() if (array := arrays.get(name)) is not None else None for name in names]
 
 

@@ -1,6 +1,6 @@
 """The recurrence of `Cell.forward` in one compiled call, forward and backward: the same values, several times as fast.
 
-    z = given_reduced[t] + h L        [i, f, o] = given[t] + W h + z R
+    z = given_reduced[t] + h L        [i, f, o] = given[t] + b + W h + z R
     f = sigmoid(f + 1)       m = f m + (1 - f) tanh(i) keep[t]       h = tanh(m) sigmoid(o)
 
 With layer normalisation i, f, o and, inside its tanh, m become gain (x - mean) / deviation + shift. Where the compiled
@@ -21,9 +21,11 @@ from factorcell import kernels
 
 SIZES = ("sequences", "steps", "hidden", "rank", "threads", "half", "next")
 ARRAYS = (
-    "given", "given_reduced", "weight", "left", "right", "keep", "norm", "first_hidden", "first_memory", "lengths",
+    "given", "bias", "given_reduced", "weight", "left", "right", "keep", "norm",
+    "first_hidden", "first_memory", "lengths",
     "outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse",
-    "outputs_gradient", "last_hidden_gradient", "last_memory_gradient", "given_gradient", "reduced_gradient",
+    "outputs_gradient", "last_hidden_gradient", "last_memory_gradient",
+    "given_gradient", "bias_gradient", "reduced_gradient",
     "first_hidden_gradient", "first_memory_gradient", "norm_gradient",
 )  # fmt: skip
 
@@ -38,13 +40,14 @@ class _Arguments(ctypes.Structure):
 class Inputs:
     """What the recurrence runs on.
 
-    `given` (B, T, 3H): the inputs' share of the gates, bias included; `given_reduced` (B, T, R): their share of z;
+    `given` (B, T, 3H): the inputs' share of the gates; `bias` (B, 3H); `given_reduced` (B, T, R): their share of z;
     `weight` (H, 3H), `left` (B, H, R), `right` (B, R, 3H); `keep` (T, B, H): a factor on the candidate; `norm` (8, H):
     gains of i, f, o, m, then their shifts; `hidden` and `memory` (B, H): the first state; `lengths` (B,): after them a
     text's state stands still, and its outputs are zero.
     """
 
     given: Tensor
+    bias: Tensor
     given_reduced: Tensor | None
     weight: Tensor
     left: Tensor | None
@@ -104,6 +107,7 @@ Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 @torch.library.custom_op("factorcell::recurrence", mutates_args=())
 def _forward(
     given: Tensor,
+    bias: Tensor,
     given_reduced: Tensor | None,
     weight: Tensor,
     left: Tensor | None,
@@ -120,8 +124,9 @@ def _forward(
     """As `_made`; only the first three learn."""
     made = _made(given, weight, _rank(left), norm is not None, learning)
     names = ("outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse")
-    taken = kernels.dense(given=given, given_reduced=given_reduced, weight=weight, left=left, right=right, keep=keep)
+    taken = kernels.dense(bias=bias, given_reduced=given_reduced, weight=weight, left=left, right=right, keep=keep)
     start = kernels.dense(norm=norm, first_hidden=hidden, first_memory=memory, lengths=lengths)
+    start["given"] = given.to(torch.bfloat16 if half else torch.float32).contiguous()
     wanted = {name: array if array.numel() else None for name, array in zip(names, made, strict=True)}
     _call(False, half, number, _rank(left), {**taken, **start, **wanted})
     outputs, last_hidden, last_memory, memories, gates, reduced, inverse = made
@@ -129,7 +134,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(given: Tensor, given_reduced: Any, weight: Tensor, left: Any, *rest: Any) -> tuple[Tensor, ...]:
+def _(given: Tensor, bias: Any, given_reduced: Any, weight: Tensor, left: Any, *rest: Any) -> tuple[Tensor, ...]:
     norm, learning = rest[2], rest[6]
     return _made(given, weight, _rank(left), norm is not None, learning)
 
@@ -153,10 +158,17 @@ def _backward(
     inverse: Tensor,
     half: bool,
     number: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the gates (B, T, 3H), of z (B, T, R), of the first h and m (B, H), of `norm` a text (B, 8, H)."""
-    made = _gradients(weight, left, norm, gates)
-    names = ("given_gradient", "reduced_gradient", "first_hidden_gradient", "first_memory_gradient", "norm_gradient")
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), `norm` a text (B, 8, H)."""
+    made = _gradients(weight, left, norm, gates, half)
+    names = (
+        "given_gradient",
+        "bias_gradient",
+        "reduced_gradient",
+        "first_hidden_gradient",
+        "first_memory_gradient",
+        "norm_gradient",
+    )
     taken = kernels.dense(weight=weight, left=left, right=right, keep=keep, norm=norm, lengths=lengths)
     start = kernels.dense(first_hidden=hidden, first_memory=memory)
     saved = kernels.dense(outputs=outputs, memories=memories, gates=gates, inverse=inverse)
@@ -171,24 +183,26 @@ def _backward(
 
 
 def _gradients(
-    weight: Tensor, left: Tensor | None, norm: Tensor | None, gates: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    weight: Tensor, left: Tensor | None, norm: Tensor | None, gates: Tensor, half: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, steps, size = *gates.shape[:2], weight.shape[0]
     of_norm = gates.new_empty(batch, 0 if norm is None else 8, size)
     state = gates.new_empty(batch, size), gates.new_empty(batch, size)
-    return torch.empty_like(gates), gates.new_empty(batch, steps, _rank(left)), *state, of_norm
+    of_given = torch.empty_like(gates, dtype=torch.bfloat16 if half else torch.float32)
+    of_bias, of_reduced = gates.new_empty(batch, 3 * size), gates.new_empty(batch, steps, _rank(left))
+    return of_given, of_bias, of_reduced, *state, of_norm
 
 
 @_backward.register_fake
-def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _gradients(given[3], given[4], given[7], given[13])
+def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _gradients(given[3], given[4], given[7], given[13], given[15])
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Seven) -> None:
-    ctx.save_for_backward(*inputs[2:10], output[0], *output[3:])
+    ctx.save_for_backward(*inputs[3:11], output[0], *output[3:])
     ctx.mark_non_differentiable(*output[3:])
     ctx.set_materialize_grads(False)
-    ctx.half, ctx.number, ctx.reduced = *inputs[11:], inputs[1] is not None
+    ctx.half, ctx.number, ctx.kind, ctx.reduced = *inputs[12:], inputs[0].dtype, inputs[2] is not None
 
 
 def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -197,14 +211,16 @@ def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, 
         ctx.saved_tensors
     )
     state = (weight, left, right, keep, norm, hidden, memory, lengths, outputs, memories, gates, inverse)
-    of_given, of_reduced, of_hidden, of_memory, of_norm = _backward(*gradients[:3], *state, ctx.half, ctx.number)
+    made = _backward(*gradients[:3], *state, ctx.half, ctx.number)
+    of_given, of_bias, of_reduced, of_hidden, of_memory, of_norm = made
     before = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
     return (
-        of_given,
+        of_given.to(ctx.kind),
+        of_bias,
         of_reduced if ctx.reduced else None,
         kernels.product(before.flatten(0, 1).T, of_given.flatten(0, 1), ctx.half),
-        None if left is None else before.transpose(1, 2) @ of_reduced,
-        None if right is None else reduced.transpose(1, 2) @ of_given,
+        None if left is None else (before.transpose(1, 2) @ of_reduced).to(left.dtype),
+        None if right is None else (reduced.transpose(1, 2).to(of_given.dtype) @ of_given).to(right.dtype),
         None,
         None if norm is None else of_norm.sum(0),
         of_hidden,

@@ -5,10 +5,10 @@
 
 // The adapted coupled-gate LSTM over all steps of a batch:
 //
-//   z = given_reduced[t] + h L        [i, f, o] = given[t] + W h + z R        W is shared, L and R belong to each sequence
+//   z = given_reduced[t] + h L        [i, f, o] = given[t] + b + W h + z R
 //   c = tanh(i) keep[t]    f = sigmoid(f + 1)    m = f m + (1 - f) c    h = tanh(m) sigmoid(o)
 //
-// With layer normalisation i, f, o and, inside its tanh, m become gain (x - mean) / deviation + shift, over the H units.
+// W is shared, b, L and R belong to each sequence. With layer normalisation i, f, o and, inside its tanh, m become gain (x - mean) / deviation + shift, over the H units.
 // Shapes: B sequences, T steps, H hidden, R rank.
 struct Recurrence {
     int64_t sequences, steps, hidden, rank;
@@ -16,7 +16,8 @@ struct Recurrence {
     int64_t half;  // whether products of W, L and R are of bfloat16 numbers, summed up as floats
     int64_t next;  // the job that the next free thread takes; zero at first
 
-    const float *given;          // (B, T, 3H): the inputs' share of the gates, bias included
+    const void *given;           // (B, T, 3H): the inputs' share of the gates; of bfloat16 where `half`
+    const float *bias;           // (B, 3H)
     const float *given_reduced;  // (B, T, R)?: the inputs' share of z
     const float *weight;         // (H, 3H)
     const float *left;           // (B, H, R)?
@@ -38,7 +39,8 @@ struct Recurrence {
     const float *outputs_gradient;      // (B, T, H)?
     const float *last_hidden_gradient;  // (B, H)?
     const float *last_memory_gradient;  // (B, H)?
-    float *given_gradient;              // (B, T, 3H)
+    void *given_gradient;               // (B, T, 3H); of bfloat16 where `half`
+    float *bias_gradient;               // (B, 3H)
     float *reduced_gradient;            // (B, T, R)?: of z
     float *first_hidden_gradient;       // (B, H)
     float *first_memory_gradient;       // (B, H)

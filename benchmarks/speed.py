@@ -1,0 +1,307 @@
+"""Training and scoring against the plain path and PyTorch's own, side by side in one process.
+
+    python benchmarks/speed.py --threads 2 --repeats 7 --out speed.jsonl --table speed.md
+
+All contenders run in random order; a figure is the median of its repeats. Limits are measured among them: a large
+matrix product (what PyTorch's library makes of the processor, which on some is not the processor's own limit) and a
+sweep over memory. One JSON object a measurement, with the machine's description, and a table in Markdown.
+
+Words: e 200, d 240, rank 12, context 30, batches of 100 texts of 40 words. Characters: e 24, d 600, rank 60.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from factorcell import kernels, softmax
+from factorcell.cells import Cell
+from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig
+from factorcell.context import RARE, ContextSchema, Variable
+from factorcell.data import Corpus
+from factorcell.output import Proposal
+from factorcell.run import Run
+from factorcell.training import Trainer, target_counts
+from factorcell.vocabulary import END, SPECIALS, START, Vocabulary
+
+Once = Callable[[], object]
+CONTEXT, WORDS = 30, 50_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """One contender: what it does `once`, for how many `tokens`, in how many `operations`, under which kernel."""
+
+    group: str
+    what: str
+    once: Once
+    tokens: int = 0
+    operations: float = 0.0
+    kernel: str = ""
+    precision: str = "float32"
+
+
+def cell_work(name: str, shape: dict[str, int], layer_norm: bool) -> list[Work]:
+    """Forward and backward of one layer; PyTorch's LSTM has four gates and no adapters."""
+    batch, steps, embedding, hidden, rank = shape.values()
+    inputs = torch.randn(batch, steps, embedding, requires_grad=True)
+    gradient = torch.randn(batch, steps, hidden)
+
+    def layer(adapt: tuple[str, ...]) -> Once:
+        cell = Cell(embedding, hidden, CONTEXT, rank, adapt, 0.0, layer_norm)
+        vector = torch.randn(batch, CONTEXT, requires_grad=True)
+
+        def once() -> None:
+            cell.zero_grad()
+            outputs, _ = cell(inputs, cell.adapt(vector))
+            outputs.backward(gradient.to(outputs.dtype))
+
+        return once
+
+    def library() -> Once:
+        lstm = torch.nn.LSTM(embedding, hidden, batch_first=True)
+
+        def once() -> None:
+            lstm.zero_grad()
+            lstm(inputs)[0].backward(gradient)
+
+        return once
+
+    def cost(rank: int, gates: int = 3) -> float:
+        width = embedding + hidden
+        return 3.0 * 2 * batch * steps * (width * gates * hidden + rank * (width + gates * hidden))
+
+    both, tokens = ("concat", "factor"), batch * steps
+    return [
+        Work(name, "nn.LSTM, no adapters", library(), tokens, cost(0, 4)),
+        Work(name, "plain loop", layer(both), tokens, cost(rank), "off"),
+        Work(name, "compiled, no adapters", layer(("concat",)), tokens, cost(0)),
+        Work(name, "compiled", layer(both), tokens, cost(rank)),
+        Work(name, "compiled, no adapters, bfloat16", layer(("concat",)), tokens, cost(0), "", "bfloat16"),
+        Work(name, "compiled, bfloat16", layer(both), tokens, cost(rank), "", "bfloat16"),
+    ]
+
+
+def texts(contexts: int, rows: int, length: int, vocabulary: int) -> Corpus:
+    """Texts of one length, their words after Zipf, their contexts at random."""
+    generator = np.random.default_rng(0)
+    shares = 1 / np.arange(1, vocabulary - 2) ** 1.05
+    tokens = generator.choice(np.arange(3, vocabulary), (rows, length + 1), p=shares / shares.sum())
+    tokens[:, 0], tokens[:, -1] = START, END
+    categories = generator.integers(1, contexts + 1, (rows, 1)).astype(np.int32)
+    names = (RARE, *(f"c{index}" for index in range(contexts)))
+    schema = ContextSchema((Variable("context", "category", values=names, counts=(1,) * len(names)),))
+    words = Vocabulary((*SPECIALS, *(f"w{index}" for index in range(3, vocabulary))))
+    offsets = np.arange(rows + 1) * (length + 1)
+    return Corpus(tokens.ravel(), offsets, categories, np.zeros((rows, 0), np.float32), words, schema)
+
+
+def trainer(corpus: Corpus, length: int, precision: str = "float32") -> Trainer:
+    """A FactorCell of the published size before its first step."""
+    model = ModelConfig(embedding_size=200, hidden_size=240, rank=12, context_size=CONTEXT)
+    training = TrainingConfig(loss="sampled", samples=150, batch_tokens=100 * length, epochs=1e3, precision=precision)
+    run = Run(Path(), Config(DataConfig(), model, training), corpus.vocabulary, corpus.schema)
+    return Trainer(run, corpus, corpus.select(np.arange(2)))
+
+
+def plain_step(corpus: Corpus, length: int) -> Once:
+    """The plain path: shared samples, dense gradients, Adam over all rows."""
+    model = trainer(corpus, length).run.model.train()
+    proposal = Proposal(torch.from_numpy(target_counts(corpus)), 150)
+    optimiser = torch.optim.Adam(model.parameters())
+    batches = corpus.batches(100 * length, seed=0)
+
+    def once() -> None:
+        batch = corpus.batch(random.choice(batches))
+        loss = model.sampled(batch, proposal.draw()).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimiser.step()
+
+    return once
+
+
+def step_work() -> list[Work]:
+    """A whole step of training on 4,000 words; for few and for many contexts; for texts of half the length."""
+    name, few, many = f"training step, {WORDS:,} words", texts(1, 2000, 40, WORDS), texts(5800, 2000, 40, WORDS)
+
+    def ours(corpus: Corpus, length: int = 40, precision: str = "float32") -> Once:
+        own = trainer(corpus, length, precision)
+        batches = own.batches()
+        return lambda: own.step(next(batches))
+
+    return [
+        Work(name, "plain path", plain_step(many, 40), 4000, 0, "off"),
+        Work(name, "compiled", ours(many), 4000),
+        Work(name, "compiled, bfloat16", ours(many, 40, "bfloat16"), 4000),
+        Work(name, "compiled, one context", ours(few), 4000),
+        Work(name, "compiled, texts half as long", ours(texts(5800, 2000, 20, WORDS), 20), 2000),
+    ]
+
+
+def score_work() -> list[Work]:
+    """Exact nats of 4,000 targets among 50,000 words, without and with gradients."""
+    count, width = 4000, 216
+    values, table = torch.randn(count, width) * 0.3, torch.randn(WORDS, width) * 0.3
+    bias, targets = torch.randn(WORDS), torch.randint(WORDS, (count,))
+    cost = 2.0 * count * width * WORDS
+
+    def library(rows: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(torch.addmm(bias, rows, table.T), targets, reduction="none")
+
+    def own(rows: torch.Tensor) -> torch.Tensor:
+        return softmax.nats(rows, table, bias, targets)
+
+    def scored(function: Callable[[torch.Tensor], torch.Tensor]) -> Once:
+        def once() -> None:
+            with torch.inference_mode():
+                function(values)
+
+        return once
+
+    def learned(function: Callable[[torch.Tensor], torch.Tensor]) -> Once:
+        leaf = values.clone().requires_grad_()
+        weight = table.requires_grad_()
+
+        def once() -> None:
+            leaf.grad = weight.grad = None
+            function(leaf).sum().backward()  # type: ignore[no-untyped-call]
+
+        return once
+
+    name, more = f"exact nats, {WORDS:,} words", f"exact loss with gradients, {WORDS:,} words"
+    return [
+        Work(name, "cross_entropy", scored(library), count, cost),
+        Work(name, "plain, in chunks", scored(own), count, cost, "off"),
+        Work(name, "compiled", scored(own), count, cost),
+        Work(name, "compiled, bfloat16", scored(own), count, cost, "", "bfloat16"),
+        Work(more, "cross_entropy", learned(library), count, 3 * cost),
+        Work(more, "in chunks", learned(own), count, 3 * cost),
+        Work(more, "in chunks, bfloat16", learned(own), count, 3 * cost, "", "bfloat16"),
+    ]
+
+
+def limits() -> list[Work]:
+    """What the machine gives: 2 * 2048^3 operations, and 256 MB read."""
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    short, sweep = (a.bfloat16(), b.bfloat16()), torch.randn(64_000_000)
+    return [
+        Work("limit", "matrix product", lambda: torch.mm(a, b, out=torch.empty(2048, 2048)), 0, 2 * 2048.0**3),
+        Work("limit", "matrix product, bfloat16", lambda: torch.mm(*short), 0, 2 * 2048.0**3),
+        Work("limit", "memory sweep, 256 MB", lambda: sweep.sum()),
+    ]
+
+
+def measure(works: list[Work], repeats: int) -> dict[Work, float]:
+    """Median seconds of each, in random order, after one run that is not counted."""
+    times: dict[Work, list[float]] = {work: [] for work in works}
+    order = [work for work in works for _ in range(repeats)]
+    random.Random(0).shuffle(order)
+    for number, work in enumerate([*works, *order]):
+        os.environ["FACTORCELL_KERNEL"] = work.kernel
+        with kernels.precision(work.precision if work.group[:8] != "training" else "float32", torch.device("cpu")):
+            began = time.perf_counter()
+            work.once()
+            if number >= len(works):
+                times[work].append(time.perf_counter() - began)
+    os.environ.pop("FACTORCELL_KERNEL")
+    return {work: statistics.median(values) for work, values in times.items()}
+
+
+BASELINES = ("plain loop", "plain path", "cross_entropy")
+
+
+def rows(seconds: dict[Work, float]) -> list[dict[str, Any]]:
+    """Milliseconds, tokens a second, times the baseline and times nn.LSTM, share of the product's rate."""
+    product = next(work.operations / spent for work, spent in seconds.items() if work.what == "matrix product")
+    result = []
+    for work, spent in seconds.items():
+        row: dict[str, Any] = {"group": work.group, "what": work.what, "milliseconds": round(spent * 1e3, 2)}
+        if work.tokens:
+            row["tokens_per_second"] = round(work.tokens / spent)
+        for other, time_of_other in seconds.items():
+            if other.group == work.group and work.tokens:
+                rate = other.tokens / time_of_other
+                if other.what in BASELINES:
+                    row["times_baseline"] = round(work.tokens / spent / rate, 2)
+                if other.what.startswith("nn.LSTM"):
+                    row["times_lstm"] = round(work.tokens / spent / rate, 2)
+        if work.operations:
+            row["gflops"] = round(work.operations / spent / 1e9)
+            row["share_of_product"] = round(work.operations / spent / product, 2)
+        result.append(row)
+    return result
+
+
+def table(measured: list[dict[str, Any]]) -> str:
+    """The rows in Markdown."""
+    names = ("what", "milliseconds", "tokens_per_second", "times_baseline", "times_lstm", "gflops", "share_of_product")
+    lines, group = [], None
+    for row in measured:
+        if row["group"] != group:
+            group = row["group"]
+            lines += ["", f"**{group}**", "", "| " + " | ".join(name.replace("_", " ") for name in names) + " |"]
+            lines.append("|---" + "|---:" * (len(names) - 1) + "|")
+        cells = [row.get(name, "") for name in names]
+        lines.append("| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells) + " |")
+    return "\n".join(lines).strip() + "\n"
+
+
+GROUPS: dict[str, Callable[[], list[Work]]] = {
+    "words": lambda: cell_work("layer, words", dict(zip("bsehr", (100, 40, 200, 240, 12), strict=True)), False),
+    "characters": lambda: cell_work(
+        "layer with normalisation, characters", dict(zip("bsehr", (48, 60, 24, 600, 60), strict=True)), True
+    ),
+    "step": step_work,
+    "score": score_work,
+}
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--out", type=Path, help="JSON lines are added to this file")
+    parser.add_argument("--table", type=Path, help="the table is written to this file")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    random.seed(0)
+    about = {
+        "processor": next((line.split(": ")[1] for line in _processor() if "model name" in line), platform.machine()),
+        "cores": os.cpu_count(),
+        "threads": given.threads,
+        "torch": torch.__version__,
+        "kernel": kernels.variant(),
+    }
+    works = [work for name in given.groups for work in GROUPS[name]()] + limits()
+    measured = rows(measure(works, given.repeats))
+    print(json.dumps(about), table(measured), sep="\n\n")
+    if given.out:
+        with given.out.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({**row, **about}) + "\n" for row in measured)
+    if given.table:
+        given.table.write_text(f"{json.dumps(about)}\n\n{table(measured)}", encoding="utf-8")
+
+
+def _processor() -> list[str]:
+    """What the system says of its processors."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+if __name__ == "__main__":
+    main()
