@@ -5,6 +5,8 @@ PYTHON  ?= python3
 VENV    ?= .venv
 # Test processes, one thread each.
 WORKERS ?= 2
+# Where `make bench` adds its rows.
+BENCH   ?= runs/bench.jsonl
 # Passed on: make demo ARGS="--help", make test ARGS="-k cells".
 ARGS    ?=
 
@@ -21,7 +23,7 @@ help:
 	@echo 'make demo        train four models of place names, write demo.html (minutes)'
 	@echo 'make test        lint, types and tests'
 	@echo 'make check-slow  the tests that take minutes'
-	@echo 'make bench       every measurement in benchmarks/'
+	@echo 'make bench       every measurement in benchmarks/, into $(BENCH) and docs/speed.md; on a quiet machine'
 	@echo 'make lint        ruff: rules and format, nothing changed'
 	@echo 'make types       mypy, strict'
 	@echo 'make format      ruff: rewrite the files'
@@ -53,7 +55,12 @@ check-slow: $(STAMP)
 	$(BIN)/pytest -m slow $(ARGS)
 
 bench: $(STAMP)
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+	mkdir -p runs
+	$(BIN)/python benchmarks/speed.py --out $(BENCH) --table docs/speed.md
+	$(BIN)/python benchmarks/memory.py --out $(BENCH)
+	$(BIN)/python benchmarks/processes.py --out $(BENCH)
+	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/gpu.py --out $(BENCH)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

@@ -11,7 +11,7 @@ setup(
                 f"src/factorcell/native/{name}"
                 for name in ("kernels.h", "vectors.inc", "recurrence.inc", "softmax.inc", "rows.inc")
             ],
-            extra_compile_args=["-O3", "-std=c++17", "-pthread"],
+            extra_compile_args=["-O3", "-g0", "-std=c++17", "-pthread"],
             extra_link_args=["-pthread"],
             optional=True,
         )

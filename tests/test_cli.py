@@ -77,6 +77,20 @@ def test_evaluate_and_score_agree(trained: Path, capsys: pytest.CaptureFixture[s
     assert "gain" in capsys.readouterr().out
 
 
+def test_scores_of_less_precise_products(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Perplexity and accuracy nearly the same, by another path."""
+    files, found = [str(trained / "run"), str(trained / "test.csv"), "--json"], []
+    for precision in ("float32", "bfloat16"):
+        capsys.readouterr()
+        assert main(["evaluate", *files, "--precision", precision]) == 0
+        assert main(["classify", *files, "--target", "dialect", "--precision", precision]) == 0
+        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    (exact, judged), (near, judged_near) = found
+    assert exact["perplexity"] != near["perplexity"]
+    assert near["perplexity"] == pytest.approx(exact["perplexity"], rel=0.01)
+    assert judged_near["accuracy"] == pytest.approx(judged["accuracy"], abs=0.05)
+
+
 def test_classify_prints_and_writes_probabilities(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Accuracy on the screen, one row of probabilities a text in a file."""
     files = [str(trained / "run"), str(trained / "test.csv")]

@@ -157,3 +157,18 @@ def test_weight_decay_spares_vectors(tmp_path: Path, few: Any) -> None:
     assert [group["weight_decay"] for group in groups] == [0.5, 0.0, 0.5]
     assert [{p.dim() > 1 for p in group["params"]} for group in groups] == [{True}, {False}, {True}]
     assert sum(len(group["params"]) for group in groups) == len(list(run.model.parameters()))
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+def test_products_of_bfloat16_learn_alike(loss: str, layer_norm: bool, tmp_path: Path, few: Any) -> None:
+    """The same perplexity to a hundredth, by another path; weights and moments stay floats."""
+    found = []
+    for precision in ("float32", "bfloat16"):
+        how: dict[str, Any] = {"loss": loss, "samples": 20, "epochs": 3, "model": {"layer_norm": layer_norm}}
+        run, corpus, dev = make(tmp_path / precision, *few, precision=precision, **how)
+        *_, last = train(run, corpus, dev)
+        found.append(last["perplexity"])
+        assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
+    assert found[0] != found[1]
+    assert found[1] == pytest.approx(found[0], rel=0.01)

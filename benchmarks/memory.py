@@ -1,0 +1,64 @@
+"""Peak memory of a step of training and of exact scoring at a vocabulary of 90,000 words, each in a process of its own.
+
+    python benchmarks/memory.py --out memory.jsonl
+
+The whole process counts, PyTorch's own code included. The baseline is PyTorch's cross_entropy over all logits at once.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import speed
+import torch
+from torch.nn import functional as F
+
+from factorcell import softmax
+
+WORDS, COUNT = 90_000, 4000
+CASES = ("imports", "training step", "exact nats", "exact nats, plain", "exact nats, cross_entropy")
+
+
+def once(case: str) -> None:
+    """Do what `case` says."""
+    if case == "training step":
+        trainer = speed.trainer(speed.texts(5800, 400, 40, WORDS), 40)
+        for batch, _ in zip(trainer.batches(), range(3), strict=False):
+            trainer.step(batch)
+    elif case.startswith("exact nats"):
+        os.environ["FACTORCELL_KERNEL"] = "off" if case.endswith("plain") else ""
+        values, table, bias = torch.randn(COUNT, 216), torch.randn(WORDS, 216), torch.randn(WORDS)
+        targets = torch.from_numpy(np.random.default_rng(0).integers(0, WORDS, COUNT))
+        with torch.inference_mode():
+            if case.endswith("cross_entropy"):
+                F.cross_entropy(torch.addmm(bias, values, table.T), targets)
+            else:
+                softmax.nats(values, table, bias, targets)
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="JSON lines are added to this file")
+    parser.add_argument("--case", choices=CASES, help="do this in this process, and print its peak")
+    given = parser.parse_args()
+    if given.case:
+        once(given.case)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return
+    for case in CASES:
+        ran = subprocess.run([sys.executable, __file__, "--case", case], capture_output=True, text=True, check=True)
+        row = json.dumps({"group": "memory", "what": case, "words": WORDS, "megabytes": int(ran.stdout) // 1024})
+        print(row)
+        if given.out:
+            with given.out.open("a", encoding="utf-8") as file:
+                file.write(row + "\n")
+
+
+if __name__ == "__main__":
+    main()
