@@ -297,7 +297,7 @@ class Trainer:
                 parameter.copy_(tensors.pop(f"{name}:value"))
                 keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
                 if self.rows and (state := self.rows.state(parameter)):
-                    for key in keys:
+                    for key in state.keys() & set(keys):
                         state[key].copy_(tensors[f"{name}:{key}"])
                 elif keys:
                     state = {key: tensors[f"{name}:{key}"].to(parameter.device) for key in keys}
