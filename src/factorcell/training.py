@@ -97,6 +97,7 @@ class Trainer:
     """A run, its data and its optimiser between two steps; of several processes, each with its share of the rows."""
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, world: World | None = None) -> None:
+        kernels.keep_memory()
         self.world = world or World(device=find_device(run.config.training.device))
         self.run, self.corpus, self.config = run.to(self.world.device), corpus, run.config.training
         self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
