@@ -23,7 +23,7 @@ help:
 	@echo 'make demo        train four models of place names, write demo.html (minutes)'
 	@echo 'make test        lint, types and tests'
 	@echo 'make check-slow  the tests that take minutes'
-	@echo 'make bench       every measurement in benchmarks/, into $(BENCH) and docs/speed.md; on a quiet machine'
+	@echo 'make bench       every measurement in benchmarks/, into $(BENCH) and runs/speed.md; on a quiet machine'
 	@echo 'make lint        ruff: rules and format, nothing changed'
 	@echo 'make types       mypy, strict'
 	@echo 'make format      ruff: rewrite the files'
@@ -56,7 +56,9 @@ check-slow: $(STAMP)
 
 bench: $(STAMP)
 	mkdir -p runs
-	$(BIN)/python benchmarks/speed.py --out $(BENCH) --table docs/speed.md
+	rm -f runs/speed.md
+	@set -e; for group in words characters step score; do \
+	  $(BIN)/python benchmarks/speed.py --groups $$group --out $(BENCH) --table runs/speed.md; done
 	$(BIN)/python benchmarks/memory.py --out $(BENCH)
 	$(BIN)/python benchmarks/processes.py --out $(BENCH)
 	$(BIN)/python benchmarks/prepare.py
