@@ -3,13 +3,15 @@
 Each process is `python processes.py FOLDER COUNT/CASE=PORT ...`; those of rank below COUNT take part in a case.
 """
 
+import faulthandler
 import io
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +40,22 @@ HOW = "--epochs 1 --batch-tokens 400 --evaluations 2 --log-every 2 --save-every 
 POISONED = 17  # the row of which the loss is not finite
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on, and below those that connections get: none takes one before its case."""
+    found: list[int] = []
+    for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 1000):
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("localhost", port))
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
+
+
 def start(folder: Path, cases: list[str]) -> None:
     """Run each case, COUNT/NAME, in the first COUNT of a few processes, one case after the other; fail with them."""
     count = max(int(case.split("/")[0]) for case in cases)
-    sockets = [socket.socket() for _ in cases]
-    for free in sockets:
-        free.bind(("localhost", 0))
-    given = [f"{case}={free.getsockname()[1]}" for case, free in zip(cases, sockets, strict=True)]
-    for free in sockets:
-        free.close()
+    given = [f"{case}={port}" for case, port in zip(cases, free_ports(len(cases)), strict=True)]
     path = os.pathsep.join(filter(None, sys.path))
     common = {**os.environ, "PYTHONPATH": path, "MASTER_ADDR": "localhost"}
     errors = folder / "errors"
@@ -188,13 +197,16 @@ def main(folder: str, *cases: str) -> None:
     """Run every case in a folder of its own."""
     torch.set_num_threads(1)
     np.seterr(all="raise")
+    faulthandler.dump_traceback_later(LIMIT - 20, exit=True)  # where one that waits in vain does so
     for case in cases:
+        print(f"{os.environ['RANK']} begins {case}", file=sys.stderr, flush=True)
         path, os.environ["MASTER_PORT"] = case.split("=")
         os.environ["WORLD_SIZE"], name = path.split("/")
         if int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]):
             if name in SHARED:
                 (Path(folder) / path).mkdir(exist_ok=True)
             globals()[f"case_{name}"](Path(folder) / path)
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":
