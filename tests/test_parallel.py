@@ -40,7 +40,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     for folder in folders.values():
         folder.mkdir(exist_ok=True)
         store.write_rows(folder / "table.jsonl", processes.table())
-    pairs = ("order", "command", "poisoned", "evaluate")
+    pairs = ("order", "command", "evaluate")
     both = [f"{count}/{name}" for count in (2, 3) for name in ("trainings", "gather")]
     processes.start(base, [*both, *(f"2/{name}" for name in pairs)])
     return folders
@@ -133,15 +133,22 @@ def test_the_command_speaks_once_and_logs_what_one_process_logs(
         assert all(a[key] == pytest.approx(b[key], rel=1e-4) for key in a if key not in (*TIMES, "split"))
 
 
-def test_a_loss_that_is_not_finite_in_one_process_ends_all(worlds: dict[int, Path]) -> None:
-    """None waits for another; the row is named by all, whoever had it."""
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_in_one_process_ends_all(tmp_path: Path) -> None:
+    """None waits for another; the row is named by all, whoever had it.
+
+    Slow, since a process that has failed was once seen to hang while it was taken down.
+    """
+    (tmp_path / "2").mkdir()
+    store.write_rows(tmp_path / "2" / "table.jsonl", processes.table())
+    processes.start(tmp_path, ["2/poisoned"])
     for rank in range(2):
-        row = store.read_json(worlds[2] / f"poisoned-{rank}.json")
+        row = store.read_json(tmp_path / "2" / f"poisoned-{rank}.json")
         assert row["code"] == 2
         last = row["said"].splitlines()[-1]
         assert last.startswith("factorcell: the loss is not finite at step ")
         assert f", row {processes.POISONED + 1} of the training data; " in last
-    assert (worlds[2] / "poisoned" / "checkpoint.safetensors").exists()
+    assert (tmp_path / "2" / "poisoned" / "checkpoint.safetensors").exists()
 
 
 def test_other_verbs_are_for_one_process(worlds: dict[int, Path]) -> None:

@@ -10,6 +10,7 @@ Shapes: U rows of a sparse gradient, E the size of a row.
 
 import os
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,6 +187,9 @@ def join(device: str) -> Iterator[World]:
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=WAIT)
     try:
         yield World(rank, size, here)
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # what a failed step holds of the group must go before it
+        raise
     finally:
         dist.destroy_process_group()
 
