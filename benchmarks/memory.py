@@ -6,7 +6,6 @@ The whole process counts, PyTorch's own code included. The baseline is PyTorch's
 """
 
 import argparse
-import json
 import os
 import resource
 import subprocess
@@ -53,11 +52,8 @@ def main() -> None:
         return
     for case in CASES:
         ran = subprocess.run([sys.executable, __file__, "--case", case], capture_output=True, text=True, check=True)
-        row = json.dumps({"group": "memory", "what": case, "words": WORDS, "megabytes": int(ran.stdout) // 1024})
-        print(row)
-        if given.out:
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(row + "\n")
+        megabytes = int(ran.stdout) // 1024
+        speed.note({"group": "memory", "what": case, "words": WORDS, "megabytes": megabytes}, given.out)
 
 
 if __name__ == "__main__":

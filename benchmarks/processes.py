@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import speed
 
 TEXTS, LENGTH, WORDS = 30_000, 39, 50_000
 OPTIONS = (
@@ -72,13 +73,8 @@ def main() -> None:
     first = statistics.median(rates["one process, two threads"])
     for name, values in rates.items():
         median = statistics.median(values)
-        row = json.dumps(
-            {"group": "processes", "what": name, "tokens_per_second": round(median), "times": round(median / first, 2)}
-        )
-        print(row)
-        if given.out:
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(row + "\n")
+        figures = {"tokens_per_second": round(median), "times": round(median / first, 2)}
+        speed.note({"group": "processes", "what": name, **figures}, given.out)
 
 
 if __name__ == "__main__":

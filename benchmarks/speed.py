@@ -271,6 +271,15 @@ GROUPS: dict[str, Callable[[], list[Work]]] = {
 }
 
 
+def note(row: dict[str, Any], out: Path | None) -> None:
+    """Print one row, and add it to the file `out`."""
+    line = json.dumps(row)
+    print(line)
+    if out:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

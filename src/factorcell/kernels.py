@@ -57,6 +57,14 @@ def variant() -> str | None:
     return choose("FACTORCELL_KERNEL", wanted, ["off", "triton", *here]) if wanted else here[-1]
 
 
+def chosen() -> tuple[ctypes.CDLL, int]:
+    """The compiled code and the number of its instruction set, where there is any."""
+    compiled, name = library(), variant()
+    assert compiled is not None
+    assert name is not None
+    return compiled, VARIANTS.index(name)
+
+
 def usable(*arrays: Tensor) -> bool:
     """Whether the compiled code can take `arrays`: floats on the processor, or what autocast made of them."""
     kinds = (torch.float32, torch.bfloat16)

@@ -33,6 +33,9 @@ class Conditioned:
         return Conditioned(self.weights.select(rows), self.features[rows])
 
 
+Picked = tuple[Tensor, list[Tensor]]  # which rows (U,) of the token tables, and (U, .) for each of them
+
+
 class LanguageModel(nn.Module):
     """p(text given context), for words or characters."""
 
@@ -76,19 +79,22 @@ class LanguageModel(nn.Module):
         nats = self.output.nats(hidden, batch.tokens[:, 1:], conditioned.features)
         return nats.masked_fill(~batch.mask(), 0.0)
 
-    def sampled(self, batch: Batch, samples: Samples, tables: list[Tensor] | None = None) -> Tensor:
+    def sampled(self, batch: Batch, samples: Samples, picked: Picked | None = None) -> Tensor:
         """Nats (B, T) against `samples` only, zero on padding: a loss for training, not a measure.
 
-        Of the tables with a row a token only the rows `samples.used` are read, once. Who has them already gives them as
-        `tables`, and gets gradients of their size.
+        Of the tables with a row a token only the rows `samples.used` are read, once. Who has `picked` them already gets
+        gradients of their size.
         """
-        used = samples.used(batch.tokens)
-        tables = tables or [F.embedding(used, table) for table in self.output.tables()]
+        used, tables = picked or self.pick(samples.used(batch.tokens))
         conditioned = self.condition(batch.context)
         rows = torch.searchsorted(used, batch.tokens)
         hidden = self._hidden(F.embedding(rows[:, :-1], tables[0]), conditioned.weights, batch.lengths)
         nats = self.output.sampled_nats(hidden, rows[:, 1:], conditioned.features, samples, used, tables)
         return nats.masked_fill(~batch.mask(), 0.0)
+
+    def pick(self, used: Tensor) -> Picked:
+        """The rows `used` (U,) of the tables with a row a token."""
+        return used, [F.embedding(used, table) for table in self.output.tables()]
 
     def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
         """`token` (B,) and a state (none: before the start token) -> log probabilities (B, V) of the next, state."""

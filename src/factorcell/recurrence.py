@@ -72,7 +72,7 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states (B, T, H), the last one and the last memory (B, H); products are of bfloat16 within autocast."""
     arrays = inputs.arrays()
     learning = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
-    number = kernels.VARIANTS.index(kernels.variant() or "plain")
+    _, number = kernels.chosen()
     outputs, hidden, memory, *_ = _forward(*arrays, learning, kernels.half(), number)
     return outputs, hidden, memory
 

@@ -34,9 +34,8 @@ class RowAdam:
     def __init__(self, tables: Sequence[nn.Parameter], rates: Sequence[float], weight_decay: float) -> None:
         self.tables, self.weight_decay = list(tables), weight_decay
         device = tables[0].device
-        self.done = torch.zeros(
-            len(tables[0]), dtype=torch.long, device=device
-        )  # the last step that a row has behind it
+        # the last step that each row has behind it
+        self.done = torch.zeros(len(tables[0]), dtype=torch.long, device=device)
         self.first = [torch.zeros_like(table, requires_grad=False) for table in tables]
         self.second = [torch.zeros_like(table, requires_grad=False) for table in tables]
         self.rates = np.asarray(rates)
@@ -99,8 +98,7 @@ class _Arguments(ctypes.Structure):
 
 def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: Tensor) -> None:
     """The same as the two functions below, in compiled code, which of them by what it is given."""
-    compiled, number = kernels.library(), kernels.VARIANTS.index(kernels.variant() or "plain")
-    assert compiled is not None
+    compiled, number = kernels.chosen()
     given = {"table": table, "first": first, "second": second, **kernels.dense(index=rows, **arrays)}
     sizes = (len(rows), table.shape[1], torch.get_num_threads(), 0)
     arguments = _Arguments(*sizes, *kernels.addresses(ARRAYS, given))

@@ -28,8 +28,8 @@ def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor
         own = F.embedding(targets, table)
         chosen: Tensor = torch.linalg.vecdot(values.to(own.dtype), own) + bias[targets]
         return log_sums(values, table, bias) - chosen
-    kind = torch.bfloat16 if kernels.halved(values.device) else values.dtype
-    if len(values) and gpu_softmax.usable(values.to(kind), table.to(kind)):
+    if len(values) and gpu_softmax.usable(values, table):
+        kind = torch.bfloat16 if kernels.halved(values.device) else values.dtype
         return gpu_softmax.nats(values.to(kind), table.to(kind), bias, targets)
     result: Tensor = _Exact.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
     return result
@@ -56,8 +56,7 @@ class _Arguments(ctypes.Structure):
 
 def log_sums(values: Tensor, table: Tensor, bias: Tensor) -> Tensor:
     """log sum_v exp(x . e_v + b_v) (N,) in compiled code, without a gradient; of bfloat16 products within autocast."""
-    compiled, number = kernels.library(), kernels.VARIANTS.index(kernels.variant() or "plain")
-    assert compiled is not None
+    compiled, number = kernels.chosen()
     taken = kernels.dense(values=values, table=table, bias=bias)
     made = {"result": torch.empty(len(values)), "packed": torch.empty(0)}
     sizes = (len(values), *table.shape, torch.get_num_threads(), int(kernels.half()), 0)

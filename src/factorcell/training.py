@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from factorcell import kernels, store
 from factorcell.config import TrainingConfig, UserError
 from factorcell.data import Batch, Corpus
-from factorcell.model import LanguageModel
+from factorcell.model import LanguageModel, Picked
 from factorcell.output import Proposal, Samples
 from factorcell.parallel import World, find_device
 from factorcell.rows import RowAdam
@@ -27,7 +27,6 @@ from factorcell.run import Run, targets
 from factorcell.vocabulary import START, UNKNOWN
 
 Row = dict[str, Any]
-Picked = tuple[Tensor, list[Tensor]]  # which rows (U,) of the token tables, and (U, .) for each of them
 
 
 @dataclass
@@ -87,9 +86,9 @@ class Loss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch, samples: Samples | None, tables: list[Tensor] | None = None) -> Tensor:
-        """Nats (B, T), exact or against `samples`; `tables` as `LanguageModel.sampled`."""
-        nats: Tensor = self.model(batch) if samples is None else self.model.sampled(batch, samples, tables)
+    def forward(self, batch: Batch, samples: Samples | None, picked: Picked | None = None) -> Tensor:
+        """Nats (B, T), exact or against `samples`; `picked` as `LanguageModel.sampled`."""
+        nats: Tensor = self.model(batch) if samples is None else self.model.sampled(batch, samples, picked)
         return nats
 
 
@@ -177,12 +176,13 @@ class Trainer:
             torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
             samples, picked = None if self.proposal is None else self.proposal.draw(), None
             if self.rows and samples:
-                self.rows.catch_up(self.progress.step, samples.used(batch.tokens.to(self.world.device)))
-                used = samples.used(own.tokens)
+                everywhere = samples.used(batch.tokens.to(self.world.device))
+                self.rows.catch_up(self.progress.step, everywhere)
+                used = everywhere if self.world.size == 1 else samples.used(own.tokens)
                 picked = used, self.rows.read(used)
             self.world.own_noise(self.config.seed, self.progress.step)
             self.run.model.train()
-            nats: Tensor = self.nats(own, samples, picked and picked[1])
+            nats: Tensor = self.nats(own, samples, picked)
         self.run.model.eval()
         return nats, own, factor, picked
 
