@@ -16,18 +16,23 @@ from pathlib import Path
 from typing import Any
 
 UNITS = ("word", "space", "char", "grapheme")
-ADAPTERS = ("concat", "scale", "scale_split", "factor")
+ADAPTERS = ("concat", "scale", "scale_split", "factor", "prefix")
+CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
 OUTPUT_BIASES = ("low_rank", "one_hot")
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 
-# The four models of the TACL paper (section 2), by what they adapt: (recurrent layer, softmax bias).
+# Named models by what they adapt: (recurrent layer, softmax bias). The first four are those of the TACL paper (section
+# 2); the others rescale rows (thesis, section 3.2) and read the context as control codes.
 MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unadapted": ((), ()),
     "softmaxbias": ((), ("low_rank",)),
     "concatcell": (("concat",), ("low_rank",)),
     "factorcell": (("concat", "factor"), ("low_rank",)),
+    "scalecell": (("concat", "scale"), ("low_rank",)),
+    "prefix": (("prefix",), ()),
 }
+PAPER_MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 
 
 class UserError(ValueError):
@@ -109,6 +114,8 @@ class ModelConfig:
     output_bias: tuple[str, ...] = option(
         ("low_rank",), "what context changes in the softmax bias (repeatable)", choices=OUTPUT_BIASES
     )
+    cell: str = option("coupled", "kind of recurrent layer; coupled: the LSTM of the papers", choices=CELLS)
+    layers: int = option(1, "recurrent layers, each with adapters of its own", low=1)
     embedding_size: int = option(150, "e, size of a token embedding", low=1)
     hidden_size: int = option(200, "d, size of the recurrent layer", low=1)
     variable_size: int = option(16, "size of the embedding of one context variable", low=1)
@@ -116,9 +123,14 @@ class ModelConfig:
     context_size: int = option(16, "k, size of the joint context vector", low=1)
     rank: int = option(12, "r, rank of the FactorCell's change of W", low=1)
     layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)")
-    dropout_recurrent: float = option(0.0, "drop rate of the candidate tanh(i) (Semeniuta et al. 2016)", low=0)
+    variational: bool = option(False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)")
+    dropout_recurrent: float = option(
+        0.0,
+        "drop rate of the candidate (Semeniuta et al. 2016); if variational, of h where it is fed back",
+        low=0,
+    )
     dropout_input: float = option(0.0, "drop rate of the token embeddings", low=0)
-    dropout_output: float = option(0.0, "drop rate of the hidden states given to the softmax", low=0)
+    dropout_output: float = option(0.0, "drop rate of the hidden states given to the softmax or the next layer", low=0)
     dropout_token: float = option(0.0, "rate at which whole input tokens are replaced by zero", low=0)
 
     def __post_init__(self) -> None:
