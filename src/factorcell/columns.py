@@ -55,7 +55,8 @@ def to_number(value: Any) -> float | None:
 def to_time(value: Any) -> date | time | None:
     """A date, a time of day, or both (a `datetime` is a `date`), from ISO 8601 text or as Python or NumPy has it."""
     if isinstance(value, np.datetime64):
-        value = value.astype("datetime64[us]").item()
+        exact = value.item()  # of nanoseconds Python knows only the number
+        value = value.astype("datetime64[us]").item() if isinstance(exact, int) else exact
     if isinstance(value, (date, time)):
         return None if is_missing(value) else value
     if not isinstance(value, str):

@@ -313,7 +313,8 @@ class ContextEncoder(nn.Module):
             assert isinstance(first, nn.Linear)
             nn.init.normal_(first.weight, std=2.0)
             nn.init.normal_(first.bias, std=1.0)
-            first.weight.data.mul_(self.inputs.widths())
+            with torch.no_grad():
+                first.weight.mul_(self.inputs.widths())
         self.texts = nn.ModuleList(WordBag(variable, config.variable_size) for variable in schema.texts)
         self.vectors = nn.ModuleList(VectorMap(variable, config.variable_size) for variable in schema.vectors)
 

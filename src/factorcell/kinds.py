@@ -137,9 +137,10 @@ def to_vector(value: Any) -> NDArray[np.float32] | None:
         array = np.asarray(json.loads(value) if isinstance(value, str) else value)
     except (ValueError, RecursionError):  # not JSON, or nested lists of different lengths
         return None
-    if array.ndim != 1 or not array.size or array.dtype.kind not in "iuf" or not (np.abs(array) <= LARGEST).all():
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iuf":
         return None
-    return array.astype(np.float32)
+    wide = array.astype(np.float64)
+    return wide.astype(np.float32) if (np.abs(wide) <= LARGEST).all() else None
 
 
 def _short(value: Any) -> str:
