@@ -216,7 +216,7 @@ class Numbers:
         turns, phases = map(np.array, waves(self.period))
         waved = np.sin(rows[:, None] * turns + phases) if len(rows) else np.zeros((1, len(turns)))
         means = waved.mean(0)
-        mean = math.atan2(means[0], means[1]) / turns[0] % self.period
+        mean = math.atan2(means[0], means[1]) * self.period / (2 * math.pi) % self.period
         around = (rows - mean + self.period / 2) % self.period - self.period / 2
         return Variable(
             self.name,
