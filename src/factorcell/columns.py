@@ -203,18 +203,15 @@ class Numbers:
     def variable(self, min_count: int) -> Variable:
         """The variable that this column makes, with its moments and range."""
         rows = np.concatenate(self.rows)
-        rows = rows[~np.isnan(rows)]
         if self.period:
             return self._periodic(rows)
-        if not len(rows):
-            return Variable(self.name, self.kind)
         mean, deviation, low, high = map(float, (rows.mean(), deviations(rows), rows.min(), rows.max()))
         return Variable(self.name, self.kind, mean=mean, deviation=deviation, low=low, high=high)
 
     def _periodic(self, rows: NDArray[np.float64]) -> Variable:
         """With the moments of its waves; its mean is the direction of the mean of all points of the circle."""
         turns, phases = map(np.array, waves(self.period))
-        waved = np.sin(rows[:, None] * turns + phases) if len(rows) else np.zeros((1, len(turns)))
+        waved = np.sin(rows[:, None] * turns + phases)
         means = waved.mean(0)
         mean = math.atan2(means[0], means[1]) * self.period / (2 * math.pi) % self.period
         around = (rows - mean + self.period / 2) % self.period - self.period / 2
@@ -222,7 +219,7 @@ class Numbers:
             self.name,
             self.kind,
             mean=mean,
-            deviation=float(np.sqrt((around**2).mean())) or 1.0 if len(rows) else 1.0,
+            deviation=float(deviations(mean + around)),
             period=self.period,
             means=tuple(means.tolist()),
             deviations=tuple(deviations(waved).tolist()),
