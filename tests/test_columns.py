@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.columns import Categories, Numbers, category_name, column_readers, is_missing, parse_column
+from factorcell.columns import Categories, Numbers, category_name, is_missing
 from factorcell.config import DataConfig, UserError
 from factorcell.context import MISSING, RARE, ContextSchema, Variable
+from factorcell.kinds import column_readers, parse_column
 from factorcell.tables import open_table
 
 
@@ -23,6 +24,7 @@ def read(values: list[Any], kind: str = "") -> Categories | Numbers:
     for begin, part in ((0, values[:half]), (half, values[half:])):
         if part:
             reader.add(part, begin)
+    assert isinstance(reader, Categories | Numbers)
     return reader
 
 
@@ -50,7 +52,7 @@ def test_kinds_are_overridden() -> None:
     """NAME:KIND decides; a name may hold a colon itself if a kind follows."""
     assert isinstance(read(["1", "2"], ":number"), Numbers)
     assert isinstance(read(["1.5", "2.5"], ":category"), Categories)
-    assert parse_column("a:b:number") == ("a:b", "number")
+    assert parse_column("a:b:number") == ("a:b", "number", 0.0)
     with pytest.raises(UserError, match="unknown kind of context column 'numbr' \\(did you mean 'number'"):
         parse_column("x:numbr")
     with pytest.raises(UserError, match="named twice"):
@@ -115,7 +117,8 @@ def read_known(rows: list[dict[str, Any]], unknown: str, optional: tuple[str, ..
     readers = column_readers(open_table(rows), DataConfig(), schema(), unknown, optional)
     for reader in readers:
         reader.add([row.get(reader.name) for row in rows], 0)
-    return [reader.array(schema().variable(reader.name)).tolist() for reader in readers]
+    arrays = [reader.array(schema().variable(reader.name)) for reader in readers]
+    return [array.tolist() for array in arrays if isinstance(array, np.ndarray)]
 
 
 def test_values_never_seen() -> None:

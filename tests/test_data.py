@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import data, tables
+from factorcell import data, tables, tokens
 from factorcell.config import DataConfig, UserError
 from factorcell.data import Corpus, prepare
 from factorcell.vocabulary import END, START, UNKNOWN, split
@@ -61,7 +61,7 @@ def test_chunks_and_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -
     """Neither the size of a chunk nor that of a block of ids shows in the result."""
     whole = prepare(ROWS * 10, CONFIG)
     monkeypatch.setattr(tables, "CHUNK", 3)
-    monkeypatch.setattr(data, "STRIDE", 7)
+    monkeypatch.setattr(tokens, "STRIDE", 7)
     pieces = prepare(ROWS * 10, CONFIG)
     assert lines_of(whole) == lines_of(pieces)
     assert whole.vocabulary.tokens == pieces.vocabulary.tokens
@@ -152,7 +152,7 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
     cache = tmp_path / "cache"
     first = prepare(table, CONFIG, cache=cache)
     assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
-    monkeypatch.setattr(data, "_tokenise", lambda *given: 1 / 0)
+    monkeypatch.setattr(data, "tokenise", lambda *given: 1 / 0)
     second = prepare(table, CONFIG, cache=cache)
     assert isinstance(second.tokens, np.memmap)
     assert lines_of(second) == lines_of(first)

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from elsewhere import DEVICE, Elsewhere
 from factorcell.classification import log_likelihoods
-from factorcell.config import OUTPUT_BIASES
+from factorcell.config import OUTPUT_BIASES, Config
+from factorcell.data import prepare
 from factorcell.decoding import sample
 from factorcell.parallel import World
 from factorcell.run import Run
 from factorcell.training import Row, Trainer
 from small import ROWS, make_run
+from test_kinds import CONTEXT, rows_of_all_kinds
 
 MISSING: dict[str, Any] = {"text": "sun and sea", "city": None, "stars": None, "lat": None, "lon": None}
 
@@ -66,6 +68,34 @@ def test_scores_are_those_of_the_processor(bias: str, tmp_path: Path, monkeypatc
     for a, b in zip(found[:3], expected[:3], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert found[3] == expected[3]
+
+
+def test_every_kind_of_context_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times, texts and vectors, some of them missing, scored and told apart."""
+    monkeypatch.setattr("torch.inference_mode", torch.no_grad)
+    rows = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(6)]
+    data = {"context": ("city", *CONTEXT), "min_count": 1, "min_context_count": 1, "min_context_word": 1}
+    config = Config.from_dict(
+        {"data": data, "model": {"hidden_size": 6, "embedding_size": 5, "adapt": ["factor", "prefix"]}}
+    )
+    corpus = prepare(rows, config.data)
+    run = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
+    corpus = run.prepare([*rows, {"text": "a"}], unknown="expected")
+
+    def results() -> list[Any]:
+        batch = run.batch(corpus, np.arange(7))
+        some, which = batch.select(torch.tensor([6, 1, 6]).to(run.device)).context.distinct()
+        cities = [{"city": "a"}, {"city": "b"}]
+        with torch.no_grad():
+            vectors = run.model.condition(some).tilt.features
+        return [run.nats(corpus), log_likelihoods(run, corpus, cities), vectors.cpu(), which.cpu()]
+
+    expected = [np.asarray(result) for result in results()]
+    with Elsewhere():
+        moved(run)
+        found = [np.asarray(result) for result in results()]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def bernoulli(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:

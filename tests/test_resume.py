@@ -185,7 +185,8 @@ def test_a_poisoned_number_names_its_row(tmp_path: Path) -> None:
     assert run.model.encoder.network is not None
     with torch.no_grad():
         next(run.model.encoder.network.parameters()).copy_(torch.tensor([1.0, -1.0]))
-    run.model.encoder.deviation.fill_(1e-3)
+    assert run.model.encoder.inputs is not None
+    run.model.encoder.inputs.deviation.fill_(1e-3)
     corpus.numbers[25] = 3e38
     with pytest.raises(
         UserError, match=r"the loss is not finite at step [1-5], row 26 of the training data; "

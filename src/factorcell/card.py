@@ -3,6 +3,7 @@
 from typing import Any
 
 from factorcell import store
+from factorcell.context import TIMES, Variable
 from factorcell.run import Run
 
 Row = dict[str, Any]
@@ -66,5 +67,16 @@ def _results(run: Run) -> str:
 
 def _use(run: Run) -> str:
     data = run.config.data
-    row = {data.text: "..."} | {v.name: v.values[1] if v.values[1:] else v.mean for v in run.schema.variables}
+    row = {data.text: "..."} | {v.source: _example(v) for v in run.schema.variables}
     return f"```python\nfrom factorcell import Run\n\nRun.open({str(run.folder)!r}).score({row!r})\n```"
+
+
+def _example(variable: Variable) -> Any:
+    """A value that the column of `variable` could hold."""
+    if variable.kind == "vector":
+        return [round(mean, 3) for mean in variable.means]
+    if variable.kind == "text":
+        return variable.values[0]
+    if variable.kind in TIMES:
+        return "2026-11-21T15:55"
+    return variable.values[1] if variable.values[1:] else variable.mean

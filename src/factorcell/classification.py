@@ -8,7 +8,7 @@ Shapes: B texts, K candidates, C categorical variables, N numeric ones.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ def log_likelihoods(run: Run, corpus: Corpus, candidates: Sequence[Mapping[str, 
     """
     columns = [_candidate(run, candidate) for candidate in candidates]
     result = np.zeros((len(corpus), len(candidates)))
-    same = len(np.unique(_others(run, corpus, candidates[0]), axis=0)) == 1
+    same = not (corpus.bags or corpus.vectors) and len(np.unique(_others(run, corpus, candidates[0]), axis=0)) == 1
     shared = None
     with run.scoring():
         if same:  # only the candidates matter: all of them are prepared once
@@ -80,11 +80,13 @@ def _candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
             known = category_name(value)
             choose(f"value of {name}", known, variable.values)
             categories[run.schema.categories.index(variable)] = variable.values.index(known)
-        else:
+        elif variable in run.schema.numbers:
             number = to_number(value)
             if number is None:
                 raise UserError(f"{name} is {value!r}, not a number")
-            numbers[run.schema.numbers.index(variable)] = number
+            numbers[run.schema.numbers.index(variable)] = number % variable.period if variable.period else number
+        else:
+            raise UserError(f"{name} is a {variable.kind}; candidates are values of a category, or numbers")
     return categories.to(run.device), numbers.to(run.device)
 
 
@@ -94,14 +96,15 @@ def _contexts(context: Context, columns: list[tuple[Tensor, Tensor]]) -> Context
     numbers = torch.stack([column[1] for column in columns]).repeat(len(context), 1)
     rows = torch.arange(len(context), device=categories.device)
     wide = context.select(rows.repeat_interleave(len(columns)))
-    return Context(
-        torch.where(categories == -2, wide.categories, categories),
-        torch.where(numbers == torch.inf, wide.numbers, numbers),
+    return replace(
+        wide,
+        categories=torch.where(categories == -2, wide.categories, categories),
+        numbers=torch.where(numbers == torch.inf, wide.numbers, numbers),
     )
 
 
 def _others(run: Run, corpus: Corpus, candidate: Mapping[str, Any]) -> NDArray[Any]:
-    """The columns of all texts that a candidate leaves alone."""
+    """The categories and numbers of all texts that a candidate leaves alone."""
     categories = [i for i, variable in enumerate(run.schema.categories) if variable.name not in candidate]
     numbers = [i for i, variable in enumerate(run.schema.numbers) if variable.name not in candidate]
     return np.concatenate([corpus.categories[:, categories], corpus.numbers[:, numbers]], axis=1)
@@ -231,14 +234,16 @@ def classify(
     the AUC. `priors`: uniform, "training" (the frequencies there), or weights by value.
     """
     variable = run.schema.variable(target)
-    if variable.kind != "category":
+    if variable in run.schema.numbers:
         raise UserError(f"{target} is a number; classify it among named points (--points)")
+    if variable.kind != "category":
+        raise UserError(f"{target} is a {variable.kind}; only the values of a category can be told apart")
     names = [category_name(value) for value in values] or list(variable.values[1:])
     for name in names:
         choose(f"value of {target}", name, variable.values[1:])
     corpus = run.prepare(source, unknown=unknown, optional=(target,))
-    known = target in open_table(source).columns
-    truth = _names(source, target) if known else [None] * len(corpus)
+    known = variable.source in open_table(source).columns
+    truth = _names(source, variable.source) if known else [None] * len(corpus)
     weights = priors if isinstance(priors, Mapping) else None
     if priors == "training":
         weights = dict(zip(variable.values, map(float, variable.counts), strict=True))
@@ -267,12 +272,14 @@ def classify_points(
     """Which of named `points` (such as cities, by `lat` and `lon`) each text belongs to, by its numeric variables.
 
     The right point of a text is the nearest one, by great circle in km where the points are latitude and longitude,
-    else by distance in standard deviations; texts farther than `within` from all points are left out. `truth` gives the
-    right names instead.
+    else by distance in standard deviations (the short way round, if periodic); texts farther than `within` from all
+    points are left out. `truth` gives the right names instead.
     """
     if not points:
         raise UserError("no points to choose from")
     variables = tuple(next(iter(points.values())))
+    for name in variables:
+        choose("numeric context variable", name, [variable.name for variable in run.schema.numbers])
     corpus = run.prepare(source, unknown=unknown, optional=variables if truth is not None else ())
     names = list(points)
     likelihoods = log_likelihoods(run, corpus, [points[name] for name in names])
@@ -294,6 +301,9 @@ def distances(here: Floats, there: Floats, variables: Sequence[str], run: Run) -
         chord = half[..., 0] + np.cos(a[..., 0]) * np.cos(b[..., 0]) * half[..., 1]
         kilometres: Floats = 2 * EARTH_RADIUS * np.arcsin(np.sqrt(np.minimum(1.0, chord)))
         return kilometres
-    scale = np.array([run.schema.variable(name).deviation for name in variables])
-    scaled: Floats = np.sqrt((((here[:, None] - there[None]) / scale) ** 2).sum(-1))
-    return scaled
+    used = [run.schema.variable(name) for name in variables]
+    period = np.array([variable.period or math.inf for variable in used])
+    gap = np.abs(here[:, None] - there[None]) % period
+    scaled: Floats = np.minimum(gap, period - gap) / np.array([variable.deviation for variable in used])
+    total: Floats = np.sqrt((scaled**2).sum(-1))
+    return total

@@ -1,28 +1,26 @@
-"""Context columns: what a column holds, its values as ids or numbers, and what is wrong with one that does not fit.
+"""Categories and numbers: the values of a column as ids or numbers, and what is wrong with one that does not fit.
 
 A category is compared by its name, and 5, 5.0, "5" and "5.0" have the same: a rating read from a file and one given
 in Python agree. A missing category (null or an empty field) has the expected value; a missing number is an error
-unless the caller chose `unknown="expected"`.
+unless the caller chose `unknown="expected"`. Times are numbers too: the hour, the weekday (Monday is 0) or the day of
+the year (January 1 is 0), as the time is written, in its own zone.
 """
 
 import difflib
 import math
 import re
+from collections.abc import Callable
+from datetime import date, datetime, time
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import DataConfig, UserError, choose
-from factorcell.context import MISSING, RARE, ContextSchema, Variable
-from factorcell.tables import Table
+from factorcell.config import UserError
+from factorcell.context import MISSING, RARE, Variable, waves
 
-KINDS = ("category", "number")
-UNKNOWN_POLICIES = ("error", "group", "expected")
-GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
 LARGEST = float(np.finfo(np.float32).max)
-FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
 
 
 def category_name(value: Any) -> str:
@@ -54,6 +52,50 @@ def to_number(value: Any) -> float | None:
     return number if abs(number) <= LARGEST else None
 
 
+def to_time(value: Any) -> date | time | None:
+    """A date, a time of day, or both (a `datetime` is a `date`), from ISO 8601 text or as Python or NumPy has it."""
+    if isinstance(value, np.datetime64):
+        exact = value.item()  # of nanoseconds Python knows only the number
+        value = value.astype("datetime64[us]").item() if isinstance(exact, int) else exact
+    if isinstance(value, (date, time)):
+        return None if is_missing(value) else value
+    if not isinstance(value, str):
+        return None
+    kinds = (date, datetime, time) if ":" in value else (date, datetime)  # 2026 is no time of day
+    for kind in kinds:
+        try:
+            return kind.fromisoformat(value.strip())
+        except ValueError:
+            continue
+    return None
+
+
+def to_hour(value: Any) -> float | None:
+    """Hours since midnight; None of a date without a time of day."""
+    moment = to_time(value)
+    if not isinstance(moment, (datetime, time)):
+        return None
+    return moment.hour + moment.minute / 60 + (moment.second + moment.microsecond / 1e6) / 3600
+
+
+def to_weekday(value: Any) -> float | None:
+    """Whole days since Monday."""
+    moment = to_time(value)
+    return float(moment.weekday()) if isinstance(moment, date) else None
+
+
+def to_yearday(value: Any) -> float | None:
+    """Whole days since January 1."""
+    moment = to_time(value)
+    return moment.timetuple().tm_yday - 1.0 if isinstance(moment, date) else None
+
+
+def deviations(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Standard deviation of each column of `values` (rows, n); 1 where its values are the same, but for rounding."""
+    spread: NDArray[np.float64] = values.std(0, dtype=np.float64)
+    return np.where(spread > 1e-12 * np.abs(values).max(0), spread, 1.0)
+
+
 class _Names(dict[Any, int]):
     """Provisional ids of category values, 1 upwards in order of appearance; 0 is a missing one."""
 
@@ -72,8 +114,8 @@ class _Names(dict[Any, int]):
 class Categories:
     """A categorical column as it is read."""
 
-    def __init__(self, name: str, where: str, known: Variable | None, unknown: str) -> None:
-        self.name, self.where, self.known, self.unknown = name, where, known, unknown
+    def __init__(self, name: str, column: str, where: str, known: Variable | None, unknown: str) -> None:
+        self.name, self.column, self.where, self.known, self.unknown = name, column, where, known, unknown
         self.ids = _Names()
         self.rows: list[NDArray[np.int32]] = []
 
@@ -83,9 +125,11 @@ class Categories:
         try:
             rows = np.fromiter(map(self.ids.__getitem__, values), dtype=np.int32, count=len(values))
         except TypeError:  # not hashable
-            row, value = next((r, v) for r, v in enumerate(values, before + 1) if isinstance(v, (list, dict, set)))
-            kind = type(value).__name__
-            raise UserError(f"{self.where} row {row}: {self.name} is a {kind}, not the name of a category") from None
+            nested = (list, dict, set, tuple, np.ndarray)
+            row, value = next((r, v) for r, v in enumerate(values, before + 1) if isinstance(v, nested))
+            got = f"{self.column} is a {type(value).__name__}"
+            hint = f" (a vector? say {self.column}:vector)" if isinstance(value, (list, tuple, np.ndarray)) else ""
+            raise UserError(f"{self.where} row {row}: {got}, not the name of a category{hint}") from None
         self.rows.append(rows)
         if self.known and self.unknown == "error" and len(self.ids.names) > seen:
             for name in islice(self.ids.names, seen, None):
@@ -99,7 +143,7 @@ class Categories:
         more = ", ..." if len(values) > len(near) else ""
         rare = " or is a rare one" if self.known and self.known.rare else ""
         return (
-            f"{self.where} row {row}: {self.name} {name!r} was never seen in training{rare}; it knows "
+            f"{self.where} row {row}: {self.column} {name!r} was never seen in training{rare}; it knows "
             f"{len(values)} values ({', '.join(near)}{more}); choose unknown=group or unknown=expected to go on"
         )
 
@@ -125,108 +169,62 @@ class Categories:
         return np.array(final, dtype=np.int32)[np.concatenate(self.rows)]
 
 
-class Numbers:
-    """A numeric column as it is read."""
+TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
+# How a value is read, and what one is not that cannot be.
+READ: dict[str, tuple[Callable[[Any], float | None], str]] = {
+    "number": (to_number, "not a number (a category? say {}:category)"),
+    "longitude": (to_number, "not a number of degrees"),
+    "cyclic": (to_number, "not a number"),
+    "hour": (to_hour, TIME.format("time of day")),
+    "weekday": (to_weekday, TIME.format("date")),
+    "yearday": (to_yearday, TIME.format("date")),
+}
 
-    def __init__(self, name: str, where: str, unknown: str) -> None:
-        self.name, self.where, self.unknown = name, where, unknown
+
+class Numbers:
+    """A numeric column as it is read; with a `period` its values lie in [0, period)."""
+
+    def __init__(self, name: str, column: str, where: str, unknown: str, kind: str, period: float = 0.0) -> None:
+        self.name, self.column, self.where, self.unknown = name, column, where, unknown
+        self.kind, self.period = kind, period
         self.rows: list[NDArray[np.float64]] = []
 
     def add(self, values: list[Any], before: int) -> None:
         """Take one chunk; `before` rows came earlier."""
-        numbers = [to_number(value) for value in values]
+        read, wrong = READ[self.kind]
+        numbers = [read(value) for value in values]
         for row, (value, number) in enumerate(zip(values, numbers, strict=True), before + 1):
             if number is None and not (self.unknown == "expected" and is_missing(value)):
                 got = "empty" if is_missing(value) else repr(value)
-                raise UserError(
-                    f"{self.where} row {row}: {self.name} is {got}, not a number (a category? say {self.name}:category)"
-                )
-        self.rows.append(np.array([math.nan if number is None else number for number in numbers]))
+                raise UserError(f"{self.where} row {row}: {self.column} is {got}, {wrong.format(self.column)}")
+        array = np.array([math.nan if number is None else number for number in numbers])
+        self.rows.append(array % self.period if self.period else array)
 
     def variable(self, min_count: int) -> Variable:
         """The variable that this column makes, with its moments and range."""
         rows = np.concatenate(self.rows)
-        rows = rows[~np.isnan(rows)]
-        if not len(rows):
-            return Variable(self.name, "number")
-        deviation = float(rows.std()) or 1.0
-        low, high = float(rows.min()), float(rows.max())
-        return Variable(self.name, "number", mean=float(rows.mean()), deviation=deviation, low=low, high=high)
+        if self.period:
+            return self._periodic(rows)
+        mean, deviation, low, high = map(float, (rows.mean(), deviations(rows), rows.min(), rows.max()))
+        return Variable(self.name, self.kind, mean=mean, deviation=deviation, low=low, high=high)
+
+    def _periodic(self, rows: NDArray[np.float64]) -> Variable:
+        """With the moments of its waves; its mean is the direction of the mean of all points of the circle."""
+        turns, phases = map(np.array, waves(self.period))
+        waved = np.sin(rows[:, None] * turns + phases)
+        means = waved.mean(0)
+        mean = math.atan2(means[0], means[1]) * self.period / (2 * math.pi) % self.period
+        around = (rows - mean + self.period / 2) % self.period - self.period / 2
+        return Variable(
+            self.name,
+            self.kind,
+            mean=mean,
+            deviation=float(deviations(mean + around)),
+            period=self.period,
+            means=tuple(means.tolist()),
+            deviations=tuple(deviations(waved).tolist()),
+        )
 
     def array(self, variable: Variable) -> NDArray[np.float64]:
         """The values of all rows."""
         return np.concatenate(self.rows)
-
-
-def parse_column(text: str) -> tuple[str, str | None]:
-    """`NAME` or `NAME:KIND` -> name and kind."""
-    name, colon, kind = text.rpartition(":")
-    if not colon:
-        return text, None
-    return name, choose("kind of context column", kind, KINDS)
-
-
-def column_readers(
-    table: Table,
-    config: DataConfig,
-    schema: ContextSchema | None,
-    unknown: str,
-    optional: tuple[str, ...] = (),
-) -> list[Categories | Numbers]:
-    """A reader for every context column: as the schema says, or as the config says, or guessed from the first rows."""
-    choose("policy for unknown values", unknown, UNKNOWN_POLICIES)
-    if schema is not None:
-        policy = {v.name: "expected" if v.name in optional else unknown for v in schema.variables}
-        for variable in schema.variables:
-            if variable.name not in table.columns and policy[variable.name] != "expected":
-                have = ", ".join(table.columns)
-                raise UserError(
-                    f"{table.name}: no column {variable.name!r}; it has {have} (unknown=expected goes on without)"
-                )
-        return [
-            Numbers(variable.name, table.name, policy[variable.name])
-            if variable.kind == "number"
-            else Categories(variable.name, table.name, variable, policy[variable.name])
-            for variable in schema.variables
-        ]
-    wanted = [parse_column(text) for text in config.context]
-    names = [name for name, _ in wanted]
-    if len(set(names)) < len(names):
-        raise UserError(f"context column {max(names, key=names.count)!r} is named twice")
-    for name in names:
-        if name not in table.columns:
-            raise UserError(f"{table.name}: no column {name!r}; it has {', '.join(table.columns)}")
-    guesses = _guess(table, [name for name, kind in wanted if kind is None])
-    return [
-        Numbers(name, table.name, "error")
-        if (kind or guesses[name]) == "number"
-        else Categories(name, table.name, None, "group")
-        for name, kind in wanted
-    ]
-
-
-def _guess(table: Table, names: list[str]) -> dict[str, str]:
-    """A column is a number if all its first values are, and they are not just a few whole ones."""
-    values: dict[str, set[Any]] = {name: set() for name in names}
-    if not names:
-        return {}
-    rows = 0
-    for chunk in table.chunks(names):
-        for name in names:
-            try:
-                values[name].update(chunk[name])
-            except TypeError:  # not hashable, so no number; the reader will say in which row
-                values[name].update(map(repr, chunk[name]))
-        rows += len(chunk[names[0]])
-        if rows >= GUESS_ROWS:
-            break
-    return {name: _kind(seen) for name, seen in values.items()}
-
-
-def _kind(values: set[Any]) -> str:
-    numbers = [to_number(value) for value in values if not is_missing(value)]
-    whole = [number for number in numbers if number is not None]
-    if not numbers or len(whole) < len(numbers):
-        return "category"
-    few = len(set(whole)) <= FEW and all(number.is_integer() for number in whole)
-    return "category" if few else "number"

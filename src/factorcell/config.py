@@ -110,7 +110,11 @@ class DataConfig:
     """What is read from a table, and how text becomes tokens."""
 
     text: str = option("text", "column with the text")
-    context: tuple[str, ...] = option((), "context column: NAME, NAME:category or NAME:number (repeatable)")
+    context: tuple[str, ...] = option(
+        (),
+        "context column: NAME or NAME:KIND (repeatable); the kind is category, number, hour, weekday or yearday (of a "
+        "time), longitude, cyclic=PERIOD, text or vector",
+    )
     unit: str = option("word", "unit of text: word, space (split at spaces only), char or grapheme", choices=UNITS)
     lowercase: bool | None = option(None, "lower-case the text (default: words yes, characters no)")
     strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or % (word units)")
@@ -118,6 +122,8 @@ class DataConfig:
     max_vocabulary: int = option(50_000, "at most this many tokens, the most frequent", low=1)
     max_tokens: int = option(200, "cut texts after this many tokens", low=1)
     min_context_count: int = option(50, "rarer values of a category are grouped as one unknown value", low=1)
+    min_context_word: int = option(5, "a word seen less often in a text context is left out of it", low=1)
+    max_context_words: int = option(10_000, "at most this many words of a text context, the most frequent", low=1)
 
     def __post_init__(self) -> None:
         _check(self)

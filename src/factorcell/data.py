@@ -1,7 +1,6 @@
 """Tables to batches: texts as flat arrays of ids, their contexts as columns, batches of texts of like length.
 
-`prepare` reads a source once, in chunks, and tokenises it once: tokens get provisional ids in order of appearance,
-and when all are counted the flat array is mapped to the ids of the vocabulary. No text outlives its chunk.
+`prepare` reads a source once, in chunks, and tokenises it once. No text outlives its chunk.
 
 Shapes: B texts, T targets of the longest.
 """
@@ -11,9 +10,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from factorcell.columns import Categories, Numbers, column_readers
 from factorcell.config import DataConfig, UserError
-from factorcell.context import Context, ContextSchema
+from factorcell.context import MISSING, Bags, Context, ContextSchema
+from factorcell.kinds import Ragged, Reader, column_readers, new_schema
 from factorcell.tables import Table, line_count, open_table
-from factorcell.vocabulary import END, START, UNKNOWN, Vocabulary, splitter
+from factorcell.tokens import Ids, count, map_ids, tokenise
+from factorcell.vocabulary import END, Vocabulary
 
-CACHE_VERSION = 2  # of the arrays below; part of the key, so that older ones are not read
-STRIDE = 1 << 24  # tokens mapped at once
+CACHE_VERSION = 3  # of the arrays below; part of the key, so that older ones are not read
 POOL = 50  # batches' worth of shuffled rows that are sorted by length together
 
 
@@ -62,7 +60,8 @@ class Corpus:
     """Texts and contexts of one table.
 
     `tokens`: all ids, text after text, each from `START` to `END` (a text that was cut has no `END`);
-    `offsets` (rows + 1): where each text begins; `categories` (rows, C); `numbers` (rows, N).
+    `offsets` (rows + 1): where each text begins; `categories` (rows, C); `numbers` (rows, N); `vectors` (rows, D) of
+    each vector variable; `bags` of each text variable.
     """
 
     tokens: NDArray[Any]
@@ -71,6 +70,8 @@ class Corpus:
     numbers: NDArray[np.float32]
     vocabulary: Vocabulary
     schema: ContextSchema
+    vectors: tuple[NDArray[np.float32], ...] = ()
+    bags: tuple[Ragged, ...] = ()
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -87,7 +88,13 @@ class Corpus:
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """The contexts of `rows`."""
-        return Context(torch.from_numpy(self.categories[rows].astype(np.int64)), torch.from_numpy(self.numbers[rows]))
+        bags = [bags.select(rows) for bags in self.bags]
+        return Context(
+            torch.from_numpy(self.categories[rows].astype(np.int64)),
+            torch.from_numpy(self.numbers[rows]),
+            tuple(torch.from_numpy(vectors[rows]) for vectors in self.vectors),
+            tuple(Bags(torch.from_numpy(b.values.astype(np.int64)), torch.from_numpy(b.offsets)) for b in bags),
+        )
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """The texts of `rows` as one padded batch."""
@@ -118,11 +125,27 @@ class Corpus:
 
     def select(self, rows: NDArray[np.int64]) -> "Corpus":
         """A corpus of `rows` alone, in that order."""
-        lengths = np.diff(self.offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        index = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Corpus(
-            self.tokens[index], offsets, self.categories[rows], self.numbers[rows], self.vocabulary, self.schema
+        tokens, offsets = Ragged(self.tokens, self.offsets).select(rows)
+        return replace(
+            self,
+            tokens=tokens,
+            offsets=offsets,
+            categories=self.categories[rows],
+            numbers=self.numbers[rows],
+            vectors=tuple(vectors[rows] for vectors in self.vectors),
+            bags=tuple(bags.select(rows) for bags in self.bags),
+        )
+
+    def without_context(self, schema: ContextSchema) -> "Corpus":
+        """The same texts for a model with the variables of `schema`, all of them missing."""
+        rows = len(self)
+        return replace(
+            self,
+            schema=schema,
+            categories=np.full((rows, len(schema.categories)), MISSING, dtype=np.int32),
+            numbers=np.full((rows, len(schema.numbers)), np.nan, dtype=np.float32),
+            vectors=tuple(np.full((rows, len(v.means)), np.nan, dtype=np.float32) for v in schema.vectors),
+            bags=tuple(Ragged(np.zeros(0, np.int32), np.zeros(rows + 1, np.int64)) for _ in schema.texts),
         )
 
     def split(self, share: float, seed: int) -> tuple["Corpus", "Corpus"]:
@@ -243,27 +266,26 @@ def _open(folder: Path) -> Corpus | None:
 
 
 def _load(folder: Path) -> Corpus:
-    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "categories", "numbers")}
+    def mapped(name: str) -> NDArray[Any]:
+        array: NDArray[Any] = np.load(folder / f"{name}.npy", mmap_mode="r")
+        return array
+
+    def ragged(name: str) -> Ragged:
+        return Ragged(mapped(name), np.load(folder / f"{name}.offsets.npy"))
+
+    tokens, categories, numbers = mapped("tokens"), mapped("categories"), mapped("numbers")
     offsets = np.load(folder / "offsets.npy")
     vocabulary = Vocabulary.load(folder / "vocabulary.txt")
     schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
-    columns = {"categories": len(schema.categories), "numbers": len(schema.numbers)}
-    fits = [arrays[name].shape == (len(offsets) - 1, count) for name, count in columns.items()]
-    if len(arrays["tokens"]) != offsets[-1] or not all(fits):
+    vectors = tuple(mapped(f"vectors.{index}") for index in range(len(schema.vectors)))
+    bags = tuple(ragged(f"bags.{index}") for index in range(len(schema.texts)))
+    widths = [len(schema.categories), len(schema.numbers), *(len(v.means) for v in schema.vectors)]
+    rows = len(offsets) - 1
+    fits = [a.shape == (rows, width) for a, width in zip((categories, numbers, *vectors), widths, strict=True)]
+    fits += [len(flat) == ends[-1] for flat, ends in ((tokens, offsets), *bags)]
+    if not all(fits) or any(len(b.offsets) != rows + 1 for b in bags):
         raise ValueError("arrays do not fit together")
-    return Corpus(offsets=offsets, vocabulary=vocabulary, schema=schema, **arrays)
-
-
-class _Ids(dict[str, int]):
-    """Provisional ids of tokens, in order of appearance, after those of the special tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.beyond: Counter[int] = Counter()  # tokens after the cut: they count, but are not kept
-
-    def __missing__(self, token: str) -> int:
-        self[token] = index = len(self) + END + 1
-        return index
+    return Corpus(tokens, offsets, categories, numbers, vocabulary, schema, vectors, bags)
 
 
 def _build(
@@ -271,27 +293,26 @@ def _build(
     config: DataConfig,
     vocabulary: Vocabulary | None,
     schema: ContextSchema | None,
-    readers: list[Categories | Numbers],
+    readers: list[Reader],
     progress: bool,
     folder: Path | None,
 ) -> Corpus:
     """Read, tokenise, count, map. With a `folder` the arrays are written there, else they stay in memory."""
-    ids, lengths = _Ids(), []
+    ids, lengths = Ids(), []
     with tempfile.TemporaryFile(dir=folder) as spool:
         for texts in _texts(table, config, readers, progress):
-            flat, sizes = _tokenise(texts, config, ids)
+            flat, sizes = tokenise(texts, config, ids)
             spool.write(flat.tobytes())
             lengths.append(sizes)
         sizes = np.concatenate(lengths)
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         if vocabulary is None:
-            vocabulary = _count(spool, ids, config)
-        tokens = _map(spool, ids, vocabulary, folder)
-    made = ContextSchema(tuple(reader.variable(config.min_context_count) for reader in readers))
-    schema = schema or made
-    arrays = [reader.array(schema.variable(reader.name)) for reader in readers]
-    categories = [array for reader, array in zip(readers, arrays, strict=True) if isinstance(reader, Categories)]
-    numbers = [array for reader, array in zip(readers, arrays, strict=True) if isinstance(reader, Numbers)]
+            vocabulary = count(spool, ids, config)
+        tokens = map_ids(spool, ids, vocabulary, folder)
+    schema = schema or new_schema(readers, config.min_context_count)
+    arrays: dict[str, Any] = {reader.name: reader.array(schema.variable(reader.name)) for reader in readers}
+    categories = [arrays[variable.name] for variable in schema.categories]
+    numbers = [arrays[variable.name] for variable in schema.numbers]
     corpus = Corpus(
         tokens,
         offsets,
@@ -299,20 +320,29 @@ def _build(
         np.stack(numbers, 1).astype(np.float32) if numbers else np.zeros((len(sizes), 0), np.float32),
         vocabulary,
         schema,
+        tuple(arrays[variable.name] for variable in schema.vectors),
+        tuple(arrays[variable.name] for variable in schema.texts),
     )
     if folder:
-        for name in ("offsets", "categories", "numbers"):
-            np.save(folder / f"{name}.npy", getattr(corpus, name), allow_pickle=False)
-        vocabulary.save(folder / "vocabulary.txt")
-        (folder / "schema.json").write_text(json.dumps(schema.to_dict()), encoding="utf-8")
+        _save(corpus, folder)
     return corpus
 
 
-def _texts(
-    table: Table, config: DataConfig, readers: list[Categories | Numbers], progress: bool
-) -> Iterator[list[str]]:
+def _save(corpus: Corpus, folder: Path) -> None:
+    """Write all but the tokens, which are there already."""
+    arrays: dict[str, Any] = {name: getattr(corpus, name) for name in ("offsets", "categories", "numbers")}
+    arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(corpus.vectors)}
+    arrays |= {f"bags.{index}": bags.values for index, bags in enumerate(corpus.bags)}
+    arrays |= {f"bags.{index}.offsets": bags.offsets for index, bags in enumerate(corpus.bags)}
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+    corpus.vocabulary.save(folder / "vocabulary.txt")
+    (folder / "schema.json").write_text(json.dumps(corpus.schema.to_dict()), encoding="utf-8")
+
+
+def _texts(table: Table, config: DataConfig, readers: list[Reader], progress: bool) -> Iterator[list[str]]:
     """The texts of every chunk, once the readers have taken their columns of it."""
-    columns = [config.text, *(reader.name for reader in readers if reader.name in table.columns)]
+    columns = [config.text, *(reader.column for reader in readers if reader.column in table.columns)]
     done = 0
     with tqdm(
         total=table.rows or line_count(table), desc="reading", unit=" rows", unit_scale=True, disable=not progress
@@ -320,64 +350,10 @@ def _texts(
         for chunk in table.chunks(columns):
             texts = chunk[config.text]
             for reader in readers:
-                reader.add(chunk.get(reader.name) or [None] * len(texts), done)
+                reader.add(chunk.get(reader.column) or [None] * len(texts), done)
             for number, text in enumerate(texts, done + 1):
                 if not isinstance(text, str):
                     raise UserError(f"{table.name} row {number}: {config.text} is {text!r}, not a text")
             done += len(texts)
             bar.update(len(texts))
             yield texts
-
-
-def _tokenise(texts: list[str], config: DataConfig, ids: _Ids) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Provisional ids of all `texts`, flat, with `START` and `END`, and the number of ids of each."""
-    split, limit = splitter(config), config.max_tokens
-    flat: list[int] = []
-    sizes = np.empty(len(texts), dtype=np.int64)
-    number = ids.__getitem__
-    for index, text in enumerate(texts):
-        tokens = split(text)
-        flat.append(START)
-        if len(tokens) < limit:
-            flat.extend(map(number, tokens))
-            flat.append(END)
-        else:
-            flat.extend(map(number, tokens[:limit]))
-            ids.beyond.update(map(number, tokens[limit:]))
-        sizes[index] = min(len(tokens) + 2, limit + 1)
-    return np.array(flat, dtype=np.uint32), sizes
-
-
-def _blocks(spool: Any) -> Iterator[NDArray[np.uint32]]:
-    spool.seek(0)
-    while block := spool.read(STRIDE * 4):
-        yield np.frombuffer(block, dtype=np.uint32)
-
-
-def _count(spool: Any, ids: _Ids, config: DataConfig) -> Vocabulary:
-    counts = np.zeros(len(ids) + END + 1, dtype=np.int64)
-    for block in _blocks(spool):
-        counts += np.bincount(block, minlength=len(counts))
-    for index, count in ids.beyond.items():
-        counts[index] += count
-    named = dict(zip(ids, counts[END + 1 :].tolist(), strict=True))
-    return Vocabulary.build(named, config.min_count, config.max_vocabulary)
-
-
-def _map(spool: Any, ids: _Ids, vocabulary: Vocabulary, folder: Path | None) -> NDArray[Any]:
-    """Provisional ids to those of the vocabulary, block by block."""
-    final = np.array([UNKNOWN, START, END, *vocabulary.encode(ids)], dtype=np.uint32)
-    size = os.fstat(spool.fileno()).st_size // 4 if spool.flush() is None else 0
-    kind = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
-    tokens: NDArray[Any] = (
-        np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=kind, shape=(size,))
-        if folder
-        else np.empty(size, dtype=kind)
-    )
-    done = 0
-    for block in _blocks(spool):
-        tokens[done : done + len(block)] = final[block]
-        done += len(block)
-    if isinstance(tokens, np.memmap):
-        tokens.flush()
-    return tokens

@@ -6,14 +6,13 @@ all targets, and without out-of-vocabulary targets (the papers' tables have the 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from factorcell.columns import category_name, is_missing, to_number
 from factorcell.config import UserError
-from factorcell.context import MISSING
 from factorcell.data import Corpus
 from factorcell.run import Run, target_offsets, targets
 from factorcell.tables import open_table
@@ -62,16 +61,11 @@ def evaluate_by(run: Run, corpus: Corpus, values: Sequence[str], baseline: Run |
     """
     tallies = text_tallies(run, corpus)
     if baseline is None:
-        missing = replace(
-            corpus,
-            categories=np.full_like(corpus.categories, MISSING),
-            numbers=np.full_like(corpus.numbers, np.nan),
-        )
-        plain = text_tallies(run, missing)
+        plain = text_tallies(run, corpus.without_context(run.schema))
     elif baseline.vocabulary.tokens != run.vocabulary.tokens:
         raise UserError(f"{baseline.folder} and {run.folder} have different vocabularies: no gain can be told")
     else:
-        plain = text_tallies(baseline, _for_baseline(corpus, baseline))
+        plain = text_tallies(baseline, corpus.without_context(baseline.schema))
     groups: dict[str, list[int]] = {}
     for row, value in enumerate(values):
         groups.setdefault(value, []).append(row)
@@ -90,17 +84,6 @@ def evaluate_by(run: Run, corpus: Corpus, values: Sequence[str], baseline: Run |
             }
         )
     return sorted(rows, key=lambda row: (-row["count"], row["value"]))
-
-
-def _for_baseline(corpus: Corpus, baseline: Run) -> Corpus:
-    """The same texts for a run with other context variables: all of them missing."""
-    rows, schema = len(corpus), baseline.schema
-    return replace(
-        corpus,
-        schema=schema,
-        categories=np.full((rows, len(schema.categories)), MISSING, dtype=np.int32),
-        numbers=np.full((rows, len(schema.numbers)), np.nan, dtype=np.float32),
-    )
 
 
 def text_tallies(run: Run, corpus: Corpus) -> list[Tally]:

@@ -8,31 +8,29 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from factorcell.context import Context, ContextSchema, embedded
+from factorcell.context import Context, ContextSchema, NumberInputs, VectorMap, WordBag, embedded
 
 
 class Prefix(nn.Module):
-    """A code for each categorical variable, from a table of its own, then one for all numbers, linear in them."""
-
-    mean: Tensor
-    deviation: Tensor
+    """A code for each category, text and vector, of tables of its own, then one for all numbers, linear in them."""
 
     def __init__(self, schema: ContextSchema, size: int) -> None:
         super().__init__()
-        self.schema = schema
-        scale = size**-0.5  # that of the token embeddings
-        self.tables = nn.ParameterList(torch.randn(len(v.values), size) * scale for v in schema.categories)
-        numbers = schema.numbers
-        self.register_buffer("mean", torch.tensor([v.mean for v in numbers]), persistent=False)
-        self.register_buffer("deviation", torch.tensor([v.deviation for v in numbers]), persistent=False)
-        self.linear = nn.Linear(len(numbers), size) if numbers else None
+        self.schema, self.scale = schema, size**-0.5  # that of the token embeddings
+        self.tables = nn.ParameterList(torch.randn(len(v.values), size) * self.scale for v in schema.categories)
+        self.texts = nn.ModuleList(WordBag(variable, size) for variable in schema.texts)
+        self.vectors = nn.ModuleList(VectorMap(variable, size) for variable in schema.vectors)
+        self.inputs = NumberInputs(schema.numbers) if schema.numbers else None
+        self.linear = nn.Linear(len(self.inputs.column), size) if self.inputs is not None else None
 
     def forward(self, context: Context) -> Tensor:
-        """The codes of B contexts (B, P, E). A missing category has its expected code, a missing number its mean."""
+        """The codes of B contexts (B, P, E). A missing category or text has its expected code, a number its mean."""
         codes = [
             embedded(cast(Tensor, table), variable, context.categories[:, column])
             for column, (table, variable) in enumerate(zip(self.tables, self.schema.categories, strict=True))
         ]
-        if self.linear is not None:
-            codes.append(self.linear(((context.numbers - self.mean) / self.deviation).nan_to_num(0.0)))
+        codes += [bag(words) * self.scale for bag, words in zip(self.texts, context.bags, strict=True)]
+        codes += [chart(vector) * self.scale for chart, vector in zip(self.vectors, context.vectors, strict=True)]
+        if self.inputs is not None and self.linear is not None:
+            codes.append(self.linear(self.inputs(context.numbers)))
         return torch.stack(codes, dim=1)

@@ -66,7 +66,8 @@ def search(
     texts = Texts(source, dev, config, progress=say is not None)
     corpus, _ = texts.counted(config.data.min_context_count)
     if target and corpus.schema.variable(target).kind != "category":
-        raise UserError(f"{target} is a number; only a category can be the target of a search")
+        kind = corpus.schema.variable(target).kind
+        raise UserError(f"{target} is a {kind}; only a category can be the target of a search")
     name = name or folder.resolve().name
     study, guard = opened(folder, storage, name, pruner)
     begun = {
