@@ -24,6 +24,7 @@ from factorcell.output import Proposal, Samples
 from factorcell.parallel import World, find_device
 from factorcell.rows import RowAdam
 from factorcell.run import Run, targets
+from factorcell.start import Start
 from factorcell.vocabulary import START, UNKNOWN
 
 Row = dict[str, Any]
@@ -70,11 +71,12 @@ def perplexities(run: Run, corpus: Corpus, world: World) -> Row:
     }
 
 
-def target_counts(corpus: Corpus) -> NDArray[np.int64]:
-    """How often each token of the vocabulary is a target (V,)."""
+def target_counts(corpus: Corpus, at_least: int = 0) -> NDArray[np.int64]:
+    """How often each token of the vocabulary is a target (V,), or `at_least`; the start token never is."""
     counts = np.zeros(len(corpus.vocabulary), dtype=np.int64)
     for begin in range(0, len(corpus.tokens), 1 << 24):
         counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
+    counts = np.maximum(counts, at_least)
     counts[START] = 0
     return counts
 
@@ -102,7 +104,10 @@ class Trainer:
         self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
         self.progress = Progress()
         self.parameters = dict(run.model.named_parameters())
-        counts = target_counts(corpus)
+        self.start = Start.read(run.folder)
+        counts = target_counts(
+            corpus, at_least=1 if self.start else 0
+        )  # what was learned before is not to be unlearned
         self.proposal = (
             Proposal(torch.from_numpy(counts), self.config.samples, self.world.device)
             if self.config.loss == "sampled"
@@ -110,11 +115,15 @@ class Trainer:
         )
         per_epoch = len(corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=0))
         self.steps = max(1, round(self.config.epochs * per_epoch))
+        if self.start:
+            self.start.place(run.model)
+        else:
+            with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
+                smoothed = (counts + 1) / (counts + 1).sum()
+                run.model.output.bias.copy_(torch.from_numpy(np.log(smoothed)))
+        some = self.proposal and (not self.start or self.start.takes_rows(run.model.token_parameters()))
+        self.rows = self._rows() if some else None
         self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
-        self.rows = self._rows() if self.proposal else None
-        with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
-            smoothed = (counts + 1) / (counts + 1).sum()
-            run.model.output.bias.copy_(torch.from_numpy(np.log(smoothed)))
         self.nats = self.world.wrap(Loss(run.model), apart=self.rows.tables if self.rows else ())
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -126,7 +135,7 @@ class Trainer:
             {"params": [p for p in rest if p.dim() > 1], "weight_decay": decay, "factor": 1.0},
             {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0, "factor": 1.0},
         ]
-        dense = [] if self.proposal else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
+        dense = [] if self.rows else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
         return groups + dense
 
     def _rows(self) -> RowAdam:
@@ -163,6 +172,8 @@ class Trainer:
         self.optimiser.step()
         if self.rows and rows is not None:
             self.rows.step(self.progress.step, rows, gradients)
+        if self.start:
+            self.start.pull(self.run.model, self.optimiser)
         self.progress.tokens += count
         self.progress.nats += float(mean) * count
 
@@ -318,6 +329,9 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world:
         trainer.load()
     config, progress = trainer.config, trainer.progress
     clock = time.perf_counter()
+    if trainer.start and not progress.rows:  # a fine-tuning that only harms leaves the model as it was
+        yield trainer.log(trainer.evaluate())
+        trainer.save()
     for batch in trainer.batches():
         if config.patience and progress.worse >= config.patience:
             break
