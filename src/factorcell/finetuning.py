@@ -49,7 +49,7 @@ def finetune(
     do with a context value that `old` does not know. Without `dev`, 5 % of the rows are held out.
     """
     old, folder = old if isinstance(old, Run) else Run.open(old), Path(folder)
-    if l1 < 0:
+    if not l1 >= 0:
         raise UserError(f"l1 is {l1:g}; it must be at least 0")
     config = dataclasses.replace(old.config, training=training or gentle(old.config.training))
     values = {name: parameter.detach().cpu().clone() for name, parameter in old.model.named_parameters()}

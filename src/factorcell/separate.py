@@ -92,29 +92,18 @@ def separate(
     folder.mkdir(parents=True, exist_ok=True)
     store.write_json(folder / INDEX, {"by": by, "values": values})
     for number, value in enumerate(values):
-        if _finished(folder_of(folder, number)):
-            continue
-        tell(say, f"{'all texts' if number == SHARED else value} -> {folder_of(folder, number)}")
-        called = name_of(source) + ("" if number == SHARED else f", {by} {value}")
-        _train(number, corpus, held, config, folder_of(folder, number), called, resume, say)
-    return Separate.open(folder)
-
-
-def _train(
-    number: int, corpus: Corpus, dev: Corpus, config: Config, folder: Path, called: str, resume: bool, say: Say | None
-) -> None:
-    """Train the run of one value, or of all; its texts are `called` so."""
-    own, held = _texts(corpus, number), _texts(dev, number)
-    if not len(held):
-        own, held = own.split(HELD_OUT, config.training.seed)
-    going_on = begun(folder, resume)
-    if going_on:
-        run = Run.open(folder, trained=False)
+        path = folder_of(folder, number)
+        going_on = begun(path, resume)
+        run = Run.open(path, trained=False) if going_on else Run.create(path, config, corpus.vocabulary, corpus.schema)
         check_same(run, config, corpus)
-    else:
-        run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
-    learn(run, own, held, resume=going_on, say=say)
-    finish(run, own, called)
+        if not _finished(path):
+            tell(say, f"{'all texts' if number == SHARED else value} -> {path}")
+            own, own_held = _texts(corpus, number), _texts(held, number)
+            if not len(own_held):
+                own, own_held = own.split(HELD_OUT, config.training.seed)
+            learn(run, own, own_held, resume=going_on, say=say)
+            finish(run, own, name_of(source) + ("" if number == SHARED else f", {by} {value}"))
+    return Separate.open(folder)
 
 
 def _texts(corpus: Corpus, number: int) -> Corpus:
