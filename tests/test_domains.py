@@ -43,6 +43,7 @@ def test_finetune_goes_on_with_parts(tables: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == said.out
     assert main(["report", str(tables / "run"), str(tables / "new"), "--out", str(tables / "report.html")]) == 0
     assert "<svg" in (tables / "report.html").read_text(encoding="utf-8")
+    capsys.readouterr()
     assert main([*command[:-6], "--train", "bias"]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert error == [
