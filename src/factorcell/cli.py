@@ -105,7 +105,9 @@ def _add_tune(verbs: Any) -> None:
 
 
 def _add_scoring_verbs(verbs: Any) -> None:
-    verb = options.verb(verbs, "evaluate", evaluate, "perplexity of a table of texts")
+    verb = options.verb(
+        verbs, "evaluate", evaluate, "perplexity of a table of texts; RUN may be what separate or mix made"
+    )
     _scoring(verb)
     verb.add_argument(
         "--by",

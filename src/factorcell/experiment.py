@@ -83,10 +83,10 @@ def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corp
 
 def finish(run: Run, corpus: Corpus, source: Any, finetuned: Row | None = None) -> None:
     """Keep in the folder of a trained run what it was trained on, from which run it came, and write its card."""
-    facts: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
+    kept: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
     if finetuned:
-        facts["finetuned"] = finetuned
-    store.write_json(run.folder / "training.json", facts)
+        kept["finetuned"] = finetuned
+    store.write_json(run.folder / "training.json", kept)
     card.write(run)
 
 
@@ -97,6 +97,7 @@ def facts(run: Run) -> Row:
 
 
 def tell(say: Say | None, text: str) -> None:
+    """Tell whoever listens."""
     if say is not None:
         say(text)
 

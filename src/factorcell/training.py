@@ -105,9 +105,7 @@ class Trainer:
         self.progress = Progress()
         self.parameters = dict(run.model.named_parameters())
         self.start = Start.read(run.folder)
-        counts = target_counts(
-            corpus, at_least=1 if self.start else 0
-        )  # what was learned before is not to be unlearned
+        counts = target_counts(corpus, at_least=1 if self.start else 0)  # tokens that few texts lack are negatives too
         self.proposal = (
             Proposal(torch.from_numpy(counts), self.config.samples, self.world.device)
             if self.config.loss == "sampled"
