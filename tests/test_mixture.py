@@ -93,8 +93,8 @@ def test_weights_at_the_edges() -> None:
 
 
 def make_runs(folder: Path) -> list[Run]:
-    """Three runs with random weights and one vocabulary, whose contexts differ: all, one category, none."""
-    contexts: list[tuple[str, ...]] = [small.CONTEXT, ("stars",), ()]
+    """Three runs with random weights and one vocabulary, whose contexts differ."""
+    contexts: list[tuple[str, ...]] = [("stars", "lon:number"), small.CONTEXT, ("lat:number",)]
     runs = [small.make_run(folder / f"run{number}", context) for number, context in enumerate(contexts)]
     for run in runs:
         run.save_weights({})
@@ -246,6 +246,6 @@ def test_targets_are_those_of_every_run(runs: list[Run], tmp_path: Path) -> None
     mixed, _ = mix(runs, small.ROWS, tmp_path / "mix", by="city")
     corpus = mixed.prepare(small.ROWS)
     assert np.array_equal(targets(corpus), targets(runs[2].prepare(small.ROWS)))
-    assert [variable.name for variable in mixed.schema.variables] == ["city", *"city stars lat lon stars".split()]
-    assert (corpus.categories.shape[1], corpus.numbers.shape[1]) == (4, 2)
+    assert [variable.name for variable in mixed.schema.variables] == "city stars lon city stars lat lon lat".split()
+    assert (corpus.categories.shape[1], corpus.numbers.shape[1]) == (4, 4)
     assert torch.is_tensor(corpus.context(np.arange(3)).numbers)

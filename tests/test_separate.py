@@ -100,8 +100,9 @@ def test_stopped_and_gone_on_with(trained: Separate, tmp_path: Path, monkeypatch
         open_scorer(folder)
     with pytest.raises(UserError, match="exists already"):
         separate(texts(300, 1), texts(60, 2), config(), folder, by="dialect")
-    with pytest.raises(UserError, match=r"begun with epochs = 6\.0, not 2\.0"):
-        separate(texts(300, 1), texts(60, 2), config(epochs=2.0), folder, by="dialect", resume=True)
+    for begun in (folder, trained.folder):
+        with pytest.raises(UserError, match=r"begun with epochs = 6\.0, not 2\.0"):
+            separate(texts(300, 1), texts(60, 2), config(epochs=2.0), begun, by="dialect", resume=True)
     with pytest.raises(UserError, match="begun with other training data"):
         separate(texts(300, 2), texts(60, 2), config(), folder, by="dialect", resume=True)
     before = (folder / "value-0000" / "weights.safetensors").stat().st_mtime_ns
