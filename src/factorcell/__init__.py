@@ -5,8 +5,11 @@ from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, U
 from factorcell.data import Corpus, prepare
 from factorcell.evaluation import Tally, evaluate, evaluate_by
 from factorcell.experiment import compare, fit
+from factorcell.finetuning import finetune
+from factorcell.mixture import Mixture, mix, open_scorer
 from factorcell.model import LanguageModel
 from factorcell.run import Run
+from factorcell.separate import Separate, separate
 from factorcell.training import train
 
 __all__ = [
@@ -14,8 +17,10 @@ __all__ = [
     "Corpus",
     "DataConfig",
     "LanguageModel",
+    "Mixture",
     "ModelConfig",
     "Run",
+    "Separate",
     "Tally",
     "TrainingConfig",
     "UserError",
@@ -24,8 +29,12 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_by",
+    "finetune",
     "fit",
     "log_likelihoods",
+    "mix",
+    "open_scorer",
     "prepare",
+    "separate",
     "train",
 ]

@@ -1,16 +1,26 @@
 """The command line: each verb parses, calls the library, prints. Exit code 2 and one line for a user's mistake."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from factorcell import classification, demo, experiment, options, parallel, report, space, trials, tuning
-from factorcell.config import DEVICES, MODELS, PAPER_MODELS, PRECISIONS, UserError
+from factorcell import (
+    classification,
+    demo,
+    domains,
+    experiment,
+    options,
+    parallel,
+    report,
+    screen,
+    space,
+    trials,
+    tuning,
+)
+from factorcell.config import MODELS, PAPER_MODELS, UserError
+from factorcell.mixture import open_scorer
 from factorcell.run import Run
 
 Row = dict[str, Any]
@@ -20,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     parser = _parser()
     given = parser.parse_args(arguments)
-    _threads(getattr(given, "threads", 0))
+    options.threads(getattr(given, "threads", 0))
     try:
         with parallel.one_voice():
             _alone_unless_training(given)
@@ -42,15 +52,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="factorcell", description="Language models that adapt to context.")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
-    verb = _verb(verbs, "train", train, "train a model on a table of texts")
-    _training_files(verb)
+    verb = options.verb(verbs, "train", train, "train a model on a table of texts")
+    options.training_files(verb)
     verb.add_argument("--out", required=True, type=Path, help="the run folder")
     verb.add_argument("--model", choices=list(MODELS), help="a model by its name, instead of --adapt and --output-bias")
     verb.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     options.add(verb)
 
-    verb = _verb(verbs, "compare", compare, "train the papers' models side by side on the same texts")
-    _training_files(verb)
+    verb = options.verb(verbs, "compare", compare, "train the papers' models side by side on the same texts")
+    options.training_files(verb)
     verb.add_argument("--test", type=Path, help="table to report on (default: the development set)")
     verb.add_argument("--out", required=True, type=Path, help="folder of the run folders")
     verb.add_argument("--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="which of them")
@@ -59,13 +69,14 @@ def _parser() -> argparse.ArgumentParser:
     options.add(verb)
 
     _add_tune(verbs)
+    domains.add(verbs)
     _add_scoring_verbs(verbs)
 
-    verb = _verb(verbs, "report", make_report, "one page about one or more runs")
+    verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")
     verb.add_argument("--out", required=True, type=Path, help="the HTML file")
 
-    verb = _verb(verbs, "demo", make_demo, "place names of the world: train, classify, invent, draw (minutes)")
+    verb = options.verb(verbs, "demo", make_demo, "place names of the world: train, classify, invent, draw (minutes)")
     verb.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of the run folders")
     verb.add_argument("--page", type=Path, default=Path("demo.html"), help="the HTML file")
     verb.add_argument("--epochs", type=float, help="passes over the names, each model (default: within minutes)")
@@ -74,8 +85,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_tune(verbs: Any) -> None:
-    verb = _verb(verbs, "tune", tune, "search for good options: many trials, each a run folder")
-    _training_files(verb)
+    verb = options.verb(verbs, "tune", tune, "search for good options: many trials, each a run folder")
+    options.training_files(verb)
     verb.add_argument("--out", required=True, type=Path, help="folder of the search; one that exists is gone on with")
     verb.add_argument("--trials", type=int, default=50, help="trials in all, those of earlier commands counted")
     verb.add_argument(
@@ -92,7 +103,9 @@ def _add_tune(verbs: Any) -> None:
 
 
 def _add_scoring_verbs(verbs: Any) -> None:
-    verb = _verb(verbs, "evaluate", evaluate, "perplexity of a table of texts")
+    verb = options.verb(
+        verbs, "evaluate", evaluate, "perplexity of a table of texts; RUN may be what separate or mix made"
+    )
     _scoring(verb)
     verb.add_argument(
         "--by",
@@ -103,7 +116,7 @@ def _add_scoring_verbs(verbs: Any) -> None:
     )
     verb.add_argument("--baseline", type=Path, metavar="RUN", help="unadapted run that gains are measured from")
 
-    verb = _verb(verbs, "classify", classify, "which context does each text have?")
+    verb = options.verb(verbs, "classify", classify, "which context does each text have?")
     _scoring(verb)
     verb.add_argument("--target", help="categorical context column to find")
     verb.add_argument("--values", nargs="+", default=[], help="choose among these values only")
@@ -115,51 +128,30 @@ def _add_scoring_verbs(verbs: Any) -> None:
     verb.add_argument("--within", type=float, default=float("inf"), help="leave out texts farther (km) from all points")
     verb.add_argument("--out", type=Path, help="write the probabilities of each text (JSON lines)")
 
-    verb = _verb(verbs, "score", score, "nats and perplexity of each text")
+    verb = options.verb(verbs, "score", score, "nats and perplexity of each text")
     _scoring(verb)
     verb.add_argument("--tokens", action="store_true", help="also of each token")
-
-
-def _verb(verbs: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
-    verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
-    verb.set_defaults(verb=function)
-    return verb
-
-
-def _training_files(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("train", type=Path, metavar="TRAIN", help="table of texts: CSV, TSV, JSONL or Parquet")
-    verb.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
-    verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
 
 
 def _scoring(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
     verb.add_argument("table", type=Path, metavar="TABLE", help="table of texts")
-    verb.add_argument(
-        "--unknown",
-        default="error",
-        choices=("error", "group", "expected"),
-        help="a value never seen: an error, a rare value, or a missing one",
-    )
-    verb.add_argument("--json", action="store_true", help="print rows of JSON")
-    verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
-    verb.add_argument("--device", default="auto", choices=DEVICES, help="where to compute; auto: a GPU if there is one")
-    verb.add_argument("--precision", default="float32", choices=PRECISIONS, help="numbers in matrix products")
+    options.computing(verb)
 
 
 def train(given: argparse.Namespace) -> None:
     """`factorcell train`."""
     config = options.config(given)
-    _threads(config.training.threads)
-    run = experiment.fit(given.train, given.dev, config, given.out, resume=given.resume, say=_say)
+    options.threads(config.training.threads)
+    run = experiment.fit(given.train, given.dev, config, given.out, resume=given.resume, say=screen.say)
     if parallel.place()[0] == 0:
-        _say(f"{run.folder}: {experiment.summary(run)}")
+        screen.say(f"{run.folder}: {experiment.summary(run)}")
 
 
 def compare(given: argparse.Namespace) -> None:
     """`factorcell compare`."""
     config = options.config(given)
-    _threads(config.training.threads)
+    options.threads(config.training.threads)
     rows = experiment.compare(
         given.train,
         given.dev,
@@ -169,18 +161,18 @@ def compare(given: argparse.Namespace) -> None:
         models=given.models,
         target=given.target,
         resume=given.resume,
-        say=_say,
+        say=screen.say,
     )
-    _table(rows, ("model", "perplexity", "perplexity_known", "accuracy", "parameters", "minutes"))
+    screen.table(rows, ("model", "perplexity", "perplexity_known", "accuracy", "parameters", "minutes"))
     page = given.out / "report.html"
     page.write_text(report.report_page([given.out / name for name in given.models]), encoding="utf-8")
-    _say(f"the page: {page}")
+    screen.say(f"the page: {page}")
 
 
 def tune(given: argparse.Namespace) -> None:
     """`factorcell tune`."""
     config = options.config(given)
-    _threads(config.training.threads)
+    options.threads(config.training.threads)
     if given.models and (hasattr(given, "adapt") or hasattr(given, "output_bias")):
         raise UserError("give either --models or --adapt and --output-bias")
     asked = {name for name in vars(given) if name in space.SECTIONS}
@@ -197,19 +189,21 @@ def tune(given: argparse.Namespace) -> None:
         pruner=given.pruner,
         storage=given.storage,
         name=given.study,
-        say=_say,
+        say=screen.say,
     )
-    _table(*trials.table(rows[:10]))
-    _say(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
+    screen.table(*trials.table(rows[:10]))
+    screen.say(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
 
 
 def evaluate(given: argparse.Namespace) -> None:
     """`factorcell evaluate`."""
-    run = Run.open(given.run, device=given.device, precision=given.precision)
-    baseline = Run.open(given.baseline, device=given.device, precision=given.precision) if given.baseline else None
+    run = open_scorer(given.run, device=given.device, precision=given.precision)
+    baseline = given.baseline and open_scorer(given.baseline, device=given.device, precision=given.precision)
     rows = experiment.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown)
     if given.json:
-        return _lines([rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])])
+        return screen.lines(
+            [rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])]
+        )
     whole = rows["evaluation"]
     print(
         f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)\n"
@@ -218,7 +212,7 @@ def evaluate(given: argparse.Namespace) -> None:
     )
     for name in given.by:
         print(f"\nby {name}; gain over {baseline.folder if baseline else 'the same model without context'}")
-        _table(rows["by"][name], ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
+        screen.table(rows["by"][name], ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
     return None
 
 
@@ -254,14 +248,14 @@ def classify(given: argparse.Namespace) -> None:
     if given.out:
         experiment.write_predictions(given.out, result)
     if given.json:
-        return _lines([metrics])
+        return screen.lines([metrics])
     judged = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
     figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
     print(f"{figures} ({judged})")
-    _table(metrics["values"], ("value", "count", "precision", "recall", "f1", "auc"))
+    screen.table(metrics["values"], ("value", "count", "precision", "recall", "f1", "auc"))
     if len(result.names) <= 12 and metrics["texts"]:
         print("\nconfusion (true down, predicted across)")
-        _matrix(result.names, result.confusion().tolist())
+        screen.matrix(result.names, result.confusion().tolist())
     return None
 
 
@@ -271,7 +265,7 @@ def score(given: argparse.Namespace) -> None:
         given.table, tokens=given.tokens, unknown=given.unknown
     )
     if given.json:
-        return _lines(rows)
+        return screen.lines(rows)
     for row in rows:
         print(f"{row['row'] + 1}\t{row['nats']:.4f}\t{row['targets']}\t{row['perplexity']:.4f}")
         for token in row.get("tokens", ()):
@@ -282,23 +276,19 @@ def score(given: argparse.Namespace) -> None:
 def make_report(given: argparse.Namespace) -> None:
     """`factorcell report`."""
     given.out.write_text(report.report_page(given.runs), encoding="utf-8")
-    _say(f"the page: {given.out}")
+    screen.say(f"the page: {given.out}")
 
 
 def make_demo(given: argparse.Namespace) -> None:
     """`factorcell demo`."""
-    results = demo.run_demo(given.out, epochs=given.epochs, say=_say)
+    results = demo.run_demo(given.out, epochs=given.epochs, say=screen.say)
     print()
-    _table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
+    screen.table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
     print()
     for place in results["names"]:
         print(f"{place['place']:>14}  {', '.join(place['samples'])}")
     given.page.write_text(report.demo_page(results), encoding="utf-8")
-    _say(f"\n{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
-
-
-def _threads(count: int) -> None:
-    torch.set_num_threads(count or parallel.cores())
+    screen.say(f"\n{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
 
 
 def _alone_unless_training(given: argparse.Namespace) -> None:
@@ -306,40 +296,3 @@ def _alone_unless_training(given: argparse.Namespace) -> None:
     _, size = parallel.place()
     if size > 1 and given.verb is not train:
         raise UserError(f"only `train` runs in {size} processes; start the other verbs without torchrun")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _lines(rows: Sequence[Row]) -> None:
-    for row in rows:
-        print(json.dumps(row, ensure_ascii=False))
-
-
-def _table(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Rows as an aligned table; columns that no row has are left out."""
-    columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
-    cells = [[name.replace("_", " ") for name in columns]]
-    cells += [[_cell(name, row.get(name)) for name in columns] for row in rows]
-    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
-    for line in cells:
-        first = line[0].ljust(widths[0])
-        print("  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]))
-
-
-def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        if name == "gain":
-            return f"{value:+.1%}"
-        return f"{value:.4f}" if name in ("accuracy", "precision", "recall", "f1", "auc") else f"{value:.2f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-    width = max(8, *(len(name[:16]) for name in names))
-    print(" " * width + "".join(f"  {name[:8]:>8}" for name in names))
-    for name, line in zip(names, counts, strict=True):
-        print(f"{name[:16]:<{width}}" + "".join(f"  {count:>8,}" for count in line))

@@ -7,20 +7,37 @@ all targets, and without out-of-vocabulary targets (the papers' tables have the 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from factorcell.columns import category_name, is_missing, to_number
 from factorcell.config import UserError
+from factorcell.context import ContextSchema
 from factorcell.data import Corpus
-from factorcell.run import Run, target_offsets, targets
+from factorcell.run import target_offsets, targets
 from factorcell.tables import open_table
-from factorcell.vocabulary import UNKNOWN
+from factorcell.vocabulary import UNKNOWN, Vocabulary
 
 BINS = 5  # quantiles that stand for the values of a number
 
 Row = dict[str, Any]
+
+
+class Scorer(Protocol):
+    """What knows how likely texts are: a `Run`, or several of them that act as one."""
+
+    folder: Path
+    vocabulary: Vocabulary
+    schema: ContextSchema
+
+    def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
+        """Texts from rows, tables or a file, as `nats` takes them."""
+
+    def nats(self, corpus: Corpus) -> NDArray[np.float32]:
+        """Nats of every target, text after text (`corpus.targets` values)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,7 @@ class Tally:
         return math.exp(self.nats / self.tokens) if self.tokens else math.nan
 
 
-def evaluate(run: Run, corpus: Corpus) -> Row:
+def evaluate(run: Scorer, corpus: Corpus) -> Row:
     """Perplexity of a corpus, of all targets and of known ones, with the counts behind it."""
     nats = run.nats(corpus).astype(np.float64)
     known = targets(corpus) != UNKNOWN
@@ -53,7 +70,7 @@ def evaluate(run: Run, corpus: Corpus) -> Row:
     }
 
 
-def evaluate_by(run: Run, corpus: Corpus, values: Sequence[str], baseline: Run | None = None) -> list[Row]:
+def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[str], baseline: Scorer | None = None) -> list[Row]:
     """Perplexity per value, and `gain`: by what share it lies below that without context.
 
     `values` names the group of every text. The gain is over `baseline`, an unadapted run with the same vocabulary, or,
@@ -86,7 +103,7 @@ def evaluate_by(run: Run, corpus: Corpus, values: Sequence[str], baseline: Run |
     return sorted(rows, key=lambda row: (-row["count"], row["value"]))
 
 
-def text_tallies(run: Run, corpus: Corpus) -> list[Tally]:
+def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
     """One tally a text."""
     nats, starts = run.nats(corpus).astype(np.float64), target_offsets(corpus)
     sums = np.add.reduceat(np.append(nats, 0.0), starts[:-1])

@@ -11,6 +11,7 @@ from factorcell.classification import Classification, classify
 from factorcell.columns import to_number
 from factorcell.config import PAPER_MODELS, Config, UserError
 from factorcell.data import Corpus, prepare
+from factorcell.evaluation import Scorer
 from factorcell.parallel import World
 from factorcell.run import Run
 from factorcell.tables import open_table
@@ -39,29 +40,40 @@ def fit(
     The processes of torchrun train it together; only the first writes and speaks.
     """
     folder = Path(folder)
-    going_on = (resume or parallel.restarted()) and (folder / "config.json").exists()
-    if not going_on and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+    going_on = begun(folder, resume or parallel.restarted())
     with parallel.join(config.training.device) as world:
         say = say if world.first else None
         with world.first_goes_ahead():  # the others have looked into the folder, and find what was read in the cache
-            corpus, held = _read(source, dev, config, progress=say is not None)
+            corpus, held = read(source, dev, config, progress=say is not None)
         if going_on:
             run = Run.open(folder, trained=False)
-            _same(run, config, corpus)
+            check_same(run, config, corpus)
         else:
             make = Run.create if world.first else Run
             run = make(folder, config, corpus.vocabulary, corpus.schema)
-        for line in described(run, corpus, held):
-            _tell(say, line)
-        for _ in watched(run, corpus, held, world, resume=going_on, progress=say is not None):
-            pass
+        learn(run, corpus, held, world, resume=going_on, say=say)
         if world.first:
             finish(run, corpus, source)
     return run
 
 
-def _read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
+def begun(folder: Path, resume: bool) -> bool:
+    """Whether to go on with the run in `folder`; `UserError` where there is something else."""
+    going_on = resume and (folder / "config.json").exists()
+    if not going_on and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+    return going_on
+
+
+def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, say: Say | None) -> None:
+    """Train a run to its end, and say on what."""
+    for line in described(run, corpus, dev):
+        tell(say, line)
+    for _ in watched(run, corpus, dev, world, resume=resume, progress=say is not None):
+        pass
+
+
+def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
     """Training and development texts; without `dev` the latter are held out."""
     corpus = prepare(source, config.data, progress=progress)
     if dev is None:
@@ -69,14 +81,23 @@ def _read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Cor
     return corpus, prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
 
 
-def finish(run: Run, corpus: Corpus, source: Any) -> None:
-    """Keep in the folder of a trained run what it was trained on, and write its card."""
-    facts = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
-    store.write_json(run.folder / "training.json", facts)
+def finish(run: Run, corpus: Corpus, source: Any, finetuned: Row | None = None) -> None:
+    """Keep in the folder of a trained run what it was trained on, from which run it came, and write its card."""
+    kept: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
+    if finetuned:
+        kept["finetuned"] = finetuned
+    store.write_json(run.folder / "training.json", kept)
     card.write(run)
 
 
-def _tell(say: Say | None, text: str) -> None:
+def facts(run: Run) -> Row:
+    """What `finish` kept."""
+    kept: Row = store.read_json(run.folder / "training.json")
+    return kept
+
+
+def tell(say: Say | None, text: str) -> None:
+    """Tell whoever listens."""
     if say is not None:
         say(text)
 
@@ -92,7 +113,7 @@ def described(run: Run, corpus: Corpus, dev: Corpus) -> list[str]:
     ]
 
 
-def _same(run: Run, config: Config, corpus: Corpus) -> None:
+def check_same(run: Run, config: Config, corpus: Corpus) -> None:
     """Refuse to resume with other options or other data."""
     old, new = run.config.to_dict(), config.to_dict()
     for section in old:
@@ -131,18 +152,19 @@ def summary(run: Run) -> str:
     )
 
 
-def note(run: Run, row: Mapping[str, Any]) -> None:
-    """Keep a result in the run folder, so that the card and reports show it."""
+def note(run: Scorer, row: Mapping[str, Any]) -> None:
+    """Keep a result in the folder, so that the card of a run and reports show it."""
     store.append_row(run.folder / "results.jsonl", row)
-    card.write(run)
+    if isinstance(run, Run):
+        card.write(run)
 
 
 def evaluate(
-    run: Run,
+    run: Scorer,
     source: Any,
     *,
     by: Sequence[str] = (),
-    baseline: Run | None = None,
+    baseline: Scorer | None = None,
     unknown: str = "error",
 ) -> Row:
     """Perplexities of a table, whole and by the values of columns: {"evaluation": row, "by": {column: rows}}."""
@@ -187,7 +209,7 @@ def compare(
     table = dev if test is None else test
     for model in models:
         path = folder / model
-        _tell(say, f"{model} -> {path}")
+        tell(say, f"{model} -> {path}")
         chosen = config.with_model(model)
         kept = store.read_rows(path / "results.jsonl") if resume else []
         done = [row for row in kept if row["kind"] == "compare" and row["table"] == name_of(table)]

@@ -1,17 +1,24 @@
-"""Command-line options from the fields of the config: each option is written once, in `config.py`."""
+"""Command-line options from the fields of the config, each written once in `config.py`, and those that verbs share."""
 
 import argparse
 import dataclasses
 import types
 import typing
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from factorcell.config import Config, choose
+import torch
+
+from factorcell import parallel
+from factorcell.config import DEVICES, PRECISIONS, Config, choose
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add an option for every field of every section; one that is not given leaves no trace."""
+def add(parser: argparse.ArgumentParser, sections: Sequence[str] = ("data", "model", "training")) -> None:
+    """Add an option for every field of the sections; one that is not given leaves no trace."""
     for section in dataclasses.fields(Config):
+        if section.name not in sections:
+            continue
         group = parser.add_argument_group(section.name)
         kind: Any = section.type
         hints = typing.get_type_hints(kind)
@@ -37,9 +44,9 @@ def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
         group.add_argument(flag, type=hint, choices=choices, help=shown, metavar=metavar, **common)
 
 
-def config(given: argparse.Namespace) -> Config:
-    """The config of a command: that of its file, then its named model, then its own options."""
-    base = Config.load(given.config) if getattr(given, "config", None) else Config()
+def config(given: argparse.Namespace, base: Config | None = None) -> Config:
+    """The config of a command: that of its file or `base`, then its named model, then its own options."""
+    base = Config.load(given.config) if getattr(given, "config", None) else base or Config()
     if getattr(given, "model", None):
         base = base.with_model(given.model)
     sections = {}
@@ -66,3 +73,41 @@ def _value(field: dataclasses.Field[Any], value: Any) -> Any:
         if valid:
             choose(field.name, name, valid)
     return tuple(names)
+
+
+def verb(verbs: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
+    """A verb of the command line, which calls `function` with what was given."""
+    made: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+    made.set_defaults(verb=function)
+    return made
+
+
+def training_files(verb: argparse.ArgumentParser) -> None:
+    """Add what a training reads."""
+    verb.add_argument("train", type=Path, metavar="TRAIN", help="table of texts: CSV, TSV, JSONL or Parquet")
+    verb.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
+    verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
+
+
+def unknown(verb: argparse.ArgumentParser) -> None:
+    """Add what to do with a context value that was never seen."""
+    verb.add_argument(
+        "--unknown",
+        default="error",
+        choices=("error", "group", "expected"),
+        help="a value never seen: an error, a rare value, or a missing one",
+    )
+
+
+def computing(verb: argparse.ArgumentParser) -> None:
+    """Add how texts are scored and what is shown of it."""
+    unknown(verb)
+    verb.add_argument("--json", action="store_true", help="print rows of JSON")
+    verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
+    verb.add_argument("--device", default="auto", choices=DEVICES, help="where to compute; auto: a GPU if there is one")
+    verb.add_argument("--precision", default="float32", choices=PRECISIONS, help="numbers in matrix products")
+
+
+def threads(count: int) -> None:
+    """Compute with so many threads; 0: with this process's share of the cores."""
+    torch.set_num_threads(count or parallel.cores())

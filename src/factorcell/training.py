@@ -24,6 +24,7 @@ from factorcell.output import Picked, Proposal, Reads, Samples
 from factorcell.parallel import World, find_device
 from factorcell.rows import RowAdam
 from factorcell.run import Run, targets
+from factorcell.start import Start
 from factorcell.vocabulary import START, UNKNOWN
 
 STRIDE = 1 << 18  # texts whose words are looked at together
@@ -72,11 +73,12 @@ def perplexities(run: Run, corpus: Corpus, world: World) -> Row:
     }
 
 
-def target_counts(corpus: Corpus) -> NDArray[np.int64]:
-    """How often each token of the vocabulary is a target (V,)."""
+def target_counts(corpus: Corpus, at_least: int = 0) -> NDArray[np.int64]:
+    """How often each token of the vocabulary is a target (V,), or `at_least`; the start token never is."""
     counts = np.zeros(len(corpus.vocabulary), dtype=np.int64)
     for begin in range(0, len(corpus.tokens), 1 << 24):
         counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
+    counts = np.maximum(counts, at_least)
     counts[START] = 0
     return counts
 
@@ -117,7 +119,8 @@ class Trainer:
         self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
         self.progress = Progress()
         self.parameters = dict(run.model.named_parameters())
-        counts = target_counts(corpus)
+        self.start = Start.read(run.folder)
+        counts = target_counts(corpus, at_least=1 if self.start else 0)  # tokens that few texts lack are negatives too
         self.proposal = (
             Proposal(torch.from_numpy(counts), self.config.samples, self.world.device)
             if self.config.loss == "sampled"
@@ -125,12 +128,16 @@ class Trainer:
         )
         per_epoch = len(corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=0))
         self.steps = max(1, round(self.config.epochs * per_epoch))
+        if self.start:
+            self.start.place(run.model)
+        else:
+            with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
+                smoothed = (counts + 1) / (counts + 1).sum()
+                run.model.output.bias.copy_(torch.from_numpy(np.log(smoothed)))
+        some = self.proposal and (not self.start or self.start.takes_rows(run.model))
+        self.rows = self._rows() if some else []
         self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
-        self.rows = self._rows() if self.proposal else []
         observe(run.model, corpus)
-        with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
-            smoothed = (counts + 1) / (counts + 1).sum()
-            run.model.output.bias.copy_(torch.from_numpy(np.log(smoothed)))
         self.nats = self.world.wrap(Loss(run.model), apart=[table for adam in self.rows for table in adam.tables])
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -142,7 +149,7 @@ class Trainer:
             {"params": [p for p in rest if p.dim() > 1], "weight_decay": decay, "factor": 1.0},
             {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0, "factor": 1.0},
         ]
-        dense = [] if self.proposal else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
+        dense = [] if self.rows else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
         return groups + dense
 
     def _rows(self) -> list[RowAdam]:
@@ -170,7 +177,7 @@ class Trainer:
         loss = nats.sum() * factor / count
         self.run.model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        seen = [self._gathered(rows, tables) for rows, tables in zip(reads.rows, picked, strict=True)] if reads else []
+        seen = [self._gathered(*both) for both in zip(reads.rows, picked, strict=True)] if reads and picked else []
         norm = self._clip([gradient for _, gradients in seen for gradient in gradients])
         mean = self.world.sum(loss.detach()) / self.world.size
         if not bool(torch.isfinite(mean + norm)):
@@ -180,10 +187,12 @@ class Trainer:
         for adam, (rows, gradients) in zip(self.rows, seen, strict=True):
             adam.catch_up(self.progress.step - 1, rows)  # those that only other processes have read
             adam.step(self.progress.step, rows, gradients)
+        if self.start:
+            self.start.pull(self.run.model, self.optimiser)
         self.progress.tokens += count
         self.progress.nats += float(mean) * count
 
-    def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int, Reads | None, Picked]:
+    def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int, Reads | None, Picked | None]:
         """The loss of every target (B, T) of this process's share, that share, the factor on its loss, what it read.
 
         Negative samples are the same in all processes, other noise is each one's own.
@@ -192,8 +201,9 @@ class Trainer:
         with torch.random.fork_rng(devices=self.world.generators), precision:
             torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
             samples = None if self.proposal is None else self.proposal.draw()
-            reads, picked = None if samples is None else self.run.model.reads(own, samples), []
-            if reads:
+            reads, picked = None, None
+            if samples and self.rows:
+                reads, picked = self.run.model.reads(own, samples), []
                 for adam, rows in zip(self.rows, reads.rows, strict=True):
                     adam.catch_up(self.progress.step, rows)
                     picked.append(adam.read(rows))
@@ -337,6 +347,9 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world:
         trainer.load()
     config, progress = trainer.config, trainer.progress
     clock = time.perf_counter()
+    if trainer.start and not progress.rows:  # a fine-tuning that only harms leaves the model as it was
+        yield trainer.log(trainer.evaluate())
+        trainer.save()
     for batch in trainer.batches():
         if config.patience and progress.worse >= config.patience:
             break
