@@ -1,5 +1,6 @@
 """A small run with random weights, adapters included, and its texts: what the oracles are held against."""
 
+import hashlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from factorcell.config import Config
 from factorcell.data import prepare
 from factorcell.run import Run
+from factorcell.training import observe
 
 ROWS: list[dict[str, Any]] = [
     {"text": "the sea is cold", "city": "Oslo", "stars": "5", "lat": 59.9, "lon": 10.8},
@@ -34,6 +36,8 @@ def make_run(
                 "rank": 2,
                 "context_size": 3,
                 "variable_size": 2,
+                "hash_size": 50,
+                "bloom_size": 2000,
                 **model,
             },
             "training": training or {},
@@ -41,6 +45,7 @@ def make_run(
     )
     corpus = prepare(ROWS, config.data)
     run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+    observe(run.model, corpus)
     with torch.no_grad():
         for parameter in run.model.parameters():
             parameter.normal_(0, 0.5)
@@ -57,3 +62,12 @@ def nats_of(run: Run, row: dict[str, Any]) -> list[float]:
             logs, state = run.model.step(torch.tensor([token]), conditioned, state)
             nats.append(-float(logs[0, target]))
     return nats
+
+
+def place(column: int, value: int, token: int, size: int) -> int:
+    """Thesis, equation 3.4: (w r_0 + f_i r_i) mod l, with the numbers r that are fixed for ever."""
+    first, own = (
+        1 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % (size - 1)
+        for name in ("bucket word", f"bucket variable {column}")
+    )
+    return (token * first + (value + 1) * own) % size

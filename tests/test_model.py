@@ -18,7 +18,7 @@ from factorcell.vocabulary import END, START, UNKNOWN
 from small import CONTEXT, ROWS, make_run
 
 ADAPTS = [names for count in range(3) for names in itertools.combinations(ADAPTERS, count)]
-BIASES = [names for count in range(3) for names in itertools.combinations(OUTPUT_BIASES, count)]
+BIASES = [(), *((name,) for name in OUTPUT_BIASES), OUTPUT_BIASES]
 
 
 def tiny(tmp_path: Path, **model: Any) -> Run:
@@ -69,7 +69,7 @@ def test_probabilities_of_all_strings_sum_to_one(tmp_path: Path, adapt: tuple[st
 
 def test_batch_and_padding_make_no_difference(tmp_path: Path) -> None:
     """Each text alone, and all together with the padding that brings, to 1e-5."""
-    run = tiny(tmp_path, output_bias=["low_rank", "one_hot"])
+    run = tiny(tmp_path, output_bias=OUTPUT_BIASES)
     corpus = run.prepare(ROWS)
     with torch.no_grad():
         together = run.model(corpus.batch(np.arange(len(corpus))))
@@ -90,7 +90,7 @@ def test_context_matters_only_where_it_is_adapted(tmp_path: Path) -> None:
 
 def test_sampling_every_token_is_exact(tmp_path: Path) -> None:
     """The sampled loss of the whole model, with all tokens for sure, is `forward`."""
-    run = tiny(tmp_path, output_bias=["low_rank", "one_hot"])
+    run = tiny(tmp_path, output_bias=OUTPUT_BIASES)
     batch = run.prepare(ROWS).batch(np.arange(5))
     size = len(run.vocabulary)
     every = Samples(torch.tensor([token for token in range(size) if token != START]), torch.zeros(size))
@@ -110,14 +110,14 @@ def test_dropout_only_in_training(tmp_path: Path) -> None:
 
 def test_gradients_reach_every_parameter(tmp_path: Path) -> None:
     """Nothing is left out of training."""
-    run = tiny(tmp_path, output_bias=["low_rank", "one_hot"])
+    run = tiny(tmp_path, output_bias=OUTPUT_BIASES)
     run.model(run.prepare(ROWS).batch(np.arange(5))).sum().backward()
     assert [name for name, parameter in run.model.named_parameters() if parameter.grad is None] == []
 
 
 def test_selected_conditions_are_those_conditions(tmp_path: Path) -> None:
     """Conditions prepared once serve many texts."""
-    run = tiny(tmp_path, output_bias=["one_hot"])
+    run = tiny(tmp_path, output_bias=["one_hot", "hash"])
     batch = run.prepare(ROWS).batch(np.arange(5))
     distinct, which = batch.context.distinct()
     assert len(distinct) <= 5

@@ -37,7 +37,8 @@ def test_every_field_has_its_option(section: str) -> None:
         if isinstance(value, bool):
             given, expected = [flag if not value else flag.replace("--", "--no-", 1)], not value
         elif isinstance(value, tuple):
-            given, expected = [flag, choices[0] if choices else "stars"], (choices[0] if choices else "stars",)
+            other = "0.5" if value and not choices else "stars"  # a number, or a name
+            given, expected = [flag, choices[0] if choices else other], (choices[0] if choices else other,)
         elif choices:
             given, expected = [flag, choices[-1]], choices[-1]
         elif isinstance(value, str):

@@ -1,16 +1,19 @@
 """Logits and losses against plain sums; biases against tables written out."""
 
 import itertools
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import OUTPUT_BIASES
+from factorcell.biases import TABLES
+from factorcell.config import OUTPUT_BIASES, ModelConfig
 from factorcell.context import MISSING, RARE, Context, ContextSchema, Variable
-from factorcell.output import BIASES, Output, Proposal, Samples
+from factorcell.output import INSIDE, Output, Proposal, Samples, Tilt
 from factorcell.vocabulary import START
+from small import place
 
 V, E, H, K, B, T = 9, 3, 4, 5, 4, 3
 SCHEMA = ContextSchema(
@@ -20,72 +23,96 @@ SCHEMA = ContextSchema(
         Variable("lat", "number"),
     )
 )
-COMBINATIONS = [names for count in range(len(BIASES) + 1) for names in itertools.combinations(BIASES, count)]
+SIZES = (2, 3, 1)  # of the embeddings of the variables
+COMBINATIONS = [names for count in (0, 1, 2, 5) for names in itertools.combinations(OUTPUT_BIASES, count)]
+SMOOTH = [names for names in COMBINATIONS if "sparse" not in names]  # its gradient is not that of its value
 
 
 def make_output(biases: tuple[str, ...]) -> Output:
     """A layer in double precision with random weights everywhere."""
-    output = Output(torch.nn.Parameter(torch.randn(V, E)), H, K, SCHEMA, biases).double()
+    config = ModelConfig(
+        hidden_size=H,
+        context_size=K,
+        output_bias=biases,
+        hash_size=40,
+        bloom_size=0,
+        sparse_penalty=("0.2", "city=0.4"),
+    )
+    output = Output(torch.nn.Parameter(torch.randn(V, E)), config, SCHEMA, SIZES).double()
     with torch.no_grad():
         for parameter in output.parameters():
             parameter.normal_(0, 0.7)
     return output
 
 
-def given() -> dict[str, Any]:
+def numbers() -> dict[str, Any]:
     """Hidden states, targets, context vectors and contexts; one city is missing."""
     categories = torch.tensor([[1, 1], [2, 0], [MISSING, 1], [0, 1]])
     return {
         "hidden": torch.randn(B, T, H, dtype=torch.double),
         "targets": torch.tensor([[2, 3, 4], [5, 6, 7], [8, 2, 2], [0, 2, 3]]),
         "vector": torch.randn(B, K, dtype=torch.double),
+        "parts": [torch.randn(B, size, dtype=torch.double) for size in SIZES],
         "context": Context(categories, torch.zeros(B, 1)),
     }
 
 
-def slow_bias(output: Output, vector: Tensor, context: Context, text: int, token: int) -> float:
+def slow_bias(output: Output, g: dict[str, Any], text: int, token: int) -> float:
     """The context's bias of one token in one text, from the tables."""
-    total = 0.0
+    total, rows = 0.0, g["context"].categories[text].tolist()
     for name, adapter in output.adapters.items():
-        if name == "low_rank":
-            total += float((vector[text] * adapter.get_parameter("weight")[token]).sum().detach())
-        else:
-            for column, variable in enumerate(SCHEMA.categories):
-                row, before = (
-                    int(context.categories[text, column]),
-                    sum(len(v.values) for v in SCHEMA.categories[:column]),
-                )
-                shares = [count / sum(variable.counts) for count in variable.counts]
-                values = adapter.get_parameter("weight")[token, before : before + len(shares)].detach().tolist()
-                mean = sum(share * value for share, value in zip(shares, values, strict=True))
-                total += mean if row == MISSING else values[row]
+        row = adapter.get_parameter("weight")[token].tolist()
+        if name in INSIDE:
+            features = g["vector"][text] if name == "low_rank" else torch.cat([part[text] for part in g["parts"]])
+            total += sum(a * b for a, b in zip(features.tolist(), row, strict=True))
+            continue
+        for column, variable in enumerate(SCHEMA.categories):
+            least = {"one_hot": (0, 0), "sparse": (0.4, 0.2)}[name][column]
+            values = [math.copysign(max(0, abs(s) - least), s) for s in row[: len(variable.values)]]
+            row = row[len(variable.values) :]
+            total += expected(variable, values, rows[column])
+    if output.hashed is not None:
+        buckets = output.hashed.weight[:, 0].tolist()
+        for column, variable in enumerate(SCHEMA.categories):
+            places = [place(column, value, token, len(buckets)) for value in range(len(variable.values))]
+            total += expected(variable, [buckets[index] for index in places], rows[column])
     return total
 
 
-def slow_logits(output: Output, text: int, hidden: Tensor, vector: Tensor, context: Context) -> list[float]:
+def expected(variable: Variable, values: list[float], row: int) -> float:
+    """The value of a category, or the mean of all by how often they are seen."""
+    if row != MISSING:
+        return values[row]
+    return sum(count * value for count, value in zip(variable.counts, values, strict=True)) / sum(variable.counts)
+
+
+def slow_logits(output: Output, text: int, hidden: Tensor, g: dict[str, Any]) -> list[float]:
     """E P h + b + the context's bias, token by token; the start token never."""
     logits = []
     for token in range(V):
         parts = output.embedding[token].detach() * (hidden @ output.projection.detach())
         score = sum(parts.tolist())
-        score += float(output.bias[token].detach()) + slow_bias(output, vector, context, text, token)
+        score += float(output.bias[token].detach()) + slow_bias(output, g, text, token)
         logits.append(-float("inf") if token == START else score)
     return logits
 
 
-def sampled_nats(
-    output: Output, hidden: Tensor, targets: Tensor, samples: Samples, vector: Tensor, context: Context
-) -> Tensor:
-    """The sampled loss of `targets`, given as tokens; the rows of the tables that it needs are picked here."""
-    used = samples.used(targets)
-    tables = [table[used] for table in output.tables()]
-    rows = torch.tensor([[used.tolist().index(token) for token in line] for line in targets.tolist()])
-    return output.sampled_nats(hidden, rows, output.features(vector, context), samples, used, tables)
+def tilt(output: Output, g: dict[str, Any]) -> Tilt:
+    """What the biases of the contexts follow from."""
+    return output.tilt(g["vector"], g["parts"], g["context"])
+
+
+def sampled_nats(output: Output, samples: Samples, g: dict[str, Any]) -> Tensor:
+    """The sampled loss of the targets, given as tokens; the rows of the tables that it needs are picked here."""
+    reads = output.reads(g["targets"], samples, g["context"].categories)
+    picked = [[table[rows] for table in tables] for rows, tables in zip(reads.rows, output.row_tables(), strict=True)]
+    rows = torch.tensor([[reads.used.tolist().index(token) for token in line] for line in g["targets"].tolist()])
+    return output.sampled_nats(g["hidden"], rows, tilt(output, g), samples, reads, picked)
 
 
 def test_names_are_those_of_the_config() -> None:
     """The command line offers what there is."""
-    assert tuple(BIASES) == OUTPUT_BIASES
+    assert (*TABLES, "hash") == OUTPUT_BIASES
 
 
 @pytest.mark.parametrize("biases", COMBINATIONS)
@@ -93,15 +120,18 @@ def test_names_are_those_of_the_config() -> None:
 def test_exact_nats_are_the_equations(biases: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without gradient, in chunks of any size, and as log probabilities of a step."""
     monkeypatch.setattr("factorcell.softmax.CHUNK", chunk)
-    output, g = make_output(biases), given()
-    features = output.features(g["vector"], g["context"])
-    with_gradient = output.nats(g["hidden"], g["targets"], features)
+    output, g = make_output(biases), numbers()
+    monkeypatch.setattr("factorcell.output.BIASES_AT_ONCE", chunk)
+    monkeypatch.setattr("factorcell.biases.AT_ONCE", chunk)
+    with_gradient = output.nats(g["hidden"], g["targets"], tilt(output, g))
     with torch.no_grad():
-        without = output.nats(g["hidden"], g["targets"], features)
-        steps = output.log_probabilities(g["hidden"][:, 1], features)
+        without = output.nats(g["hidden"], g["targets"], tilt(output, g))
+        steps = output.log_probabilities(g["hidden"][:, 1], tilt(output, g))
+        folded = output.log_probabilities(g["hidden"][:, 1], output.fold(tilt(output, g)))
+    torch.testing.assert_close(folded, steps)
     for b in range(B):
         for t in range(T):
-            logits = torch.tensor(slow_logits(output, b, g["hidden"][b, t], g["vector"], g["context"]))
+            logits = torch.tensor(slow_logits(output, b, g["hidden"][b, t], g))
             expected = torch.logsumexp(logits, 0) - logits[g["targets"][b, t]]
             assert float(with_gradient[b, t].detach()) == pytest.approx(float(expected), rel=1e-5)
             assert float(without[b, t]) == pytest.approx(float(expected), rel=1e-5)
@@ -110,44 +140,32 @@ def test_exact_nats_are_the_equations(biases: tuple[str, ...], chunk: int, monke
         assert float(steps[b, g["targets"][b, 1]]) == pytest.approx(-float(without[b, 1]))
 
 
-def test_low_rank_with_one_hot_contexts_is_one_hot() -> None:
-    """With a unit vector as context, Q's columns are the rows of a one-hot table (TACL 2018, section 2.3)."""
-    schema = ContextSchema((Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 1, 1)),))
-    low, one = BIASES["low_rank"](V, 3, schema), BIASES["one_hot"](V, 3, schema)
-    with torch.no_grad():
-        one.get_parameter("weight").normal_()
-        low.get_parameter("weight").copy_(one.get_parameter("weight"))
-    rows = torch.tensor([2, 0, 1])
-    context = Context(rows[:, None], torch.zeros(3, 0))
-    features = torch.eye(3)[rows]
-    torch.testing.assert_close(low(features, context), one(features, context))
-
-
 @pytest.mark.parametrize("biases", COMBINATIONS)
 def test_sampling_everything_is_exact(biases: tuple[str, ...]) -> None:
     """With every token among the samples for sure, the sampled loss is the exact one."""
-    output, g = make_output(biases), given()
+    output, g = make_output(biases), numbers()
     every = Samples(torch.tensor([token for token in range(V) if token != START]), torch.zeros(V))
-    sampled = sampled_nats(output, g["hidden"], g["targets"], every, g["vector"], g["context"])
-    exact = output.nats(g["hidden"], g["targets"], output.features(g["vector"], g["context"]))
+    sampled = sampled_nats(output, every, g)
+    exact = output.nats(g["hidden"], g["targets"], tilt(output, g))
     torch.testing.assert_close(sampled, exact)
 
 
-@pytest.mark.parametrize("biases", COMBINATIONS)
+@pytest.mark.parametrize("biases", SMOOTH)
 def test_gradients_by_finite_differences(biases: tuple[str, ...]) -> None:
     """Of the exact and of the sampled loss."""
-    output, g = make_output(biases), given()
+    output, g = make_output(biases), numbers()
     samples = Samples(torch.tensor([2, 3, 7]), torch.linspace(-2, 0, V, dtype=torch.double))
     parameters = list(output.parameters())
 
-    def exact(hidden: Tensor, vector: Tensor, *_: Tensor) -> Tensor:
-        return output.nats(hidden, g["targets"], output.features(vector, g["context"]))
+    def exact(*_: Tensor) -> Tensor:
+        return output.nats(g["hidden"], g["targets"], tilt(output, g))
 
-    def sampled(hidden: Tensor, vector: Tensor, *_: Tensor) -> Tensor:
-        return sampled_nats(output, hidden, g["targets"], samples, vector, g["context"])
+    def sampled(*_: Tensor) -> Tensor:
+        return sampled_nats(output, samples, g)
 
     for loss in (exact, sampled):
-        leaves = (g["hidden"].requires_grad_(), g["vector"].requires_grad_(), *parameters)
+        given = (g["hidden"], g["vector"], *g["parts"])
+        leaves = (*(tensor.requires_grad_() for tensor in given), *parameters)
         assert torch.autograd.gradcheck(loss, leaves)
 
 
@@ -169,17 +187,18 @@ def test_the_sampled_loss_has_the_exact_minimum() -> None:
     """Fitted to known frequencies by sampling, the biases reach those frequencies: the correction is right."""
     torch.manual_seed(1)
     truth = torch.tensor([0.1, 0.0, 0.5, 0.25, 0.1, 0.05])
-    output = Output(torch.nn.Parameter(torch.zeros(6, 2)), 2, 0, ContextSchema(), ())
+    output = Output(torch.nn.Parameter(torch.zeros(6, 2)), ModelConfig(hidden_size=2), ContextSchema(), None)
     optimiser = torch.optim.Adam([output.bias], 0.05)
     proposal = Proposal(torch.tensor([3, 0, 1, 2, 2, 2]), 3)  # not the frequencies to be learned
     nothing = Context(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0))
     for step in range(600):
         optimiser.param_groups[0]["lr"] = 0.05 * (1 - step / 600)
         targets = torch.multinomial(truth, 256, replacement=True)[None]
-        hidden, vector = torch.zeros(1, 256, 2), torch.zeros(1, 0)
-        loss = sampled_nats(output, hidden, targets, proposal.draw(), vector, nothing).mean()
+        g = {"hidden": torch.zeros(1, 256, 2), "targets": targets, "vector": torch.zeros(1, 0), "parts": []}
+        loss = sampled_nats(output, proposal.draw(), {**g, "context": nothing}).mean()
         optimiser.zero_grad()
         torch.autograd.backward(loss)
         optimiser.step()
-    fitted = output.log_probabilities(torch.zeros(1, 2), torch.zeros(1, 0))[0].exp()
+    plain = output.tilt(torch.zeros(1, 0), [], nothing)
+    fitted = output.log_probabilities(torch.zeros(1, 2), plain)[0].exp()
     torch.testing.assert_close(fitted, truth, atol=0.03, rtol=0)

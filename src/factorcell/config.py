@@ -17,9 +17,10 @@ from typing import Any
 
 UNITS = ("word", "space", "char", "grapheme")
 ADAPTERS = ("concat", "factor")
-OUTPUT_BIASES = ("low_rank", "one_hot")
+OUTPUT_BIASES = ("low_rank", "low_rank_each", "one_hot", "sparse", "hash")
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
+LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
 
 # The four models of the TACL paper (section 2), by what they adapt: (recurrent layer, softmax bias).
 MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -79,6 +80,26 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
+def _penalty(text: str) -> tuple[str, float]:
+    """`NUMBER` or `NAME=NUMBER` -> name, empty for all, and number."""
+    name, _, number = text.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise UserError(f"sparse_penalty is {text!r}; it must be NUMBER or NAME=NUMBER, of numbers from 0 on")
+    return name, value
+
+
+def penalties(given: tuple[str, ...], names: typing.Sequence[str]) -> list[float]:
+    """The lambda of each of the variables `names`, from what `sparse_penalty` says; 0 where it says nothing."""
+    known = dict(map(_penalty, given))
+    for name in known.keys() - {"", *names}:
+        choose("variable in sparse_penalty", name, names)
+    return [known.get(name, known.get("", 0.0)) for name in names]
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """What is read from a table, and how text becomes tokens."""
@@ -115,6 +136,11 @@ class ModelConfig:
     number_size: int = option(64, "width of the network over the numeric context variables", low=1)
     context_size: int = option(16, "k, size of the joint context vector", low=1)
     rank: int = option(12, "r, rank of the FactorCell's change of W", low=1)
+    hash_size: int = option(1 << 22, "buckets of the hashed softmax bias (the next prime)", low=1)
+    bloom_size: int = option(1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", low=0)
+    sparse_penalty: tuple[str, ...] = option(
+        ("0.01",), "lambda of the sparse softmax bias: NUMBER, or NAME=NUMBER of one variable (repeatable)"
+    )
     layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)")
     dropout_recurrent: float = option(0.0, "drop rate of the candidate tanh(i) (Semeniuta et al. 2016)", low=0)
     dropout_input: float = option(0.0, "drop rate of the token embeddings", low=0)
@@ -126,6 +152,11 @@ class ModelConfig:
         for field in dataclasses.fields(self):
             if field.name.startswith("dropout") and getattr(self, field.name) >= 1:
                 raise UserError(f"{field.name} is {getattr(self, field.name)}; a drop rate lies in [0, 1)")
+        for name in ("hash_size", "bloom_size"):
+            if getattr(self, name) > LARGEST_HASH:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at most {LARGEST_HASH}")
+        for item in self.sparse_penalty:
+            _penalty(item)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ F_i is the embedding table of a categorical variable f_i; all numbers, standardi
 Shapes: B texts, C categorical variables, N numeric ones, K context, k the embedding of one variable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -141,8 +141,8 @@ class ContextEncoder(nn.Module):
             if numbers
             else None
         )
-        inputs = len(self.tables) * config.variable_size + (width if numbers else 0)
-        self.joint = nn.Linear(inputs, config.context_size)
+        self.sizes = [config.variable_size] * len(self.tables) + ([width] if numbers else [])
+        self.joint = nn.Linear(sum(self.sizes), config.context_size)
         if self.network is not None:
             # Wide first weights: neighbouring coordinates start apart, as with random features.
             first = self.network[0]
@@ -152,6 +152,15 @@ class ContextEncoder(nn.Module):
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
         """`context` of B texts -> (B, K). `override` gives the embeddings (B, k) of categorical variables by name."""
+        return self.join(self.parts(context, override))
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The context vector (B, K) of the embeddings `parts` of its variables."""
+        joined: Tensor = self.joint(torch.cat(list(parts), dim=1))
+        return torch.tanh(joined)
+
+    def parts(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+        """The embeddings of the categorical variables, (B, k) each, and of all numbers together; `sizes` wide."""
         override = override or {}
         for name in override:
             choose("context variable", name, [variable.name for variable in self.schema.categories])
@@ -162,8 +171,7 @@ class ContextEncoder(nn.Module):
         if self.network is not None:
             numbers = ((context.numbers - self.mean) / self.deviation).nan_to_num(0.0)
             parts.append(self.network(numbers))
-        joined: Tensor = self.joint(torch.cat(parts, dim=1))
-        return torch.tanh(joined)
+        return parts
 
     def embed(self, column: int, rows: Tensor) -> Tensor:
         """Rows (B,) of one variable's table (B, k); a missing value has the frequency-weighted mean of all."""

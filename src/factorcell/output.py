@@ -1,14 +1,14 @@
 """Hidden states to logits: tied embeddings, a projection, and a softmax bias that the context shifts.
 
-    logits = E P h + b + Q c        (TACL 2018, equations 5 and 6; P is printed as L there)
+    logits = E P h + b + Q c + a(c)        (TACL 2018, equations 5 and 6; P is printed as L there)
 
-Every adapted bias is linear in features f of the context (c itself, or one unit vector a category), so that all logits
-are one product, [P h, f] . [E, Q].
+Adapted biases of low rank are columns of one product, [P h, c] . [E, Q]; all others are summed up to a bias a (B, V) of
+their own for every text.
 
-Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context, F features, S samples.
+Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, F features, S samples, U tokens that a step reads.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,45 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell import softmax
+from factorcell.biases import TABLES, HashBias, OneHotBias, Pairs
+from factorcell.config import ModelConfig
 from factorcell.context import Context, ContextSchema
 from factorcell.vocabulary import START
 
-
-class LowRankBias(nn.Module):
-    """Q c: a low-rank stand-in for one bias vector per context (TACL 2018, equation 6)."""
-
-    def __init__(self, vocabulary_size: int, context_size: int, schema: ContextSchema) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(vocabulary_size, context_size))
-
-    def forward(self, vector: Tensor, context: Context) -> Tensor:
-        """Features (B, K): the context vector."""
-        return vector
-
-
-class OneHotBias(nn.Module):
-    """A bias vector of its own for every value of every categorical variable (TACL 2018, section 2.3)."""
-
-    def __init__(self, vocabulary_size: int, context_size: int, schema: ContextSchema) -> None:
-        super().__init__()
-        self.schema = schema
-        values = sum(len(variable.values) for variable in schema.categories)
-        self.weight = nn.Parameter(torch.zeros(vocabulary_size, values))
-
-    def forward(self, vector: Tensor, context: Context) -> Tensor:
-        """Features (B, F): 1 for the value of each variable; its frequencies where it is missing."""
-        parts = [vector[:, :0]]
-        for column, variable in enumerate(self.schema.categories):
-            rows = context.categories[:, column, None]
-            known = vector.new_zeros(len(vector), len(variable.values)).scatter_(1, rows.clamp(min=0), 1.0)
-            parts.append(torch.where(rows < 0, vector.new_tensor(variable.frequencies()), known))
-        return torch.cat(parts, dim=1)
-
-
-BIASES: dict[str, Callable[[int, int, ContextSchema], nn.Module]] = {
-    "low_rank": LowRankBias,
-    "one_hot": OneHotBias,
-}
+INSIDE = ("low_rank", "low_rank_each")  # few columns, so that they join the product
+BIASES_AT_ONCE = 1 << 22  # of texts and tokens
 
 
 @dataclass(frozen=True)
@@ -64,11 +32,6 @@ class Samples:
 
     tokens: Tensor
     log_inclusion: Tensor
-
-    def used(self, texts: Tensor) -> Tensor:
-        """The tokens (U,), ascending, that a step on `texts` (B, T + 1) needs: theirs and the samples."""
-        used: Tensor = torch.unique(torch.cat([texts.flatten(), self.tokens]))
-        return used
 
 
 class Proposal:
@@ -89,65 +52,151 @@ class Proposal:
         return Samples(tokens.to(self.log_inclusion.device), self.log_inclusion)
 
 
+@dataclass(frozen=True)
+class Tilt:
+    """What the adapted biases of B contexts follow from: `features` (B, F) and `categories` (B, C).
+
+    `bias` (B, V), if it is there, is the whole softmax bias already.
+    """
+
+    features: Tensor
+    categories: Tensor
+    bias: Tensor | None = None
+
+    def select(self, rows: Tensor) -> "Tilt":
+        """That of `rows` (B',), repeated where a row is named twice."""
+        return Tilt(self.features[rows], self.categories[rows], None if self.bias is None else self.bias[rows])
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a sampled step reads: the rows `used` (U,), ascending, of the token tables, and hashed `pairs` (B, U)."""
+
+    used: Tensor
+    pairs: Pairs | None
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The rows of the token tables, and of the hash table if there is one: as `Output.row_tables`."""
+        return [self.used] if self.pairs is None else [self.used, self.pairs.buckets]
+
+
+Picked = list[
+    list[Tensor]
+]  # values of the rows that a step reads: (U, .) of each token table, (M, 1) of the hash table
+
+
 class Output(nn.Module):
     """The softmax layer over the token embeddings that the input layer uses too."""
 
     never: Tensor
 
     def __init__(
-        self,
-        embedding: nn.Parameter,
-        hidden_size: int,
-        context_size: int,
-        schema: ContextSchema,
-        output_bias: tuple[str, ...],
+        self, embedding: nn.Parameter, config: ModelConfig, schema: ContextSchema, sizes: Sequence[int] | None
     ) -> None:
+        """`sizes` are those of the embeddings of the context variables; None: nothing is adapted."""
         super().__init__()
         size, embedding_size = embedding.shape
         self.embedding = embedding
-        self.projection = nn.Parameter(torch.randn(hidden_size, embedding_size) * hidden_size**-0.5)
+        self.projection = nn.Parameter(torch.randn(config.hidden_size, embedding_size) * config.hidden_size**-0.5)
         self.bias = nn.Parameter(torch.zeros(size))
-        self.adapters = nn.ModuleDict({name: BIASES[name](size, context_size, schema) for name in output_bias})
+        names = () if sizes is None else config.output_bias
+        self.adapters = nn.ModuleDict(
+            {name: TABLES[name](size, config, schema, sizes or ()) for name in names if name in TABLES}
+        )
+        self.hashed = HashBias(size, config, schema) if "hash" in names and schema.categories else None
         never = torch.zeros(size)
         never[START] = -torch.inf  # a text starts once: the start token is never predicted
         self.register_buffer("never", never, persistent=False)
 
-    def features(self, vector: Tensor, context: Context) -> Tensor:
-        """What of B contexts the adapted biases are linear in (B, F); F is 0 without any."""
-        parts = [adapter(vector, context) for adapter in self.adapters.values()]
-        return torch.cat(parts, dim=1) if parts else vector[:, :0]
+    def tilt(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tilt:
+        """What the adapted biases of B contexts need of them: vectors (B, K), `parts` of each variable, the values."""
+        features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
+        return Tilt(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
 
-    def tables(self) -> list[nn.Parameter]:
+    def fold(self, tilt: Tilt) -> Tilt:
+        """The same with all biases summed up (B, V): worth it where many tokens share a context."""
+        bias = (self.bias + self.never).expand(len(tilt.features), -1)
+        for name, part, weight in self._parts(tilt.features, self.tables()):
+            if name in INSIDE:
+                bias = torch.addmm(bias, part, weight.T)
+        apart = self._apart(tilt, self.tables(), self._pairs(tilt))
+        return Tilt(tilt.features, tilt.categories, bias if apart is None else bias + apart)
+
+    def tables(self) -> list[Tensor]:
         """The tables with a row for every token, (V, E) and (V, F) in the order of the features."""
         return [self.embedding, *(cast(nn.Parameter, adapter.weight) for adapter in self.adapters.values())]
 
-    def log_probabilities(self, hidden: Tensor, features: Tensor) -> Tensor:
-        """`hidden` (B, H) and `features` (B, F) -> log probabilities (B, V) of the next token."""
-        logits = torch.addmm(self.bias + self.never, hidden @ self.projection, self.embedding.T)
-        weights = self.tables()[1:]
-        sizes = [weight.shape[1] for weight in weights]
-        for part, weight in zip(torch.split(features, sizes, 1), weights, strict=True):
-            logits = torch.addmm(logits, part, weight.T)
-        return F.log_softmax(logits, dim=-1)
+    def row_tables(self) -> list[list[nn.Parameter]]:
+        """Tables of which a sampled step sees few rows, in groups that share them: by token, by bucket of the hash."""
+        by_token = cast(list[nn.Parameter], self.tables())
+        return [by_token] if self.hashed is None else [by_token, [self.hashed.weight]]
 
-    def nats(self, hidden: Tensor, targets: Tensor, features: Tensor) -> Tensor:
-        """`hidden` (B, T, H), `targets` (B, T), `features` (B, F) -> exact nats (B, T)."""
-        values = self._values(hidden, features).flatten(0, 1)
-        return softmax.nats(values, self._table(), self.bias + self.never, targets.flatten()).view(targets.shape)
+    def reads(self, tokens: Tensor, samples: Samples, categories: Tensor) -> Reads:
+        """What a step on texts `tokens` (B, T + 1) with `categories` (B, C) reads: theirs and the samples."""
+        used = torch.unique(torch.cat([tokens.flatten(), samples.tokens]))
+        return Reads(used, None if self.hashed is None else self.hashed.pairs(categories, used))
+
+    def log_probabilities(self, hidden: Tensor, tilt: Tilt) -> Tensor:
+        """`hidden` (B, H) and `tilt` of B contexts -> log probabilities (B, V) of the next token."""
+        bias = self.fold(tilt).bias if tilt.bias is None else tilt.bias
+        return F.log_softmax(torch.addmm(cast(Tensor, bias), hidden @ self.projection, self.embedding.T), dim=-1)
+
+    def nats(self, hidden: Tensor, targets: Tensor, tilt: Tilt) -> Tensor:
+        """`hidden` (B, T, H), `targets` (B, T), `tilt` of B contexts -> exact nats (B, T)."""
+        tables = self.tables()
+        values, table = self._product(hidden, tilt.features, tables)
+        bias = self.bias + self.never
+        if not self._any_apart():
+            return softmax.nats(values.flatten(0, 1), table, bias, targets.flatten()).view(targets.shape)
+        parts = []
+        for texts in torch.split(torch.arange(len(hidden), device=hidden.device), self._texts()):
+            here = tilt.select(texts)
+            own = bias + cast(Tensor, self._apart(here, tables, self._pairs(here)))
+            parts.append(softmax.nats(values[texts].flatten(0, 1), table, own, targets[texts].flatten()))
+        return torch.cat(parts).view(targets.shape)
 
     def sampled_nats(
-        self, hidden: Tensor, targets: Tensor, features: Tensor, samples: Samples, used: Tensor, tables: list[Tensor]
+        self, hidden: Tensor, targets: Tensor, tilt: Tilt, samples: Samples, reads: Reads, picked: Picked
     ) -> Tensor:
-        """Nats (B, T) against `samples` only. `tables`: rows `used` (U,) of `self.tables()`, of which are `targets`."""
-        values, chosen = self._values(hidden, features).flatten(0, 1), torch.searchsorted(used, samples.tokens)
-        bias, inclusion = self.bias.index_select(0, used), samples.log_inclusion[used]
-        nats = softmax.sampled_nats(values, torch.cat(tables, dim=1), bias, targets.flatten(), chosen, inclusion)
+        """Nats (B, T) against `samples` only. `picked`: the rows that `reads` names; `targets` are places in `used`."""
+        values, table = self._product(hidden, tilt.features, picked[0])
+        bias = self.bias.index_select(0, reads.used)
+        apart = self._apart(tilt, picked[0], reads.pairs, picked[-1][0])
+        chosen, inclusion = torch.searchsorted(reads.used, samples.tokens), samples.log_inclusion[reads.used]
+        bias = bias if apart is None else bias + apart
+        nats = softmax.sampled_nats(values.flatten(0, 1), table, bias, targets.flatten(), chosen, inclusion)
         return nats.view(targets.shape)
 
-    def _table(self) -> Tensor:
-        return torch.cat([*self.tables()], dim=1) if self.adapters else self.embedding
+    def _any_apart(self) -> bool:
+        return self.hashed is not None or any(name not in INSIDE for name in self.adapters)
 
-    def _values(self, hidden: Tensor, features: Tensor) -> Tensor:
-        """[P h, f] (B, T, E + F)."""
-        wide = features[:, None].expand(-1, hidden.shape[1], -1)
-        return torch.cat([hidden @ self.projection, wide], dim=2)
+    def _texts(self) -> int:
+        """Texts whose biases are made at once."""
+        return max(1, BIASES_AT_ONCE // len(self.embedding))
+
+    def _parts(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Name, features (B, F) and coefficients (U, F) of each adapted bias, from its rows (U, F) of the `tables`."""
+        parts = torch.split(features, [table.shape[1] for table in tables[1:]], 1)
+        for (name, adapter), part, rows in zip(self.adapters.items(), parts, tables[1:], strict=True):
+            yield name, part, adapter.effective(rows) if isinstance(adapter, OneHotBias) else rows
+
+    def _product(self, hidden: Tensor, features: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """[P h, f] (B, T, E + F) and [E, Q] (U, E + F), of the biases inside the product."""
+        inside = [(part, rows) for name, part, rows in self._parts(features, tables) if name in INSIDE]
+        if not inside:
+            return hidden @ self.projection, tables[0]
+        wide = [part[:, None].expand(-1, hidden.shape[1], -1) for part, _ in inside]
+        return torch.cat([hidden @ self.projection, *wide], dim=2), torch.cat([tables[0], *(q for _, q in inside)], 1)
+
+    def _apart(
+        self, tilt: Tilt, tables: Sequence[Tensor], pairs: Pairs | None, hashed: Tensor | None = None
+    ) -> Tensor | None:
+        """The sum (B, U) of the biases outside the product, None where there is none; `hashed`: values of `pairs`."""
+        terms = [part @ rows.T for name, part, rows in self._parts(tilt.features, tables) if name not in INSIDE]
+        if pairs is not None and self.hashed is not None:
+            terms.append(pairs.biases(self.hashed.weight[pairs.buckets] if hashed is None else hashed))
+        return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0] if terms else None
+
+    def _pairs(self, tilt: Tilt) -> Pairs | None:
+        return None if self.hashed is None else self.hashed.pairs(tilt.categories)

@@ -35,7 +35,7 @@ class RowAdam:
         self.tables, self.weight_decay = list(tables), weight_decay
         device = tables[0].device
         # the last step that each row has behind it
-        self.done = torch.zeros(len(tables[0]), dtype=torch.long, device=device)
+        self.done = torch.zeros(len(tables[0]), dtype=torch.int32, device=device)
         self.first = [torch.zeros_like(table, requires_grad=False) for table in tables]
         self.second = [torch.zeros_like(table, requires_grad=False) for table in tables]
         self.rates = np.asarray(rates)
@@ -59,7 +59,7 @@ class RowAdam:
         """Bring `rows` (U,) of every table, or all, to where dense Adam has them after `step` steps."""
         rows = torch.arange(len(self.done), device=self.done.device) if rows is None else rows
         rows = rows[self.done[rows] < step]
-        done = self.done[rows]
+        done = self.done[rows].long()
         gap = (step - done).double()
         moved = self._ahead[done] - (BETA1 / BETA2**0.5) ** gap * self._ahead[step]
         kept = (self._kept[step] - self._kept[done]).exp()

@@ -83,17 +83,17 @@ class Run:
         """Take the best weights from the folder."""
         path = self.folder / "weights.safetensors"
         tensors, _ = store.load_tensors(path)
-        parameters = dict(self.model.named_parameters())
-        expected = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        state = self.model.kept()
+        expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
         if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
             raise UserError(f"{path}: does not belong to this config, schema and vocabulary")
         with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(tensors[name])
+            for name, tensor in state.items():
+                tensor.copy_(tensors[name])
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Put the model's weights into the folder, with `facts` about them."""
-        store.save_tensors(self.folder / "weights.safetensors", dict(self.model.named_parameters()), facts)
+        store.save_tensors(self.folder / "weights.safetensors", self.model.kept(), facts)
 
     @property
     def log_path(self) -> Path:

@@ -4,7 +4,9 @@
 
 A bias of low rank that the context shifts is part of the product: x = [P h, c] and e_v = [E_v, Q_v].
 
-Shapes: N targets, V vocabulary, D width, S samples.
+The bias may also be of each of C texts, (C, V): then the targets are theirs, N / C each, text after text.
+
+Shapes: N targets, V vocabulary, D width, S samples, C texts.
 """
 
 import ctypes
@@ -16,19 +18,19 @@ from torch.nn import functional as F
 
 from factorcell import gpu_softmax, kernels
 
-SIZES = ("rows", "size", "width", "threads", "half", "next")
+SIZES = ("rows", "size", "width", "texts", "threads", "half", "next")
 ARRAYS = ("values", "table", "bias", "packed", "result")
 CHUNK = 16_000_000  # logits that exist at one time, 64 MB
 
 
 def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """Exact nats (N,) of `targets` (N,) from `values` (N, D), `table` (V, D) and `bias` (V,), where -inf is never."""
+    """Exact nats (N,) of `targets` (N,) from `values` (N, D), `table` (V, D) and `bias` (V,) or (C, V)."""
     learning = torch.is_grad_enabled() and (values.requires_grad or table.requires_grad or bias.requires_grad)
     if not learning and len(values) and kernels.usable(values, table, bias):
         own = F.embedding(targets, table)
-        chosen: Tensor = torch.linalg.vecdot(values.to(own.dtype), own) + bias[targets]
+        chosen: Tensor = torch.linalg.vecdot(values.to(own.dtype), own) + _chosen(bias, targets)
         return log_sums(values, table, bias) - chosen
-    if len(values) and gpu_softmax.usable(values, table):
+    if len(values) and bias.dim() == 1 and gpu_softmax.usable(values, table):
         kind = torch.bfloat16 if kernels.halved(values.device) else values.dtype
         return gpu_softmax.nats(values.to(kind), table.to(kind), bias, targets)
     result: Tensor = _Exact.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
@@ -59,7 +61,8 @@ def log_sums(values: Tensor, table: Tensor, bias: Tensor) -> Tensor:
     compiled, number = kernels.chosen()
     taken = kernels.dense(values=values, table=table, bias=bias)
     made = {"result": torch.empty(len(values)), "packed": torch.empty(0)}
-    sizes = (len(values), *table.shape, torch.get_num_threads(), int(kernels.half()), 0)
+    texts = 1 if bias.dim() == 1 else len(bias)
+    sizes = (len(values), *table.shape, texts, torch.get_num_threads(), int(kernels.half()), 0)
     arguments = _Arguments(*sizes, *kernels.addresses(ARRAYS, {**taken, **made}))
     packed = torch.empty(compiled.factorcell_packed(ctypes.byref(arguments), number))
     arguments.packed = packed.data_ptr()
@@ -72,41 +75,60 @@ class _Exact(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        short, parts = kernels.halved(values.device), []
-        for chunk, wanted in zip(_chunks(values, table), _chunks(targets, table), strict=True):
-            logits = kernels.product(chunk, table.T, short).add_(bias)
-            chosen = logits.gather(1, wanted[:, None])[:, 0]
+        ctx.short, parts = kernels.halved(values.device), []
+        for rows, texts in _chunks(values, table, bias):
+            logits = _add(kernels.product(values[rows], table.T, ctx.short), bias[texts])
+            chosen = logits.gather(1, targets[rows, None])[:, 0]
             top = logits.amax(1)
             parts.append(logits.sub_(top[:, None]).exp_().sum(1).log_().add_(top).sub_(chosen))
         result = torch.cat(parts) if parts else values.new_zeros(0)
         ctx.save_for_backward(values, table, bias, targets, result)
-        ctx.short = short
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         values, table, bias, targets, result = ctx.saved_tensors
         of_values, of_table, of_bias = torch.empty_like(values), torch.zeros_like(table), torch.zeros_like(bias)
-        step = _rows(table)
-        for begin in range(0, len(values), step):
-            rows = slice(begin, begin + step)
+        for rows, texts in _chunks(values, table, bias):
             wanted, scale = targets[rows, None], gradient[rows, None]
-            logits = kernels.product(values[rows], table.T, ctx.short).add_(bias)
+            logits = _add(kernels.product(values[rows], table.T, ctx.short), bias[texts])
             total = logits.gather(1, wanted).add_(result[rows, None])  # the logarithm of the sum
             share = logits.sub_(total).exp_().mul_(scale).scatter_add_(1, wanted, -scale)
             of_values[rows] = kernels.product(share, table, ctx.short)
             of_table += kernels.product(share.T, values[rows], ctx.short)
-            of_bias += share.sum(0)
+            of_bias[texts] += _sum(share, bias[texts])
         return of_values, of_table, of_bias, None
 
 
-def _rows(table: Tensor) -> int:
-    """How many targets at a time."""
-    return max(1, CHUNK // len(table))
+def _chunks(values: Tensor, table: Tensor, bias: Tensor) -> list[tuple[slice, slice]]:
+    """Rows whose logits exist at one time, and what of the bias is theirs: of each text's, whole texts."""
+    count, most = len(values), max(1, CHUNK // len(table))
+    if bias.dim() == 1:
+        return [(slice(begin, begin + most), slice(None)) for begin in range(0, count, most)]
+    each = max(1, count // max(1, len(bias)))  # targets of a text
+    step = max(1, most // each)
+    starts = range(0, len(bias) if count else 0, step)
+    return [(slice(text * each, (text + step) * each), slice(text, text + step)) for text in starts]
 
 
-def _chunks(rows: Tensor, table: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(rows, _rows(table)) if len(rows) else ()
+def _add(logits: Tensor, bias: Tensor) -> Tensor:
+    """`logits` (n, V) plus `bias`, (V,) or (c, V) of the texts that the rows belong to, in place."""
+    if bias.dim() == 1:
+        return logits.add_(bias)
+    logits.view(len(bias), -1, logits.shape[1]).add_(bias[:, None])
+    return logits
+
+
+def _sum(shares: Tensor, bias: Tensor) -> Tensor:
+    """`shares` (n, V) summed up to the shape of `bias`."""
+    return shares.sum(0) if bias.dim() == 1 else shares.view(len(bias), -1, shares.shape[1]).sum(1)
+
+
+def _chosen(bias: Tensor, targets: Tensor) -> Tensor:
+    """The bias (N,) of each of the `targets` (N,)."""
+    if bias.dim() == 1:
+        return bias[targets]
+    return bias.gather(1, targets.view(len(bias), -1)).flatten()
 
 
 class _Sampled(torch.autograd.Function):
@@ -115,10 +137,10 @@ class _Sampled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor) -> Tensor:
         own = F.embedding(targets, table)
-        positive = (values * own).sum(1).add_(bias[targets])
+        positive = (values * own).sum(1).add_(_chosen(bias, targets))
         chosen = table[samples]
-        ctx.size, ctx.short = len(table), kernels.halved(values.device)
-        shares = kernels.product(values, chosen.T, ctx.short).add_(bias[samples])
+        ctx.size, ctx.short, ctx.shape = len(table), kernels.halved(values.device), bias.shape
+        shares = _add(kernels.product(values, chosen.T, ctx.short), bias[..., samples])
         shares[_collisions(targets, samples, len(table))] = -torch.inf
         top = torch.maximum(shares.amax(1), positive)
         shares.sub_(top[:, None]).exp_()
@@ -136,8 +158,10 @@ class _Sampled(torch.autograd.Function):
         # the scatter-add of an embedding, since index_add_ goes row by row
         of_table = torch.ops.aten.embedding_dense_backward(of_positive[:, None] * values, targets, ctx.size, -1, False)
         of_table[samples] += kernels.product(shares.T, values, ctx.short)
-        of_bias = gradient.new_zeros(ctx.size).index_add_(0, targets, of_positive)
-        of_bias[samples] += shares.sum(0)
+        of_bias = gradient.new_zeros(ctx.shape)
+        texts = of_bias.view(-1, ctx.size)
+        texts.scatter_add_(1, targets.view(len(texts), -1), of_positive.view(len(texts), -1))
+        texts[:, samples] += shares.view(len(texts), -1, shares.shape[1]).sum(1)
         return of_values, of_table, of_bias, None, None
 
 

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from factorcell import kernels, store
 from factorcell.config import TrainingConfig, UserError
 from factorcell.data import Batch, Corpus
-from factorcell.model import LanguageModel, Picked
-from factorcell.output import Proposal, Samples
+from factorcell.model import LanguageModel
+from factorcell.output import Picked, Proposal, Reads, Samples
 from factorcell.parallel import World, find_device
 from factorcell.rows import RowAdam
 from factorcell.run import Run, targets
 from factorcell.vocabulary import START, UNKNOWN
+
+STRIDE = 1 << 18  # texts whose words are looked at together
 
 Row = dict[str, Any]
 
@@ -79,6 +81,17 @@ def target_counts(corpus: Corpus) -> NDArray[np.int64]:
     return counts
 
 
+def observe(model: LanguageModel, corpus: Corpus) -> None:
+    """Show a hashed softmax bias which targets training has of which values."""
+    if model.output.hashed is None:
+        return
+    for begin in range(0, len(corpus), STRIDE):
+        rows = np.arange(begin, min(begin + STRIDE, len(corpus)))
+        tokens = np.asarray(corpus.tokens[corpus.offsets[rows[0]] : corpus.offsets[rows[-1] + 1]], dtype=np.int64)
+        categories = np.repeat(corpus.categories[rows].astype(np.int64), corpus.lengths[rows] + 1, axis=0)
+        model.output.hashed.observe(tokens[tokens != START], categories[tokens != START])
+
+
 class Loss(nn.Module):
     """The nats that training minimises, as a `forward` of its own: there gradients of several processes meet."""
 
@@ -86,9 +99,11 @@ class Loss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch, samples: Samples | None, picked: Picked | None = None) -> Tensor:
-        """Nats (B, T), exact or against `samples`; `picked` as `LanguageModel.sampled`."""
-        nats: Tensor = self.model(batch) if samples is None else self.model.sampled(batch, samples, picked)
+    def forward(
+        self, batch: Batch, samples: Samples | None, reads: Reads | None = None, picked: Picked | None = None
+    ) -> Tensor:
+        """Nats (B, T), exact or against `samples`; `reads` and `picked` as `LanguageModel.sampled`."""
+        nats: Tensor = self.model(batch) if samples is None else self.model.sampled(batch, samples, reads, picked)
         return nats
 
 
@@ -111,15 +126,16 @@ class Trainer:
         per_epoch = len(corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=0))
         self.steps = max(1, round(self.config.epochs * per_epoch))
         self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
-        self.rows = self._rows() if self.proposal else None
+        self.rows = self._rows() if self.proposal else []
+        observe(run.model, corpus)
         with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
             smoothed = (counts + 1) / (counts + 1).sum()
             run.model.output.bias.copy_(torch.from_numpy(np.log(smoothed)))
-        self.nats = self.world.wrap(Loss(run.model), apart=self.rows.tables if self.rows else ())
+        self.nats = self.world.wrap(Loss(run.model), apart=[table for adam in self.rows for table in adam.tables])
 
     def _groups(self) -> list[dict[str, Any]]:
         """What dense Adam moves, by how: vectors do not decay, token tables have a rate of their own."""
-        tables = self.run.model.token_parameters()
+        tables = [table for group in self.run.model.row_tables() for table in group]
         rest = [p for p in self.parameters.values() if not any(p is table for table in tables)]
         decay = self.config.weight_decay
         groups = [
@@ -129,10 +145,10 @@ class Trainer:
         dense = [] if self.proposal else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
         return groups + dense
 
-    def _rows(self) -> RowAdam:
-        """The optimiser of the token tables where a step sees only some of their rows."""
+    def _rows(self) -> list[RowAdam]:
+        """The optimisers of tables of which a step sees only some rows."""
         rates = [self.config.token_rate * learning_rate(step, self.steps, self.config) for step in range(self.steps)]
-        return RowAdam(self.run.model.token_parameters(), rates, self.config.weight_decay)
+        return [RowAdam(tables, rates, self.config.weight_decay) for tables in self.run.model.row_tables()]
 
     def batches(self) -> Iterator[Batch]:
         """The batches from the present step to the last, in the order that the seed gives."""
@@ -150,44 +166,45 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
         count = int(batch.lengths.sum())
-        nats, own, factor, picked = self._nats(batch)
+        nats, own, factor, reads, picked = self._nats(batch)
         loss = nats.sum() * factor / count
         self.run.model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        rows, gradients = self._gathered(*picked) if picked else (None, [])
-        norm = self._clip(gradients)
+        seen = [self._gathered(rows, tables) for rows, tables in zip(reads.rows, picked, strict=True)] if reads else []
+        norm = self._clip([gradient for _, gradients in seen for gradient in gradients])
         mean = self.world.sum(loss.detach()) / self.world.size
         if not bool(torch.isfinite(mean + norm)):
             self._stop(own, nats)
         self.progress.step += 1
         self.optimiser.step()
-        if self.rows and rows is not None:
-            self.rows.step(self.progress.step, rows, gradients)
+        for adam, (rows, gradients) in zip(self.rows, seen, strict=True):
+            adam.catch_up(self.progress.step - 1, rows)  # those that only other processes have read
+            adam.step(self.progress.step, rows, gradients)
         self.progress.tokens += count
         self.progress.nats += float(mean) * count
 
-    def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int, Picked | None]:
-        """The loss of every target (B, T) of this process's share, that share, the factor on its loss, rows read.
+    def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int, Reads | None, Picked]:
+        """The loss of every target (B, T) of this process's share, that share, the factor on its loss, what it read.
 
         Negative samples are the same in all processes, other noise is each one's own.
         """
         precision, (own, factor) = kernels.precision(self.config.precision, self.world.device), self.world.share(batch)
         with torch.random.fork_rng(devices=self.world.generators), precision:
             torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
-            samples, picked = None if self.proposal is None else self.proposal.draw(), None
-            if self.rows and samples:
-                everywhere = samples.used(batch.tokens.to(self.world.device))
-                self.rows.catch_up(self.progress.step, everywhere)
-                used = everywhere if self.world.size == 1 else samples.used(own.tokens)
-                picked = used, self.rows.read(used)
+            samples = None if self.proposal is None else self.proposal.draw()
+            reads, picked = None if samples is None else self.run.model.reads(own, samples), []
+            if reads:
+                for adam, rows in zip(self.rows, reads.rows, strict=True):
+                    adam.catch_up(self.progress.step, rows)
+                    picked.append(adam.read(rows))
             self.world.own_noise(self.config.seed, self.progress.step)
             self.run.model.train()
-            nats: Tensor = self.nats(own, samples, picked)
+            nats: Tensor = self.nats(own, samples, reads, picked)
         self.run.model.eval()
-        return nats, own, factor, picked
+        return nats, own, factor, reads, picked
 
-    def _gathered(self, rows: Tensor, tables: list[Tensor]) -> Picked:
-        """The mean over all processes of the gradients of the rows of the token tables that any of them has read."""
+    def _gathered(self, rows: Tensor, tables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The mean over all processes of the gradients of the rows of some tables that any of them has read."""
         own = [table.grad if table.grad is not None else torch.zeros_like(table) for table in tables]
         if self.world.size == 1:
             return rows, own
@@ -269,13 +286,14 @@ class Trainer:
 
     def catch_up(self) -> None:
         """Bring rows that no step has seen lately up to date."""
-        if self.rows:
-            self.rows.catch_up(self.progress.step)
+        for adam in self.rows:
+            adam.catch_up(self.progress.step)
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """What Adam keeps of a parameter; nothing of one that has had no gradient."""
-        if self.rows and (state := self.rows.state(parameter)):
-            return state
+        for adam in self.rows:
+            if state := adam.state(parameter):
+                return state
         kept: dict[str, Tensor] = self.optimiser.state.get(parameter, {})
         return kept
 
@@ -297,14 +315,15 @@ class Trainer:
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors.pop(f"{name}:value"))
                 keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
-                if self.rows and (state := self.rows.state(parameter)):
+                if any(adam.state(parameter) for adam in self.rows):
+                    state = self._moments(parameter)
                     for key in state.keys() & set(keys):
                         state[key].copy_(tensors[f"{name}:{key}"])
                 elif keys:
                     state = {key: tensors[f"{name}:{key}"].to(parameter.device) for key in keys}
                     self.optimiser.state[parameter] = state
-        if self.rows:
-            self.rows.done.fill_(self.progress.step)
+        for adam in self.rows:
+            adam.done.fill_(self.progress.step)
 
 
 def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world: World | None = None) -> Iterator[Row]:

@@ -47,15 +47,16 @@ struct Recurrence {
     float *norm_gradient;               // (B, 8, H)?
 };
 
-// The logarithm of the sum of exp(x . e_v + b_v) over a vocabulary. Shapes: N rows, V vocabulary, D width.
+// The logarithm of the sum of exp(x . e_v + b_v) over a vocabulary. Shapes: N rows, V vocabulary, D width, C texts, to
+// each of which N / C rows belong, one text after the other.
 struct Softmax {
-    int64_t rows, size, width;
+    int64_t rows, size, width, texts;
     int64_t threads;
     int64_t half;
     int64_t next;
     const float *values;  // (N, D): x
     const float *table;   // (V, D): e
-    const float *bias;    // (V,): may be -inf
+    const float *bias;    // (C, V): may be -inf
     float *packed;        // room for `factorcell_packed` floats
     float *result;        // (N,)
 };
