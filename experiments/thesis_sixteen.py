@@ -22,24 +22,20 @@ from thesis import Experiment, Options, Row, Tables
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, LONGEST = 3_000_000, 45  # of the oral arguments; longer turns are split, as in the thesis
 JUSTICES, JUDGED = 11, 1000
-HASH = {
-    "scotus": {"hash_size": 4_000_037, "bloom_size": 50_000_000},
-    "commonvoice9": {"hash_size": 100_003, "bloom_size": 0},
-}
 
 
-def combined(parts: Sequence[str], hashing: dict[str, int]) -> Options:
+def combined(parts: Sequence[str]) -> Options:
     """The options of a model that adapts by all of `parts`."""
     adapt = [part for part in PARTS[:2] if part in parts]
     output_bias = [part for part in PARTS[2:] if part in parts]
-    return {"model": {"adapt": adapt, "output_bias": output_bias, **(hashing if "hash" in parts else {})}}
+    return {"model": {"adapt": adapt, "output_bias": output_bias}}
 
 
-def sixteen(hashing: dict[str, int]) -> dict[str, Options]:
+def sixteen() -> dict[str, Options]:
     """All subsets of `PARTS`, in the order of the thesis."""
     subsets = itertools.product((False, True), repeat=len(PARTS))
     chosen = [tuple(itertools.compress(PARTS, subset)) for subset in subsets]
-    return {"+".join(parts) or "unadapted": combined(parts, hashing) for parts in chosen}
+    return {"+".join(parts) or "unadapted": combined(parts) for parts in chosen}
 
 
 def turns(table: pa.Table, words: int) -> pa.Table:
@@ -103,14 +99,14 @@ EXPERIMENTS = {
     "scotus": Experiment(
         "scotus",
         "thesis_scotus.toml",
-        sixteen(HASH["scotus"]),
+        sixteen(),
         scotus_tables,
         lambda run, tables: told_apart(run, tables, "speaker"),
     ),
     "commonvoice9": Experiment(
         "commonvoice9",
         "thesis_commonvoice9.toml",
-        sixteen(HASH["commonvoice9"]),
+        sixteen(),
         commonvoice9_tables,
         lambda run, tables: told_apart(run, tables, "language"),
     ),

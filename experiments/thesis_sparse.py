@@ -26,7 +26,7 @@ def rows() -> dict[str, Options]:
     made: dict[str, Options] = {name: {"model": {"output_bias": list(biases)}} for name, biases in plain.items()}
     for penalty in PENALTIES:
         for name, biases in (("sparse", ("sparse",)), ("low_rank_each+sparse", ("low_rank_each", "sparse"))):
-            made[f"{name}-{penalty:g}"] = {"model": {"output_bias": list(biases), "sparse_penalty": penalty}}
+            made[f"{name}-{penalty:g}"] = {"model": {"output_bias": list(biases), "sparse_penalty": [f"{penalty:g}"]}}
     return made
 
 

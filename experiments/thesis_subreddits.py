@@ -30,10 +30,9 @@ NEIGHBOURS_OF = (
 )
 EVERY, HELD, NEAREST = 8, 60, 4
 DEVELOPED = 10_000  # titles to choose the best weights by
-HASHING = {"hash_size": 4_000_037, "bloom_size": 100_000_000}
 ROWS = {
-    "unadapted": combined((), HASHING),
-    "concat+low_rank+hash": combined(("concat", "low_rank", "hash"), HASHING),
+    "unadapted": combined(()),
+    "concat+low_rank+hash": combined(("concat", "low_rank", "hash")),
 }
 
 

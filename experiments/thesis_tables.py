@@ -171,7 +171,7 @@ def sparse(rows: Rows, published: Published) -> str:
         tried = [name for name in (kind, *(f"{kind}-{penalty:g}" for penalty in PENALTIES)) if name in rows]
         best = min(tried, key=lambda name: rows[name]["perplexity_known"], default=kind)
         row, top = rows.get(best, {}), theirs[1] if len(theirs) > 1 else None
-        penalty = f"{row['config']['model'].get('sparse_penalty', 0):g}" if "-" in best else ""
+        penalty = best.rpartition("-")[2] if best != kind else ""
         own = [shown(row.get("perplexity")), shown(known(rows, best)), shown(row.get("top_3") and 100 * row["top_3"])]
         lines.append([kind, penalty, *own, shown(theirs[0]), shown(top)])
         pairs.append((known(rows, best), theirs[0]))

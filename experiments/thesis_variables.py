@@ -11,15 +11,13 @@ from collections.abc import Sequence
 
 import thesis
 from thesis import Experiment
-from thesis_sixteen import HASH, PARTS, combined, scotus_tables
+from thesis_sixteen import PARTS, combined, scotus_tables
 
 VARIABLES = ("case", "speaker", "role")
 SUBSETS = tuple(
     tuple(itertools.compress(VARIABLES, subset)) for subset in itertools.product((False, True), repeat=len(VARIABLES))
 )
-ROWS = {
-    "+".join(subset): {"data": {"context": list(subset)}, **combined(PARTS, HASH["scotus"])} for subset in SUBSETS[1:-1]
-}
+ROWS = {"+".join(subset): {"data": {"context": list(subset)}, **combined(PARTS)} for subset in SUBSETS[1:-1]}
 EXPERIMENT = Experiment("variables", "thesis_scotus.toml", ROWS, scotus_tables, lambda run, tables: {})
 
 

@@ -110,18 +110,18 @@ def test_communities_that_gain_most_and_least() -> None:
 def test_the_best_penalty_stands_for_its_kind() -> None:
     """With its figures, in the order of the thesis; all trained rows follow."""
     rows = {
-        name: row(name, perplexity, top_3=0.4, config={"model": {"sparse_penalty": penalty}})
-        for name, perplexity, penalty in (
-            ("none", 50.0, 0.0),
-            ("sparse-0", 44.0, 0.0),
-            ("sparse-0.01", 43.0, 0.01),
-            ("low_rank_each+sparse-0.1", 42.0, 0.1),
+        name: row(name, perplexity, top_3=0.4)
+        for name, perplexity in (
+            ("none", 50.0),
+            ("sparse-0", 44.0),
+            ("sparse-0.1", 43.0),
+            ("low_rank_each+sparse-0.1", 42.0),
         )
     }
     text = tables.sparse(rows, PUBLISHED["sparse"])
     lines = {line[0]: line[1:] for line in cells(text)}
     assert list(lines) == list(PUBLISHED["sparse"])
-    assert lines["sparse"] == ["0.01", "44.00", "43.00", "40.00", "41.40", ""]
+    assert lines["sparse"] == ["0.1", "44.00", "43.00", "40.00", "41.40", ""]
     assert lines["low_rank_each+sparse"] == ["0.1", "43.00", "42.00", "40.00", "41.20", "46.35"]
     assert lines["none"] == ["", "51.00", "50.00", "40.00", "44.00", ""]
     assert lines["low_rank"] == ["", "", "", "", "41.30", ""]
