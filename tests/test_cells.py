@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.cells import ADAPTERS, Cell, Shift, State, Weights
+from factorcell.adapters import ADAPTERS, Shift, Weights
+from factorcell.cells import Cell, State
 from factorcell.config import ADAPTERS as NAMES
 
 E, H, K, R, B, T = 3, 4, 5, 2, 3, 6
@@ -43,7 +44,7 @@ def sigmoid(value: float) -> float:
 
 
 def slow(cell: Cell, x: Tensor, c: Tensor, adapt: tuple[str, ...]) -> np.ndarray[Any, Any]:
-    """Hidden states (B, T, H), one number at a time, from equations 3, 4, 8 and 9 of the TACL paper."""
+    """Hidden states (B, T, H), one number at a time: TACL 2018, equations 3, 4, 8 and 9; thesis 2018, equation 3.2."""
     out = np.zeros((B, T, H))
     for b in range(B):
         matrix, bias = cell.matrix.detach().numpy().copy(), cell.bias.detach().numpy().copy()
@@ -52,6 +53,14 @@ def slow(cell: Cell, x: Tensor, c: Tensor, adapt: tuple[str, ...]) -> np.ndarray
         if "factor" in adapt:
             left, right = weight(cell, "factor.left"), weight(cell, "factor.right")
             matrix += np.einsum("k,kdr->dr", c[b], left) @ np.einsum("k,krg->rg", c[b], right)
+        scale = np.ones((E + H, 3 * H))
+        if "scale" in adapt:
+            scale += c[b].numpy() @ weight(cell, "scale.weight")
+        if "scale_split" in adapt:
+            both = c[b].numpy() @ weight(cell, "scale_split.weight")
+            scale[:E] += both[: 3 * H]
+            scale[E:] += both[3 * H :]
+        matrix *= scale
         h, m = np.zeros(H), np.zeros(H)
         for t in range(T):
             gates = np.concatenate([x[b, t].numpy(), h]) @ matrix + bias

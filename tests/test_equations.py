@@ -35,7 +35,7 @@ SCHEMAS = {
     "both": ContextSchema((CITY, LAT, STARS)),
 }
 TEXTS = ([3, 4, 0, END], [END], [5, 5, 3])  # the last one was cut: it has no end token
-KINDS = [names for count in range(3) for names in itertools.combinations(ADAPTERS, count)]
+KINDS = [(), *((name,) for name in ADAPTERS), ("concat", "factor"), ADAPTERS]
 BIASES = [(), *((name,) for name in OUTPUT_BIASES), ("low_rank", "hash"), ("low_rank_each", "sparse"), OUTPUT_BIASES]
 
 
@@ -111,7 +111,17 @@ class Slow:
                 if "cell.adapters.factor.left" in self.p:
                     left, right = self.p["cell.adapters.factor.left"][k], self.p["cell.adapters.factor.right"][j]
                     matrix += value * other * (left @ right)
-        return matrix, bias
+        return matrix * self.scale(), bias
+
+    def scale(self) -> Array:
+        """Thesis, equation 3.2: a factor on every row of W as printed, which is a column here, 1 + C c."""
+        factors = np.ones((2, self.p["cell.bias"].size))  # of inputs, of h
+        for k, value in enumerate(() if self.context is None else self.context):
+            if "cell.adapters.scale.weight" in self.p:
+                factors += value * self.p["cell.adapters.scale.weight"][k]
+            if "cell.adapters.scale_split.weight" in self.p:
+                factors += value * self.p["cell.adapters.scale_split.weight"][k].reshape(2, -1)
+        return np.repeat(factors, [SIZE["embedding_size"], SIZE["hidden_size"]], axis=0)
 
     def softmax_bias(self) -> Array:
         """TACL, equation 6, b + Q c; thesis, A.1; vectors for every value, whole and thresholded (A.3); hashed ones."""

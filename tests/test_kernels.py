@@ -147,6 +147,7 @@ void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, b
     a.given = make(B * T * 3 * H), a.bias = make(B * 3 * H), a.bias_gradient = make(B * 3 * H);
     a.weight = make(H * 3 * H), a.keep = make(T * B * H);
     if (R) a.left = make(B * H * R), a.right = make(B * R * 3 * H), a.given_reduced = make(B * T * R);
+    if (ragged) a.scale = make(B * 3 * H), a.feed = make(B * H);
     if (norm) a.norm = make(8 * H), a.inverse = make(B * T * 3), a.norm_gradient = make(B * 8 * H);
     a.first_hidden = make(B * H), a.first_memory = make(B * H), a.outputs = make(B * T * H);
     a.last_hidden = make(B * H), a.last_memory = make(B * H);

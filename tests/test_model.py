@@ -17,7 +17,7 @@ from factorcell.run import Run
 from factorcell.vocabulary import END, START, UNKNOWN
 from small import CONTEXT, ROWS, make_run
 
-ADAPTS = [names for count in range(3) for names in itertools.combinations(ADAPTERS, count)]
+ADAPTS = [(), *((name,) for name in ADAPTERS), ("concat", "factor"), ADAPTERS]
 BIASES = [(), *((name,) for name in OUTPUT_BIASES), OUTPUT_BIASES]
 
 

@@ -30,6 +30,8 @@ def arrays(
     drop: bool = False,
     norm: bool = False,
     ragged: bool = False,
+    scale: bool = False,
+    feed: bool = False,
     seed: int = 0,
 ) -> Arrays:
     """What a cell would hand over."""
@@ -47,6 +49,8 @@ def arrays(
         "right": normal(batch, rank, 3 * hidden, scale=0.5) if rank else None,
         "keep": (normal(steps, batch, hidden) > -0.5).float() / 0.7 if drop else None,
         "norm": normal(8, hidden) if norm else None,
+        "scale": 1 + normal(batch, 3 * hidden, scale=0.5) if scale else None,
+        "feed": (normal(batch, hidden) > -0.5).float() / 0.7 if feed else None,
         "hidden": normal(batch, hidden, scale=0.5),
         "memory": normal(batch, hidden),
         "lengths": torch.randint(0, steps + 1, (batch,), generator=random) if ragged else None,
@@ -68,9 +72,10 @@ def slow(a: Arrays) -> Results:
             if x.lengths is not None and t >= x.lengths[b]:
                 hidden.append(torch.zeros_like(h))
                 continue
-            gates = x.given[b, t] + x.bias[b] + h @ x.weight
+            fed = h if x.feed is None else h * x.feed[b]
+            gates = x.given[b, t] + x.bias[b] + fed @ x.weight * (1.0 if x.scale is None else x.scale[b])
             if x.given_reduced is not None and x.left is not None and x.right is not None:
-                gates = gates + (x.given_reduced[b, t] + h @ x.left[b]) @ x.right[b]
+                gates = gates + (x.given_reduced[b, t] + fed @ x.left[b]) @ x.right[b]
             candidate, forget, output = (normalised(x.norm, j, gate) for j, gate in enumerate(gates.chunk(3)))
             kept = torch.tanh(candidate) * (1.0 if x.keep is None else x.keep[t, b])
             forget = torch.sigmoid(forget + 1)
@@ -91,12 +96,12 @@ def normalised(norm: Tensor | None, which: int, values: Tensor) -> Tensor:
 
 
 def learned(a: Arrays, double: bool) -> Arrays:
-    """Copies that take gradients, all but the dropout mask and the lengths."""
+    """Copies that take gradients, all but the dropout masks and the lengths."""
     kind = torch.double if double else torch.float
     return {
         name: x
         if x is None or name == "lengths"
-        else x.to(kind).clone().requires_grad_(name != "keep" and x.numel() > 0)
+        else x.to(kind).clone().requires_grad_(name not in ("keep", "feed") and x.numel() > 0)
         for name, x in a.items()
     }
 
@@ -134,6 +139,8 @@ def check(a: Arrays, variant: str, values: float = 1e-5, gradients: float = 1e-4
     drop=st.booleans(),
     norm=st.booleans(),
     ragged=st.booleans(),
+    scale=st.booleans(),
+    feed=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_any_shape(variant: str, seed: int, **shape: Any) -> None:
@@ -149,6 +156,8 @@ def test_any_shape(variant: str, seed: int, **shape: Any) -> None:
     rank=st.integers(0, 7),
     norm=st.booleans(),
     ragged=st.booleans(),
+    scale=st.booleans(),
+    feed=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_products_of_half_the_bits_are_near(variant: str, seed: int, **shape: Any) -> None:
@@ -174,7 +183,7 @@ def test_without_a_gradient_nothing_is_kept_for_one() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_published_sizes(variant: str) -> None:
     check(arrays(9, 12, 240, 12, drop=True), variant)
-    check(arrays(9, 5, 600, 60, drop=True, norm=True, ragged=True), variant)
+    check(arrays(9, 5, 600, 60, drop=True, norm=True, ragged=True, scale=True, feed=True), variant)
 
 
 @compiled
@@ -198,7 +207,7 @@ def test_large_values_neither_overflow_nor_lose_their_sign(variant: str) -> None
 @compiled
 def test_threads_change_nothing() -> None:
     """One thread, two, and more than there are texts."""
-    a, results = arrays(5, 7, 40, 3, drop=True, norm=True), []
+    a, results = arrays(5, 7, 40, 3, drop=True, norm=True, scale=True, feed=True), []
     for threads in (1, 2, 7):
         torch.set_num_threads(threads)
         x = learned(a, double=False)
@@ -214,7 +223,7 @@ def test_threads_change_nothing() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nothing_is_written_beside_the_arrays(variant: str) -> None:
     """Arrays in the middle of a larger one full of NaN: none gets in, and none is overwritten."""
-    a = arrays(3, 4, 13, 5, drop=True, norm=True)
+    a = arrays(3, 4, 13, 5, drop=True, norm=True, scale=True, feed=True)
     del a["lengths"]
     wide: dict[str, Tensor] = {}
     for name, x in a.items():
@@ -244,11 +253,11 @@ def test_nothing_is_written_beside_the_arrays(variant: str) -> None:
 def test_the_operator_keeps_the_rules_of_operators() -> None:
     """Its shapes without data, its gradient and its aliasing, as PyTorch's own check has them."""
     for rank in (0, 3):
-        x = learned(arrays(3, 4, 10, rank, norm=rank > 0), double=False)
+        x = learned(arrays(3, 4, 10, rank, norm=rank > 0, scale=rank > 0, feed=rank > 0), double=False)
         torch.library.opcheck(recurrence._forward, (*x.values(), True, False, 0))
 
 
-@pytest.mark.parametrize("adapt", [(), ("concat",), ("factor",), ("concat", "factor")])
+@pytest.mark.parametrize("adapt", [(), ("concat",), ("factor",), ("scale",), ("concat", "scale_split", "factor")])
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_a_cell_is_the_same_on_every_path(adapt: tuple[str, ...], layer_norm: bool) -> None:
     """Values and gradients of a whole cell, with dropout and texts of different lengths, compiled and not."""

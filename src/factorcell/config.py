@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 UNITS = ("word", "space", "char", "grapheme")
-ADAPTERS = ("concat", "factor")
+ADAPTERS = ("concat", "scale", "scale_split", "factor")
 OUTPUT_BIASES = ("low_rank", "low_rank_each", "one_hot", "sparse", "hash")
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.cells import Cell, State, Weights
+from factorcell.adapters import Weights
+from factorcell.cells import Cell, State
 from factorcell.config import ModelConfig
 from factorcell.context import Context, ContextEncoder, ContextSchema
 from factorcell.data import Batch

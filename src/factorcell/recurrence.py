@@ -1,6 +1,6 @@
 """The recurrence of `Cell.forward` in one compiled call, forward and backward: the same values, several times as fast.
 
-    z = given_reduced[t] + h L        [i, f, o] = given[t] + b + W h + z R
+    z = given_reduced[t] + g L        [i, f, o] = given[t] + b + s (W g) + z R        g = h feed
     f = sigmoid(f + 1)       m = f m + (1 - f) tanh(i) keep[t]       h = tanh(m) sigmoid(o)
 
 With layer normalisation i, f, o and, inside its tanh, m become gain (x - mean) / deviation + shift. Where the compiled
@@ -21,7 +21,7 @@ from factorcell import kernels
 
 SIZES = ("sequences", "steps", "hidden", "rank", "threads", "half", "next")
 ARRAYS = (
-    "given", "bias", "given_reduced", "weight", "left", "right", "keep", "norm",
+    "given", "bias", "given_reduced", "weight", "left", "right", "keep", "norm", "scale", "feed",
     "first_hidden", "first_memory", "lengths",
     "outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse",
     "outputs_gradient", "last_hidden_gradient", "last_memory_gradient",
@@ -42,8 +42,9 @@ class Inputs:
 
     `given` (B, T, 3H): the inputs' share of the gates; `bias` (B, 3H); `given_reduced` (B, T, R): their share of z;
     `weight` (H, 3H), `left` (B, H, R), `right` (B, R, 3H); `keep` (T, B, H): a factor on the candidate; `norm` (8, H):
-    gains of i, f, o, m, then their shifts; `hidden` and `memory` (B, H): the first state; `lengths` (B,): after them a
-    text's state stands still, and its outputs are zero.
+    gains of i, f, o, m, then their shifts; `scale` (B, 3H): a factor on the product of W; `feed` (B, H): one on h where
+    it is fed back; `hidden` and `memory` (B, H): the first state; `lengths` (B,): after them a text's state stands
+    still, and its outputs are zero.
     """
 
     given: Tensor
@@ -54,6 +55,8 @@ class Inputs:
     right: Tensor | None
     keep: Tensor | None
     norm: Tensor | None
+    scale: Tensor | None
+    feed: Tensor | None
     hidden: Tensor
     memory: Tensor
     lengths: Tensor | None
@@ -114,6 +117,8 @@ def _forward(
     right: Tensor | None,
     keep: Tensor | None,
     norm: Tensor | None,
+    scale: Tensor | None,
+    feed: Tensor | None,
     hidden: Tensor,
     memory: Tensor,
     lengths: Tensor | None,
@@ -125,7 +130,7 @@ def _forward(
     made = _made(given, weight, _rank(left), norm is not None, learning)
     names = ("outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse")
     taken = kernels.dense(bias=bias, given_reduced=given_reduced, weight=weight, left=left, right=right, keep=keep)
-    start = kernels.dense(norm=norm, first_hidden=hidden, first_memory=memory, lengths=lengths)
+    start = kernels.dense(norm=norm, scale=scale, feed=feed, first_hidden=hidden, first_memory=memory, lengths=lengths)
     start["given"] = given.to(torch.bfloat16 if half else torch.float32).contiguous()
     wanted = {name: array if array.numel() else None for name, array in zip(names, made, strict=True)}
     _call(False, half, number, _rank(left), {**taken, **start, **wanted})
@@ -135,7 +140,7 @@ def _forward(
 
 @_forward.register_fake
 def _(given: Tensor, bias: Any, given_reduced: Any, weight: Tensor, left: Any, *rest: Any) -> tuple[Tensor, ...]:
-    norm, learning = rest[2], rest[6]
+    norm, learning = rest[2], rest[8]
     return _made(given, weight, _rank(left), norm is not None, learning)
 
 
@@ -149,6 +154,8 @@ def _backward(
     right: Tensor | None,
     keep: Tensor | None,
     norm: Tensor | None,
+    scale: Tensor | None,
+    feed: Tensor | None,
     hidden: Tensor,
     memory: Tensor,
     lengths: Tensor | None,
@@ -170,7 +177,7 @@ def _backward(
         "norm_gradient",
     )
     taken = kernels.dense(weight=weight, left=left, right=right, keep=keep, norm=norm, lengths=lengths)
-    start = kernels.dense(first_hidden=hidden, first_memory=memory)
+    start = kernels.dense(scale=scale, feed=feed, first_hidden=hidden, first_memory=memory)
     saved = kernels.dense(outputs=outputs, memories=memories, gates=gates, inverse=inverse)
     given = kernels.dense(
         outputs_gradient=outputs_gradient,
@@ -195,34 +202,40 @@ def _gradients(
 
 @_backward.register_fake
 def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _gradients(given[3], given[4], given[7], given[13], given[15])
+    return _gradients(given[3], given[4], given[7], given[15], given[17])
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Seven) -> None:
-    ctx.save_for_backward(*inputs[3:11], output[0], *output[3:])
+    ctx.save_for_backward(*inputs[3:13], output[0], *output[3:])
     ctx.mark_non_differentiable(*output[3:])
     ctx.set_materialize_grads(False)
-    ctx.half, ctx.number, ctx.kind, ctx.reduced = *inputs[12:], inputs[0].dtype, inputs[2] is not None
+    ctx.half, ctx.number, ctx.kind, ctx.reduced = *inputs[14:], inputs[0].dtype, inputs[2] is not None
 
 
 def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
     """The kernel goes back through time; what is a sum over all steps are plain products afterwards."""
-    weight, left, right, keep, norm, hidden, memory, lengths, outputs, memories, gates, reduced, inverse = (
-        ctx.saved_tensors
-    )
-    state = (weight, left, right, keep, norm, hidden, memory, lengths, outputs, memories, gates, inverse)
-    made = _backward(*gradients[:3], *state, ctx.half, ctx.number)
+    *taken, outputs, memories, gates, reduced, inverse = ctx.saved_tensors
+    weight, left, right, _, norm, scale, feed, hidden, *_ = taken
+    made = _backward(*gradients[:3], *taken, outputs, memories, gates, inverse, ctx.half, ctx.number)
     of_given, of_bias, of_reduced, of_hidden, of_memory, of_norm = made
     before = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
+    before = before if feed is None else before * feed[:, None]
+    of_product, of_scale = of_given, None
+    if scale is not None:
+        products = kernels.product(before.flatten(0, 1), weight, ctx.half).view_as(of_given)
+        of_scale = (of_given * products).sum(1)
+        of_product = (of_given * scale[:, None]).to(of_given.dtype)
     return (
         of_given.to(ctx.kind),
         of_bias,
         of_reduced if ctx.reduced else None,
-        kernels.product(before.flatten(0, 1).T, of_given.flatten(0, 1), ctx.half),
+        kernels.product(before.flatten(0, 1).T, of_product.flatten(0, 1), ctx.half),
         None if left is None else (before.transpose(1, 2) @ of_reduced).to(left.dtype),
         None if right is None else (reduced.transpose(1, 2).to(of_given.dtype) @ of_given).to(right.dtype),
         None,
         None if norm is None else of_norm.sum(0),
+        of_scale,
+        None,
         of_hidden,
         of_memory,
         *(None,) * 4,

@@ -5,10 +5,11 @@
 
 // The adapted coupled-gate LSTM over all steps of a batch:
 //
-//   z = given_reduced[t] + h L        [i, f, o] = given[t] + b + W h + z R
+//   z = given_reduced[t] + g L        [i, f, o] = given[t] + b + s (W g) + z R        g = h feed
 //   c = tanh(i) keep[t]    f = sigmoid(f + 1)    m = f m + (1 - f) c    h = tanh(m) sigmoid(o)
 //
-// W is shared, b, L and R belong to each sequence. With layer normalisation i, f, o and, inside its tanh, m become gain (x - mean) / deviation + shift, over the H units.
+// W is shared, b, s, L, R and feed belong to each sequence. With layer normalisation i, f, o and, inside its tanh, m become
+// gain (x - mean) / deviation + shift, over the H units.
 // Shapes: B sequences, T steps, H hidden, R rank.
 struct Recurrence {
     int64_t sequences, steps, hidden, rank;
@@ -24,6 +25,8 @@ struct Recurrence {
     const float *right;          // (B, R, 3H)?
     const float *keep;           // (T, B, H)?: a factor on the candidate
     const float *norm;           // (8, H)?: gains of i, f, o, m, then their shifts
+    const float *scale;          // (B, 3H)?: s, a factor on the product of W
+    const float *feed;           // (B, H)?: a factor on h where it goes back into the products
     const float *first_hidden;   // (B, H)
     const float *first_memory;   // (B, H)
     const int64_t *lengths;      // (B,)?: steps of each sequence; after them its state stands still, and outputs are zero
