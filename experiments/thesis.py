@@ -25,7 +25,7 @@ import torch
 from pyarrow import parquet as pq
 from tqdm import tqdm
 
-from factorcell import evaluation, store
+from factorcell import store
 from factorcell.config import Config, UserError, choose
 from factorcell.experiment import fit
 from factorcell.run import Run
@@ -141,6 +141,8 @@ def finish(job: Job, row: str, tables: Tables) -> None:
     config = job.experiment.config(row, job.threads)
     say = print if sys.stderr.isatty() else None
     run = fit(tables["train"], tables["dev"], config, job.folder(row), resume=True, say=say)
+    best = run.best()
+    assert best is not None  # a training ends with an evaluation
     result = {
         "experiment": job.name,
         "row": row,
@@ -149,7 +151,7 @@ def finish(job: Job, row: str, tables: Tables) -> None:
         "minutes": run.minutes(),
         "parameters": run.model.parameter_count(),
         **store.read_json(run.folder / "training.json"),
-        **evaluation.evaluate(run, run.prepare(tables["dev"], unknown="group")),
+        **{key: best[key] for key in ("step", "steps", "perplexity", "perplexity_known")},
         **job.experiment.measure(run, tables),
         "config": config.to_dict(),
     }

@@ -20,7 +20,8 @@ from factorcell.tables import open_table
 from thesis import Experiment, Options, Row, Tables
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
-WORDS, LONGEST = 3_000_000, 45  # of the oral arguments; longer turns are split, as in the thesis
+WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
+LONGEST = 45  # words of a turn; longer ones are split, as in the thesis
 JUSTICES, JUDGED = 11, 1000
 
 
@@ -61,17 +62,14 @@ def justices(dev: pa.Table, count: int) -> pa.Table:
 
 
 def scotus_tables(data: Path, folder: Path, share: float) -> Tables:
-    """Oral arguments: a part of the training texts, all development texts, and those whose justice is asked for."""
-    words = round(WORDS * share)
-    dev_words = sys.maxsize if share == 1.0 else words
+    """Oral arguments: the first words to train on and to develop on, and the turns whose justice is asked for."""
+    counts = {"train": round(WORDS * share), "dev": round(DEVELOPED * share), "judged": max(20, round(JUDGED * share))}
     made = {
-        "train": lambda: turns(thesis.read(data / "scotus" / "train.parquet"), words),
-        "dev": lambda: turns(thesis.read(data / "scotus" / "dev.parquet"), dev_words),
+        "train": lambda: turns(thesis.read(data / "scotus" / "train.parquet"), counts["train"]),
+        "dev": lambda: turns(thesis.read(data / "scotus" / "dev.parquet"), counts["dev"]),
+        "judged": lambda: justices(turns(thesis.read(data / "scotus" / "dev.parquet"), sys.maxsize), counts["judged"]),
     }
-    tables = {part: thesis.kept(folder / f"scotus-{part}-{words}.parquet", make) for part, make in made.items()}
-    judged = folder / f"scotus-justices-{words}.parquet"
-    count = max(20, round(JUDGED * share))
-    return {**tables, "judged": thesis.kept(judged, lambda: justices(thesis.read(tables["dev"]), count))}
+    return {part: thesis.kept(folder / f"scotus-{part}-{counts[part]}.parquet", make) for part, make in made.items()}
 
 
 def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
