@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.config import ADAPTERS, OUTPUT_BIASES, ModelConfig
+from factorcell.config import ADAPTERS, OUTPUT_BIASES, ModelConfig, UserError
 from factorcell.context import MISSING, RARE, Context, ContextSchema, Variable
 from factorcell.data import Batch
 from factorcell.model import LanguageModel
@@ -36,13 +36,14 @@ SCHEMAS = {
 }
 TEXTS = ([3, 4, 0, END], [END], [5, 5, 3])  # the last one was cut: it has no end token
 KINDS = [(), *((name,) for name in ADAPTERS), ("concat", "factor"), ADAPTERS]
+LAYERS = (1, 2)
 BIASES = [(), *((name,) for name in OUTPUT_BIASES), ("low_rank", "hash"), ("low_rank_each", "sparse"), OUTPUT_BIASES]
 
 
-def make(schema: ContextSchema, adapt: tuple[str, ...], bias: tuple[str, ...]) -> LanguageModel:
+def make(schema: ContextSchema, adapt: tuple[str, ...], bias: tuple[str, ...], layers: int = 1) -> LanguageModel:
     """A model in double precision with random weights everywhere."""
     penalty = ("0.3", "stars=0.5") if STARS in schema.variables else ("0.3",)
-    config = ModelConfig(adapt=adapt, output_bias=bias, sparse_penalty=penalty, **SIZE)  # type: ignore[arg-type]
+    config = ModelConfig(adapt=adapt, output_bias=bias, sparse_penalty=penalty, layers=layers, **SIZE)  # type: ignore[arg-type]
     model = LanguageModel(config, V, schema).double()
     if model.output.hashed is not None:
         for column, value, token in SEEN:
@@ -78,8 +79,11 @@ class Slow:
         self.p = {name: value.detach().numpy() for name, value in model.named_parameters()}
         self.schema, self.rows = schema, context.categories[row].tolist()
         self.numbers = context.numbers[row].tolist()
-        adapted = schema.variables and any("adapters" in name for name in self.p)
-        self.context = self.encode() if adapted else None
+        self.context = self.encode() if "encoder.joint.weight" in self.p else None
+        self.layers = [self.recurrent(f"cells.{layer}") for layer in range(model.config.layers)]
+        self.start = [np.zeros((2, SIZE["hidden_size"])) for _ in self.layers]
+        for code in self.codes():
+            self.start = self.read(code, self.start)
 
     def pick(self, table: Array, column: int) -> Array:
         """The row of a table, or the mean of its rows by how often each value is seen."""
@@ -101,27 +105,35 @@ class Slow:
             np.tanh(self.p["encoder.joint.weight"] @ np.concatenate(parts) + self.p["encoder.joint.bias"])
         )
 
-    def recurrent(self) -> tuple[Array, Array]:
-        """TACL, equations 3 and 4: W' = W + Z_L(c) Z_R(c), and b' = b + V c."""
-        matrix, bias = self.p["cell.matrix"].copy(), self.p["cell.bias"].copy()
-        for k, value in enumerate(() if self.context is None else self.context):
-            if "cell.adapters.concat.weight" in self.p:
-                bias += value * self.p["cell.adapters.concat.weight"][k]
-            for j, other in enumerate(() if self.context is None else self.context):
-                if "cell.adapters.factor.left" in self.p:
-                    left, right = self.p["cell.adapters.factor.left"][k], self.p["cell.adapters.factor.right"][j]
-                    matrix += value * other * (left @ right)
-        return matrix * self.scale(), bias
+    def codes(self) -> list[Array]:
+        """The prefix: a row for each category, and a linear map of the numbers."""
+        tables = [self.pick(table, column) for column, table in enumerate(self.tables("prefix.tables"))]
+        if "prefix.linear.weight" in self.p:
+            z = np.array([0.0 if math.isnan(x) else (x - 10.0) / 4.0 for x in self.numbers])
+            tables.append(self.p["prefix.linear.weight"] @ z + self.p["prefix.linear.bias"])
+        return tables
 
-    def scale(self) -> Array:
-        """Thesis, equation 3.2: a factor on every row of W as printed, which is a column here, 1 + C c."""
-        factors = np.ones((2, self.p["cell.bias"].size))  # of inputs, of h
+    def tables(self, name: str) -> list[Array]:
+        """The parameters `name`.0, `name`.1, ..."""
+        return [self.p[f"{name}.{column}"] for column in range(len(self.rows)) if f"{name}.{column}" in self.p]
+
+    def recurrent(self, layer: str) -> tuple[Array, Array]:
+        """TACL, equations 3 and 4: W' = W + Z_L(c) Z_R(c), and b' = b + V c."""
+        matrix, bias = self.p[f"{layer}.matrix"].copy(), self.p[f"{layer}.bias"].copy()
+        adapters = {n.removeprefix(f"{layer}.adapters."): v for n, v in self.p.items() if f"{layer}.adapters." in n}
+        factors = np.ones((2, bias.size))  # of inputs, of h
         for k, value in enumerate(() if self.context is None else self.context):
-            if "cell.adapters.scale.weight" in self.p:
-                factors += value * self.p["cell.adapters.scale.weight"][k]
-            if "cell.adapters.scale_split.weight" in self.p:
-                factors += value * self.p["cell.adapters.scale_split.weight"][k].reshape(2, -1)
-        return np.repeat(factors, [SIZE["embedding_size"], SIZE["hidden_size"]], axis=0)
+            if "concat.weight" in adapters:
+                bias += value * adapters["concat.weight"][k]
+            for j, other in enumerate(() if self.context is None else self.context):
+                if "factor.left" in adapters:
+                    matrix += value * other * (adapters["factor.left"][k] @ adapters["factor.right"][j])
+            # Thesis, equation 3.2: a factor on every row of W as printed, which is a column here, 1 + C c.
+            if "scale.weight" in adapters:
+                factors += value * adapters["scale.weight"][k]
+            if "scale_split.weight" in adapters:
+                factors += value * adapters["scale_split.weight"][k].reshape(2, -1)
+        return matrix * np.repeat(factors, [len(matrix) - SIZE["hidden_size"], SIZE["hidden_size"]], axis=0), bias
 
     def softmax_bias(self) -> Array:
         """TACL, equation 6, b + Q c; thesis, A.1; vectors for every value, whole and thresholded (A.3); hashed ones."""
@@ -148,16 +160,24 @@ class Slow:
         buckets = self.p["output.hashed.weight"][:, 0]
         return float(buckets[place(column, value, token, len(buckets))]) if (column, value, token) in SEEN else 0.0
 
-    def logits(self, text: list[int]) -> list[dict[int, float]]:
-        """TACL, equations 8, 9 and 5: what is said of every token at each place of `text`."""
-        (matrix, bias), shift, size = self.recurrent(), self.softmax_bias(), SIZE["hidden_size"]
-        h, m, found = np.zeros(size), np.zeros(size), []
-        for before in [START, *text[:-1]]:
-            gates = np.concatenate([self.p["embedding"][before], h]) @ matrix + bias
+    def read(self, x: Array, states: list[Array]) -> list[Array]:
+        """TACL, equations 8 and 9: h and m (2, H) of each layer after one more input."""
+        after, size = [], SIZE["hidden_size"]
+        for (matrix, bias), (h, m) in zip(self.layers, states, strict=True):
+            gates = np.concatenate([x, h]) @ matrix + bias
             i, f, o = gates[:size], gates[size : 2 * size], gates[2 * size :]
             f, o = 1 / (1 + np.exp(-(f + 1))), 1 / (1 + np.exp(-o))
             m = f * m + (1 - f) * np.tanh(i)
-            h = np.tanh(m) * o
+            x = np.tanh(m) * o
+            after.append(np.stack([x, m]))
+        return after
+
+    def logits(self, text: list[int]) -> list[dict[int, float]]:
+        """TACL, equation 5: what is said of every token at each place of `text`."""
+        shift, states, found = self.softmax_bias(), self.start, []
+        for before in [START, *text[:-1]]:
+            states = self.read(self.p["embedding"][before], states)
+            h = states[-1][0]
             logits = {v: self.p["embedding"][v] @ (h @ self.p["output.projection"]) + shift[v] for v in range(V)}
             del logits[START]
             found.append({v: float(logit) for v, logit in logits.items()})
@@ -182,9 +202,12 @@ class Slow:
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("adapt", KINDS)
-def test_every_combination_is_the_equations(adapt: tuple[str, ...], bias: tuple[str, ...], schema: str) -> None:
-    """All subsets of what a context may change, over categories, numbers, both and none: with gradient, without."""
-    model, given = make(SCHEMAS[schema], adapt, bias), batch(SCHEMAS[schema])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_every_combination_is_the_equations(
+    layers: int, adapt: tuple[str, ...], bias: tuple[str, ...], schema: str
+) -> None:
+    """What a context may change, over categories, numbers, both and none; layers; with gradient, without."""
+    model, given = make(SCHEMAS[schema], adapt, bias, layers), batch(SCHEMAS[schema])
     expected = np.zeros((3, 6))
     for row, text in enumerate(TEXTS):
         expected[row, : len(text)] = Slow(model, SCHEMAS[schema], given.context, row).nats(list(text))
@@ -236,7 +259,7 @@ def test_prefixes_and_strings_share_all_mass(adapt: tuple[str, ...], bias: tuple
 def test_gradients_of_all_parameters_by_finite_differences(loss: str, schema: str) -> None:
     """Embedding, encoder, adapters, cell, projection and biases at once, tied where they are tied."""
     smooth = tuple(name for name in OUTPUT_BIASES if name != "sparse")  # its gradient is not that of its value
-    model, given = make(SCHEMAS[schema], ADAPTERS, smooth), batch(SCHEMAS[schema])
+    model, given = make(SCHEMAS[schema], ADAPTERS, smooth, layers=2), batch(SCHEMAS[schema])
     samples = Samples(torch.tensor([0, 3, 5]), torch.linspace(-2, 0, V, dtype=torch.double))
     names = [name for name, _ in model.named_parameters()]
 
@@ -282,10 +305,17 @@ def test_one_word_corpora_can_be_sampled() -> None:
 def test_an_override_is_a_table_row_for_the_cell_and_the_bias() -> None:
     """Overriding every text's city by the table row of another gives the model in that city (low-rank bias)."""
     schema = SCHEMAS["both"]
-    model, given = make(schema, ADAPTERS, ("low_rank",)), batch(schema)
+    model, given = make(schema, ("concat", "factor"), ("low_rank",)), batch(schema)
     assert model.encoder is not None
     categories = given.context.categories.clone()
     categories[:, 0] = 2
     own = model.encoder.tables[0][torch.tensor([2, 2, 2])]
     there = Batch(given.tokens, given.lengths, Context(categories, given.context.numbers), given.rows)
     torch.testing.assert_close(model(given, model.condition(given.context, {"city": own})), model(there))
+
+
+def test_an_override_of_codes_is_refused() -> None:
+    """An embedding of a variable for the encoder is none for the prefix."""
+    model, given = make(SCHEMAS["both"], ("prefix",), ()), batch(SCHEMAS["both"])
+    with pytest.raises(UserError, match="embeddings of city are given, but a prefix has codes of its own"):
+        model.condition(given.context, {"city": torch.zeros(3, 2)})

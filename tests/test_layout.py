@@ -17,8 +17,9 @@ PACKAGE = "factorcell"
 # A module imports from the layers before its own, and within its layer from the modules named before it.
 ORDER = """
 config vocabulary store tables kernels recurrence gpu gpu_recurrence gpu_softmax softmax dropout adapters cells |
-context biases output | columns data | model parallel | run card | rows training evaluation classification decoding |
-completion online | analysis | maps plots scatter report trials | experiment space tuning | serve | demo | options cli
+context prefix biases output | columns data | model parallel | run card | rows training evaluation classification
+decoding | completion online | analysis | maps plots scatter report trials | experiment space tuning | serve | demo |
+options cli
 """
 PLACES = {name: place for place, name in enumerate(ORDER.replace("|", " ").split())}
 

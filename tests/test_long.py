@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from factorcell import demo, experiment, store
-from factorcell.config import MODELS, Config
+from factorcell.config import PAPER_MODELS, Config
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +57,6 @@ def test_the_papers_order_on_place_names(tmp_path: Path) -> None:
     config = Config.from_dict(content)
     reached = experiment.compare(demo.table("train"), demo.table("dev"), None, config, tmp_path / "runs")
     perplexity = [row["perplexity"] for row in reached]
-    assert [row["model"] for row in reached] == list(MODELS)
+    assert [row["model"] for row in reached] == list(PAPER_MODELS)
     assert perplexity == sorted(perplexity, reverse=True)
     assert perplexity[-1] < 0.8 * perplexity[0]

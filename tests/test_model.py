@@ -11,6 +11,7 @@ import torch
 from factorcell.config import ADAPTERS, OUTPUT_BIASES
 from factorcell.context import Context
 from factorcell.data import Batch
+from factorcell.dropout import mask
 from factorcell.model import LanguageModel
 from factorcell.output import Samples
 from factorcell.run import Run
@@ -99,8 +100,8 @@ def test_sampling_every_token_is_exact(tmp_path: Path) -> None:
 
 def test_dropout_only_in_training(tmp_path: Path) -> None:
     """Every kind of dropout changes a training pass, and none a scoring one."""
-    for kind in ("recurrent", "input", "output", "token"):
-        run = tiny(tmp_path / kind, **{f"dropout_{kind}": 0.5})
+    for kind, variational in itertools.product(("recurrent", "input", "output", "token"), (False, True)):
+        run = tiny(tmp_path / f"{kind}{variational}", variational=variational, layers=2, **{f"dropout_{kind}": 0.5})
         batch = run.prepare(ROWS).batch(np.arange(5))
         with torch.no_grad():
             still = run.model.eval()(batch)
@@ -108,9 +109,33 @@ def test_dropout_only_in_training(tmp_path: Path) -> None:
             assert not torch.equal(still, run.model.train()(batch))
 
 
-def test_gradients_reach_every_parameter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variational", [False, True])
+def test_masks_are_of_each_step_or_of_the_text(
+    variational: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their shapes: on the inputs, then of each layer the candidate's or that of the h fed back, and the output's."""
+    rates = {f"dropout_{kind}": 0.5 for kind in ("recurrent", "input", "output")}
+    run = tiny(tmp_path, variational=variational, layers=2, **rates)
+    shapes = []
+
+    def recorded(shape: tuple[int, ...], rate: float, like: torch.Tensor) -> torch.Tensor:
+        shapes.append(shape)
+        return mask(shape, rate, like)
+
+    for module in ("cells", "model"):
+        monkeypatch.setattr(f"factorcell.{module}.mask", recorded)
+    batch = run.prepare(ROWS).batch(np.arange(5))
+    steps = batch.tokens.shape[1] - 1
+    run.model.train()(batch)
+    layer = [(5, 6), (5, 1, 6)] if variational else [(steps, 5, 6), (5, steps, 6)]
+    assert shapes == [(5, 1 if variational else steps, 5), *layer, *layer]
+
+
+@pytest.mark.parametrize("adapt", [("concat", "factor"), ("prefix",), ADAPTERS])
+def test_gradients_reach_every_parameter(tmp_path: Path, adapt: tuple[str, ...]) -> None:
     """Nothing is left out of training."""
-    run = tiny(tmp_path, output_bias=OUTPUT_BIASES)
+    bias = [] if adapt == ("prefix",) else OUTPUT_BIASES
+    run = tiny(tmp_path, adapt=adapt, output_bias=bias, layers=2)
     run.model(run.prepare(ROWS).batch(np.arange(5))).sum().backward()
     assert [name for name, parameter in run.model.named_parameters() if parameter.grad is None] == []
 

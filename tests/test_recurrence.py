@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from factorcell import kernels, recurrence
-from factorcell.cells import Cell
+from factorcell.cells import CELLS, Cell
 from factorcell.recurrence import Inputs
 
 HERE = kernels.library()
@@ -259,10 +259,12 @@ def test_the_operator_keeps_the_rules_of_operators() -> None:
 
 @pytest.mark.parametrize("adapt", [(), ("concat",), ("factor",), ("scale",), ("concat", "scale_split", "factor")])
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_a_cell_is_the_same_on_every_path(adapt: tuple[str, ...], layer_norm: bool) -> None:
+@pytest.mark.parametrize("variational", [False, True])
+def test_a_cell_is_the_same_on_every_path(adapt: tuple[str, ...], layer_norm: bool, variational: bool) -> None:
     """Values and gradients of a whole cell, with dropout and texts of different lengths, compiled and not."""
     torch.manual_seed(0)
-    cell, vector, inputs = Cell(20, 37, 5, 3, adapt, 0.3, layer_norm), torch.randn(6, 5), torch.randn(6, 9, 20)
+    cell = Cell(20, 37, 5, 3, adapt, 0.3, layer_norm, variational=variational)
+    vector, inputs = torch.randn(6, 5), torch.randn(6, 9, 20)
     results = []
     for kernel, lengths in itertools.product(("off", ""), (None, torch.tensor([9, 1, 0, 4, 9, 8]))):
         os.environ["FACTORCELL_KERNEL"] = kernel
@@ -291,3 +293,23 @@ def test_what_the_kernel_cannot_do_is_left_to_the_loop() -> None:
     assert not usable(given=a["given"].double())
     assert not usable(weight=a["weight"].expand(2, -1, -1))
     assert not usable(given=a["given"][:0])
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_the_kernel_is_for_the_coupled_cell_only(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take the loop, to the same values with and without the compiled code."""
+    calls: list[Inputs] = []
+
+    def counted(inputs: Inputs) -> Results:
+        calls.append(inputs)
+        return recurrence.run(inputs)
+
+    monkeypatch.setattr("factorcell.cells.run", counted)
+    cell = Cell(6, 7, 5, 3, ("factor", "scale"), 0.0, kind=kind)
+    vector, inputs = torch.randn(2, 5), torch.randn(2, 3, 6)
+    results = []
+    for kernel in ("off", ""):
+        os.environ["FACTORCELL_KERNEL"] = kernel
+        results.append(cell(inputs, cell.adapt(vector))[0])
+    torch.testing.assert_close(*results)
+    assert len(calls) == (kind == "coupled" and HERE is not None)

@@ -25,9 +25,9 @@ def _model(run: Run) -> str:
     recurrent = " + ".join(model.adapt) or "nothing"
     bias = " + ".join(model.output_bias) or "nothing"
     return (
-        f"A recurrent language model over {data.unit} units (coupled-gate LSTM, embeddings {model.embedding_size}, "
-        f"hidden {model.hidden_size}, {run.model.parameter_count():,} parameters). Its context changes, in the "
-        f"recurrent layer: {recurrent} (rank {model.rank}); in the softmax bias: {bias}."
+        f"A recurrent language model over {data.unit} units ({model.layers} x {model.cell}, embeddings "
+        f"{model.embedding_size}, hidden {model.hidden_size}, {run.model.parameter_count():,} parameters). Its context "
+        f"changes, in the recurrent layer: {recurrent} (rank {model.rank}); in the softmax bias: {bias}."
     )
 
 

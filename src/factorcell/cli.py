@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from factorcell import classification, demo, experiment, options, parallel, report, space, trials, tuning
-from factorcell.config import DEVICES, MODELS, PRECISIONS, UserError
+from factorcell.config import DEVICES, MODELS, PAPER_MODELS, PRECISIONS, UserError
 from factorcell.run import Run
 
 Row = dict[str, Any]
@@ -45,9 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     verb = _verb(verbs, "train", train, "train a model on a table of texts")
     _training_files(verb)
     verb.add_argument("--out", required=True, type=Path, help="the run folder")
-    verb.add_argument(
-        "--model", choices=list(MODELS), help="one of the papers' models, instead of --adapt and --output-bias"
-    )
+    verb.add_argument("--model", choices=list(MODELS), help="a model by its name, instead of --adapt and --output-bias")
     verb.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     options.add(verb)
 
@@ -55,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     _training_files(verb)
     verb.add_argument("--test", type=Path, help="table to report on (default: the development set)")
     verb.add_argument("--out", required=True, type=Path, help="folder of the run folders")
-    verb.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="which of them")
+    verb.add_argument("--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="which of them")
     verb.add_argument("--target", help="context column to classify by Bayes' rule")
     verb.add_argument("--resume", action="store_true", help="go on where --out was left")
     options.add(verb)

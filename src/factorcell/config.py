@@ -16,19 +16,24 @@ from pathlib import Path
 from typing import Any
 
 UNITS = ("word", "space", "char", "grapheme")
-ADAPTERS = ("concat", "scale", "scale_split", "factor")
+ADAPTERS = ("concat", "scale", "scale_split", "factor", "prefix")
+CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
 OUTPUT_BIASES = ("low_rank", "low_rank_each", "one_hot", "sparse", "hash")
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
 
-# The four models of the TACL paper (section 2), by what they adapt: (recurrent layer, softmax bias).
+# Named models by what they adapt: (recurrent layer, softmax bias). The first four are those of the TACL paper (section
+# 2); the others rescale rows (thesis, section 3.2) and read the context as control codes.
 MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unadapted": ((), ()),
     "softmaxbias": ((), ("low_rank",)),
     "concatcell": (("concat",), ("low_rank",)),
     "factorcell": (("concat", "factor"), ("low_rank",)),
+    "scalecell": (("concat", "scale"), ("low_rank",)),
+    "prefix": (("prefix",), ()),
 }
+PAPER_MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 
 
 class UserError(ValueError):
@@ -130,6 +135,8 @@ class ModelConfig:
     output_bias: tuple[str, ...] = option(
         ("low_rank",), "what context changes in the softmax bias (repeatable)", choices=OUTPUT_BIASES
     )
+    cell: str = option("coupled", "kind of recurrent layer; coupled: the LSTM of the papers", choices=CELLS)
+    layers: int = option(1, "recurrent layers, each with adapters of its own", low=1)
     embedding_size: int = option(150, "e, size of a token embedding", low=1)
     hidden_size: int = option(200, "d, size of the recurrent layer", low=1)
     variable_size: int = option(16, "size of the embedding of one context variable", low=1)
@@ -142,9 +149,14 @@ class ModelConfig:
         ("0.01",), "lambda of the sparse softmax bias: NUMBER, or NAME=NUMBER of one variable (repeatable)"
     )
     layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)")
-    dropout_recurrent: float = option(0.0, "drop rate of the candidate tanh(i) (Semeniuta et al. 2016)", low=0)
+    variational: bool = option(False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)")
+    dropout_recurrent: float = option(
+        0.0,
+        "drop rate of the candidate (Semeniuta et al. 2016); if variational, of h where it is fed back",
+        low=0,
+    )
     dropout_input: float = option(0.0, "drop rate of the token embeddings", low=0)
-    dropout_output: float = option(0.0, "drop rate of the hidden states given to the softmax", low=0)
+    dropout_output: float = option(0.0, "drop rate of the hidden states given to the softmax or the next layer", low=0)
     dropout_token: float = option(0.0, "rate at which whole input tokens are replaced by zero", low=0)
 
     def __post_init__(self) -> None:

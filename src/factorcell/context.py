@@ -175,9 +175,13 @@ class ContextEncoder(nn.Module):
 
     def embed(self, column: int, rows: Tensor) -> Tensor:
         """Rows (B,) of one variable's table (B, k); a missing value has the frequency-weighted mean of all."""
-        table: Tensor = self.tables[column]
-        known = table[rows.clamp(min=0)]
-        if not bool((rows == MISSING).any()):
-            return known
-        expected = table.new_tensor(self.schema.categories[column].frequencies()) @ table
-        return torch.where(rows[:, None] == MISSING, expected, known)
+        return embedded(self.tables[column], self.schema.categories[column], rows)
+
+
+def embedded(table: Tensor, variable: Variable, rows: Tensor) -> Tensor:
+    """`rows` (B,) of the `table` of a category (B, k); a missing value has the frequency-weighted mean of all."""
+    known = table[rows.clamp(min=0)]
+    if not bool((rows == MISSING).any()):
+        return known
+    expected = table.new_tensor(variable.frequencies()) @ table
+    return torch.where(rows[:, None] == MISSING, expected, known)

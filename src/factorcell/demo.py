@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from factorcell import experiment, store
 from factorcell.classification import Classification, classify_points, log_likelihoods
-from factorcell.config import MODELS, Config, DataConfig, ModelConfig, TrainingConfig
+from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, TrainingConfig
 from factorcell.context import Context
 from factorcell.decoding import sample
 from factorcell.evaluation import evaluate
@@ -76,7 +76,7 @@ def run_demo(folder: Path, *, epochs: float | None = None, say: Callable[[str], 
         row for chunk in open_table(table("train")).chunks(("text", "country", "lat", "lon")) for row in _rows(chunk)
     ]
     models, curves, runs, earlier = [], [], {}, 0.0
-    for name in MODELS:
+    for name in PAPER_MODELS:
         say(f"{name} -> {folder / name}")
         earlier += _trained(folder / name)
         run = experiment.fit(table("train"), table("dev"), config.with_model(name), folder / name, resume=True, say=say)
@@ -126,7 +126,7 @@ def _judge(run: Run, places: list[Row]) -> Row:
     row = {key: value for key, value in evaluate(run, corpus).items() if key.startswith("perplexity")}
     row["parameters"] = run.model.parameter_count()
     row["minutes"] = run.minutes()
-    row["accuracy"] = None if run.model.encoder is None else _classified(run, places).metrics()["accuracy"]
+    row["accuracy"] = _classified(run, places).metrics()["accuracy"] if run.model.adapted else None
     return row
 
 

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from factorcell import card, evaluation, parallel, store
 from factorcell.classification import Classification, classify
 from factorcell.columns import to_number
-from factorcell.config import MODELS, Config, UserError
+from factorcell.config import PAPER_MODELS, Config, UserError
 from factorcell.data import Corpus, prepare
 from factorcell.parallel import World
 from factorcell.run import Run
@@ -168,7 +168,7 @@ def compare(
     config: Config,
     folder: str | Path,
     *,
-    models: Sequence[str] = tuple(MODELS),
+    models: Sequence[str] = PAPER_MODELS,
     target: str | None = None,
     resume: bool = False,
     say: Say | None = None,
@@ -211,7 +211,7 @@ def _compared(
     row: Row = {"model": path.name, **evaluation.evaluate(run, corpus)}
     row["parameters"] = run.model.parameter_count()
     row["minutes"] = run.minutes()
-    if target and run.model.encoder is not None:
+    if target and run.model.adapted:
         row |= {key: value for key, value in told_apart(run, table, target).items() if key in SCORES}
     note(run, {"kind": "compare", "table": name_of(table), **row})
     return row

@@ -6,8 +6,9 @@
 Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,23 +16,31 @@ from torch.nn import functional as F
 
 from factorcell.adapters import Weights
 from factorcell.cells import Cell, State
-from factorcell.config import ModelConfig
+from factorcell.config import ModelConfig, UserError
 from factorcell.context import Context, ContextEncoder, ContextSchema
 from factorcell.data import Batch
 from factorcell.dropout import mask
 from factorcell.output import Output, Picked, Reads, Samples, Tilt
+from factorcell.prefix import Prefix
+
+States = tuple[State, ...]  # of each layer
 
 
 @dataclass(frozen=True)
 class Conditioned:
-    """All that B contexts decide: recurrent `weights`, and what tilts the softmax bias."""
+    """All that B contexts decide.
 
-    weights: Weights
+    `weights` of each recurrent layer, their states before the `start` token, and what tilts the softmax bias.
+    """
+
+    weights: tuple[Weights, ...]
+    start: States
     tilt: Tilt
 
     def select(self, rows: Tensor) -> "Conditioned":
         """The conditions of `rows` (B',), repeated where a row is named twice."""
-        return Conditioned(self.weights.select(rows), self.tilt.select(rows))
+        weights = tuple(weights.select(rows) for weights in self.weights)
+        return Conditioned(weights, tuple(state.select(rows) for state in self.start), self.tilt.select(rows))
 
 
 class LanguageModel(nn.Module):
@@ -40,35 +49,52 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig, vocabulary_size: int, schema: ContextSchema) -> None:
         super().__init__()
         self.config = config
-        adapted = bool(config.adapt or config.output_bias)
-        self.encoder = ContextEncoder(config, schema) if adapted and schema.variables else None
+        adapt = config.adapt if schema.variables else ()
+        shifts = tuple(name for name in adapt if name != "prefix")
+        embedding, hidden = config.embedding_size, config.hidden_size
+        self.adapted = bool(schema.variables and (adapt or config.output_bias))
+        self.encoder = ContextEncoder(config, schema) if schema.variables and (shifts or config.output_bias) else None
+        self.prefix = Prefix(schema, embedding) if "prefix" in adapt else None
         context_size = config.context_size if self.encoder else 0
-        self.embedding = nn.Parameter(torch.randn(vocabulary_size, config.embedding_size) * config.embedding_size**-0.5)
-        self.cell = Cell(
-            config.embedding_size,
-            config.hidden_size,
-            context_size,
-            config.rank,
-            config.adapt if self.encoder else (),
-            config.dropout_recurrent,
-            config.layer_norm,
+        self.embedding = nn.Parameter(torch.randn(vocabulary_size, embedding) * embedding**-0.5)
+        self.cells = nn.ModuleList(
+            Cell(
+                embedding if layer == 0 else hidden,
+                hidden,
+                context_size,
+                config.rank,
+                shifts,
+                config.dropout_recurrent,
+                config.layer_norm,
+                config.cell,
+                config.variational,
+            )
+            for layer in range(config.layers)
         )
         self.output = Output(self.embedding, config, schema, self.encoder.sizes if self.encoder else None)
 
     def condition(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Conditioned:
         """The `Conditioned` of B contexts; `override` gives embeddings (B, k) of categorical variables by name."""
+        if override and self.prefix is not None:
+            raise UserError(f"embeddings of {', '.join(override)} are given, but a prefix has codes of its own")
         parts = [] if self.encoder is None else self.encoder.parts(context, override)
         vector = self.embedding.new_zeros(len(context), 0) if self.encoder is None else self.encoder.join(parts)
-        return Conditioned(self.cell.adapt(vector), self.output.tilt(vector, parts, context))
+        weights = tuple(cell.adapt(vector) for cell in self._layers())
+        start = tuple(cell.start(len(context)) for cell in self._layers())
+        if self.prefix is not None:
+            _, start = self._hidden(self.prefix(context), weights, start)
+        return Conditioned(weights, start, self.output.tilt(vector, parts, context))
 
     def fold(self, conditioned: Conditioned) -> Conditioned:
         """The same with one recurrent matrix and one softmax bias a context: for many tokens that share a context."""
-        return Conditioned(self.cell.fold(conditioned.weights), self.output.fold(conditioned.tilt))
+        both = zip(self._layers(), conditioned.weights, strict=True)
+        weights = tuple(cell.fold(weights) for cell, weights in both)
+        return Conditioned(weights, conditioned.start, self.output.fold(conditioned.tilt))
 
     def forward(self, batch: Batch, conditioned: Conditioned | None = None) -> Tensor:
         """Exact nats (B, T) of all targets of `batch`, zero on padding."""
         conditioned = conditioned or self.condition(batch.context)
-        hidden = self._hidden(F.embedding(batch.tokens[:, :-1], self.embedding), conditioned.weights, batch.lengths)
+        hidden = self._read(F.embedding(batch.tokens[:, :-1], self.embedding), conditioned, batch.lengths)
         nats = self.output.nats(hidden, batch.tokens[:, 1:], conditioned.tilt)
         return nats.masked_fill(~batch.mask(), 0.0)
 
@@ -87,7 +113,7 @@ class LanguageModel(nn.Module):
         ]
         conditioned = self.condition(batch.context)
         rows = torch.searchsorted(reads.used, batch.tokens)
-        hidden = self._hidden(F.embedding(rows[:, :-1], picked[0][0]), conditioned.weights, batch.lengths)
+        hidden = self._read(F.embedding(rows[:, :-1], picked[0][0]), conditioned, batch.lengths)
         nats = self.output.sampled_nats(hidden, rows[:, 1:], conditioned.tilt, samples, reads, picked)
         return nats.masked_fill(~batch.mask(), 0.0)
 
@@ -95,11 +121,13 @@ class LanguageModel(nn.Module):
         """What `sampled` reads of the tables with a row a token or a bucket."""
         return self.output.reads(batch.tokens, samples, batch.context.categories)
 
-    def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
-        """`token` (B,) and a state (none: before the start token) -> log probabilities (B, V) of the next, state."""
-        state = state or self.cell.start(len(token))
-        state = self.cell.step(self.embedding[token], conditioned.weights, state)
-        return self.output.log_probabilities(state.hidden, conditioned.tilt), state
+    def step(self, token: Tensor, conditioned: Conditioned, states: States | None = None) -> tuple[Tensor, States]:
+        """`token` (B,) and states (none: before the start token) -> log probabilities (B, V) of the next, states."""
+        values, after = self.embedding[token], []
+        for cell, weights, state in zip(self._layers(), conditioned.weights, states or conditioned.start, strict=True):
+            after.append(cell.step(values, weights, state))
+            values = after[-1].hidden
+        return self.output.log_probabilities(values, conditioned.tilt), tuple(after)
 
     def row_tables(self) -> list[list[nn.Parameter]]:
         """Tables of which a sampled step reads few rows: embeddings and adapted softmax biases, as `Reads.rows`."""
@@ -114,13 +142,30 @@ class LanguageModel(nn.Module):
         """The number of learned values."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def _hidden(self, inputs: Tensor, weights: Weights, lengths: Tensor) -> Tensor:
-        """Embedded `inputs` (B, T, E) -> hidden states (B, T, H) after each, with dropout in training mode."""
-        rates = self.config
+    def _layers(self) -> Sequence[Cell]:
+        return cast(Sequence[Cell], self.cells)
+
+    def _read(self, inputs: Tensor, conditioned: Conditioned, lengths: Tensor) -> Tensor:
+        """Embedded `inputs` (B, T, E) of texts -> hidden states (B, T, H) of the last layer after each."""
+        return self._hidden(inputs, conditioned.weights, conditioned.start, lengths)[0]
+
+    def _hidden(
+        self, inputs: Tensor, weights: Sequence[Weights], states: States, lengths: Tensor | None = None
+    ) -> tuple[Tensor, States]:
+        """`inputs` (B, T, E) -> hidden states (B, T, H) of the last layer, last states; with dropout in training."""
+        rates, after = self.config, []
         inputs = self._drop(inputs, rates.dropout_token, (*inputs.shape[:2], 1), scaled=False)
-        inputs = self._drop(inputs, rates.dropout_input, inputs.shape)
-        hidden, _ = self.cell(inputs, weights, lengths=lengths)
-        return self._drop(hidden, rates.dropout_output, hidden.shape)
+        values = self._drop(inputs, rates.dropout_input, self._mask_shape(inputs))
+        for cell, own, state in zip(self._layers(), weights, states, strict=True):
+            values, last = cell(values, own, state, lengths)
+            values = self._drop(values, rates.dropout_output, self._mask_shape(values))
+            after.append(last)
+        return values, tuple(after)
+
+    def _mask_shape(self, values: Tensor) -> tuple[int, ...]:
+        """Of `values` (B, T, .) each is dropped by itself, or the same at all steps of a text."""
+        batch, steps, width = values.shape
+        return (batch, 1 if self.config.variational else steps, width)
 
     def _drop(self, values: Tensor, rate: float, shape: tuple[int, ...], scaled: bool = True) -> Tensor:
         """In training mode, `values` times a dropout mask of `shape`."""

@@ -124,7 +124,7 @@ def matters(name: str, config: Config) -> bool:
     if name == "rank":
         return "factor" in adapt
     if name in CONTEXT_SIZES:
-        return bool(adapt) or "low_rank" in output_bias
+        return any(part != "prefix" for part in adapt) or "low_rank" in output_bias
     if name == "min_context_count":
         return bool(adapt or output_bias)
     return name != "output_bias" or bool(output_bias)

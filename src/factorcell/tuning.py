@@ -281,7 +281,7 @@ class Search:
             raise UserError(f"{folder}: no finite perplexity on the development texts")
         result = {key: best[key] for key in ("perplexity", "perplexity_known")}
         result |= {"minutes": run.minutes(), "parameters": run.model.parameter_count()}
-        if self.target and run.model.encoder is not None and not pruned:
+        if self.target and run.model.adapted and not pruned:
             accuracy = experiment.told_apart(run, self.texts.dev, self.target)["accuracy"]
             result |= {"accuracy": accuracy} if math.isfinite(accuracy) else {}
         return pruned, result
