@@ -133,6 +133,8 @@ def subreddits(rows: Rows, published: Published) -> str:
         for name, entry in plain.items()
         if entry["count"] >= LEAST
     }
+    if not gains:
+        return f"No community has {LEAST} titles.\n"
     order = sorted(gains, key=lambda name: -gains[name])
     ends = order[:SHOWN] + order[SHOWN:][-SHOWN:]
     theirs = {name: published[name] for name in published if name in gains}
