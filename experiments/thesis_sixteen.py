@@ -1,0 +1,123 @@
+"""Tables 3.6 and 3.7 of the thesis: what sixteen ways to adapt bring, in perplexity and in telling contexts apart.
+
+    python experiments/thesis_sixteen.py scotus --data DATA --out OUT
+
+x rescales the recurrent layer (`scale`), + shifts it (`concat`), LR and Hash shift the softmax (`low_rank`, `hash`).
+"""
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+import thesis
+from factorcell.classification import classify
+from factorcell.run import Run
+from factorcell.tables import open_table
+from thesis import Experiment, Options, Row, Tables
+
+PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
+WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
+LONGEST = 45  # words of a turn; longer ones are split, as in the thesis
+JUSTICES, JUDGED = 11, 1000
+
+
+def combined(parts: Sequence[str]) -> Options:
+    """The options of a model that adapts by all of `parts`."""
+    adapt = [part for part in PARTS[:2] if part in parts]
+    output_bias = [part for part in PARTS[2:] if part in parts]
+    return {"model": {"adapt": adapt, "output_bias": output_bias}}
+
+
+def sixteen() -> dict[str, Options]:
+    """All subsets of `PARTS`, in the order of the thesis."""
+    subsets = itertools.product((False, True), repeat=len(PARTS))
+    chosen = [tuple(itertools.compress(PARTS, subset)) for subset in subsets]
+    return {"+".join(parts) or "unadapted": combined(parts) for parts in chosen}
+
+
+def turns(table: pa.Table, words: int) -> pa.Table:
+    """The first `words` words of a table of turns; a turn of more than `LONGEST` words becomes several."""
+    pieces: list[Row] = []
+    for row in (row for batch in table.to_batches(1000) for row in batch.to_pylist()):
+        split = row["text"].split()
+        for begin in range(0, len(split), LONGEST):
+            part = split[begin : min(begin + LONGEST, begin + words)]
+            pieces.append({**row, "text": " ".join(part)})
+            words -= len(part)
+            if words == 0:
+                return pa.Table.from_pylist(pieces)
+    return pa.Table.from_pylist(pieces)
+
+
+def justices(dev: pa.Table, count: int) -> pa.Table:
+    """The first `count` texts of the `JUSTICES` who speak most."""
+    spoken = Counter(row["speaker"] for row in dev.to_pylist() if row["role"] == "justice")
+    names = {name for name, _ in spoken.most_common(JUSTICES)}
+    rows = [row for row in dev.to_pylist() if row["role"] == "justice" and row["speaker"] in names]
+    return pa.Table.from_pylist(rows[:count])
+
+
+def scotus_tables(data: Path, folder: Path, share: float) -> Tables:
+    """Oral arguments: the first words to train on and to develop on, and the turns whose justice is asked for."""
+    counts = {"train": round(WORDS * share), "dev": round(DEVELOPED * share), "judged": max(20, round(JUDGED * share))}
+    made = {
+        "train": lambda: turns(thesis.read(data / "scotus" / "train.parquet"), counts["train"]),
+        "dev": lambda: turns(thesis.read(data / "scotus" / "dev.parquet"), counts["dev"]),
+        "judged": lambda: justices(turns(thesis.read(data / "scotus" / "dev.parquet"), sys.maxsize), counts["judged"]),
+    }
+    return {part: thesis.kept(folder / f"scotus-{part}-{counts[part]}.parquet", make) for part, make in made.items()}
+
+
+def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
+    """Sentences in nine languages; the language of all development texts is asked for."""
+    tables = thesis.head(data, folder, "commonvoice9", share)
+    return {**tables, "judged": tables["dev"]}
+
+
+def told_apart(run: Run, tables: Tables, target: str) -> Row:
+    """Accuracy, F1 and AUC of `target` by Bayes' rule, uniform prior and exact softmax; nothing without a context."""
+    if run.model.encoder is None and not run.config.model.output_bias:
+        return {}
+    table = open_table(tables["judged"])
+    there = {value for chunk in table.chunks([target]) for value in chunk[target]}
+    names = [value for value in run.schema.variable(target).values[1:] if value in there]
+    if not names:  # in a trial all of them may be rare
+        return {}
+    metrics = classify(run, tables["judged"], target, values=names, unknown="group").metrics()
+    return {"candidates": len(names), "judged": metrics["texts"]} | {
+        name: metrics[name] for name in ("accuracy", "macro_f1", "auc")
+    }
+
+
+EXPERIMENTS = {
+    "scotus": Experiment(
+        "scotus",
+        "thesis_scotus.toml",
+        sixteen(),
+        scotus_tables,
+        lambda run, tables: told_apart(run, tables, "speaker"),
+    ),
+    "commonvoice9": Experiment(
+        "commonvoice9",
+        "thesis_commonvoice9.toml",
+        sixteen(),
+        commonvoice9_tables,
+        lambda run, tables: told_apart(run, tables, "language"),
+    ),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what the arguments ask for."""
+    parser = thesis.parser("Tables 3.6 and 3.7: sixteen ways to adapt.")
+    parser.add_argument("set", choices=EXPERIMENTS, help="data set")
+    given = parser.parse_args(argv)
+    return thesis.main(EXPERIMENTS[given.set], given, [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

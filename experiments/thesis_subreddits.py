@@ -1,0 +1,106 @@
+"""Tables 3.4 and 3.5 of the thesis: which communities gain from being known, and which lie near each other.
+
+    python experiments/thesis_subreddits.py --data DATA --out OUT
+
+Some titles of every eighth community are held out of training: those to develop on are too few for a perplexity each.
+"""
+
+import functools
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+import thesis
+from factorcell.evaluation import Tally, column_values, text_tallies
+from factorcell.run import Run
+from thesis import Experiment, Row, Tables
+from thesis_sixteen import combined
+
+PUBLISHED = (
+    *("FlashTV", "shield", "GlobalOffensive", "nba", "SquaredCircle", "Fitness", "hockey", "leagueoflegends"),
+    *("pcmasterrace", "nfl", "AskWomen", "news", "worldnews", "AskMen", "gaming", "pics", "videos", "funny"),
+)
+NEIGHBOURS_OF = (
+    *("pittsburgh", "Python", "nba", "Christianity", "StarWars"),
+    *("photography", "Physics", "germany", "Cooking", "running"),
+)
+EVERY, HELD, NEAREST = 8, 60, 4
+DEVELOPED = 10_000  # titles to choose the best weights by
+ROWS = {
+    "unadapted": combined(()),
+    "concat+low_rank+hash": combined(("concat", "low_rank", "hash")),
+}
+
+
+def parted(train: pa.Table, dev: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Training texts without the first `HELD` of each chosen community, and those with what `dev` has of it."""
+    names = sorted(set(train["subreddit"].to_pylist()))
+    chosen, taken, held = {*names[::EVERY], *PUBLISHED}, Counter[str](), []
+    for name in train["subreddit"].to_pylist():
+        held.append(name in chosen and taken[name] < HELD)
+        taken[name] += 1
+    developed = [name in chosen for name in dev["subreddit"].to_pylist()]
+    judged = pa.concat_tables([train.filter(pa.array(held)), dev.filter(pa.array(developed))])
+    return train.filter(pa.array([not one for one in held])), judged
+
+
+def tables(data: Path, folder: Path, share: float) -> Tables:
+    """The titles to train on, those to develop on, and those of which each community's perplexity is taken."""
+    given = thesis.head(data, folder, "reddit_titles", share)
+    parts = functools.cache(lambda: parted(thesis.read(given["train"]), thesis.read(given["dev"])))
+    made = {
+        "train": lambda: parts()[0],
+        "judged": lambda: parts()[1],
+        "dev": lambda: thesis.read(given["dev"]).slice(0, DEVELOPED),
+    }
+    return {part: thesis.kept(folder / f"reddit-{part}-of-{share:g}.parquet", make) for part, make in made.items()}
+
+
+def by_community(run: Run, tables: Tables) -> list[Row]:
+    """Nats and targets of each community, out-of-vocabulary ones too."""
+    corpus = run.prepare(tables["judged"], unknown="group")
+    sums: dict[str, tuple[int, Tally]] = {}
+    for name, tally in zip(column_values(tables["judged"], "subreddit"), text_tallies(run, corpus), strict=True):
+        count, total = sums.get(str(name), (0, Tally()))
+        sums[str(name)] = count + 1, total + tally
+    return [
+        {"value": name, "count": count, "targets": tally.tokens, "perplexity": tally.perplexity}
+        for name, (count, tally) in sorted(sums.items())
+    ]
+
+
+def nearest(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
+    """The `NEAREST` communities of each of `names` by Euclidean distance of their embeddings; none without any."""
+    if run.model.encoder is None:
+        return {}
+    values = run.schema.variable("subreddit").values[1:]
+    table = run.model.encoder.tables[0].detach().numpy()[1:]
+    found = {}
+    for name in (name for name in names if name in values):
+        distances = np.linalg.norm(table - table[values.index(name)], axis=1)
+        found[name] = [values[index] for index in np.argsort(distances, kind="stable") if values[index] != name][
+            :NEAREST
+        ]
+    return found
+
+
+def measure(run: Run, tables: Tables) -> Row:
+    """What tables 3.4 and 3.5 are made of."""
+    return {"by": by_community(run, tables), "nearest": nearest(run, NEIGHBOURS_OF)}
+
+
+EXPERIMENT = Experiment("subreddits", "thesis_reddit.toml", ROWS, tables, measure)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what the arguments ask for."""
+    given = thesis.parser("Tables 3.4 and 3.5: communities.").parse_args(argv)
+    return thesis.main(EXPERIMENT, given, [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

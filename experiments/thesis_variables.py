@@ -1,0 +1,31 @@
+"""Table 3.8 of the thesis: what each context variable of the oral arguments brings, all four adaptations at work.
+
+    python experiments/thesis_variables.py --data DATA --out OUT
+
+The rows without a variable and with all three are those of thesis_sixteen.py scotus, so they are not trained again.
+"""
+
+import itertools
+import sys
+from collections.abc import Sequence
+
+import thesis
+from thesis import Experiment
+from thesis_sixteen import PARTS, combined, scotus_tables
+
+VARIABLES = ("case", "speaker", "role")
+SUBSETS = tuple(
+    tuple(itertools.compress(VARIABLES, subset)) for subset in itertools.product((False, True), repeat=len(VARIABLES))
+)
+ROWS = {"+".join(subset): {"data": {"context": list(subset)}, **combined(PARTS)} for subset in SUBSETS[1:-1]}
+EXPERIMENT = Experiment("variables", "thesis_scotus.toml", ROWS, scotus_tables, lambda run, tables: {})
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what the arguments ask for."""
+    given = thesis.parser("Table 3.8: context variables of the oral arguments.").parse_args(argv)
+    return thesis.main(EXPERIMENT, given, [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
