@@ -148,6 +148,7 @@ def test_means_on_a_circle() -> None:
         ("yearday", "", "empty, not a date"),
         ("longitude", "12E", "'12E', not a number of degrees"),
         ("cyclic=2", None, "empty, not a number"),
+        ("longitude", np.ones((40, 3)), "array.*\\.\\.\\., not a number of degrees"),
         ("text", 5, "5, not a text"),
         ("text", ["a"], "\\['a'\\], not a text"),
         ("vector", "[1, 2", "'\\[1, 2', not a list of numbers"),

@@ -43,6 +43,12 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, (float, np.floating)) and math.isnan(value)
 
 
+def shown(value: Any) -> str:
+    """A value as an error shows it: in one line, cut where it is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def to_number(value: Any) -> float | None:
     """A number that 32 bits hold, or None."""
     try:
@@ -195,7 +201,7 @@ class Numbers:
         numbers = [read(value) for value in values]
         for row, (value, number) in enumerate(zip(values, numbers, strict=True), before + 1):
             if number is None and not (self.unknown == "expected" and is_missing(value)):
-                got = "empty" if is_missing(value) else repr(value)
+                got = "empty" if is_missing(value) else shown(value)
                 raise UserError(f"{self.where} row {row}: {self.column} is {got}, {wrong.format(self.column)}")
         array = np.array([math.nan if number is None else number for number in numbers])
         self.rows.append(array % self.period if self.period else array)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.columns import LARGEST, Categories, Numbers, deviations, is_missing, to_number
+from factorcell.columns import LARGEST, Categories, Numbers, deviations, is_missing, shown, to_number
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.context import KINDS, PERIODS, TIMES, ContextSchema, Variable
 from factorcell.tables import Table
@@ -56,7 +56,7 @@ class Texts:
         flat: list[int] = []
         for row, value in enumerate(values, before + 1):
             if not isinstance(value, str) and not is_missing(value):
-                raise UserError(f"{self.where} row {row}: {self.column} is {value!r}, not a text")
+                raise UserError(f"{self.where} row {row}: {self.column} is {shown(value)}, not a text")
             words = self.split(value) if isinstance(value, str) else []
             flat.extend(map(self.ids.__getitem__, words))
             self.sizes.append(len(words))
@@ -105,7 +105,7 @@ class Vectors:
             missing = is_missing(value)
             vector = None if missing else to_vector(value)
             if vector is None and not (missing and self.unknown == "expected"):
-                got = "empty" if missing else _short(value)
+                got = "empty" if missing else shown(value)
                 raise UserError(f"{self.where} row {row}: {self.column} is {got}, not a list of numbers")
             if vector is not None:
                 self.size = self.size or len(vector)
@@ -114,8 +114,7 @@ class Vectors:
                     raise UserError(f"{self.where} row {row}: {self.column} {got}")
             vectors.append(vector)
         gap = np.full(self.size, math.nan, dtype=np.float32)
-        stacked = np.stack([gap if vector is None else vector for vector in vectors])
-        self.rows.append(stacked)
+        self.rows.append(np.stack([gap if vector is None else vector for vector in vectors]))
 
     def variable(self, min_count: int) -> Variable:
         """The variable that this column makes, with the moments of every number."""
@@ -141,12 +140,6 @@ def to_vector(value: Any) -> NDArray[np.float32] | None:
         return None
     wide = array.astype(np.float64)
     return wide.astype(np.float32) if (np.abs(wide) <= LARGEST).all() else None
-
-
-def _short(value: Any) -> str:
-    """A value as an error shows it, cut where it is long."""
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def parse_column(text: str) -> tuple[str, str | None, float]:
