@@ -1,12 +1,14 @@
-"""The recurrent step, its W' and b' adapted by a context (`adapters`); sigmoids of f are sigmoid(f + 1).
+"""The recurrent step, its W' and b' adapted by a context (`adapters`).
 
-    coupled     [i, f, o] = W'[x, h] + b'       m <- f m + (1 - f) tanh(i)     h <- tanh(m) sigmoid(o)
-    lstm        [i, f, g, o] = W'[x, h] + b'    m <- f m + sigmoid(i) tanh(g)  h <- tanh(m) sigmoid(o)
-    gru         [r, z] = W'[x, h] + b'          n = tanh(W' x + b' + sigmoid(r) W' h)      h <- z h + (1 - z) n
+    coupled     [i, f, o] = W'[x, h] + b'       f <- sigmoid(f + 1)       m <- f m + (1 - f) tanh(i)
+                h <- tanh(m) sigmoid(o)
+    lstm        [i, f, g, o] = W'[x, h] + b'    f <- sigmoid(f + 1)       m <- f m + sigmoid(i) tanh(g)
+                h <- tanh(m) sigmoid(o)
+    gru         [r, z] = sigmoid(W'[x, h] + b')   n = tanh(W' x + b' + r W' h)    h <- z h + (1 - z) n
     tanh, relu  h <- tanh or relu(W'[x, h] + b')
 
 The coupled one is that of the papers (TACL 2018, appendix A, equations 8 and 9). With layer normalisation (Ba et al.
-2016) all that a sigmoid, tanh or relu is taken of is normalised over the hidden units before it.
+2016) whatever a sigmoid, tanh or relu is taken of is normalised over the hidden units first (f before its + 1).
 
 Shapes: B texts, T steps, E inputs, H hidden, D = E + H, G gate columns, K context, R rank.
 """
