@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from factorcell.config import ModelConfig, penalties
 from factorcell.context import MISSING, Context, ContextSchema
@@ -119,10 +120,10 @@ class Pairs:
 
     def biases(self, values: Tensor) -> Tensor:
         """`values` (M, 1) of the buckets -> the hashed bias (B, U) of every text."""
-        found = values[:, 0][self.entries]
+        found = F.embedding(self.entries, values)[:, 0]
         found = found if self.factors is None else found * self.factors
         rows = found.new_zeros(self.shape[0] * self.shape[1]).index_add(0, self.places, found).view(self.shape)
-        return torch.stack([rows[which] for which in self.which]).sum(0) if len(self.which) > 1 else rows[self.which[0]]
+        return torch.stack([F.embedding(which, rows) for which in self.which]).sum(0)
 
 
 class HashBias(nn.Module):
@@ -193,7 +194,8 @@ class HashBias(nn.Module):
         for part in torch.split(torch.arange(len(values), device=values.device), step):
             row, word = self._seen(column, values[part], tokens)
             ours, theirs = _hashes(values[part], tokens, column, "bucket", self.size)
-            found.append((rows[part][row], word, _wrapped(ours[row] + theirs[word], self.size), factors[part][row]))
+            bucket = _wrapped(ours.index_select(0, row) + theirs.index_select(0, word), self.size)
+            found.append((rows[part].index_select(0, row), word, bucket, factors[part].index_select(0, row)))
         return found
 
     def _seen(self, column: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,13 +208,14 @@ class HashBias(nn.Module):
         row, word = self._lit(ours[:, None] + theirs).nonzero(as_tuple=True)
         for probe in range(1, HASHES):
             ours, theirs = _hashes(values, tokens, column, f"bit {probe}", self.filter_size)
-            lit = self._lit(ours[row] + theirs[word])
-            row, word = row[lit], word[lit]
+            lit = self._lit(ours.index_select(0, row) + theirs.index_select(0, word)).nonzero()[:, 0]
+            row, word = row.index_select(0, lit), word.index_select(0, lit)
         return row, word
 
     def _lit(self, index: Tensor) -> Tensor:
         index = _wrapped(index, self.filter_size)
-        return ((self.bits[index >> 3] >> (index & 7)) & 1).bool()
+        bits = self.bits.index_select(0, (index >> 3).flatten()).view(index.shape)  # indexing takes ten times as long
+        return ((bits >> (index & 7)) & 1).bool()
 
 
 def _hashes(values: Tensor, tokens: Tensor, column: int, name: str, size: int) -> tuple[Tensor, Tensor]:

@@ -195,7 +195,7 @@ class Output(nn.Module):
         """The sum (B, U) of the biases outside the product, None where there is none; `hashed`: values of `pairs`."""
         terms = [part @ rows.T for name, part, rows in self._parts(tilt.features, tables) if name not in INSIDE]
         if pairs is not None and self.hashed is not None:
-            terms.append(pairs.biases(self.hashed.weight[pairs.buckets] if hashed is None else hashed))
+            terms.append(pairs.biases(F.embedding(pairs.buckets, self.hashed.weight) if hashed is None else hashed))
         return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0] if terms else None
 
     def _pairs(self, tilt: Tilt) -> Pairs | None:
