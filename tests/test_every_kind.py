@@ -46,8 +46,9 @@ def jsonl(rows: list[dict[str, Any]], path: Path) -> Path:
 
 def test_the_cache_holds_every_kind(tmp_path: Path) -> None:
     """Mapped from the second time on; an array that is damaged or of another length is made again."""
-    path, cache = jsonl(ROWS, tmp_path / "rows.jsonl"), tmp_path / "cache"
-    expected = prepare(ROWS, DATA)
+    rows = ROWS[:11]  # the last has no title: its bags end alike with and without it
+    path, cache = jsonl(rows, tmp_path / "rows.jsonl"), tmp_path / "cache"
+    expected = prepare(rows, DATA)
     same(prepare(path, DATA, cache=cache), expected)
     again = prepare(path, DATA, cache=cache)
     assert isinstance(again.vectors[0], np.memmap)
