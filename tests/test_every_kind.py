@@ -46,8 +46,9 @@ def jsonl(rows: list[dict[str, Any]], path: Path) -> Path:
 
 def test_the_cache_holds_every_kind(tmp_path: Path) -> None:
     """Mapped from the second time on; an array that is damaged or of another length is made again."""
-    path, cache = jsonl(ROWS, tmp_path / "rows.jsonl"), tmp_path / "cache"
-    expected = prepare(ROWS, DATA)
+    rows = ROWS[:11]  # the last has no title: its bags end alike with and without it
+    path, cache = jsonl(rows, tmp_path / "rows.jsonl"), tmp_path / "cache"
+    expected = prepare(rows, DATA)
     same(prepare(path, DATA, cache=cache), expected)
     again = prepare(path, DATA, cache=cache)
     assert isinstance(again.vectors[0], np.memmap)
@@ -138,6 +139,8 @@ def test_classification_beside_other_kinds(run: Run) -> None:
     hours = log_likelihoods(run, corpus, [{"at.hour": hour} for hour in (3, 27.0, -21)])
     rows = [{**row, "at": row["at"][:11] + "03:00:00"} for row in ROWS]
     np.testing.assert_allclose(hours, [[-sum(nats_of(run, row))] * 3 for row in rows], atol=1e-4)
+    turns = log_likelihoods(run, corpus, [{"turn": turn} for turn in (0.25, 1e8 + 0.25)])  # too long for 32 bits
+    np.testing.assert_allclose(turns[:, 0], turns[:, 1], atol=1e-6)
     for target, message in (
         ("title", "title is a text; only the values of a category"),
         ("topic", "topic is a vector; only the values of a category"),
