@@ -1,4 +1,4 @@
-"""How well a model predicts texts: perplexity of a table, whole and by the values of any column.
+"""How well a model predicts texts: perplexity of a table, whole and by the values of any column; next-token accuracy.
 
 Perplexity is exp(sum of nats / number of targets) over a whole file, the end of each text counted, in two figures: of
 all targets, and without out-of-vocabulary targets (the papers' tables have the second).
@@ -7,21 +7,47 @@ all targets, and without out-of-vocabulary targets (the papers' tables have the 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from factorcell.columns import category_name, is_missing, to_number
 from factorcell.config import UserError
-from factorcell.context import MISSING
+from factorcell.context import MISSING, ContextSchema
 from factorcell.data import Corpus
-from factorcell.run import Run, target_offsets, targets
+from factorcell.run import target_offsets, targets
 from factorcell.tables import open_table
-from factorcell.vocabulary import UNKNOWN
+from factorcell.vocabulary import UNKNOWN, Vocabulary
 
 BINS = 5  # quantiles that stand for the values of a number
 
+TOP = (1, 3, 5)  # a prediction is right if the target is among so many most probable tokens
+
 Row = dict[str, Any]
+
+
+class Scorer(Protocol):
+    """Anything with nats of every target of a corpus, text after text: a run, an n-gram model, a mixture."""
+
+    def nats(self, corpus: Corpus) -> NDArray[Any]:
+        """Nats (T) of all targets."""
+
+
+class Ranker(Protocol):
+    """Anything with the rank of every target of a corpus among all tokens, 1 the most probable."""
+
+    def ranks(self, corpus: Corpus) -> NDArray[np.int64]:
+        """Ranks (T) of all targets."""
+
+
+class Reader(Scorer, Protocol):
+    """A scorer in a folder, with the vocabulary and the context variables that its corpora need."""
+
+    folder: Path
+    vocabulary: Vocabulary
+    schema: ContextSchema
 
 
 @dataclass(frozen=True)
@@ -40,7 +66,7 @@ class Tally:
         return math.exp(self.nats / self.tokens) if self.tokens else math.nan
 
 
-def evaluate(run: Run, corpus: Corpus) -> Row:
+def evaluate(run: Scorer, corpus: Corpus) -> Row:
     """Perplexity of a corpus, of all targets and of known ones, with the counts behind it."""
     nats = run.nats(corpus).astype(np.float64)
     known = targets(corpus) != UNKNOWN
@@ -54,11 +80,20 @@ def evaluate(run: Run, corpus: Corpus) -> Row:
     }
 
 
-def evaluate_by(run: Run, corpus: Corpus, values: Sequence[str], baseline: Run | None = None) -> list[Row]:
+def top_accuracy(model: Ranker, corpus: Corpus) -> Row:
+    """How often the target is among the 1, 3 and 5 most probable tokens: of all targets, and of known ones."""
+    ranks = model.ranks(corpus)
+    known = ranks[targets(corpus) != UNKNOWN]
+    everything = {f"top_{count}": float((ranks <= count).mean()) for count in TOP}
+    without = {f"top_{count}_known": float((known <= count).mean()) if len(known) else math.nan for count in TOP}
+    return everything | without
+
+
+def evaluate_by(run: Reader, corpus: Corpus, values: Sequence[str], baseline: Reader | None = None) -> list[Row]:
     """Perplexity per value, and `gain`: by what share it lies below that without context.
 
-    `values` names the group of every text. The gain is over `baseline`, an unadapted run with the same vocabulary, or,
-    without one, over the same model when it must do with the expected context.
+    `values` names the group of every text. The gain is over `baseline`, an n-gram model or an unadapted run with the
+    same vocabulary, or, without one, over the same model when it must do with the expected context.
     """
     tallies = text_tallies(run, corpus)
     if baseline is None:
@@ -92,7 +127,7 @@ def evaluate_by(run: Run, corpus: Corpus, values: Sequence[str], baseline: Run |
     return sorted(rows, key=lambda row: (-row["count"], row["value"]))
 
 
-def _for_baseline(corpus: Corpus, baseline: Run) -> Corpus:
+def _for_baseline(corpus: Corpus, baseline: Reader) -> Corpus:
     """The same texts for a run with other context variables: all of them missing."""
     rows, schema = len(corpus), baseline.schema
     return replace(
@@ -103,7 +138,7 @@ def _for_baseline(corpus: Corpus, baseline: Run) -> Corpus:
     )
 
 
-def text_tallies(run: Run, corpus: Corpus) -> list[Tally]:
+def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
     """One tally a text."""
     nats, starts = run.nats(corpus).astype(np.float64), target_offsets(corpus)
     sums = np.add.reduceat(np.append(nats, 0.0), starts[:-1])

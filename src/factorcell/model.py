@@ -20,6 +20,8 @@ from factorcell.data import Batch
 from factorcell.dropout import mask
 from factorcell.output import Output, Samples
 
+RANKED = 4_000_000  # log probabilities that exist at one time, to rank targets among them
+
 
 @dataclass(frozen=True)
 class Conditioned:
@@ -78,6 +80,21 @@ class LanguageModel(nn.Module):
         hidden = self._hidden(F.embedding(batch.tokens[:, :-1], self.embedding), conditioned.weights, batch.lengths)
         nats = self.output.nats(hidden, batch.tokens[:, 1:], conditioned.features)
         return nats.masked_fill(~batch.mask(), 0.0)
+
+    def ranks(self, batch: Batch) -> Tensor:
+        """The rank (B, T) of each target among all tokens, 1 the most probable, ties against it; zero on padding."""
+        conditioned, inside = self.condition(batch.context), batch.mask()
+        inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
+        hidden = self._hidden(inputs, conditioned.weights, batch.lengths)[inside]
+        text, wanted = inside.nonzero()[:, 0], batch.tokens[:, 1:][inside]
+        ranks, size = torch.zeros_like(batch.tokens[:, 1:]), max(1, RANKED // len(self.embedding))
+        parts = [torch.split(part, size) for part in (hidden, conditioned.features[text], wanted)]
+        found = []
+        for states, features, targets in zip(*parts, strict=True):
+            logs = self.output.log_probabilities(states, features)
+            found.append((logs >= logs.gather(1, targets[:, None])).sum(1))
+        ranks[inside] = torch.cat(found)
+        return ranks
 
     def sampled(self, batch: Batch, samples: Samples, picked: Picked | None = None) -> Tensor:
         """Nats (B, T) against `samples` only, zero on padding: a loss for training, not a measure.
