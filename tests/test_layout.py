@@ -17,12 +17,13 @@ PACKAGE = "factorcell"
 # A module imports from the layers before its own, and within its layer from the modules named before it.
 ORDER = """
 config vocabulary store tables kernels recurrence gpu gpu_recurrence gpu_softmax softmax dropout cells | context output
-| columns data | model parallel | run card | rows training evaluation classification decoding | completion online
-| analysis | maps plots scatter report trials | experiment space tuning | serve | demo | options cli
+| columns data | model parallel | run card | rows training evaluation classification decoding ngram baselines
+| completion online | analysis | maps plots scatter report trials | experiment space tuning | serve | demo | options
+console baseline_verbs cli
 """
 PLACES = {name: place for place, name in enumerate(ORDER.replace("|", " ").split())}
 
-PRINTERS = {"cli", "demo"}
+PRINTERS = {"cli", "console", "demo"}
 FILE_LINES, BODY_LINES = 400, 60
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

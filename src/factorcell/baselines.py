@@ -9,7 +9,6 @@ Shapes: B texts, K values, V vocabulary, F n-grams of all texts.
 
 import importlib
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tqdm import tqdm
 from factorcell.classification import Classification, judge
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data import Corpus, prepare
+from factorcell.evaluation import Tally
 from factorcell.run import target_offsets, targets
 from factorcell.vocabulary import START, Vocabulary
 
@@ -53,26 +53,29 @@ def read(
     return train, prepare(table, data, vocabulary=train.vocabulary, schema=train.schema, unknown="group")
 
 
-def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> Classification:
+def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:
     """Bayes' rule over unigram models of the values, smoothed by `SMOOTHING`; the end of a text is a token of it.
 
-    `priors`: uniform, or "training" (the frequencies there). Texts of rare values are not used.
+    `priors`: uniform, or "training" (the frequencies there). The tally is of the texts given their own values.
     """
     choose("priors", priors, ("uniform", "training"))
-    names, size = _names(train), len(train.vocabulary)
-    values = np.repeat(_labels(train), train.lengths)
+    names, labels, size = _names(train), _labels(train), len(train.vocabulary)
+    values = np.repeat(labels, train.lengths)
     flat = (values * size + targets(train))[values >= 0]
     counts = np.bincount(flat, minlength=len(names) * size).reshape(len(names), size) + SMOOTHING
     counts[:, START] = 0  # it is never predicted
-    total = counts.sum(1)
-    logs = np.log(np.where(counts > 0, counts, 1.0).T) - np.log(total)
+    logs = np.log(np.where(counts > 0, counts, 1.0)).T - np.log(counts.sum(1))
     likelihoods, wanted, starts = np.zeros((len(test), len(names))), targets(test), target_offsets(test)
     for rows in np.array_split(np.arange(len(test)), 1 + len(wanted) * len(names) // CELLS):
         part = slice(starts[rows[0]], starts[rows[-1] + 1])
         likelihoods[rows] = np.add.reduceat(logs[wanted[part]], starts[rows] - part.start)
-    frequencies = dict(zip(names, np.bincount(_labels(train) + 1, minlength=len(names) + 1)[1:].tolist(), strict=True))
-    truth = [names[label] if label >= 0 else None for label in _labels(test)]
-    return judge(names, likelihoods, test.lengths, truth, frequencies if priors == "training" else None)
+    truth = _labels(test)
+    judged = np.flatnonzero(truth >= 0)
+    tally = Tally(-float(likelihoods[judged, truth[judged]].sum()), int(test.lengths[judged].sum()))
+    named = [names[label] if label >= 0 else None for label in truth]
+    frequencies = dict(zip(names, np.bincount(labels[labels >= 0]).tolist(), strict=True))
+    weights = frequencies if priors == "training" else None
+    return judge(names, likelihoods, test.lengths, named, weights), tally
 
 
 def linear(train: Corpus, test: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> Classification:
@@ -176,10 +179,3 @@ def _labels(corpus: Corpus) -> Ids:
 def _told(names: tuple[str, ...], log_posterior: Floats, truth: Ids) -> Classification:
     """What a model of p(value given text) told; it has no perplexities, and its score is the posterior itself."""
     return Classification(names, log_posterior, log_posterior, truth, np.zeros(len(truth), dtype=bool))
-
-
-CLASSIFIERS: dict[str, Callable[..., Classification]] = {
-    "bayes": naive_bayes,
-    "linear": linear,
-    "fasttext": fasttext,
-}

@@ -1,7 +1,6 @@
 """The command line: each verb parses, calls the library, prints. Exit code 2 and one line for a user's mistake."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +8,21 @@ from typing import Any
 
 import torch
 
-from factorcell import classification, demo, experiment, options, parallel, report, space, trials, tuning
+from factorcell import (
+    baseline_verbs,
+    classification,
+    demo,
+    experiment,
+    options,
+    parallel,
+    report,
+    space,
+    trials,
+    tuning,
+)
 from factorcell.config import DEVICES, MODELS, PRECISIONS, UserError
+from factorcell.console import add_verb, judged, lines, say, table
+from factorcell.evaluation import TOP
 from factorcell.run import Run
 
 Row = dict[str, Any]
@@ -42,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="factorcell", description="Language models that adapt to context.")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
-    verb = _verb(verbs, "train", train, "train a model on a table of texts")
+    verb = add_verb(verbs, "train", train, "train a model on a table of texts")
     _training_files(verb)
     verb.add_argument("--out", required=True, type=Path, help="the run folder")
     verb.add_argument(
@@ -51,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     options.add(verb)
 
-    verb = _verb(verbs, "compare", compare, "train the papers' models side by side on the same texts")
+    verb = add_verb(verbs, "compare", compare, "train the papers' models side by side on the same texts")
     _training_files(verb)
     verb.add_argument("--test", type=Path, help="table to report on (default: the development set)")
     verb.add_argument("--out", required=True, type=Path, help="folder of the run folders")
@@ -62,12 +74,13 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_tune(verbs)
     _add_scoring_verbs(verbs)
+    baseline_verbs.add(verbs)
 
-    verb = _verb(verbs, "report", make_report, "one page about one or more runs")
+    verb = add_verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")
     verb.add_argument("--out", required=True, type=Path, help="the HTML file")
 
-    verb = _verb(verbs, "demo", make_demo, "place names of the world: train, classify, invent, draw (minutes)")
+    verb = add_verb(verbs, "demo", make_demo, "place names of the world: train, classify, invent, draw (minutes)")
     verb.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of the run folders")
     verb.add_argument("--page", type=Path, default=Path("demo.html"), help="the HTML file")
     verb.add_argument("--epochs", type=float, help="passes over the names, each model (default: within minutes)")
@@ -76,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_tune(verbs: Any) -> None:
-    verb = _verb(verbs, "tune", tune, "search for good options: many trials, each a run folder")
+    verb = add_verb(verbs, "tune", tune, "search for good options: many trials, each a run folder")
     _training_files(verb)
     verb.add_argument("--out", required=True, type=Path, help="folder of the search; one that exists is gone on with")
     verb.add_argument("--trials", type=int, default=50, help="trials in all, those of earlier commands counted")
@@ -94,7 +107,7 @@ def _add_tune(verbs: Any) -> None:
 
 
 def _add_scoring_verbs(verbs: Any) -> None:
-    verb = _verb(verbs, "evaluate", evaluate, "perplexity of a table of texts")
+    verb = add_verb(verbs, "evaluate", evaluate, "perplexity of a table of texts")
     _scoring(verb)
     verb.add_argument(
         "--by",
@@ -103,9 +116,12 @@ def _add_scoring_verbs(verbs: Any) -> None:
         metavar="COLUMN",
         help="also by the values of a column (repeatable)",
     )
-    verb.add_argument("--baseline", type=Path, metavar="RUN", help="unadapted run that gains are measured from")
+    verb.add_argument("--top", action="store_true", help="also how often the 1, 3, 5 most probable tokens are right")
+    verb.add_argument(
+        "--baseline", type=Path, metavar="RUN", help="unadapted run or n-gram model that gains are measured from"
+    )
 
-    verb = _verb(verbs, "classify", classify, "which context does each text have?")
+    verb = add_verb(verbs, "classify", classify, "which context does each text have?")
     _scoring(verb)
     verb.add_argument("--target", help="categorical context column to find")
     verb.add_argument("--values", nargs="+", default=[], help="choose among these values only")
@@ -117,15 +133,9 @@ def _add_scoring_verbs(verbs: Any) -> None:
     verb.add_argument("--within", type=float, default=float("inf"), help="leave out texts farther (km) from all points")
     verb.add_argument("--out", type=Path, help="write the probabilities of each text (JSON lines)")
 
-    verb = _verb(verbs, "score", score, "nats and perplexity of each text")
+    verb = add_verb(verbs, "score", score, "nats and perplexity of each text")
     _scoring(verb)
     verb.add_argument("--tokens", action="store_true", help="also of each token")
-
-
-def _verb(verbs: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
-    verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
-    verb.set_defaults(verb=function)
-    return verb
 
 
 def _training_files(verb: argparse.ArgumentParser) -> None:
@@ -153,9 +163,9 @@ def train(given: argparse.Namespace) -> None:
     """`factorcell train`."""
     config = options.config(given)
     _threads(config.training.threads)
-    run = experiment.fit(given.train, given.dev, config, given.out, resume=given.resume, say=_say)
+    run = experiment.fit(given.train, given.dev, config, given.out, resume=given.resume, say=say)
     if parallel.place()[0] == 0:
-        _say(f"{run.folder}: {experiment.summary(run)}")
+        say(f"{run.folder}: {experiment.summary(run)}")
 
 
 def compare(given: argparse.Namespace) -> None:
@@ -171,12 +181,12 @@ def compare(given: argparse.Namespace) -> None:
         models=given.models,
         target=given.target,
         resume=given.resume,
-        say=_say,
+        say=say,
     )
-    _table(rows, ("model", "perplexity", "perplexity_known", "accuracy", "parameters", "minutes"))
+    table(rows, ("model", "perplexity", "perplexity_known", "accuracy", "parameters", "minutes"))
     page = given.out / "report.html"
     page.write_text(report.report_page([given.out / name for name in given.models]), encoding="utf-8")
-    _say(f"the page: {page}")
+    say(f"the page: {page}")
 
 
 def tune(given: argparse.Namespace) -> None:
@@ -199,28 +209,30 @@ def tune(given: argparse.Namespace) -> None:
         pruner=given.pruner,
         storage=given.storage,
         name=given.study,
-        say=_say,
+        say=say,
     )
-    _table(*trials.table(rows[:10]))
-    _say(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
+    table(*trials.table(rows[:10]))
+    say(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
 
 
 def evaluate(given: argparse.Namespace) -> None:
     """`factorcell evaluate`."""
-    run = Run.open(given.run, device=given.device, precision=given.precision)
-    baseline = Run.open(given.baseline, device=given.device, precision=given.precision) if given.baseline else None
-    rows = experiment.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown)
+    run = experiment.open_model(given.run, given.device, given.precision)
+    baseline = experiment.open_model(given.baseline, given.device, given.precision) if given.baseline else None
+    rows = experiment.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top)
     if given.json:
-        return _lines([rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])])
+        return lines([rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])])
     whole = rows["evaluation"]
     print(
         f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)\n"
         f"perplexity {whole['perplexity']:.2f} of all targets, "
         f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones"
     )
+    if given.top:
+        print("next token right" + "".join(f", {whole[f'top_{n}']:.4f} among {n}" for n in TOP))
     for name in given.by:
         print(f"\nby {name}; gain over {baseline.folder if baseline else 'the same model without context'}")
-        _table(rows["by"][name], ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
+        table(rows["by"][name], ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
     return None
 
 
@@ -255,16 +267,7 @@ def classify(given: argparse.Namespace) -> None:
     )
     if given.out:
         experiment.write_predictions(given.out, result)
-    if given.json:
-        return _lines([metrics])
-    judged = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
-    figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
-    print(f"{figures} ({judged})")
-    _table(metrics["values"], ("value", "count", "precision", "recall", "f1", "auc"))
-    if len(result.names) <= 12 and metrics["texts"]:
-        print("\nconfusion (true down, predicted across)")
-        _matrix(result.names, result.confusion().tolist())
-    return None
+    judged(result, metrics, given.json)
 
 
 def score(given: argparse.Namespace) -> None:
@@ -273,7 +276,7 @@ def score(given: argparse.Namespace) -> None:
         given.table, tokens=given.tokens, unknown=given.unknown
     )
     if given.json:
-        return _lines(rows)
+        return lines(rows)
     for row in rows:
         print(f"{row['row'] + 1}\t{row['nats']:.4f}\t{row['targets']}\t{row['perplexity']:.4f}")
         for token in row.get("tokens", ()):
@@ -284,19 +287,19 @@ def score(given: argparse.Namespace) -> None:
 def make_report(given: argparse.Namespace) -> None:
     """`factorcell report`."""
     given.out.write_text(report.report_page(given.runs), encoding="utf-8")
-    _say(f"the page: {given.out}")
+    say(f"the page: {given.out}")
 
 
 def make_demo(given: argparse.Namespace) -> None:
     """`factorcell demo`."""
-    results = demo.run_demo(given.out, epochs=given.epochs, say=_say)
+    results = demo.run_demo(given.out, epochs=given.epochs, say=say)
     print()
-    _table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
+    table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
     print()
     for place in results["names"]:
         print(f"{place['place']:>14}  {', '.join(place['samples'])}")
     given.page.write_text(report.demo_page(results), encoding="utf-8")
-    _say(f"\n{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
+    say(f"\n{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
 
 
 def _threads(count: int) -> None:
@@ -308,40 +311,3 @@ def _alone_unless_training(given: argparse.Namespace) -> None:
     _, size = parallel.place()
     if size > 1 and given.verb is not train:
         raise UserError(f"only `train` runs in {size} processes; start the other verbs without torchrun")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _lines(rows: Sequence[Row]) -> None:
-    for row in rows:
-        print(json.dumps(row, ensure_ascii=False))
-
-
-def _table(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Rows as an aligned table; columns that no row has are left out."""
-    columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
-    cells = [[name.replace("_", " ") for name in columns]]
-    cells += [[_cell(name, row.get(name)) for name in columns] for row in rows]
-    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
-    for line in cells:
-        first = line[0].ljust(widths[0])
-        print("  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]))
-
-
-def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        if name == "gain":
-            return f"{value:+.1%}"
-        return f"{value:.4f}" if name in ("accuracy", "precision", "recall", "f1", "auc") else f"{value:.2f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-    width = max(8, *(len(name[:16]) for name in names))
-    print(" " * width + "".join(f"  {name[:8]:>8}" for name in names))
-    for name, line in zip(names, counts, strict=True):
-        print(f"{name[:16]:<{width}}" + "".join(f"  {count:>8,}" for count in line))

@@ -90,7 +90,7 @@ def discounts(counts: Ids) -> tuple[float, ...]:
 
 
 def count(corpus: Corpus, order: int, progress: bool = False) -> list[Counts]:
-    """What Kneser-Ney counts of every n-gram of a corpus, order 1 to `order`."""
+    """What Kneser-Ney counts of every n-gram of a corpus, order 1 to `order`, or to the longest text."""
     size, tokens, begins = len(corpus.vocabulary), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
     keys = [np.arange(size)]
     counts = [np.bincount(targets(corpus), minlength=size)]
@@ -98,6 +98,8 @@ def count(corpus: Corpus, order: int, progress: bool = False) -> list[Counts]:
     for _ in tqdm(range(1, order), desc="counting", unit=" orders", disable=not progress):
         history = _before(ids, begins)
         inside = history >= 0
+        if not inside.any():
+            break
         found, which, times = np.unique(
             history[inside] * size + tokens[inside], return_inverse=True, return_counts=True
         )
