@@ -129,7 +129,7 @@ def test_linear_is_that_of_dictionaries(corpora: tuple[Corpus, Corpus], two_dial
 
 
 def test_order_of_words_tells_dialects_apart(two_dialects: Dialects) -> None:
-    """Both dialects use the same words, and differ in which follows which: pairs of words tell them, not single ones."""
+    """Both dialects use the same words, and differ in which follows which: pairs of words tell, not single ones."""
     train, test = read(two_dialects(1500, 1)[0], two_dialects(400, 2)[0], "dialect", DATA)
     accuracy = {order: linear(train, test, order=order).metrics()["accuracy"] for order in (1, 2)}
     assert accuracy[2] > 0.95

@@ -66,10 +66,10 @@ class Level:
         self.left = np.append(left, 1.0)
 
     def find(self, history: Ids, tokens: Ids) -> Ids:
-        """Ids of n-grams by the ids of their histories and their last tokens."""
+        """Ids of n-grams by the ids of their histories and their last tokens; after -1, whose keys are negative, -1."""
         wanted = history * self.size + tokens
         place = np.searchsorted(self.keys, wanted)
-        return np.where((history >= 0) & (self.keys[place] == wanted), place, -1)
+        return np.where(self.keys[place] == wanted, place, -1)
 
     def followers(self, history: Ids) -> tuple[Ids, Ids]:
         """All n-grams that go on from one of `history`: which one, and the id of the n-gram."""
