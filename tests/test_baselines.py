@@ -147,6 +147,7 @@ def test_fasttext_gives_posteriors_and_repeats(two_dialects: Dialects) -> None:
     first, again = (fasttext(train, test, seed=4) for _ in range(2))
     np.testing.assert_allclose(first.probabilities.sum(1), 1, atol=1e-3)
     np.testing.assert_array_equal(first.log_posterior, again.log_posterior)
+    assert not np.array_equal(first.log_posterior, fasttext(train, test, seed=5).log_posterior)
 
 
 def test_mistakes(corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
