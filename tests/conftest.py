@@ -35,6 +35,12 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("factorcell")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    """Fixtures of a module come before those of a test, and the tests of another may have left several threads."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def seed() -> int:
     """Every test starts from the same seeds and one thread, whatever ran before it."""

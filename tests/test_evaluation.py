@@ -1,15 +1,18 @@
 """Perplexity against sums written out by hand, on a model with random weights."""
 
+import itertools
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from factorcell import evaluation
-from factorcell.config import UserError
-from factorcell.evaluation import Tally, evaluate, evaluate_by
-from factorcell.run import Run
+from factorcell.config import OUTPUT_BIASES, UserError
+from factorcell.evaluation import Tally, evaluate, evaluate_by, top_accuracy
+from factorcell.run import Run, targets
+from factorcell.vocabulary import UNKNOWN
 from small import ROWS, make_run, nats_of
 
 
@@ -95,3 +98,37 @@ def test_column_values_of_categories_and_numbers() -> None:
 def _range(name: str | None) -> tuple[float, float]:
     low, high = str(name).split(" to ")
     return float(low) - 0.5, float(high) + 0.5
+
+
+@pytest.mark.parametrize("biases", [[], *([name] for name in OUTPUT_BIASES), list(OUTPUT_BIASES)])
+def test_ranks_are_those_of_single_steps(tmp_path: Path, biases: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of each target among all log probabilities of a step, sorted; however many are ranked at once."""
+    run = make_run(tmp_path / "run", output_bias=biases)
+    rows = [*ROWS[:5], {"text": "the zyx", "city": "Oslo", "stars": "1", "lat": 60.0, "lon": 10.0}]
+    corpus, expected = run.prepare(rows), []
+    with torch.no_grad():
+        for row in range(len(rows)):
+            ids, state = corpus.select(np.array([row])).tokens.tolist(), None
+            conditioned = run.model.condition(corpus.context(np.array([row])))
+            for token, target in itertools.pairwise(ids):
+                logs, state = run.model.step(torch.tensor([token]), conditioned, state)
+                expected.append(torch.log_softmax(logs, 1)[0].argsort(descending=True).tolist().index(target) + 1)
+    assert run.ranks(corpus).tolist() == expected
+    monkeypatch.setattr("factorcell.model.RANKED", 1)
+    assert run.ranks(corpus).tolist() == expected
+    found = top_accuracy(run, corpus)
+    known = [rank for rank, target in zip(expected, targets(corpus), strict=True) if target != UNKNOWN]
+    assert len(known) == len(expected) - 1
+    for count in (1, 3, 5):
+        assert found[f"top_{count}"] == pytest.approx(sum(rank <= count for rank in expected) / len(expected))
+        assert found[f"top_{count}_known"] == pytest.approx(sum(rank <= count for rank in known) / len(known))
+
+
+def test_ties_count_against_the_target(run: Run) -> None:
+    """A model that holds all tokens for equally likely is never right, but for the start token, which never comes."""
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.zero_()
+    corpus = run.prepare(ROWS)
+    assert set(run.ranks(corpus).tolist()) == {len(run.vocabulary) - 1}
+    assert top_accuracy(run, corpus)["top_5"] == 0

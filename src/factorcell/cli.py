@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import (
+    baseline_verbs,
     classification,
     demo,
     domains,
@@ -20,6 +21,7 @@ from factorcell import (
     tuning,
 )
 from factorcell.config import MODELS, PAPER_MODELS, UserError
+from factorcell.evaluation import TOP
 from factorcell.mixture import open_scorer
 from factorcell.run import Run
 
@@ -71,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tune(verbs)
     domains.add(verbs)
     _add_scoring_verbs(verbs)
+    baseline_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")
@@ -114,7 +117,10 @@ def _add_scoring_verbs(verbs: Any) -> None:
         metavar="COLUMN",
         help="also by the values of a column (repeatable)",
     )
-    verb.add_argument("--baseline", type=Path, metavar="RUN", help="unadapted run that gains are measured from")
+    verb.add_argument("--top", action="store_true", help="also how often the 1, 3, 5 most probable tokens are right")
+    verb.add_argument(
+        "--baseline", type=Path, metavar="RUN", help="unadapted run or n-gram model that gains are measured from"
+    )
 
     verb = options.verb(verbs, "classify", classify, "which context does each text have?")
     _scoring(verb)
@@ -199,7 +205,7 @@ def evaluate(given: argparse.Namespace) -> None:
     """`factorcell evaluate`."""
     run = open_scorer(given.run, device=given.device, precision=given.precision)
     baseline = given.baseline and open_scorer(given.baseline, device=given.device, precision=given.precision)
-    rows = experiment.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown)
+    rows = experiment.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top)
     if given.json:
         return screen.lines(
             [rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])]
@@ -210,6 +216,8 @@ def evaluate(given: argparse.Namespace) -> None:
         f"perplexity {whole['perplexity']:.2f} of all targets, "
         f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones"
     )
+    if given.top:
+        print("next token right" + "".join(f", {whole[f'top_{n}']:.4f} among {n}" for n in TOP))
     for name in given.by:
         print(f"\nby {name}; gain over {baseline.folder if baseline else 'the same model without context'}")
         screen.table(rows["by"][name], ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
@@ -247,16 +255,7 @@ def classify(given: argparse.Namespace) -> None:
     )
     if given.out:
         experiment.write_predictions(given.out, result)
-    if given.json:
-        return screen.lines([metrics])
-    judged = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
-    figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
-    print(f"{figures} ({judged})")
-    screen.table(metrics["values"], ("value", "count", "precision", "recall", "f1", "auc"))
-    if len(result.names) <= 12 and metrics["texts"]:
-        print("\nconfusion (true down, predicted across)")
-        screen.matrix(result.names, result.confusion().tolist())
-    return None
+    screen.judged(result, metrics, given.json)
 
 
 def score(given: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""How well a model predicts texts: perplexity of a table, whole and by the values of any column.
+"""How well a model predicts texts: perplexity of a table, whole and by the values of any column; next-token accuracy.
 
 Perplexity is exp(sum of nats / number of targets) over a whole file, the end of each text counted, in two figures: of
 all targets, and without out-of-vocabulary targets (the papers' tables have the second).
@@ -23,11 +23,13 @@ from factorcell.vocabulary import UNKNOWN, Vocabulary
 
 BINS = 5  # quantiles that stand for the values of a number
 
+TOP = (1, 3, 5)  # a prediction is right if the target is among so many most probable tokens
+
 Row = dict[str, Any]
 
 
 class Scorer(Protocol):
-    """What knows how likely texts are: a `Run`, or several of them that act as one."""
+    """What knows how likely texts are: a `Run`, an n-gram model, or several of them that act as one."""
 
     folder: Path
     vocabulary: Vocabulary
@@ -36,8 +38,15 @@ class Scorer(Protocol):
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
         """Texts from rows, tables or a file, as `nats` takes them."""
 
-    def nats(self, corpus: Corpus) -> NDArray[np.float32]:
+    def nats(self, corpus: Corpus) -> NDArray[Any]:
         """Nats of every target, text after text (`corpus.targets` values)."""
+
+
+class Ranker(Protocol):
+    """What knows the rank of every target of a corpus among all tokens, 1 the most probable."""
+
+    def ranks(self, corpus: Corpus) -> NDArray[np.int64]:
+        """Ranks of all targets, text after text."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +79,20 @@ def evaluate(run: Scorer, corpus: Corpus) -> Row:
     }
 
 
+def top_accuracy(model: Ranker, corpus: Corpus) -> Row:
+    """How often the target is among the 1, 3 and 5 most probable tokens: of all targets, and of known ones."""
+    ranks = model.ranks(corpus)
+    known = ranks[targets(corpus) != UNKNOWN]
+    everything = {f"top_{count}": float((ranks <= count).mean()) for count in TOP}
+    without = {f"top_{count}_known": float((known <= count).mean()) if len(known) else math.nan for count in TOP}
+    return everything | without
+
+
 def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[str], baseline: Scorer | None = None) -> list[Row]:
     """Perplexity per value, and `gain`: by what share it lies below that without context.
 
-    `values` names the group of every text. The gain is over `baseline`, an unadapted run with the same vocabulary, or,
-    without one, over the same model when it must do with the expected context.
+    `values` names the group of every text. The gain is over `baseline`, an n-gram model or an unadapted run with the
+    same vocabulary, or, without one, over the same model when it must do with the expected context.
     """
     tallies = text_tallies(run, corpus)
     if baseline is None:

@@ -6,16 +6,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from factorcell import card, evaluation, parallel, store
+from factorcell import card, evaluation, ngram, parallel, store
 from factorcell.classification import Classification, classify
 from factorcell.columns import to_number
-from factorcell.config import PAPER_MODELS, Config, UserError
+from factorcell.config import PAPER_MODELS, Config, DataConfig, UserError
 from factorcell.data import Corpus, prepare
 from factorcell.evaluation import Scorer
+from factorcell.ngram import NGram
 from factorcell.parallel import World
 from factorcell.run import Run
 from factorcell.tables import open_table
 from factorcell.training import train
+from factorcell.vocabulary import Vocabulary
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given
 SCORES = ("accuracy", "macro_f1", "auc")
@@ -152,6 +154,21 @@ def summary(run: Run) -> str:
     )
 
 
+def open_model(folder: Path, device: str = "cpu", precision: str = "float32") -> Run | NGram:
+    """The model in a folder; `device` and `precision` as in `Run.open` (an n-gram model has no use for them)."""
+    if (folder / ngram.FILE).is_file():
+        return NGram.open(folder)
+    return Run.open(folder, device=device, precision=precision)
+
+
+def reading(like: Path | None, config: Path | None) -> tuple[DataConfig, Vocabulary | None]:
+    """How the model in the folder `like` reads texts, with its vocabulary; or how the file `config` says, with none."""
+    if like is None:
+        return (Config.load(config) if config else Config()).data, None
+    model = open_model(like)
+    return (model.data if isinstance(model, NGram) else model.config.data), model.vocabulary
+
+
 def note(run: Scorer, row: Mapping[str, Any]) -> None:
     """Keep a result in the folder, so that the card of a run and reports show it."""
     store.append_row(run.folder / "results.jsonl", row)
@@ -166,11 +183,19 @@ def evaluate(
     by: Sequence[str] = (),
     baseline: Scorer | None = None,
     unknown: str = "error",
+    top: bool = False,
 ) -> Row:
-    """Perplexities of a table, whole and by the values of columns: {"evaluation": row, "by": {column: rows}}."""
+    """Perplexities of a table, whole and by the values of columns: {"evaluation": row, "by": {column: rows}}.
+
+    `top` adds how often the next token is among the most probable ones.
+    """
     columns = {column: evaluation.column_values(source, column) for column in by}
     corpus = run.prepare(source, unknown=unknown)
     result: Row = {"evaluation": {"table": name_of(source), **evaluation.evaluate(run, corpus)}, "by": {}}
+    if top:
+        if not isinstance(run, Run | NGram):
+            raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
+        result["evaluation"] |= evaluation.top_accuracy(run, corpus)
     for column, values in columns.items():
         named = ["(missing)" if value is None else value for value in values]
         result["by"][column] = evaluation.evaluate_by(run, corpus, named, baseline)

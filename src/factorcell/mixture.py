@@ -25,7 +25,7 @@ from factorcell.config import UserError
 from factorcell.context import ContextSchema, Variable
 from factorcell.data import Corpus
 from factorcell.evaluation import Scorer
-from factorcell.run import Run
+from factorcell.experiment import open_model
 from factorcell.separate import INDEX as SEPARATE
 from factorcell.separate import Separate
 from factorcell.tables import open_table
@@ -213,10 +213,10 @@ def described(mixture: Mixture, corpus: Corpus) -> list[Row]:
 
 
 def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> Scorer:
-    """The run, the separate runs or the mixture in `folder`."""
+    """The run, the n-gram model, the separate runs or the mixture in `folder`."""
     folder = Path(folder)
     if (folder / INDEX).is_file():
         return Mixture.open(folder, device=device, precision=precision)
     if (folder / SEPARATE).is_file():
         return Separate.open(folder, device=device, precision=precision)
-    return Run.open(folder, device=device, precision=precision)
+    return open_model(folder, device, precision)

@@ -25,6 +25,8 @@ from factorcell.prefix import Prefix
 
 States = tuple[State, ...]  # of each layer
 
+RANKED = 4_000_000  # log probabilities that exist at one time, to rank targets among them
+
 
 @dataclass(frozen=True)
 class Conditioned:
@@ -97,6 +99,20 @@ class LanguageModel(nn.Module):
         hidden = self._read(F.embedding(batch.tokens[:, :-1], self.embedding), conditioned, batch.lengths)
         nats = self.output.nats(hidden, batch.tokens[:, 1:], conditioned.tilt)
         return nats.masked_fill(~batch.mask(), 0.0)
+
+    def ranks(self, batch: Batch) -> Tensor:
+        """The rank (B, T) of each target among all tokens, 1 the most probable, ties against it; zero on padding."""
+        conditioned, inside = self.condition(batch.context), batch.mask()
+        inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
+        hidden = self._read(inputs, conditioned, batch.lengths)[inside]
+        text, wanted = inside.nonzero()[:, 0], batch.tokens[:, 1:][inside]
+        ranks, size = torch.zeros_like(batch.tokens[:, 1:]), max(1, RANKED // len(self.embedding))
+        tilt, found = self.output.fold(conditioned.tilt), []
+        for states, texts, targets in zip(*(torch.split(part, size) for part in (hidden, text, wanted)), strict=True):
+            logs = self.output.log_probabilities(states, tilt.select(texts))
+            found.append((logs >= logs.gather(1, targets[:, None])).sum(1))
+        ranks[inside] = torch.cat(found)
+        return ranks
 
     def sampled(
         self, batch: Batch, samples: Samples, reads: Reads | None = None, picked: Picked | None = None

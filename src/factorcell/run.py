@@ -3,7 +3,7 @@
 config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.safetensors   log.jsonl   README.md
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from factorcell import kernels, store
 from factorcell.config import PRECISIONS, Config, UserError, choose
@@ -38,12 +39,7 @@ class Run:
     def create(cls, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> "Run":
         """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
         folder = Path(folder)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
+        store.new_folder(folder, "choose another folder, or --resume to go on with it")
         run = cls(folder, config, vocabulary, schema)
         store.write_json(folder / "config.json", config.to_dict())
         store.write_json(folder / "schema.json", schema.to_dict())
@@ -145,13 +141,24 @@ class Run:
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Exact nats of every target of `corpus`, text after text (`corpus.targets` values)."""
         nats = np.zeros(corpus.targets, dtype=np.float32)
-        starts = target_offsets(corpus)
         with self.scoring():
-            for batch in self.batches(corpus):
-                values = self.model(batch).cpu().numpy()
-                for line, row, length in zip(values, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
-                    nats[starts[row] : starts[row] + length] = line[:length]
+            self._fill(nats, corpus, self.model)
         return nats
+
+    def ranks(self, corpus: Corpus) -> NDArray[np.int64]:
+        """The rank of every target of `corpus`, as `LanguageModel.ranks`; always by float32 products."""
+        ranks = np.zeros(corpus.targets, dtype=np.int64)
+        with torch.inference_mode():
+            self._fill(ranks, corpus, self.model.ranks)
+        return ranks
+
+    def _fill(self, flat: NDArray[Any], corpus: Corpus, values: Callable[[Batch], Tensor]) -> None:
+        """Put the `values` (B, T) of all batches of `corpus` into `flat`, target after target."""
+        starts = target_offsets(corpus)
+        for batch in self.batches(corpus):
+            lines = values(batch).cpu().numpy()
+            for line, row, length in zip(lines, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
+                flat[starts[row] : starts[row] + length] = line[:length]
 
     def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
         """One row a text: `nats`, `targets`, `perplexity`; with `tokens` also each target and its nats.

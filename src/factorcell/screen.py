@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from factorcell.classification import Classification
+
 Row = dict[str, Any]
 
 
@@ -14,10 +16,12 @@ def show(text: str) -> None:
 
 
 def say(text: str) -> None:
+    """A line to standard error, where it does not mix with results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def lines(rows: Sequence[Row]) -> None:
+    """Rows as lines of JSON."""
     for row in rows:
         print(json.dumps(row, ensure_ascii=False))
 
@@ -44,7 +48,24 @@ def _cell(name: str, value: Any) -> str:
 
 
 def matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
+    """A confusion matrix under the first letters of its names."""
     width = max(8, *(len(name[:16]) for name in names))
     print(" " * width + "".join(f"  {name[:8]:>8}" for name in names))
     for name, line in zip(names, counts, strict=True):
         print(f"{name[:16]:<{width}}" + "".join(f"  {count:>8,}" for count in line))
+
+
+def judged(result: Classification, metrics: Row, as_json: bool) -> None:
+    """What a classifier reached."""
+    if as_json:
+        return lines([metrics])
+    texts = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
+    figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
+    print(f"{figures} ({texts})")
+    if "perplexity" in metrics:
+        print(f"perplexity {metrics['perplexity']:.2f} given the right value")
+    table(metrics["values"], ("value", "count", "precision", "recall", "f1", "auc"))
+    if len(result.names) <= 12 and metrics["texts"]:
+        print("\nconfusion (true down, predicted across)")
+        matrix(result.names, result.confusion().tolist())
+    return None

@@ -34,6 +34,16 @@ def write(path: Path, content: bytes) -> None:
         raise UserError(f"{path}: cannot be saved ({error.strerror}){kept}") from None
 
 
+def new_folder(folder: Path, advice: str) -> None:
+    """Make `folder`; `UserError`, with `advice`, where it exists and is not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists already; {advice}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
+
+
 def write_json(path: Path, content: Any) -> None:
     """Replace `path` by `content` as JSON."""
     write(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
