@@ -23,6 +23,7 @@ PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recur
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
 LONGEST = 45  # words of a turn; longer ones are split, as in the thesis
 JUSTICES, JUDGED = 11, 1000
+LANGUAGES_JUDGED = 2000  # sentences
 
 
 def combined(parts: Sequence[str]) -> Options:
@@ -73,9 +74,11 @@ def scotus_tables(data: Path, folder: Path, share: float) -> Tables:
 
 
 def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
-    """Sentences in nine languages; the language of all development texts is asked for."""
+    """Sentences in nine languages; that of the first development texts is asked for."""
     tables = thesis.head(data, folder, "commonvoice9", share)
-    return {**tables, "judged": tables["dev"]}
+    count = max(20, round(LANGUAGES_JUDGED * share))
+    judged = folder / f"commonvoice9-judged-{count}.parquet"
+    return {**tables, "judged": thesis.kept(judged, lambda: thesis.read(tables["dev"]).slice(0, count))}
 
 
 def told_apart(run: Run, tables: Tables, target: str) -> Row:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import thesis
+from factorcell import evaluation
 from factorcell.run import Run
 from thesis import Experiment, Options, Row, Tables
 
@@ -37,7 +38,7 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 def measure(run: Run, tables: Tables) -> Row:
     """How often the next word is among the three most probable ones."""
-    return {}
+    return evaluation.top_accuracy(run, run.prepare(tables["dev"], unknown="group"))
 
 
 EXPERIMENT = Experiment("sparse", "thesis_hotels.toml", rows(), tables, measure)
