@@ -30,7 +30,8 @@ from factorcell.training import Trainer
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "full": {"loss": "full"},
-    "sampled": {"loss": "sampled"},
+    "sampled": {"loss": "sampled", "output_bias": ["low_rank", "one_hot", "hash"]},
+    "sampled_text": {"loss": "sampled_text"},
     "unused": {"loss": "full", "adapt": [], "output_bias": ["one_hot"]},  # which needs no context vector
 }
 SHARED = ("trainings", "gather", "order")  # cases whose folder is there before them
@@ -85,6 +86,7 @@ def begin(folder: Path, loss: str, **model: Any) -> tuple[Run, Corpus, Corpus]:
     There are fewer texts to evaluate on than three processes.
     """
     sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
+    sizes |= {"hash_size": 200, "bloom_size": 4000}
     how = {"epochs": 1, "batch_tokens": 100, "evaluations": 2, "log_every": 1, "learning_rate": 1e-2, "clip": 0.5}
     how |= {"weight_decay": 0.1}
     config = Config.from_dict(

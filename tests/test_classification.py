@@ -172,3 +172,19 @@ def test_a_trained_model_classifies_as_well_as_the_truth(
     accuracy = classify(run, test, "dialect").metrics()["accuracy"]
     assert accuracy > best - 0.04
     assert replace(classify(run, test, "dialect"), truth=np.array(truth) * 0).metrics()["accuracy"] < accuracy
+
+
+def test_sampled_likelihoods_compare_as_exact_ones(tmp_path: Path) -> None:
+    """Drawn so often that every token is among them, they are exact; the same samples serve all texts and values."""
+    run = make_run(tmp_path / "run", output_bias=["low_rank", "hash"])
+    corpus, cities = run.prepare(ROWS), [{"city": "Oslo"}, {"city": "Nice"}]
+    exact = log_likelihoods(run, corpus, cities)
+    np.testing.assert_allclose(log_likelihoods(run, corpus, cities, samples=100_000), exact, rtol=1e-4, atol=1e-4)
+    few = log_likelihoods(run, corpus, cities, samples=3)
+    np.testing.assert_array_equal(few, log_likelihoods(run, corpus, cities, samples=3))
+    assert not np.allclose(few, exact, atol=1e-2)
+    assert not np.array_equal(few, log_likelihoods(run, corpus, cities, samples=3, seed=1))
+    alone = np.concatenate([log_likelihoods(run, run.prepare([row]), cities, samples=3) for row in ROWS])
+    np.testing.assert_allclose(few, alone, rtol=1e-4, atol=1e-4)
+    probabilities = classify(run, ROWS, "city", samples=100_000).probabilities
+    np.testing.assert_allclose(probabilities, classify(run, ROWS, "city").probabilities, atol=1e-4)

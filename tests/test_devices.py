@@ -103,7 +103,7 @@ def bernoulli(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     return like.new_empty(shape).bernoulli_(1 - rate).div_(1 - rate)
 
 
-@pytest.mark.parametrize("loss", ["full", "sampled"])
+@pytest.mark.parametrize("loss", ["full", "sampled", "sampled_text"])
 def test_training_is_that_of_the_processor(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps with dropout, an evaluation and a checkpoint; its masks are those of the processor too, here."""
     monkeypatch.setattr(World, "generators", [])

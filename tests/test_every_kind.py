@@ -139,6 +139,9 @@ def test_classification_beside_other_kinds(run: Run) -> None:
     hours = log_likelihoods(run, corpus, [{"at.hour": hour} for hour in (3, 27.0, -21)])
     rows = [{**row, "at": row["at"][:11] + "03:00:00"} for row in ROWS]
     np.testing.assert_allclose(hours, [[-sum(nats_of(run, row))] * 3 for row in rows], atol=1e-4)
+    rows = [{**ROWS[0], "title": title} for title in ("sun", "moon")]  # alike but for what is no category or number
+    titles = log_likelihoods(run, run.prepare(rows), [{"city": "a"}])
+    np.testing.assert_allclose(titles[:, 0], [-sum(nats_of(run, row)) for row in rows], atol=1e-4)
     turns = log_likelihoods(run, corpus, [{"turn": turn} for turn in (0.25, 1e8 + 0.25)])  # too long for 32 bits
     np.testing.assert_allclose(turns[:, 0], turns[:, 1], atol=1e-6)
     for target, message in (

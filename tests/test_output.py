@@ -183,6 +183,31 @@ def test_proposal_includes_tokens_as_often_as_it_says() -> None:
     torch.testing.assert_close(proposal.log_inclusion[counts > 0].exp(), expected[counts > 0].float())
 
 
+def test_each_text_draws_for_itself() -> None:
+    """As often as the proposal says, repeats marked, and no two texts alike."""
+    counts = torch.tensor([5, 0, 100, 20, 1, 1])
+    proposal = Proposal(counts, draws=10)
+    samples = proposal.draw_each(4000)
+    assert samples.repeated is not None
+    seen, alike = torch.zeros(6), 0
+    for tokens, repeated in zip(samples.tokens, samples.repeated, strict=True):
+        assert tokens[~repeated].tolist() == sorted(set(tokens.tolist()))
+        seen[tokens[~repeated]] += 1
+        alike += torch.equal(tokens, samples.tokens[0])
+    assert alike < 400
+    expected = 1 - (1 - counts.double() / counts.sum()) ** 10
+    torch.testing.assert_close((seen / 4000).double(), expected, atol=0.03, rtol=0)
+
+
+def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
+    """Whatever the vocabulary counted, and never the start token."""
+    proposal = Proposal.by_rank(50, 20)
+    assert float(proposal.probability[START]) == 0
+    others = torch.cat([proposal.probability[:START], proposal.probability[START + 1 :]])
+    assert bool((others[1:] < others[:-1]).all())
+    assert float(proposal.probability.sum()) == pytest.approx(1)
+
+
 def test_the_sampled_loss_has_the_exact_minimum() -> None:
     """Fitted to known frequencies by sampling, the biases reach those frequencies: the correction is right."""
     torch.manual_seed(1)

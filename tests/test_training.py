@@ -160,7 +160,7 @@ def test_weight_decay_spares_vectors(tmp_path: Path, few: Any) -> None:
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("loss", ["full", "sampled"])
+@pytest.mark.parametrize("loss", ["full", "sampled", "sampled_text"])
 def test_products_of_bfloat16_learn_alike(loss: str, layer_norm: bool, tmp_path: Path, few: Any) -> None:
     """The same perplexity to a hundredth, by another path; weights and moments stay floats."""
     found = []

@@ -132,6 +132,12 @@ def _add_scoring_verbs(verbs: Any) -> None:
     verb.add_argument("--priors", default="uniform", choices=("uniform", "training"), help="prior of the values")
     verb.add_argument("--points", type=Path, help="table of named points (column `name`, then numeric context columns)")
     verb.add_argument("--within", type=float, default=float("inf"), help="leave out texts farther (km) from all points")
+    verb.add_argument(
+        "--samples",
+        type=int,
+        default=0,
+        help="compare values by a softmax over this many draws, say a tenth of the vocabulary; 0: over all tokens",
+    )
     verb.add_argument("--out", type=Path, help="write the probabilities of each text (JSON lines)")
 
     verb = options.verb(verbs, "score", score, "nats and perplexity of each text")
@@ -238,10 +244,13 @@ def classify(given: argparse.Namespace) -> None:
             distractors=given.distractors,
             priors=given.priors,
             unknown=given.unknown,
+            samples=given.samples,
         )
     else:
         points = experiment.read_points(given.points)
-        result = classification.classify_points(run, given.table, points, within=given.within, unknown=given.unknown)
+        result = classification.classify_points(
+            run, given.table, points, within=given.within, unknown=given.unknown, samples=given.samples
+        )
     metrics = result.metrics()
     experiment.note(
         run,

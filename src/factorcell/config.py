@@ -20,6 +20,7 @@ ADAPTERS = ("concat", "scale", "scale_split", "factor", "prefix")
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
 OUTPUT_BIASES = ("low_rank", "low_rank_each", "one_hot", "sparse", "hash")
 PRECISIONS = ("float32", "bfloat16")
+LOSSES = ("full", "sampled", "sampled_text")
 DEVICES = ("auto", "cpu", "cuda")
 LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
 
@@ -191,8 +192,8 @@ class TrainingConfig:
     decay: str = option("cosine", "how the rate falls after the warm-up", choices=("cosine", "linear", "none"))
     weight_decay: float = option(0.0, "decoupled weight decay of the matrices", low=0)
     clip: float = option(5.0, "largest norm of the gradient; 0: not clipped", low=0)
-    loss: str = option("full", "softmax of the training loss", choices=("full", "sampled"))
-    samples: int = option(1000, "negative samples of a batch (sampled loss)", low=1)
+    loss: str = option("full", "softmax of the training loss: full, or sampled for each batch or text", choices=LOSSES)
+    samples: int = option(1000, "negative samples of a batch, or of each text (sampled loss)", low=1)
     evaluations: int = option(10, "evaluations on the development set, evenly over the steps", low=1)
     patience: int = option(0, "stop after this many evaluations without a better one; 0: never", low=0)
     log_every: int = option(50, "steps between rows of the log", low=1)

@@ -115,19 +115,24 @@ class LanguageModel(nn.Module):
         return ranks
 
     def sampled(
-        self, batch: Batch, samples: Samples, reads: Reads | None = None, picked: Picked | None = None
+        self,
+        batch: Batch,
+        samples: Samples,
+        reads: Reads | None = None,
+        picked: Picked | None = None,
+        conditioned: Conditioned | None = None,
     ) -> Tensor:
         """Nats (B, T) against `samples` only, zero on padding: a loss for training, not a measure.
 
         Of the tables with a row a token (or a bucket) only the rows that it `reads` are read, once. Who has `picked`
         them already gets gradients of their size.
         """
-        reads = reads or self.reads(batch, samples)
+        conditioned = conditioned or self.condition(batch.context)
+        reads = reads or self.output.reads(batch.tokens, samples, conditioned.tilt.categories)
         picked = picked or [
             [F.embedding(rows, table) for table in tables]
             for rows, tables in zip(reads.rows, self.row_tables(), strict=True)
         ]
-        conditioned = self.condition(batch.context)
         rows = torch.searchsorted(reads.used, batch.tokens)
         hidden = self._read(F.embedding(rows[:, :-1], picked[0][0]), conditioned, batch.lengths)
         nats = self.output.sampled_nats(hidden, rows[:, 1:], conditioned.tilt, samples, reads, picked)

@@ -28,10 +28,20 @@ BIASES_AT_ONCE = 1 << 22  # of texts and tokens
 
 @dataclass(frozen=True)
 class Samples:
-    """Distinct negative `tokens` (S,) of a batch, and `log_inclusion` (V,), how likely each token was among them."""
+    """Negative `tokens`, distinct ones (S,) for all texts or (B, S) for each, of which those `repeated` do not count.
+
+    `log_inclusion` (V,) is how likely each token was among them.
+    """
 
     tokens: Tensor
     log_inclusion: Tensor
+    repeated: Tensor | None = None
+
+    def select(self, texts: Tensor) -> "Samples":
+        """Those of `texts` (B',)."""
+        if self.repeated is None:
+            return self
+        return Samples(self.tokens[texts], self.log_inclusion, self.repeated[texts])
 
 
 class Proposal:
@@ -43,6 +53,14 @@ class Proposal:
         self.probability, self.draws = probability, draws
         self.log_inclusion = inclusion.clamp(min=1e-30).log().float().to(device)
 
+    @classmethod
+    def by_rank(cls, size: int, draws: int, device: torch.device | None = None) -> "Proposal":
+        """From the order of the vocabulary alone, as if the token of rank n were seen log((n + 2) / (n + 1)) times."""
+        ranks = torch.arange(size, dtype=torch.double)
+        counts = torch.log1p(1 / (ranks + 1))
+        counts[START] = 0
+        return cls(counts, draws, device)
+
     def draw(self) -> Samples:
         """`draws` tokens with replacement, repeats dropped, from the processor's global random state.
 
@@ -50,6 +68,13 @@ class Proposal:
         """
         tokens = torch.unique(torch.multinomial(self.probability, self.draws, replacement=True))
         return Samples(tokens.to(self.log_inclusion.device), self.log_inclusion)
+
+    def draw_each(self, texts: int) -> Samples:
+        """As `draw`, for each of B texts by itself."""
+        drawn = torch.multinomial(self.probability, texts * self.draws, replacement=True).view(texts, self.draws)
+        tokens = drawn.sort(dim=1).values.to(self.log_inclusion.device)
+        repeated = F.pad(tokens[:, 1:] == tokens[:, :-1], (1, 0))
+        return Samples(tokens, self.log_inclusion, repeated)
 
 
 @dataclass(frozen=True)
@@ -134,7 +159,7 @@ class Output(nn.Module):
 
     def reads(self, tokens: Tensor, samples: Samples, categories: Tensor) -> Reads:
         """What a step on texts `tokens` (B, T + 1) with `categories` (B, C) reads: theirs and the samples."""
-        used = torch.unique(torch.cat([tokens.flatten(), samples.tokens]))
+        used = torch.unique(torch.cat([tokens.flatten(), samples.tokens.flatten()]))
         return Reads(used, None if self.hashed is None else self.hashed.pairs(categories, used))
 
     def log_probabilities(self, hidden: Tensor, tilt: Tilt) -> Tensor:
@@ -165,6 +190,8 @@ class Output(nn.Module):
         apart = self._apart(tilt, picked[0], reads.pairs, picked[-1][0])
         chosen, inclusion = torch.searchsorted(reads.used, samples.tokens), samples.log_inclusion[reads.used]
         bias = bias if apart is None else bias + apart
+        if samples.repeated is not None:
+            return softmax.nats_by_text(values, table, bias - inclusion, targets, chosen, samples.repeated)
         nats = softmax.sampled_nats(values.flatten(0, 1), table, bias, targets.flatten(), chosen, inclusion)
         return nats.view(targets.shape)
 

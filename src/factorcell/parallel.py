@@ -50,10 +50,13 @@ class World:
 
         A process that is left without takes the first text, for nothing, so that all run through the same graph.
         """
-        texts = torch.arange(self.rank, max(len(batch.rows), self.rank), self.size)
-        factor = self.size if len(texts) else 0
-        own = batch if self.size == 1 else batch.select(texts if len(texts) else torch.zeros(1, dtype=torch.long))
+        factor = self.size if self.rank < len(batch.rows) else 0
+        own = batch if self.size == 1 else batch.select(self.texts(len(batch.rows)))
         return own.to(self.device), factor
+
+    def texts(self, count: int) -> Tensor:
+        """Which of `count` texts are this process's; the first where none is left for it."""
+        return torch.arange(self.rank, count, self.size) if self.rank < count else torch.zeros(1, dtype=torch.long)
 
     def own_noise(self, *key: int) -> None:
         """Draw differently from the others from here on, by `key` and rank; the first process draws on as it did."""

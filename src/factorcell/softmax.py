@@ -50,6 +50,22 @@ def sampled_nats(
     return result
 
 
+def nats_by_text(
+    values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor, repeated: Tensor
+) -> Tensor:
+    """As `sampled_nats`, each text against samples of its own: nats (C, T) of `targets` (C, T), `values` (C, T, D).
+
+    `samples` (C, S) and where they are `repeated`, which counts once; `bias`, (V,) or (C, V), is corrected already.
+    """
+    bias = bias.expand(len(values), -1)
+    positive = (values * F.embedding(targets, table)).sum(2) + bias.gather(1, targets)
+    logits = torch.bmm(values, F.embedding(samples, table).transpose(1, 2)).to(positive.dtype)
+    logits = logits + bias.gather(1, samples)[:, None]
+    never = repeated[:, None] | (samples[:, None] == targets[:, :, None])
+    logits = logits.masked_fill(never, -torch.inf)
+    return torch.logaddexp(logits.logsumexp(2), positive) - positive
+
+
 class _Arguments(ctypes.Structure):
     """`struct Softmax` of native/kernels.h."""
 

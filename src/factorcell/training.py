@@ -123,7 +123,7 @@ class Trainer:
         counts = target_counts(corpus, at_least=1 if self.start else 0)  # tokens that few texts lack are negatives too
         self.proposal = (
             Proposal(torch.from_numpy(counts), self.config.samples, self.world.device)
-            if self.config.loss == "sampled"
+            if self.config.loss != "full"
             else None
         )
         per_epoch = len(corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=0))
@@ -200,8 +200,7 @@ class Trainer:
         precision, (own, factor) = kernels.precision(self.config.precision, self.world.device), self.world.share(batch)
         with torch.random.fork_rng(devices=self.world.generators), precision:
             torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
-            samples = None if self.proposal is None else self.proposal.draw()
-            reads, picked = None, None
+            samples, reads, picked = self._samples(len(batch.rows)), None, None
             if samples and self.rows:
                 reads, picked = self.run.model.reads(own, samples), []
                 for adam, rows in zip(self.rows, reads.rows, strict=True):
@@ -212,6 +211,14 @@ class Trainer:
             nats: Tensor = self.nats(own, samples, reads, picked)
         self.run.model.eval()
         return nats, own, factor, reads, picked
+
+    def _samples(self, texts: int) -> Samples | None:
+        """The negative samples of this process's share of a batch of `texts`; none of a loss that needs none."""
+        if self.proposal is None:
+            return None
+        if self.config.loss == "sampled":
+            return self.proposal.draw()
+        return self.proposal.draw_each(texts).select(self.world.texts(texts).to(self.world.device))
 
     def _gathered(self, rows: Tensor, tables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The mean over all processes of the gradients of the rows of some tables that any of them has read."""
