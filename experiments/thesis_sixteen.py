@@ -83,7 +83,7 @@ def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
 
 def told_apart(run: Run, tables: Tables, target: str) -> Row:
     """Accuracy, F1 and AUC of `target` by Bayes' rule, uniform prior and exact softmax; nothing without a context."""
-    if run.model.encoder is None and not run.config.model.output_bias:
+    if not run.model.adapted:
         return {}
     table = open_table(tables["judged"])
     there = {value for chunk in table.chunks([target]) for value in chunk[target]}

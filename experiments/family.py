@@ -1,0 +1,70 @@
+"""Each cell, adaptation, bias and loss by itself, and some together, on news: short trainings, to be compared only.
+
+    python experiments/family.py --data DATA --out OUT
+
+All share the recipe agnews_words.toml, cut to one pass. The section of the development texts is told by Bayes' rule.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import thesis
+from factorcell.config import CELLS
+from thesis import Experiment, Options, Tables
+from thesis_sixteen import told_apart
+
+ADAPTS = ("prefix", "concat", "scale", "scale_split", "factor")
+BIASES = ("low_rank", "low_rank_each", "one_hot", "sparse", "hash")
+JOINED = (
+    ("prefix", "low_rank"),
+    ("concat", "low_rank"),
+    ("concat", "factor", "low_rank"),
+    ("scale", "factor", "low_rank"),
+    ("concat", "scale", "factor", "low_rank", "hash"),
+)
+SHORT = {"epochs": 1, "evaluations": 1}
+
+
+def model(*names: str, **options: Any) -> Options:
+    """The options of a model with the adaptations and biases `names`."""
+    adapt = [name for name in names if name in ADAPTS]
+    biases = [name for name in names if name in BIASES]
+    return {"model": {"adapt": adapt, "output_bias": biases, **options}, "training": SHORT}
+
+
+def rows() -> dict[str, Options]:
+    """Adaptations alone and together; kinds of cells, layers, dropout and losses over a ConcatCell."""
+    made = {"unadapted": model(), **{name: model(name) for name in (*ADAPTS, *BIASES)}}
+    made |= {"+".join(names): model(*names) for names in JOINED}
+    base = ("concat", "low_rank")
+    made |= {f"cell {cell}": model(*base, cell=cell) for cell in CELLS if cell != "coupled"}
+    made["two layers"] = model(*base, layers=2)
+    made["layer normalisation"] = model(*base, layer_norm=True)
+    made["no dropout"] = model(*base, dropout_recurrent=0.0, dropout_input=0.0, dropout_output=0.0)
+    made["variational dropout"] = model(*base, variational=True)
+    made["loss full"] = {**model(*base), "training": {**SHORT, "loss": "full"}}
+    made["loss sampled_text"] = {**model(*base), "training": {**SHORT, "loss": "sampled_text", "samples": 150}}
+    return made
+
+
+def tables(data: Path, folder: Path, share: float) -> Tables:
+    """News, split at spaces."""
+    given = thesis.head(data, folder, "agnews_words", share)
+    return {**given, "judged": given["dev"]}
+
+
+EXPERIMENT = Experiment(
+    "family", "agnews_words.toml", rows(), tables, lambda run, tables: told_apart(run, tables, "section")
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what the arguments ask for."""
+    given = thesis.parser("Every mechanism on news.").parse_args(argv)
+    return thesis.main(EXPERIMENT, given, [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
