@@ -80,3 +80,21 @@ def test_separate_mix_and_evaluate(tables: Path, capsys: pytest.CaptureFixture[s
     assert f"gain over {tables / 'each'}" in capsys.readouterr().out
     assert main(["mix", *runs, str(tables / "nothing"), "--dev", dev, "--out", str(tables / "other")]) == 2
     assert "not a run folder" in capsys.readouterr().err
+
+
+def test_a_run_and_an_ngram_model_are_mixed(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Together they are no worse than the better one on what the weights were fitted to; ranks it has none."""
+    run, dev = str(tables / "run"), str(tables / "dev.jsonl")
+    counted = str(tables / "grams")
+    assert (
+        main(["baseline", "ngram", str(tables / "train.jsonl"), "--like", run, "--order", "3", "--out", counted]) == 0
+    )
+    assert main(["mix", run, counted, "--dev", dev, "--out", str(tables / "mix"), "--threads", "1"]) == 0
+    perplexities = []
+    for name in ("run", "grams", "mix"):
+        capsys.readouterr()
+        assert main(["evaluate", str(tables / name), dev, "--json"]) == 0
+        perplexities.append(json.loads(capsys.readouterr().out)["perplexity"])
+    assert perplexities[2] <= min(perplexities[:2]) + 1e-6
+    assert main(["evaluate", str(tables / "mix"), dev, "--top"]) == 2
+    assert "only runs and n-gram models tell which tokens are most probable" in capsys.readouterr().err

@@ -189,12 +189,12 @@ def evaluate(
 
     `top` adds how often the next token is among the most probable ones.
     """
+    if top and not isinstance(run, Run | NGram):
+        raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
     columns = {column: evaluation.column_values(source, column) for column in by}
     corpus = run.prepare(source, unknown=unknown)
     result: Row = {"evaluation": {"table": name_of(source), **evaluation.evaluate(run, corpus)}, "by": {}}
-    if top:
-        if not isinstance(run, Run | NGram):
-            raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
+    if top and isinstance(run, Run | NGram):
         result["evaluation"] |= evaluation.top_accuracy(run, corpus)
     for column, values in columns.items():
         named = ["(missing)" if value is None else value for value in values]
