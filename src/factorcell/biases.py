@@ -28,7 +28,7 @@ from factorcell.config import ModelConfig, penalties
 from factorcell.context import MISSING, Context, ContextSchema
 
 HASHES = 16  # bits of the Bloom filter that a pair sets
-AT_ONCE = 1 << 22  # pairs of a value and a token that are looked at together
+AT_ONCE = 1 << 19  # pairs of a value and a token that are looked at together
 
 
 class LowRankBias(nn.Module):
@@ -122,8 +122,9 @@ class Pairs:
         """`values` (M, 1) of the buckets -> the hashed bias (B, U) of every text."""
         found = F.embedding(self.entries, values)[:, 0]
         found = found if self.factors is None else found * self.factors
-        rows = found.new_zeros(self.shape[0] * self.shape[1]).index_add(0, self.places, found).view(self.shape)
-        return torch.stack([F.embedding(which, rows) for which in self.which]).sum(0)
+        rows = found.new_zeros(self.shape[0] * self.shape[1]).index_add_(0, self.places, found).view(self.shape)
+        first, *others = (F.embedding(which, rows) for which in self.which)
+        return sum(others, start=first)
 
 
 class HashBias(nn.Module):

@@ -23,7 +23,7 @@ from factorcell.context import Context, ContextSchema
 from factorcell.vocabulary import START
 
 INSIDE = ("low_rank", "low_rank_each")  # few columns, so that they join the product
-BIASES_AT_ONCE = 1 << 22  # of texts and tokens
+BIASES_AT_ONCE = 1 << 21  # of texts and tokens
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Output(nn.Module):
         parts = []
         for texts in torch.split(torch.arange(len(hidden), device=hidden.device), self._texts()):
             here = tilt.select(texts)
-            own = bias + cast(Tensor, self._apart(here, tables, self._pairs(here)))
+            own = cast(Tensor, self._apart(here, tables, self._pairs(here))).add_(bias)
             parts.append(softmax.nats(values[texts].flatten(0, 1), table, own, targets[texts].flatten()))
         return torch.cat(parts).view(targets.shape)
 
