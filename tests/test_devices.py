@@ -44,11 +44,15 @@ def test_a_device_that_is_not_there_finds_what_is_mixed_up() -> None:
             there.numpy()
 
 
-@pytest.mark.parametrize("bias", OUTPUT_BIASES)
-def test_scores_are_those_of_the_processor(bias: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "model", [*({"output_bias": (bias,)} for bias in OUTPUT_BIASES), {"softmax": "adaptive", "cutoffs": ("4", "7")}]
+)
+def test_scores_are_those_of_the_processor(
+    model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nats, likelihoods of candidates with and without other context, texts drawn."""
     monkeypatch.setattr("torch.inference_mode", torch.no_grad)  # inference mode does not take tensors of Python
-    run = make_run(tmp_path / "run", output_bias=(bias,))
+    run = make_run(tmp_path / "run", **model)
     rows = [*ROWS, MISSING]
     corpus, some = run.prepare(rows, unknown="expected"), [{"city": "Oslo"}, {"city": "Nice"}]
     points = [
