@@ -107,8 +107,10 @@ def bernoulli(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     return like.new_empty(shape).bernoulli_(1 - rate).div_(1 - rate)
 
 
-@pytest.mark.parametrize("loss", ["full", "sampled"])
-def test_training_is_that_of_the_processor(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("loss", "softmax"), [("full", "full"), ("sampled", "full"), ("full", "adaptive")])
+def test_training_is_that_of_the_processor(
+    loss: str, softmax: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Steps with dropout, an evaluation and a checkpoint; its masks are those of the processor too, here."""
     monkeypatch.setattr(World, "generators", [])
     plain = torch.optim.AdamW
@@ -121,7 +123,7 @@ def test_training_is_that_of_the_processor(loss: str, tmp_path: Path, monkeypatc
     found: list[tuple[Row, dict[str, Tensor]]] = []
     for device in (torch.device("cpu"), DEVICE):
         torch.manual_seed(0)
-        run = make_run(tmp_path / str(device), training=how, **drop)
+        run = make_run(tmp_path / str(device), training=how, softmax=softmax, cutoffs=["4", "7"], **drop)
         corpus = run.prepare([*ROWS, MISSING], unknown="expected")
         with Elsewhere() if device == DEVICE else nullcontext():
             monkeypatch.setattr(Run, "to", lambda run, device: moved(run) if device == DEVICE else run)
