@@ -44,11 +44,15 @@ def test_a_device_that_is_not_there_finds_what_is_mixed_up() -> None:
             there.numpy()
 
 
-@pytest.mark.parametrize("bias", OUTPUT_BIASES)
-def test_scores_are_those_of_the_processor(bias: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "model", [*({"output_bias": (bias,)} for bias in OUTPUT_BIASES), {"softmax": "adaptive", "cutoffs": ("4", "7")}]
+)
+def test_scores_are_those_of_the_processor(
+    model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nats, likelihoods of candidates with and without other context, texts drawn."""
     monkeypatch.setattr("torch.inference_mode", torch.no_grad)  # inference mode does not take tensors of Python
-    run = make_run(tmp_path / "run", output_bias=(bias,))
+    run = make_run(tmp_path / "run", **model)
     rows = [*ROWS, MISSING]
     corpus, some = run.prepare(rows, unknown="expected"), [{"city": "Oslo"}, {"city": "Nice"}]
     points = [
@@ -103,8 +107,13 @@ def bernoulli(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     return like.new_empty(shape).bernoulli_(1 - rate).div_(1 - rate)
 
 
-@pytest.mark.parametrize("loss", ["full", "sampled", "sampled_text"])
-def test_training_is_that_of_the_processor(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+LEARNED = [("full", "full"), ("sampled", "full"), ("sampled_text", "full"), ("full", "adaptive")]
+
+
+@pytest.mark.parametrize(("loss", "softmax"), LEARNED)
+def test_training_is_that_of_the_processor(
+    loss: str, softmax: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Steps with dropout, an evaluation and a checkpoint; its masks are those of the processor too, here."""
     monkeypatch.setattr(World, "generators", [])
     plain = torch.optim.AdamW
@@ -117,7 +126,7 @@ def test_training_is_that_of_the_processor(loss: str, tmp_path: Path, monkeypatc
     found: list[tuple[Row, dict[str, Tensor]]] = []
     for device in (torch.device("cpu"), DEVICE):
         torch.manual_seed(0)
-        run = make_run(tmp_path / str(device), training=how, **drop)
+        run = make_run(tmp_path / str(device), training=how, softmax=softmax, cutoffs=["4", "7"], **drop)
         corpus = run.prepare([*ROWS, MISSING], unknown="expected")
         with Elsewhere() if device == DEVICE else nullcontext():
             monkeypatch.setattr(Run, "to", lambda run, device: moved(run) if device == DEVICE else run)

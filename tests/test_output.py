@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from factorcell.biases import TABLES
-from factorcell.config import OUTPUT_BIASES, ModelConfig
+from factorcell.config import INSIDE, OUTPUT_BIASES, ModelConfig
 from factorcell.context import MISSING, RARE, Context, ContextSchema, Variable
-from factorcell.output import INSIDE, Output, Proposal, Samples, Tilt
+from factorcell.output import Output, Proposal, Samples, Tilt
 from factorcell.vocabulary import START
 from small import place
 

@@ -27,8 +27,9 @@ def _model(run: Run) -> str:
     bias = " + ".join(model.output_bias) or "nothing"
     return (
         f"A recurrent language model over {data.unit} units ({model.layers} x {model.cell}, embeddings "
-        f"{model.embedding_size}, hidden {model.hidden_size}, {run.model.parameter_count():,} parameters). Its context "
-        f"changes, in the recurrent layer: {recurrent} (rank {model.rank}); in the softmax bias: {bias}."
+        f"{model.embedding_size}, hidden {model.hidden_size}, {model.softmax} softmax, "
+        f"{run.model.parameter_count():,} parameters). Its context changes, in the recurrent layer: {recurrent} "
+        f"(rank {model.rank}); in the softmax bias: {bias}."
     )
 
 

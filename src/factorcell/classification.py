@@ -62,6 +62,8 @@ def log_likelihoods(
 
 def _draw(run: Run, count: int, seed: int) -> Samples:
     """`count` draws from the vocabulary, frequent tokens the more likely."""
+    if run.config.model.softmax == "adaptive":
+        raise UserError(f"{run.folder} has an adaptive softmax, which is not sampled; leave out the samples")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Proposal.by_rank(len(run.vocabulary), count, run.device).draw()

@@ -6,6 +6,7 @@ A `Config` is three frozen dataclasses: what is read (`DataConfig`), what is tra
 
 import dataclasses
 import difflib
+import itertools
 import json
 import tomllib
 import types
@@ -18,7 +19,9 @@ from typing import Any
 UNITS = ("word", "space", "char", "grapheme")
 ADAPTERS = ("concat", "scale", "scale_split", "factor", "prefix")
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
-OUTPUT_BIASES = ("low_rank", "low_rank_each", "one_hot", "sparse", "hash")
+INSIDE = ("low_rank", "low_rank_each")  # softmax biases of few columns, which join the product
+OUTPUT_BIASES = (*INSIDE, "one_hot", "sparse", "hash")
+SOFTMAXES = ("full", "adaptive")
 PRECISIONS = ("float32", "bfloat16")
 LOSSES = ("full", "sampled", "sampled_text")
 DEVICES = ("auto", "cpu", "cuda")
@@ -98,6 +101,13 @@ def _penalty(text: str) -> tuple[str, float]:
     return name, value
 
 
+def _check_cutoffs(given: tuple[str, ...]) -> None:
+    """The special tokens are the first three, and belong to the head of the adaptive softmax."""
+    numbers = [int(item) if item.isdecimal() else 0 for item in given]
+    if any(low >= high for low, high in itertools.pairwise([2, *numbers])):
+        raise UserError(f"cutoffs are {', '.join(given)}; they must be whole numbers from 3 on, in rising order")
+
+
 def penalties(given: tuple[str, ...], names: typing.Sequence[str]) -> list[float]:
     """The lambda of each of the variables `names`, from what `sparse_penalty` says; 0 where it says nothing."""
     known = dict(map(_penalty, given))
@@ -155,6 +165,12 @@ class ModelConfig:
     sparse_penalty: tuple[str, ...] = option(
         ("0.01",), "lambda of the sparse softmax bias: NUMBER, or NAME=NUMBER of one variable (repeatable)"
     )
+    softmax: str = option("full", "softmax of the model; adaptive: rare tokens in clusters, faster", choices=SOFTMAXES)
+    cutoffs: tuple[str, ...] = option(
+        (),
+        "adaptive softmax: how many tokens are more frequent than a cluster's (repeatable; default: V/16 and V/4)",
+    )
+    shrink: float = option(4.0, "adaptive softmax: factor by which embeddings shrink from cluster to cluster", low=1)
     layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)")
     variational: bool = option(False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)")
     dropout_recurrent: float = option(
@@ -176,6 +192,10 @@ class ModelConfig:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at most {LARGEST_HASH}")
         for item in self.sparse_penalty:
             _penalty(item)
+        _check_cutoffs(self.cutoffs)
+        for name in self.output_bias if self.softmax == "adaptive" else ():
+            if name not in INSIDE:
+                raise UserError(f"output_bias is {name!r}; with the adaptive softmax it must be {' or '.join(INSIDE)}")
 
 
 @dataclass(frozen=True)
@@ -214,6 +234,10 @@ class Config:
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
+
+    def __post_init__(self) -> None:
+        if self.model.softmax == "adaptive" and self.training.loss != "full":
+            raise UserError(f"loss is {self.training.loss!r}; with the adaptive softmax it must be 'full'")
 
     @classmethod
     def load(cls, path: str | Path) -> "Config":

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.adapters import Weights
+from factorcell.adaptive import AdaptiveOutput
 from factorcell.cells import Cell, State
 from factorcell.config import ModelConfig, UserError
 from factorcell.context import Context, ContextEncoder, ContextSchema
@@ -22,6 +23,8 @@ from factorcell.data import Batch
 from factorcell.dropout import mask
 from factorcell.output import Output, Picked, Reads, Samples, Tilt
 from factorcell.prefix import Prefix
+
+SOFTMAXES: dict[str, type[Output] | type[AdaptiveOutput]] = {"full": Output, "adaptive": AdaptiveOutput}
 
 States = tuple[State, ...]  # of each layer
 
@@ -73,7 +76,8 @@ class LanguageModel(nn.Module):
             )
             for layer in range(config.layers)
         )
-        self.output = Output(self.embedding, config, schema, self.encoder.sizes if self.encoder else None)
+        sizes = self.encoder.sizes if self.encoder else None
+        self.output = SOFTMAXES[config.softmax](self.embedding, config, schema, sizes)
 
     def condition(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Conditioned:
         """The `Conditioned` of B contexts; `override` gives embeddings (B, k) of categorical variables by name."""
@@ -127,20 +131,20 @@ class LanguageModel(nn.Module):
         Of the tables with a row a token (or a bucket) only the rows that it `reads` are read, once. Who has `picked`
         them already gets gradients of their size.
         """
-        conditioned = conditioned or self.condition(batch.context)
-        reads = reads or self.output.reads(batch.tokens, samples, conditioned.tilt.categories)
+        conditioned, output = conditioned or self.condition(batch.context), cast(Output, self.output)
+        reads = reads or output.reads(batch.tokens, samples, conditioned.tilt.categories)
         picked = picked or [
             [F.embedding(rows, table) for table in tables]
             for rows, tables in zip(reads.rows, self.row_tables(), strict=True)
         ]
         rows = torch.searchsorted(reads.used, batch.tokens)
         hidden = self._read(F.embedding(rows[:, :-1], picked[0][0]), conditioned, batch.lengths)
-        nats = self.output.sampled_nats(hidden, rows[:, 1:], conditioned.tilt, samples, reads, picked)
+        nats = output.sampled_nats(hidden, rows[:, 1:], conditioned.tilt, samples, reads, picked)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def reads(self, batch: Batch, samples: Samples) -> Reads:
         """What `sampled` reads of the tables with a row a token or a bucket."""
-        return self.output.reads(batch.tokens, samples, batch.context.categories)
+        return cast(Output, self.output).reads(batch.tokens, samples, batch.context.categories)
 
     def step(self, token: Tensor, conditioned: Conditioned, states: States | None = None) -> tuple[Tensor, States]:
         """`token` (B,) and states (none: before the start token) -> log probabilities (B, V) of the next, states."""

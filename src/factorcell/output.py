@@ -18,11 +18,10 @@ from torch.nn import functional as F
 
 from factorcell import softmax
 from factorcell.biases import TABLES, HashBias, OneHotBias, Pairs
-from factorcell.config import ModelConfig
+from factorcell.config import INSIDE, ModelConfig
 from factorcell.context import Context, ContextSchema
 from factorcell.vocabulary import START
 
-INSIDE = ("low_rank", "low_rank_each")  # few columns, so that they join the product
 BIASES_AT_ONCE = 1 << 21  # of texts and tokens
 
 
@@ -133,6 +132,10 @@ class Output(nn.Module):
         never = torch.zeros(size)
         never[START] = -torch.inf  # a text starts once: the start token is never predicted
         self.register_buffer("never", never, persistent=False)
+
+    def begin(self, logs: Tensor) -> None:
+        """Start from the log probabilities (V,) of the tokens."""
+        self.bias.copy_(logs)
 
     def tilt(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tilt:
         """What the adapted biases of B contexts need of them: vectors (B, K), `parts` of each variable, the values."""

@@ -133,7 +133,7 @@ class Trainer:
         else:
             with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
                 smoothed = (counts + 1) / (counts + 1).sum()
-                run.model.output.bias.copy_(torch.from_numpy(np.log(smoothed)))
+                run.model.output.begin(torch.from_numpy(np.log(smoothed)))
         some = self.proposal and (not self.start or self.start.takes_rows(run.model))
         self.rows = self._rows() if some else []
         self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
