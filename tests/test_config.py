@@ -65,7 +65,7 @@ def test_toml_leaves_out_what_is_none() -> None:
         ({"model": 3}, "model must be a table of options"),
         ({"model": {"rank": "3"}}, "rank is '3'; it must be of type int"),
         ({"model": {"rank": True}}, "rank is True; it must be of type int"),
-        ({"model": {"rank": 0}}, "rank is 0; it must be at least 1"),
+        ({"model": {"rank": -1}}, "rank is -1; it must be at least 0"),
         ({"model": {"adapt": "factor"}}, "adapt is 'factor'; it must be a list of names"),
         ({"model": {"adapt": ["lora"]}}, "unknown adapt 'lora'; choose from concat, scale, scale_split, factor"),
         ({"model": {"dropout_output": 1}}, r"a drop rate lies in \[0, 1\)"),

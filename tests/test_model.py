@@ -1,6 +1,7 @@
 """A language model is a distribution: over all strings it sums to one, however it is asked."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,40 @@ def test_without_variables_nothing_is_adapted() -> None:
     logs, _ = model.step(torch.tensor([START, START]), model.condition(context))
     assert logs.exp().sum(1).tolist() == pytest.approx([1, 1])
     assert len(CONTEXT) == 4
+
+
+def test_rank_zero_is_the_cell_without_the_change(tmp_path: Path) -> None:
+    """A FactorCell of rank 0 is the ConcatCell, parameter by parameter; alone it is unadapted."""
+    torch.manual_seed(1)
+    zero = make_run(tmp_path / "zero", adapt=["concat", "factor"], rank=0)
+    torch.manual_seed(1)
+    concat = make_run(tmp_path / "concat", adapt=["concat"])
+    assert [name for name, _ in zero.model.named_parameters()] == [n for n, _ in concat.model.named_parameters()]
+    corpus = zero.prepare(ROWS)
+    np.testing.assert_array_equal(zero.nats(corpus), concat.nats(corpus))
+    alone = make_run(tmp_path / "alone", adapt=["factor"], output_bias=[], rank=0)
+    assert not alone.model.adapted
+
+
+@pytest.mark.parametrize("adapt", [("concat",), ("factor",), ("scale", "scale_split"), ADAPTERS])
+def test_in_one_context_it_is_an_unadapted_model(adapt: tuple[str, ...], tmp_path: Path) -> None:
+    """Its W', b', state after the prefix and softmax bias, put into a model that knows no context, give the same."""
+    rows = [{**row, "city": "Oslo", "stars": "5", "lat": 60.0, "lon": 10.0} for row in ROWS]
+    run = make_run(tmp_path / "run", adapt=adapt, output_bias=OUTPUT_BIASES, layers=2)
+    plain = make_run(tmp_path / "plain", adapt=[], output_bias=[], layers=2)
+    corpus = run.prepare(rows)
+    model, bare = run.model, plain.model
+    with torch.no_grad():
+        only = model.fold(model.condition(corpus.context(np.array([0]))))
+        shared = {name: value for name, value in model.state_dict().items() if name in bare.state_dict()}
+        bare.load_state_dict(shared)
+        for cell, weights in zip(bare._layers(), only.weights, strict=True):
+            cell.matrix.copy_(weights.matrix.expand(1, -1, -1)[0])
+            cell.bias.copy_(weights.bias.expand(1, -1)[0])
+        assert only.tilt.bias is not None
+        bare.output.bias.copy_(only.tilt.bias[0].nan_to_num(neginf=0.0))
+        batch = corpus.batch(np.arange(len(corpus)))
+        every = torch.zeros(len(corpus), dtype=torch.long)
+        start = only.select(every).start
+        conditioned = replace(bare.condition(batch.context), start=start)
+        torch.testing.assert_close(bare(batch, conditioned), model(batch), rtol=1e-4, atol=1e-4)

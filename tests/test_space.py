@@ -96,7 +96,7 @@ def test_mistakes_in_a_file(content: str, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranges", "message"),
     [
-        ({"rank": Range(0, 4)}, "rank is 0; it must be at least 1"),
+        ({"rank": Range(-1, 4)}, "rank is -1; it must be at least 0"),
         ({"rank": Range(1, 4.5)}, "rank is 4.5; it must be of type int"),
         ({"rank": (4, "8")}, "rank is '8'; it must be of type int"),
         ({"dropout_output": Range(0.0, 1.0)}, "a drop rate lies in"),

@@ -159,7 +159,7 @@ class ModelConfig:
     variable_size: int = option(16, "size of the embedding of one context variable", low=1)
     number_size: int = option(64, "width of the network over the numeric context variables", low=1)
     context_size: int = option(16, "k, size of the joint context vector", low=1)
-    rank: int = option(12, "r, rank of the FactorCell's change of W", low=1)
+    rank: int = option(12, "r, rank of the FactorCell's change of W; 0: no change", low=0)
     hash_size: int = option(1 << 22, "buckets of the hashed softmax bias (the next prime)", low=1)
     bloom_size: int = option(1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", low=0)
     sparse_penalty: tuple[str, ...] = option(

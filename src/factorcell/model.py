@@ -55,6 +55,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         adapt = config.adapt if schema.variables else ()
+        adapt = tuple(name for name in adapt if name != "factor" or config.rank > 0)
         shifts = tuple(name for name in adapt if name != "prefix")
         embedding, hidden = config.embedding_size, config.hidden_size
         self.adapted = bool(schema.variables and (adapt or config.output_bias))
