@@ -37,14 +37,15 @@ def test_every_field_has_its_option(section: str) -> None:
         if isinstance(value, bool):
             given, expected = [flag if not value else flag.replace("--", "--no-", 1)], not value
         elif isinstance(value, tuple):
-            other = "0.5" if value and not choices else "stars"  # a number, or a name
+            other = {"sparse_penalty": "0.5", "cutoffs": "500"}.get(field.name, "stars")
             given, expected = [flag, choices[0] if choices else other], (choices[0] if choices else other,)
         elif choices:
             given, expected = [flag, choices[-1]], choices[-1]
         elif isinstance(value, str):
             given, expected = [flag, "review"], "review"
         else:
-            given, expected = [flag, "0.5" if isinstance(value, float) else "7"], 0.5 if isinstance(value, float) else 7
+            expected = field.metadata["low"] + 0.5 if isinstance(value, float) else 7
+            given = [flag, str(expected)]
         assert getattr(getattr(parse(*given), section), field.name) == expected
 
 
