@@ -107,7 +107,8 @@ def test_beam_is_the_beam_with_each_text_read_anew(
     run = make_letters(seed=seed, spread=spread)
     with run.scoring():
         typed = typed_in(run, "a")
-        pool, rows = {(): 0.0}, 0
+        pool: dict[Ids, float] = {(): 0.0}
+        rows = 0
         for length in range(most + 1):
             grown = {ids: score for ids, score in pool.items() if END in ids}
             for ids in pool.keys() - grown.keys():
@@ -181,9 +182,9 @@ def test_bounds_do_cut_and_room_enough_does_not() -> None:
         typed = typed_in(run, "b")
         whole = search(run.model, typed, 5, most=6)
         assert not whole.cut
-        for bound in ({"rows": whole.rows // 2}, {"waiting": 1}, {"seconds": 0.0}):
-            found = search(run.model, typed, 5, most=6, **bound)  # type: ignore[arg-type]
-            assert found.cut, bound
+        assert search(run.model, typed, 5, most=6, rows=whole.rows // 2).cut
+        assert search(run.model, typed, 5, most=6, waiting=1).cut
+        assert search(run.model, typed, 5, most=6, seconds=0.0).cut
         assert search(run.model, typed, 5, most=6, seconds=0.0).rows == 0
         kept = next(room for room in range(2, 500) if not search(run.model, typed, 5, most=6, waiting=room).cut)
         tight = search(run.model, typed, 5, most=6, waiting=kept)
@@ -212,6 +213,8 @@ def test_typing_is_reading_anew(keys: list[str], model: dict[str, Any]) -> None:
             assert steps - taken == (key != "<"), "a letter is a step, a deletion none"
             assert len(before.states) == len(before.logs) == len(before.ids) + 1
         anew = typed_in(run, text)
+    # One product for all hypotheses: no weights of a hypothesis' own, nothing left in factors.
+    assert all(weights.matrix.dim() == 2 and weights.left is None for weights in typed.conditioned.weights)
     assert typed.ids == anew.ids == tuple(run.vocabulary.encode(text))
     assert len(typed.logs) == len(anew.logs) == len(text) + 1
     assert begun.ids == ()

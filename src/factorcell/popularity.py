@@ -8,11 +8,11 @@ Shapes: N texts.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 from unicodedata import normalize
 
 import numpy as np
@@ -121,15 +121,16 @@ class History:
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
         """The `k` texts that begin with `prefix`, go on and weigh most, with their shares of all weight."""
         prefix = normalize("NFC", prefix)
-        weights: Counter[str] = Counter()
+        weights: defaultdict[str, float] = defaultdict(float)
         for age, text in enumerate(reversed(self.texts)):
-            weights[text] += 0.5 ** (age / self.half_life)  # type: ignore[assignment]
+            weights[text] += 0.5 ** (age / self.half_life)
+        total = sum(weights.values())
         found = [(text, weight) for text, weight in weights.items() if text.startswith(prefix) and text != prefix]
         best = sorted(found, key=lambda one: (-one[1], one[0]))[:k]
-        return [Suggestion(text, math.log(weight / weights.total()), "history") for text, weight in best]
+        return [Suggestion(text, math.log(weight / total), "history") for text, weight in best]
 
 
-def _marisa() -> ModuleType:
+def _marisa() -> Any:
     try:
         import marisa_trie
     except ImportError:
