@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -73,6 +74,13 @@ def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
             Popularity.open(path)
     with pytest.raises(UserError, match="not Unicode text"):
         Popularity.fit(["\ud800"], min_count=1)
+
+
+def test_a_missing_trie_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that tries come from is an extra."""
+    monkeypatch.setitem(sys.modules, "marisa_trie", None)
+    with pytest.raises(UserError, match=r"pip install 'factorcell\[complete\]'"):
+        Popularity.fit(["fix"], min_count=1)
 
 
 @settings(max_examples=100)

@@ -30,7 +30,8 @@ Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 WIDTH, BRANCHING = 100, 4  # of the published beam
-BATCH = 16  # hypotheses expanded at once: fewer compute fewer rows, more make fewer steps
+BATCH = 12  # hypotheses expanded at once, at first: few compute no row in vain, many make few steps
+GROWTH = 4  # a batch grows by one for so many rows, so that a long search has large ones and wastes a share at most
 ROWS = 10_000  # hypotheses that one search expands at most
 WAITING = 10_000  # hypotheses that wait at most
 
@@ -150,7 +151,7 @@ def search(
     stop = math.inf if seconds is None else time.monotonic() + seconds
     frontier = _Frontier(model, typed, k, most, accept, rows, waiting)
     while frontier.scores.size:
-        room = min(batch, rows - frontier.expanded)
+        room = min(batch + frontier.expanded // GROWTH, rows - frontier.expanded)
         if room <= 0 or time.monotonic() >= stop:
             frontier.give_up()
             break
