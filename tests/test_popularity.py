@@ -50,6 +50,16 @@ def test_many_texts_in_blocks_of_the_usual_size() -> None:
             assert found.complete(prefix, k) == looked_at(queries, prefix, k, 1)
 
 
+def test_the_best_may_lie_anywhere_in_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text in turn is the most popular, in ranges that begin and end within blocks."""
+    monkeypatch.setattr(popularity, "BLOCK", 3)
+    texts = [first + second for first in "abc" for second in "abcdefghijklmnopqrst"]
+    for best in texts:
+        queries = [*texts, best]
+        found = Popularity.fit(queries, min_count=1)
+        assert found.complete(best[0], 2) == looked_at(queries, best[0], 2, 1)
+
+
 def test_texts_are_compared_composed() -> None:
     """An accent of its own and the letter with it are one text, in the log and in the prefix."""
     found = Popularity.fit(["caf\u0065\u0301 noir", "caf\u00e9 noir", "caf\u00e9"], min_count=2)
