@@ -71,3 +71,24 @@ def place(column: int, value: int, token: int, size: int) -> int:
         for name in ("bucket word", f"bucket variable {column}")
     )
     return (token * first + (value + 1) * own) % size
+
+
+def make_letters(
+    texts: tuple[str, ...] = ("abc", "cab", "ba"),
+    seed: int = 0,
+    spread: float = 0.5,
+    data: dict[str, Any] | None = None,
+    **model: Any,
+) -> Run:
+    """A run of characters, of no folder: the more `spread` its weights, the surer it is. Its context is a city."""
+    sizes = {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2}
+    reads = {"context": ("city",), "unit": "char", "min_count": 1, "min_context_count": 1, "max_tokens": 12}
+    config = Config.from_dict({"data": {**reads, **(data or {})}, "model": {**sizes, **model}})
+    corpus = prepare([{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")], config.data)
+    run = Run(folder=Path("letters"), config=config, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    observe(run.model, corpus)
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.normal_(0, spread, generator=random)
+    return run

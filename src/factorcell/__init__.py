@@ -1,6 +1,7 @@
 """Language models that adapt to context: who is writing, where, when, about what."""
 
 from factorcell.classification import classify, classify_points, log_likelihoods
+from factorcell.completer import Completer
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
 from factorcell.data import Corpus, prepare
 from factorcell.evaluation import Tally, evaluate, evaluate_by
@@ -8,17 +9,21 @@ from factorcell.experiment import compare, fit
 from factorcell.finetuning import finetune
 from factorcell.mixture import Mixture, mix, open_scorer
 from factorcell.model import LanguageModel
+from factorcell.popularity import History, Popularity
 from factorcell.run import Run
 from factorcell.separate import Separate, separate
 from factorcell.training import train
 
 __all__ = [
+    "Completer",
     "Config",
     "Corpus",
     "DataConfig",
+    "History",
     "LanguageModel",
     "Mixture",
     "ModelConfig",
+    "Popularity",
     "Run",
     "Separate",
     "Tally",

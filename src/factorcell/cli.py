@@ -9,6 +9,7 @@ from typing import Any
 from factorcell import (
     baseline_verbs,
     classification,
+    completion_verbs,
     demo,
     domains,
     experiment,
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     domains.add(verbs)
     _add_scoring_verbs(verbs)
     baseline_verbs.add(verbs)
+    completion_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")

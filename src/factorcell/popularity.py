@@ -1,0 +1,138 @@
+"""Most popular completion (Bar-Yossef and Kraus 2011): the texts of a log that begin with a prefix, by their counts.
+
+Texts lie in a static trie (MARISA), which keeps millions in little room. Their places in alphabetical order are an
+array, in which the texts with one prefix are a range; of it the most popular are found by the best of each block.
+
+Shapes: N texts.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell import store
+from factorcell.completion import Suggestion
+from factorcell.config import UserError
+
+BLOCK = 256  # texts of which only the most popular is looked at first
+
+
+class Popularity:
+    """Counted texts, the most popular ones of any prefix at hand."""
+
+    def __init__(self, counts: Mapping[str, int], total: int) -> None:
+        """`counts` of the texts that are kept, NFC and not empty, of `total` texts there were."""
+        try:
+            self.trie = _marisa().Trie(counts)
+        except UnicodeEncodeError as error:
+            raise UserError(f"a counted text is not Unicode text ({error.object[:50]!a})") from None
+        self.total, texts = total, [self.trie.restore_key(key) for key in range(len(counts))]
+        self.keys = np.array(sorted(range(len(texts)), key=texts.__getitem__), dtype=np.int32)  # by alphabet
+        self.counts = np.array([counts[texts[key]] for key in self.keys], dtype=np.int64)
+        # Places by popularity, 0 the most popular: what is smallest is best, and there are no ties.
+        self.places = np.empty(len(texts), dtype=np.int32)
+        self.places[np.argsort(-self.counts, kind="stable")] = np.arange(len(texts), dtype=np.int32)
+        self.best = np.minimum.reduceat(self.places, np.arange(0, len(texts), BLOCK)) if texts else self.places
+
+    @classmethod
+    def fit(cls, queries: Iterable[str], min_count: int = 3) -> "Popularity":
+        """Count `queries`, a text each; those seen less than `min_count` times are left out."""
+        seen = Counter(normalize("NFC", query) for query in queries)
+        kept = {text: count for text, count in seen.items() if count >= min_count and text}
+        return cls(kept, seen.total())
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
+        """The `k` most popular texts that begin with `prefix` and go on, as often as counted; ties by alphabet."""
+        prefix = normalize("NFC", prefix)
+        begin, end = self._range(prefix)
+        begin += begin < end and self._text(begin) == prefix  # the prefix itself is not a completion
+        among = self._candidates(begin, end, k)
+        chosen = among[np.argsort(self.places[among])[:k]]
+        seen = math.log(self.total) if len(chosen) else 0.0
+        return [
+            Suggestion(self._text(row), math.log(count) - seen, "popularity")
+            for row, count in zip(chosen.tolist(), self.counts[chosen].tolist(), strict=True)
+        ]
+
+    def save(self, path: Path) -> None:
+        """A row of JSON for every text, after one with the total."""
+        rows = ({"text": self._text(row), "count": count} for row, count in enumerate(self.counts.tolist()))
+        store.write_rows(path, [{"total": self.total}, *rows])
+
+    @classmethod
+    def open(cls, path: Path) -> "Popularity":
+        """What `save` wrote, or a `UserError`."""
+        rows = store.read_rows(path)
+        try:
+            counts = {str(row["text"]): int(row["count"]) for row in rows[1:]}
+            return cls(counts, int(rows[0]["total"]))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: not a file of counted texts ({error!r})") from None
+
+    def _text(self, row: int) -> str:
+        return str(self.trie.restore_key(int(self.keys[row])))
+
+    def _range(self, prefix: str) -> tuple[int, int]:
+        """The rows of the texts that begin with `prefix`: one range."""
+
+        def opening(row: int) -> str:
+            return self._text(row)[: len(prefix)]
+
+        rows = range(len(self))
+        begin = bisect_left(rows, prefix, key=opening)
+        return begin, bisect_right(rows, prefix, lo=begin, key=opening)
+
+    def _candidates(self, begin: int, end: int, k: int) -> NDArray[np.int64]:
+        """Rows among which the `k` most popular of the range are.
+
+        They lie at its ends or in the k blocks whose best are best: any other block has k better texts outside.
+        """
+        first, last = -(-begin // BLOCK), end // BLOCK
+        if last - first <= k:
+            return np.arange(begin, end)
+        blocks = first + np.argpartition(self.best[first:last], k - 1)[:k]
+        inside = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
+        return np.concatenate([np.arange(begin, first * BLOCK), inside, np.arange(last * BLOCK, end)])
+
+
+@dataclass(frozen=True)
+class History:
+    """The last texts of one person, the newest last. One weighs half as much as one `half_life` texts later."""
+
+    texts: tuple[str, ...] = ()
+    half_life: float = 20.0
+    most: int = 200  # texts that are remembered
+
+    def add(self, text: str) -> "History":
+        """The history with one more text."""
+        return History((*self.texts, normalize("NFC", text))[-self.most :], self.half_life, self.most)
+
+    def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
+        """The `k` texts that begin with `prefix`, go on and weigh most, with their shares of all weight."""
+        prefix = normalize("NFC", prefix)
+        weights: defaultdict[str, float] = defaultdict(float)
+        for age, text in enumerate(reversed(self.texts)):
+            weights[text] += 0.5 ** (age / self.half_life)
+        total = sum(weights.values())
+        found = [(text, weight) for text, weight in weights.items() if text.startswith(prefix) and text != prefix]
+        best = sorted(found, key=lambda one: (-one[1], one[0]))[:k]
+        return [Suggestion(text, math.log(weight / total), "history") for text, weight in best]
+
+
+def _marisa() -> Any:
+    try:
+        import marisa_trie
+    except ImportError:
+        raise UserError("most popular completion needs MARISA tries: pip install 'factorcell[complete]'") from None
+    return marisa_trie
