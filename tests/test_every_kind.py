@@ -185,7 +185,7 @@ def config(*context: str, **model: Any) -> Config:
         {
             "data": {"context": context, "min_count": 1, "min_context_word": 1},
             "model": {**sizes, **model},
-            "training": {"epochs": 12, "batch_tokens": 500, "learning_rate": 0.02, "evaluations": 1},
+            "training": {"epochs": 20, "batch_tokens": 500, "learning_rate": 0.02, "evaluations": 1},
         }
     )
 

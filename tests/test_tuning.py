@@ -366,7 +366,7 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatc
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"target": "lat"}, "lat is a number; only a category"),
         ({"target": "town"}, "unknown context variable 'town'"),
-        ({"ranges": {"rank": Range(0, 3)}}, "search space: rank is 0"),
+        ({"ranges": {"rank": Range(-1, 3)}}, "search space: rank is -1"),
         ({"storage": "sqlite:////nowhere/at/all.db"}, "the study cannot be opened"),
         ({"storage": "nonsense://x"}, "the study cannot be opened"),
     ]

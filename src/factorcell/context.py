@@ -23,6 +23,8 @@ from factorcell.config import ModelConfig, UserError, choose
 
 RARE = "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
 MISSING = -1
+# Embeddings start near each other: what a rare value, of which training says little, starts with is noise for good.
+SPREAD = 0.1
 TIMES = ("hour", "weekday", "yearday")  # what of a time is read: several may be read of one column
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
 KINDS = ("category", "number", *PERIODS, "cyclic", "text", "vector")
@@ -254,9 +256,10 @@ class WordBag(nn.Module):
 
     shares: Tensor
 
-    def __init__(self, variable: Variable, size: int) -> None:
+    def __init__(self, variable: Variable, size: int, spread: float) -> None:
+        """`spread` is the deviation of a word's embedding at the start."""
         super().__init__()
-        self.table = nn.Parameter(torch.randn(len(variable.values), size))
+        self.table = nn.Parameter(torch.randn(len(variable.values), size) * spread)
         self.register_buffer("shares", torch.tensor(variable.shares), persistent=False)
 
     def forward(self, bags: Bags) -> Tensor:
@@ -275,10 +278,11 @@ class VectorMap(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, variable: Variable, size: int) -> None:
+    def __init__(self, variable: Variable, size: int, spread: float) -> None:
+        """`spread` is the deviation of what it makes of standardised numbers at the start."""
         super().__init__()
         width = len(variable.means)
-        self.weight = nn.Parameter(torch.randn(size, width) * width**-0.5)
+        self.weight = nn.Parameter(torch.randn(size, width) * spread * width**-0.5)
         self.register_buffer("mean", torch.tensor(variable.means), persistent=False)
         self.register_buffer("deviation", torch.tensor(variable.deviations), persistent=False)
 
@@ -295,7 +299,7 @@ class ContextEncoder(nn.Module):
         self.schema = schema
         self.tables = nn.ParameterList()
         for variable in schema.categories:
-            table = torch.randn(len(variable.values), config.variable_size)
+            table = torch.randn(len(variable.values), config.variable_size) * SPREAD
             table[0] = 0.0  # where no value was rare, the unknown value stays neutral
             self.tables.append(table)
         numbers, width = schema.numbers, config.number_size
@@ -316,8 +320,8 @@ class ContextEncoder(nn.Module):
             nn.init.normal_(first.bias, std=1.0)
             with torch.no_grad():
                 first.weight.mul_(self.inputs.widths())
-        self.texts = nn.ModuleList(WordBag(variable, config.variable_size) for variable in schema.texts)
-        self.vectors = nn.ModuleList(VectorMap(variable, config.variable_size) for variable in schema.vectors)
+        self.texts = nn.ModuleList(WordBag(variable, config.variable_size, SPREAD) for variable in schema.texts)
+        self.vectors = nn.ModuleList(VectorMap(variable, config.variable_size, SPREAD) for variable in schema.vectors)
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
         """`context` of B texts -> (B, K). `override` gives embeddings (B, k) by name, of any variables but numbers."""

@@ -16,10 +16,10 @@ class Prefix(nn.Module):
 
     def __init__(self, schema: ContextSchema, size: int) -> None:
         super().__init__()
-        self.schema, self.scale = schema, size**-0.5  # that of the token embeddings
-        self.tables = nn.ParameterList(torch.randn(len(v.values), size) * self.scale for v in schema.categories)
-        self.texts = nn.ModuleList(WordBag(variable, size) for variable in schema.texts)
-        self.vectors = nn.ModuleList(VectorMap(variable, size) for variable in schema.vectors)
+        self.schema, spread = schema, size**-0.5  # that of the token embeddings
+        self.tables = nn.ParameterList(torch.randn(len(v.values), size) * spread for v in schema.categories)
+        self.texts = nn.ModuleList(WordBag(variable, size, spread) for variable in schema.texts)
+        self.vectors = nn.ModuleList(VectorMap(variable, size, spread) for variable in schema.vectors)
         self.inputs = NumberInputs(schema.numbers) if schema.numbers else None
         self.linear = nn.Linear(len(self.inputs.column), size) if self.inputs is not None else None
 
@@ -29,8 +29,8 @@ class Prefix(nn.Module):
             embedded(cast(Tensor, table), variable, context.categories[:, column])
             for column, (table, variable) in enumerate(zip(self.tables, self.schema.categories, strict=True))
         ]
-        codes += [bag(words) * self.scale for bag, words in zip(self.texts, context.bags, strict=True)]
-        codes += [chart(vector) * self.scale for chart, vector in zip(self.vectors, context.vectors, strict=True)]
+        codes += [bag(words) for bag, words in zip(self.texts, context.bags, strict=True)]
+        codes += [chart(vector) for chart, vector in zip(self.vectors, context.vectors, strict=True)]
         if self.inputs is not None and self.linear is not None:
             codes.append(self.linear(self.inputs(context.numbers)))
         return torch.stack(codes, dim=1)
