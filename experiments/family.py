@@ -44,7 +44,6 @@ def rows() -> dict[str, Options]:
     made["layer normalisation"] = model(*base, layer_norm=True)
     made["no dropout"] = model(*base, dropout_recurrent=0.0, dropout_input=0.0, dropout_output=0.0)
     made["variational dropout"] = model(*base, variational=True)
-    made["loss full"] = {**model(*base), "training": {**SHORT, "loss": "full"}}
     made["loss sampled_text"] = {**model(*base), "training": {**SHORT, "loss": "sampled_text", "samples": 150}}
     return made
 
