@@ -22,7 +22,7 @@ TIMES = ("seconds", "tokens_per_second")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that has learned two dialects."""
     model = {"embedding_size": 8, "hidden_size": 10, "rank": 2, "context_size": 3, "variable_size": 3}
-    training = {"epochs": 8, "batch_tokens": 300, "learning_rate": 1e-2, "evaluations": 2, "loss": "sampled"}
+    training = {"epochs": 16, "batch_tokens": 300, "learning_rate": 1e-2, "evaluations": 2, "loss": "sampled"}
     data = {"context": ["dialect"], "min_count": 1}
     config = Config.from_dict({"data": data, "model": model, "training": {**training, "samples": 9}})
     folder = tmp_path_factory.mktemp("old") / "run"
