@@ -244,7 +244,8 @@ def test_the_expected_text_is_the_mean_of_all_texts() -> None:
     reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], 0)
     variable = reader.variable(1)
     bags = reader.array(variable)
-    embedded = WordBag(variable, 3, 1.0).double()(Bags(torch.from_numpy(bags.values).long(), torch.from_numpy(bags.offsets)))
+    words = Bags(torch.from_numpy(bags.values).long(), torch.from_numpy(bags.offsets))
+    embedded = WordBag(variable, 3, 1.0).double()(words)
     torch.testing.assert_close(embedded[2], embedded[[0, 1, 4]].mean(0), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(embedded[2], embedded[3])
 
