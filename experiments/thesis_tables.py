@@ -188,10 +188,10 @@ def sparse(rows: Rows, published: Published) -> str:
 
 
 def family(rows: Rows) -> str:
-    """Every mechanism beside the others."""
+    """Every mechanism that was trained, beside the others."""
     base, lines = known(rows, "unadapted"), []
-    for name in FAMILY.rows:
-        row = rows.get(name, {})
+    for name in (name for name in FAMILY.rows if name in rows):
+        row = rows[name]
         share, accuracy = gain(known(rows, name), base), row.get("accuracy")
         own = [shown(row.get("perplexity")), shown(known(rows, name)), shown(share, ".1%"), shown(accuracy, ".3f")]
         lines.append([name, *own, shown(row.get("minutes"), ".1f")])
