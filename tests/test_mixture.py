@@ -12,7 +12,8 @@ import torch
 
 import small
 from factorcell import mixture, store
-from factorcell.config import UserError
+from factorcell.config import Config, UserError
+from factorcell.data import prepare
 from factorcell.evaluation import evaluate_by
 from factorcell.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
 from factorcell.run import Run, targets
@@ -249,3 +250,24 @@ def test_targets_are_those_of_every_run(runs: list[Run], tmp_path: Path) -> None
     assert [variable.name for variable in mixed.schema.variables] == "city stars lon city stars lat lon lat".split()
     assert (corpus.categories.shape[1], corpus.numbers.shape[1]) == (4, 4)
     assert torch.is_tensor(corpus.context(np.arange(3)).numbers)
+
+
+def test_each_model_has_its_own_texts_and_vectors(tmp_path: Path) -> None:
+    """Models with context of other kinds, in any order: each is given what it alone would read."""
+    rows = [
+        {"text": f"a {word}", "title": f"{word} sea", "topic": [float(n), 1.0 - n]}
+        for n, word in enumerate(["sun", "moon"] * 4)
+    ]
+    runs = []
+    for number, context in enumerate((("title:text",), (), ("topic:vector",), ("topic:vector", "title:text"))):
+        data = {"context": context, "min_count": 1, "min_context_count": 1, "min_context_word": 1}
+        config = Config.from_dict({"data": data, "model": {"embedding_size": 4, "hidden_size": 5}})
+        corpus = prepare(rows, config.data)
+        run = Run.create(tmp_path / f"run{number}", config, corpus.vocabulary, corpus.schema)
+        with torch.no_grad():
+            for parameter in run.model.parameters():
+                parameter.normal_(0, 0.5)
+        runs.append(run)
+    mixture = Mixture(tmp_path / "mix", runs, None, np.full((1, 4), 0.25))
+    alone = np.stack([run.nats(run.prepare(rows)) for run in runs], axis=1)
+    np.testing.assert_allclose(mixture.parts(mixture.prepare(rows)), alone, rtol=1e-6)

@@ -1,5 +1,7 @@
 """Text from a model, ids only: over anything that has `step`."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,7 @@ def sample(
     token, state = torch.full((count,), START, device=device), None
     texts: list[Tensor] = []
     with torch.inference_mode():
+        conditioned = replace(conditioned, tilt=model.output.fold(conditioned.tilt))  # once, not at every step
         for _ in range(most):
             logs, state = model.step(token, conditioned, state)
             logs[:, UNKNOWN] = -torch.inf

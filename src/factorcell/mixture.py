@@ -122,6 +122,8 @@ class Mixture:
             schema=self.schema,
             categories=np.concatenate([*own, *(corpus.categories for corpus in corpora)], axis=1),
             numbers=np.concatenate([corpus.numbers for corpus in corpora], axis=1),
+            vectors=tuple(vectors for corpus in corpora for vectors in corpus.vectors),
+            bags=tuple(bags for corpus in corpora for bags in corpus.bags),
         )
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
@@ -131,16 +133,20 @@ class Mixture:
 
     def parts(self, corpus: Corpus) -> Array:
         """Nats (N, M) of every target, by each of the models."""
-        first, number, columns = int(self.variable is not None), 0, []
+        columns, begin = [], [int(self.variable is not None), 0, 0, 0]
         for model in self.models:
-            categories, numbers = len(model.schema.categories), len(model.schema.numbers)
+            kinds = (model.schema.categories, model.schema.numbers, model.schema.vectors, model.schema.texts)
+            end = [first + len(own) for first, own in zip(begin, kinds, strict=True)]
+            category, number, vector, text = (slice(*ends) for ends in zip(begin, end, strict=True))
             own = replace(
                 corpus,
                 schema=model.schema,
-                categories=corpus.categories[:, first : first + categories],
-                numbers=corpus.numbers[:, number : number + numbers],
+                categories=corpus.categories[:, category],
+                numbers=corpus.numbers[:, number],
+                vectors=corpus.vectors[vector],
+                bags=corpus.bags[text],
             )
-            first, number = first + categories, number + numbers
+            begin = end
             columns.append(model.nats(own).astype(np.float64))
         return np.stack(columns, axis=1)
 

@@ -112,9 +112,10 @@ class LanguageModel(nn.Module):
         hidden = self._read(inputs, conditioned, batch.lengths)[inside]
         text, wanted = inside.nonzero()[:, 0], batch.tokens[:, 1:][inside]
         ranks, size = torch.zeros_like(batch.tokens[:, 1:]), max(1, RANKED // len(self.embedding))
-        tilt, found = self.output.fold(conditioned.tilt), []
+        found = []
         for states, texts, targets in zip(*(torch.split(part, size) for part in (hidden, text, wanted)), strict=True):
-            logs = self.output.log_probabilities(states, tilt.select(texts))
+            own, place = torch.unique(texts, return_inverse=True)  # biases of all texts at once would not fit
+            logs = self.output.log_probabilities(states, self.output.fold(conditioned.tilt.select(own)).select(place))
             found.append((logs >= logs.gather(1, targets[:, None])).sum(1))
         ranks[inside] = torch.cat(found)
         return ranks

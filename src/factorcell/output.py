@@ -105,9 +105,8 @@ class Reads:
         return [self.used] if self.pairs is None else [self.used, self.pairs.buckets]
 
 
-Picked = list[
-    list[Tensor]
-]  # values of the rows that a step reads: (U, .) of each token table, (M, 1) of the hash table
+# Values of the rows that a step reads: (U, .) of each token table, (M, 1) of the hash table.
+Picked = list[list[Tensor]]
 
 
 class Output(nn.Module):
