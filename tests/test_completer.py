@@ -54,13 +54,13 @@ def test_suggestions_are_the_most_probable_whole_texts() -> None:
     for city in ("Oslo", "Nice"):
         logs = {ids: log for ids, log in written_out(run, "a", city, 4).items() if ids}
         texts = sorted(logs, key=lambda ids: -logs[ids])[:7]
-        found = best[city] = completer.complete("a", {"city": city}, k=7)
+        found = best[city] = completer.complete("a", context={"city": city}, k=7)
         assert [one.log_probability for one in found] == pytest.approx([logs[ids] for ids in texts], abs=CLOSE)
         assert [one.text for one in found] == ["a" + "".join(run.vocabulary.decode(ids)) for ids in texts]
         assert {one.source for one in found} == {"model"}
     assert best["Oslo"] != best["Nice"]
     expected = completer.complete("a", k=7)
-    assert expected == completer.complete("a", {"city": None}, k=7)
+    assert expected == completer.complete("a", context={"city": None}, k=7)
     assert expected not in best.values()
     assert len(completer.complete("a", k=10_000)) == 3 + 9 + 27 + 81
     assert completer.complete("abcab") == []
@@ -125,12 +125,14 @@ def test_other_mistakes_are_told(tmp_path: Path) -> None:
         Completer(make_run(tmp_path / "words"))
     completer = Completer(make_letters())
     with pytest.raises(UserError, match="unknown context column 'town'; choose from city"):
-        completer.complete("a", {"town": "Oslo"})
+        completer.complete("a", context={"town": "Oslo"})
     with pytest.raises(UserError, match="Olso"):
-        completer.complete("a", {"city": "Olso"})
+        completer.complete("a", context={"city": "Olso"})
     with pytest.raises(UserError, match="0 suggestions"):
         completer.complete("a", k=0)
-    assert Completer(make_letters(), unknown="expected").complete("a", {"city": "Olso"}) == completer.complete("a")
+    assert Completer(make_letters(), unknown="expected").complete("a", context={"city": "Olso"}) == completer.complete(
+        "a"
+    )
 
 
 def test_a_search_out_of_time_says_so() -> None:
@@ -151,7 +153,7 @@ def test_threads_get_the_answers_that_they_get_alone() -> None:
 
     def answers(person: tuple[str, dict[str, str]]) -> Iterator[Any]:
         text, context = person
-        written = completer.begin(context)
+        written = completer.begin(context=context)
         for end in range(1, len(text) + 1):
             written = completer.type(written, text[:end])
             yield completer.suggest(written, k=5)
@@ -167,14 +169,14 @@ def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch
     """Nothing is made on the wrong device."""
     monkeypatch.setattr("torch.inference_mode", torch.no_grad)  # inference mode does not take tensors of Python
     here, there = make_letters(), make_letters()
-    ours = Completer(here).complete("ab", {"city": "Nice"})
+    ours = Completer(here).complete("ab", context={"city": "Nice"})
     published = beam(here.model, typed_in(here, "ab"), most=4).completions
     with Elsewhere():
         there.model.to(DEVICE)
         there.model.output.embedding = there.model.embedding
         completer = Completer(there)
-        assert completer.complete("ab", {"city": "Nice"}) == ours
-        written = completer.type(completer.begin({"city": "Oslo"}), "ab")
+        assert completer.complete("ab", context={"city": "Nice"}) == ours
+        written = completer.type(completer.begin(context={"city": "Oslo"}), "ab")
         with there.scoring():
             assert beam(there.model, written.typed, most=4).completions == published
 
@@ -184,7 +186,7 @@ def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str
     command = ["complete", str(folder), "a", "--context", "city=Oslo", "--count", "3", "--threads", "1"]
     assert main(command) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    found = Completer(Run.open(folder)).complete("a", {"city": "Oslo"}, k=3)
+    found = Completer(Run.open(folder)).complete("a", context={"city": "Oslo"}, k=3)
     assert header.split() == ["text", "probability"]
     assert [line.split() for line in lines] == [[one.text, f"{np.exp(one.log_probability):.4f}"] for one in found]
     assert main([*command, "--json"]) == 0

@@ -27,7 +27,7 @@ from factorcell.context import (
 from factorcell.kinds import Texts
 
 CONFIG = ModelConfig(variable_size=3, number_size=4, context_size=5)
-CITY = Variable("city", "category", values=(RARE, "a", "b"), counts=(2, 3, 5), rare=2)
+CITY = Variable("city", "category", values=(RARE, "a", "b"), counts=(2, 3, 5), rare=2, least=50)
 STARS = Variable("stars", "category", values=(RARE, "1"), counts=(0, 10))
 LAT = Variable("lat", "number", mean=10.0, deviation=4.0, low=0.0, high=20.0)
 YEAR = Variable("year", "number", mean=2000.0, deviation=5.0)
@@ -125,9 +125,9 @@ def test_schemas_survive_json() -> None:
 
 def test_schemas_describe_themselves() -> None:
     """What a user reads when a table was opened."""
-    assert CITY.describe(50) == "city: category, 2 values, and 2 rare ones (under 50 texts) grouped"
-    assert STARS.describe(50) == "stars: category, 1 values, none rare"
-    assert LAT.describe(50) == "lat: number, mean 10, from 0 to 20"
+    assert CITY.describe() == "city: category, 2 values, and 2 rare ones (under 50 texts) grouped"
+    assert STARS.describe() == "stars: category, 1 values, none rare"
+    assert LAT.describe() == "lat: number, mean 10, from 0 to 20"
     with pytest.raises(UserError, match="unknown context variable 'town'; choose from city, lat, stars, year"):
         SCHEMA.variable("town")
 
@@ -299,6 +299,6 @@ def test_schemas_of_every_kind_survive_json() -> None:
     with pytest.raises(UserError, match="unknown kind of context variable 'txt' \\(did you mean 'text'"):
         ContextSchema.from_dict({"variables": [{"name": "x", "kind": "txt"}]})
     assert [v.source for v in EVERY.variables] == ["title", "lat", "city", "at", "topic", "year", "stars"]
-    assert HOUR.describe(50) == "at.hour: hour, period 24, mean 3"
-    assert TITLE.describe(50) == "title: text, 3 words"
-    assert TOPIC.describe(50) == "topic: vector of 2 numbers"
+    assert HOUR.describe() == "at.hour: hour, period 24, mean 3"
+    assert TITLE.describe() == "title: text, 3 words"
+    assert TOPIC.describe() == "topic: vector of 2 numbers"

@@ -9,6 +9,7 @@ from factorcell.experiment import compare, fit
 from factorcell.finetuning import finetune
 from factorcell.mixture import Mixture, mix, open_scorer
 from factorcell.model import LanguageModel
+from factorcell.online import User, learn_one
 from factorcell.popularity import History, Popularity
 from factorcell.run import Run
 from factorcell.separate import Separate, separate
@@ -28,6 +29,7 @@ __all__ = [
     "Separate",
     "Tally",
     "TrainingConfig",
+    "User",
     "UserError",
     "classify",
     "classify_points",
@@ -36,6 +38,7 @@ __all__ = [
     "evaluate_by",
     "finetune",
     "fit",
+    "learn_one",
     "log_likelihoods",
     "mix",
     "open_scorer",

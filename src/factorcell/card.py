@@ -43,7 +43,7 @@ def _training(run: Run) -> str:
         moved = ", ".join(f"{row['moved']:,} of {row['values']:,} values of {row['part']}" for row in tuned["moved"])
         lines.append(f"- fine-tuned from `{tuned['from']}` (l1 {tuned['l1']:g}): {moved} moved")
     lines.append(f"- vocabulary of {len(run.vocabulary):,} tokens (seen at least {run.config.data.min_count} times)")
-    lines += [f"- {variable.describe(run.config.data.min_context_count)}" for variable in run.schema.variables]
+    lines += [f"- {variable.describe()}" for variable in run.schema.variables]
     log = run.log()
     if log:
         last = log[-1]

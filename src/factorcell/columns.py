@@ -165,6 +165,7 @@ class Categories:
             values=(RARE, *(name for name, _ in kept)),
             counts=(grouped, *(count for _, count in kept)),
             rare=len(named) - len(kept),
+            least=min_count,
         )
 
     def array(self, variable: Variable) -> NDArray[np.int32]:

@@ -1,10 +1,10 @@
 """From a prefix and a context to suggestions: a run of characters that completes what somebody types.
 
-    completer = Completer(Run.open("runs/queries"))
-    completer.complete("how to ba", {"user": "ann"})            # at once
-    typed = completer.begin({"user": "ann"})                    # or a keystroke at a time
-    typed = completer.type(typed, "how to b")
-    completer.suggest(typed).suggestions
+    completer, user = Completer(run := Run.open("runs/queries")), User.new(run)
+    completer.complete("how to ba", user)                       # at once
+    written = completer.type(completer.begin(user), "how to b")  # or a keystroke at a time
+    completer.suggest(written).suggestions
+    user = learn_one(run, user, "how to bake bread")            # what was meant
 
 Nothing here changes once it is made, and what is typed is a value of the caller's, so threads can share a completer.
 """
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from factorcell.completion import BATCH, Ids, Suggestion, Typed, search
-from factorcell.config import UserError, choose
+from factorcell.config import UserError
+from factorcell.online import User, user_variable
 from factorcell.run import Run
 from factorcell.vocabulary import splitter
 
@@ -51,23 +53,22 @@ class Completer:
         self.run, self.unknown, self.seconds, self.batch = run, unknown, seconds, batch
         self.split, self.most = splitter(data), data.max_tokens - 1  # a longer text was cut in training: it has no end
 
-    def complete(self, prefix: str, context: Mapping[str, Any] | None = None, k: int = 10) -> list[Suggestion]:
-        """The `k` most probable texts that begin with `prefix` and go on, in `context`, as `begin`."""
-        return self.suggest(self.type(self.begin(context), prefix), k).suggestions
+    def complete(
+        self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
+    ) -> list[Suggestion]:
+        """The `k` most probable texts that begin with `prefix` and go on, by `user` in `context`, as `begin`."""
+        return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
 
-    def begin(self, context: Mapping[str, Any] | None = None) -> Written:
-        """Nothing typed yet, by somebody whose `context` is given as column -> value; what is not given is expected.
+    def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> Written:
+        """Nothing typed yet, by `user` in `context`, column -> value; what is not given is expected.
 
         `UserError` for a column or value that the run does not know.
         """
-        given, schema = dict(context or {}), self.run.schema
-        for name in given:
-            choose("context column", name, dict.fromkeys(variable.source for variable in schema.variables))
-        missing = tuple(variable.name for variable in schema.variables if variable.source not in given)
-        row = {**given, self.run.config.data.text: ""}
-        corpus = self.run.prepare([row], unknown=self.unknown, optional=missing)
+        override = {} if user is None else {user_variable(self.run).name: torch.from_numpy(user.vector)[None]}
+        corpus = self.run.read([""], [context or {}], unknown=self.unknown)
         with self.run.scoring():
-            conditioned = self.run.model.condition(corpus.context(np.zeros(1, np.int64)).to(self.run.device))
+            own = {name: vector.to(self.run.device) for name, vector in override.items()}
+            conditioned = self.run.model.condition(corpus.context(np.zeros(1, np.int64)).to(self.run.device), own)
             return Written((), Typed.begin(self.run.model, conditioned))
 
     def type(self, written: Written, text: str) -> Written:

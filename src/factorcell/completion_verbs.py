@@ -35,7 +35,7 @@ def complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
     run = Run.open(given.run, device=given.device, precision=given.precision)
     completer = Completer(run, unknown=given.unknown, seconds=given.seconds)
-    written = completer.type(completer.begin(_context(given.context)), given.prefix)
+    written = completer.type(completer.begin(context=_context(given.context)), given.prefix)
     found = completer.suggest(written, given.count)
     if found.cut:
         screen.say(f"cut after {found.rows:,} hypotheses: there may be better ones")

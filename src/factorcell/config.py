@@ -126,6 +126,8 @@ class DataConfig:
         "context column: NAME or NAME:KIND (repeatable); the kind is category, number, hour, weekday or yearday (of a "
         "time), longitude, cyclic=PERIOD, text or vector",
     )
+    user: str = option("", "column that says who writes: a context that new users learn online, text by text")
+    time: str = option("", "column with the time of writing, whose hour and weekday are context")
     unit: str = option("word", "unit of text: word, space (split at spaces only), char or grapheme", choices=UNITS)
     lowercase: bool | None = option(None, "lower-case the text (default: words yes, characters no)")
     strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or % (word units)")
@@ -133,6 +135,7 @@ class DataConfig:
     max_vocabulary: int = option(50_000, "at most this many tokens, the most frequent", low=1)
     max_tokens: int = option(200, "cut texts after this many tokens", low=1)
     min_context_count: int = option(50, "rarer values of a category are grouped as one unknown value", low=1)
+    min_user_count: int = option(15, "users with fewer texts are grouped as one, whom new users start as", low=1)
     min_context_word: int = option(5, "a word seen less often in a text context is left out of it", low=1)
     max_context_words: int = option(10_000, "at most this many words of a text context, the most frequent", low=1)
 
@@ -140,6 +143,12 @@ class DataConfig:
         _check(self)
         if self.lowercase is None:
             object.__setattr__(self, "lowercase", self.unit in ("word", "space"))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The context columns, as `context` names them: the user's and those of the time among them."""
+        user = (f"{self.user}:category",) if self.user else ()
+        return (*self.context, *user, *(f"{self.time}:{kind}" for kind in ("hour", "weekday") if self.time))
 
 
 @dataclass(frozen=True)

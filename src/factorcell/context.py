@@ -54,6 +54,7 @@ class Variable:
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
+    least: int = 0
 
     @property
     def source(self) -> str:
@@ -65,7 +66,7 @@ class Variable:
         total = sum(self.counts)
         return [count / total if total else 1 / len(self.counts) for count in self.counts]
 
-    def describe(self, min_count: int) -> str:
+    def describe(self) -> str:
         """One line that says how the column is read."""
         if self.kind == "number":
             return f"{self.name}: number, mean {self.mean:.4g}, from {self.low:.4g} to {self.high:.4g}"
@@ -75,7 +76,7 @@ class Variable:
             return f"{self.name}: text, {len(self.values):,} words"
         if self.kind == "vector":
             return f"{self.name}: vector of {len(self.means):,} numbers"
-        rare = f", and {self.rare} rare ones (under {min_count} texts) grouped" if self.rare else ", none rare"
+        rare = f", and {self.rare} rare ones (under {self.least} texts) grouped" if self.rare else ", none rare"
         return f"{self.name}: category, {len(self.values) - 1} values{rare}"
 
 

@@ -309,7 +309,7 @@ def _build(
         if vocabulary is None:
             vocabulary = count(spool, ids, config)
         tokens = map_ids(spool, ids, vocabulary, folder)
-    schema = schema or new_schema(readers, config.min_context_count)
+    schema = schema or new_schema(readers, config.min_context_count, {config.user: config.min_user_count})
     arrays: dict[str, Any] = {reader.name: reader.array(schema.variable(reader.name)) for reader in readers}
     categories = [arrays[variable.name] for variable in schema.categories]
     numbers = [arrays[variable.name] for variable in schema.numbers]

@@ -106,11 +106,10 @@ def tell(say: Say | None, text: str) -> None:
 
 def described(run: Run, corpus: Corpus, dev: Corpus) -> list[str]:
     """What was read and how, a line each."""
-    rare = run.config.data.min_context_count
     return [
         f"{len(corpus):,} texts, {corpus.targets:,} targets; {len(dev):,} texts held for development",
         f"{len(run.vocabulary):,} tokens in the vocabulary ({run.config.data.unit} units)",
-        *(variable.describe(rare) for variable in run.schema.variables),
+        *(variable.describe() for variable in run.schema.variables),
         f"{run.model.parameter_count():,} parameters",
     ]
 

@@ -8,7 +8,7 @@ category, has the expected value; a missing vector is an error unless the caller
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -182,15 +182,18 @@ def column_readers(
     ]
 
 
-def new_schema(readers: Sequence[Reader], min_count: int) -> ContextSchema:
-    """The variables that the columns make once they are read; rarer values of a category are grouped."""
-    made = ((reader, reader.variable(min_count)) for reader in readers)
+def new_schema(readers: Sequence[Reader], min_count: int, own: Mapping[str, int] | None = None) -> ContextSchema:
+    """The variables that the columns make once they are read.
+
+    Values of a category that are rarer than `min_count`, or than its `own`, are grouped.
+    """
+    made = ((reader, reader.variable((own or {}).get(reader.column, min_count))) for reader in readers)
     return ContextSchema(tuple(replace(v, column=r.column if r.column != r.name else "") for r, v in made))
 
 
 def _new_readers(table: Table, config: DataConfig) -> list[Reader]:
     """The readers of training data, whose variables are named by their columns, or by column and kind."""
-    wanted = [parse_column(text) for text in config.context]
+    wanted = [parse_column(text) for text in config.columns]
     columns = [column for column, _, _ in wanted]
     names = []
     for column, kind, _ in wanted:

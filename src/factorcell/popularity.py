@@ -112,7 +112,7 @@ class History:
 
     texts: tuple[str, ...] = ()
     half_life: float = 20.0
-    most: int = 200  # texts that are remembered
+    most: int = 100  # texts that are remembered
 
     def add(self, text: str) -> "History":
         """The history with one more text."""

@@ -258,7 +258,7 @@ def report_page(folders: Sequence[str | Path]) -> str:
                 "folder": str(folder),
                 "title": folder.name,
                 "config": run.config.to_dict(),
-                "schema": [v.describe(run.config.data.min_context_count) for v in run.schema.variables],
+                "schema": [v.describe() for v in run.schema.variables],
                 "evaluation": evaluated.get("evaluation") or last.get("compare") or run.best(),
                 "log": run.log(),
                 "by": {name: rows for row in results if row["kind"] == "evaluate" for name, rows in row["by"].items()},

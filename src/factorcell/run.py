@@ -3,7 +3,7 @@
 config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.safetensors   log.jsonl   README.md
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Run:
         return self
 
     def load_weights(self) -> None:
-        """Take the best weights from the folder."""
+        """Take the best weights from the folder. From here on the model is read, not trained."""
         path = self.folder / "weights.safetensors"
         tensors, _ = store.load_tensors(path)
         state = self.model.kept()
@@ -86,6 +86,7 @@ class Run:
         with torch.no_grad():
             for name, tensor in state.items():
                 tensor.copy_(tensors[name])
+        self.model.requires_grad_(False)
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Put the model's weights into the folder, with `facts` about them."""
@@ -122,6 +123,23 @@ class Run:
             optional=optional,
             progress=progress,
         )
+
+    def read(self, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]], *, unknown: str = "error") -> Corpus:
+        """A text for each of `contexts`, column -> value; a column that they do not give is expected.
+
+        `UserError` for a column or value that the run does not know, or that only some give.
+        """
+        given = set(contexts[0]) if contexts else set()
+        for context in contexts:
+            for name in context:
+                choose("context column", name, dict.fromkeys(v.source for v in self.schema.variables))
+            if set(context) != given:
+                raise UserError(
+                    f"contexts with and without {', '.join(sorted(given ^ set(context)))}: all must give the same"
+                )
+        missing = tuple(variable.name for variable in self.schema.variables if variable.source not in given)
+        rows = [{**context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)]
+        return self.prepare(rows, unknown=unknown, optional=missing)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

@@ -83,7 +83,9 @@ def separate(
     folder = Path(folder)
     if not resume and folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, context=(f"{by}:category",)))
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, context=(f"{by}:category",), user="", time="")
+    )
     config = config.with_model("unadapted")
     corpus, held = read(source, dev, config, progress=say is not None)
     values = corpus.schema.variable(by).values

@@ -120,7 +120,7 @@ def _suggested(trial: "BaseTrial", name: str, values: Range | tuple[str | int | 
 
 def matters(name: str, config: Config) -> bool:
     """Whether the option changes anything in a model of this config: the rank does in a FactorCell only."""
-    adapt, output_bias = (config.model.adapt, config.model.output_bias) if config.data.context else ((), ())
+    adapt, output_bias = (config.model.adapt, config.model.output_bias) if config.data.columns else ((), ())
     if name == "rank":
         return "factor" in adapt
     if name in CONTEXT_SIZES:
