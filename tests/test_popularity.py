@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from factorcell import popularity, store
 from factorcell.completion import Suggestion
 from factorcell.config import UserError
-from factorcell.popularity import BLOCK, History, Popularity
+from factorcell.popularity import BLOCK, Counts, History, Popularity
 
 TEXTS = st.text("ab\0é🇳", max_size=4)
 
@@ -70,10 +70,12 @@ def test_texts_are_compared_composed() -> None:
 def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
     """Plain rows of JSON; one that is something else is named."""
     path = tmp_path / "popular.jsonl"
-    found = Popularity.fit(["fix typo"] * 4 + ["fix\ttests\n"] * 3 + ["add"] * 2 + [""] * 5)
-    found.save(path)
+    counts = Counts.of(["fix typo"] * 4 + ["fix\ttests\n"] * 3 + ["add"] * 2 + [""] * 5, 3)
+    counts.save(path)
+    found = Popularity(counts)
     assert store.read_rows(path)[0] == {"total": 14}
-    again = Popularity.open(path)
+    assert Counts.open(path) == counts
+    again = Popularity(Counts.open(path))
     assert len(again) == 2
     assert again.complete("fix") == found.complete("fix")
     assert [one.text for one in again.complete("", 9)] == ["fix typo", "fix\ttests\n"]
@@ -81,7 +83,7 @@ def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
     for rows in ([], [{"text": "a", "count": 1}], [{"total": 3}, {"text": "a"}], [{"total": 3}, ["a", 1]]):
         path.write_text("".join(f"{row}\n" for row in map(str, rows)).replace("'", '"'), encoding="utf-8")
         with pytest.raises(UserError, match=r"popular\.jsonl: not a file of counted texts"):
-            Popularity.open(path)
+            Counts.open(path)
     with pytest.raises(UserError, match="not Unicode text"):
         Popularity.fit(["\ud800"], min_count=1)
 

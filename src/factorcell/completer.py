@@ -32,6 +32,11 @@ class Written:
     tokens: tuple[str, ...]
     typed: Typed
 
+    @property
+    def text(self) -> str:
+        """The tokens as one text."""
+        return "".join(self.tokens)
+
 
 @dataclass(frozen=True)
 class Suggestions:

@@ -12,8 +12,8 @@ Shapes: B hypotheses, N of them waiting, V vocabulary, H hidden.
 import heapq
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import numpy as np
@@ -38,11 +38,15 @@ WAITING = 10_000  # hypotheses that wait at most
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A whole text that is proposed, how probable its `source` takes it to be given what is typed, and that source."""
+    """A whole text that is proposed, how probable its `source` takes it to be given what is typed, and that source.
+
+    `parts`: what each source of a blend adds to the score.
+    """
 
     text: str
     log_probability: float
     source: str
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,7 @@ class DataConfig:
     max_tokens: int = option(200, "cut texts after this many tokens", low=1)
     min_context_count: int = option(50, "rarer values of a category are grouped as one unknown value", low=1)
     min_user_count: int = option(15, "users with fewer texts are grouped as one, whom new users start as", low=1)
+    min_text_count: int = option(3, "texts seen less often are not kept as popular completions (with user)", low=1)
     min_context_word: int = option(5, "a word seen less often in a text context is left out of it", low=1)
     max_context_words: int = option(10_000, "at most this many words of a text context, the most frequent", low=1)
 

@@ -9,11 +9,13 @@ from tqdm import tqdm
 from factorcell import card, evaluation, ngram, parallel, store
 from factorcell.classification import Classification, classify
 from factorcell.columns import to_number
+from factorcell.completer import UNITS
 from factorcell.config import PAPER_MODELS, Config, DataConfig, UserError
 from factorcell.data import Corpus, prepare
 from factorcell.evaluation import Scorer
 from factorcell.ngram import NGram
 from factorcell.parallel import World
+from factorcell.popularity import FILE, Counts
 from factorcell.run import Run
 from factorcell.tables import open_table
 from factorcell.training import train
@@ -89,6 +91,8 @@ def finish(run: Run, corpus: Corpus, source: Any, finetuned: Row | None = None) 
     if finetuned:
         kept["finetuned"] = finetuned
     store.write_json(run.folder / "training.json", kept)
+    if run.config.data.user and run.config.data.unit in UNITS:
+        Counts.of_table(source, run.config.data).save(run.folder / FILE)
     card.write(run)
 
 

@@ -20,21 +20,60 @@ from numpy.typing import NDArray
 
 from factorcell import store
 from factorcell.completion import Suggestion
-from factorcell.config import UserError
+from factorcell.config import DataConfig, UserError
+from factorcell.run import Run
+from factorcell.tables import open_table
+from factorcell.vocabulary import splitter
 
+FILE = "popularity.jsonl"  # in a run folder: the counted texts of training
 BLOCK = 256  # texts of which only the most popular is looked at first
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often each of the texts that are `kept` was seen (NFC, not empty), of `total` texts there were."""
+
+    kept: Mapping[str, int]
+    total: int
+
+    @classmethod
+    def of(cls, texts: Iterable[str], min_count: int) -> "Counts":
+        """Count `texts`; those seen less than `min_count` times are left out."""
+        seen = Counter(normalize("NFC", text) for text in texts)
+        return cls({text: count for text, count in seen.items() if count >= min_count and text}, seen.total())
+
+    @classmethod
+    def of_table(cls, source: Any, config: DataConfig) -> "Counts":
+        """Count the texts of a table as a model of `config` reads them: it may have lower-cased them."""
+        split = splitter(config)
+        texts = (text for chunk in open_table(source).chunks([config.text]) for text in chunk[config.text])
+        return cls.of(("".join(split(text)) for text in texts), config.min_text_count)
+
+    def save(self, path: Path) -> None:
+        """A row of JSON for every text, by alphabet, after one with the total."""
+        rows = ({"text": text, "count": count} for text, count in sorted(self.kept.items()))
+        store.write_rows(path, [{"total": self.total}, *rows])
+
+    @classmethod
+    def open(cls, path: Path) -> "Counts":
+        """What `save` wrote, or a `UserError`."""
+        rows = store.read_rows(path)
+        try:
+            return cls({str(row["text"]): int(row["count"]) for row in rows[1:]}, int(rows[0]["total"]))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: not a file of counted texts ({error!r})") from None
 
 
 class Popularity:
     """Counted texts, the most popular ones of any prefix at hand."""
 
-    def __init__(self, counts: Mapping[str, int], total: int) -> None:
-        """`counts` of the texts that are kept, NFC and not empty, of `total` texts there were."""
+    def __init__(self, counted: Counts) -> None:
+        counts = counted.kept
         try:
             self.trie = _marisa().Trie(counts)
         except UnicodeEncodeError as error:
             raise UserError(f"a counted text is not Unicode text ({error.object[:50]!a})") from None
-        self.total, texts = total, [self.trie.restore_key(key) for key in range(len(counts))]
+        self.total, texts = counted.total, [self.trie.restore_key(key) for key in range(len(counts))]
         self.keys = np.array(sorted(range(len(texts)), key=texts.__getitem__), dtype=np.int32)  # by alphabet
         self.counts = np.array([counts[texts[key]] for key in self.keys], dtype=np.int64)
         # Places by popularity, 0 the most popular: what is smallest is best, and there are no ties.
@@ -44,10 +83,18 @@ class Popularity:
 
     @classmethod
     def fit(cls, queries: Iterable[str], min_count: int = 3) -> "Popularity":
-        """Count `queries`, a text each; those seen less than `min_count` times are left out."""
-        seen = Counter(normalize("NFC", query) for query in queries)
-        kept = {text: count for text, count in seen.items() if count >= min_count and text}
-        return cls(kept, seen.total())
+        """Of `queries`, a text each; those seen less than `min_count` times are left out."""
+        return cls(Counts.of(queries, min_count))
+
+    @classmethod
+    def of(cls, run: Run) -> "Popularity":
+        """Of the texts that `run` was trained on, or a `UserError`: only runs that tell users apart keep them."""
+        path = run.folder / FILE
+        if not path.exists():
+            raise UserError(
+                f"{run.folder}: no {FILE}; training keeps it with --user COLUMN and --unit char or grapheme"
+            )
+        return cls(Counts.open(path))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -64,21 +111,6 @@ class Popularity:
             Suggestion(self._text(row), math.log(count) - seen, "popularity")
             for row, count in zip(chosen.tolist(), self.counts[chosen].tolist(), strict=True)
         ]
-
-    def save(self, path: Path) -> None:
-        """A row of JSON for every text, after one with the total."""
-        rows = ({"text": self._text(row), "count": count} for row, count in enumerate(self.counts.tolist()))
-        store.write_rows(path, [{"total": self.total}, *rows])
-
-    @classmethod
-    def open(cls, path: Path) -> "Popularity":
-        """What `save` wrote, or a `UserError`."""
-        rows = store.read_rows(path)
-        try:
-            counts = {str(row["text"]): int(row["count"]) for row in rows[1:]}
-            return cls(counts, int(rows[0]["total"]))
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: not a file of counted texts ({error!r})") from None
 
     def _text(self, row: int) -> str:
         return str(self.trie.restore_key(int(self.keys[row])))
