@@ -3,22 +3,27 @@
 import argparse
 import dataclasses
 import math
-import unicodedata
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from factorcell import options, screen
-from factorcell.completer import Completer
+from factorcell.blend import SOURCES
+from factorcell.completer import Suggestions
 from factorcell.config import UserError
+from factorcell.engine import Engine
+from factorcell.online import User
 from factorcell.run import Run
+
+RISEN = 1500  # popular texts that are compared before and after a history (thesis 2018, section 5.4.2)
 
 
 def add(verbs: Any) -> None:
     """Add the verbs to those of the command line."""
-    verb = options.verb(verbs, "complete", complete, "the most probable texts that begin with a prefix")
+    verb = options.verb(verbs, "complete", complete, "the best texts that begin with a prefix, for one person")
     verb.add_argument("run", type=Path, metavar="RUN", help="the run folder, of unit char or grapheme")
-    verb.add_argument("prefix", metavar="PREFIX", help="what is typed so far; may be empty")
+    verb.add_argument("prefix", metavar="PREFIX", nargs="?", help="what is typed so far (default: in the terminal)")
     verb.add_argument(
         "--context",
         action="append",
@@ -26,6 +31,8 @@ def add(verbs: Any) -> None:
         metavar="NAME=VALUE",
         help="the value of a context column (repeatable; one that is not given is expected)",
     )
+    verb.add_argument("--history", metavar="TEXT;TEXT", help="what the person wrote before, learned in order")
+    verb.add_argument("--explain", action="store_true", help="what each source adds, and what the history has changed")
     verb.add_argument("--count", type=int, default=10, help="texts to suggest (default: 10)")
     verb.add_argument("--seconds", type=float, help="time after which the best so far will do")
     options.computing(verb)
@@ -34,18 +41,69 @@ def add(verbs: Any) -> None:
 def complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
     run = Run.open(given.run, device=given.device, precision=given.precision)
-    completer = Completer(run, unknown=given.unknown, seconds=given.seconds)
-    written = completer.type(completer.begin(context=_context(given.context)), given.prefix)
-    found = completer.suggest(written, given.count)
+    engine, context = Engine.of(run, given.unknown, given.seconds), _context(given.context)
+    user = None if engine.learner is None or engine.learner.variable.source in context else engine.learner.new()
+    user = _told(engine, user, given.history)
+    if given.prefix is None:
+        return _talk(engine, user, context, given.count)
+    written = engine.completer.type(engine.completer.begin(user, context), given.prefix)
+    found = engine.suggest(written, user, given.count)
+    risen = _risen(engine, user, given.count) if given.explain else []
+    return _show(found, risen, given)
+
+
+def _told(engine: Engine, user: User | None, history: str | None) -> User | None:
+    """The user after the texts of a history."""
+    if history is None:
+        return user
+    if user is None:
+        raise UserError("--history is for a new user: it takes a run with --user, and no --context that names one")
+    for text in filter(None, map(str.strip, history.split(";"))):
+        user = engine.learn(user, text)
+    return user
+
+
+def _risen(engine: Engine, user: User | None, count: int) -> list[tuple[str, float]]:
+    """The popular texts that the history has made more likely."""
+    if engine.learner is None or user is None or not user.seen or engine.blend is None or not engine.blend.popularity:
+        return []
+    return engine.learner.risen(user, engine.blend.popularity.top(RISEN), count)
+
+
+def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argparse.Namespace) -> None:
     if found.cut:
         screen.say(f"cut after {found.rows:,} hypotheses: there may be better ones")
     rows = [dataclasses.asdict(suggestion) for suggestion in found.suggestions]
     if given.json:
-        return screen.lines(rows)
+        return screen.lines([*rows, *({"risen": text, "nats": nats} for text, nats in risen)])
     if not rows:
         return screen.say("no completion")
-    shown = [{"text": _visible(row["text"]), "probability": f"{math.exp(row['log_probability']):.4f}"} for row in rows]
-    return screen.table(shown, ("text", "probability"))
+    shown = [
+        {
+            "text": screen.visible(row["text"]),
+            "probability": f"{math.exp(row['log_probability']):.4f}",
+            **({name: f"{row['parts'][name]:+.2f}" for name in row["parts"]} if given.explain else {}),
+        }
+        for row in rows
+    ]
+    screen.table(shown, ("text", "probability", *SOURCES))
+    if risen:
+        screen.show("\nmost risen among the popular texts, in nats")
+        screen.table([{"text": screen.visible(text), "nats": f"{nats:+.2f}"} for text, nats in risen], ("text", "nats"))
+    return None
+
+
+def _talk(engine: Engine, user: User | None, context: dict[str, str], count: int) -> None:
+    if not sys.stdin.isatty():
+        raise UserError("no PREFIX is given, and the input is no terminal to type in")
+    try:
+        from factorcell.interactive import Menu, talk
+    except ModuleNotFoundError as error:
+        if error.name != "prompt_toolkit":
+            raise
+        raise UserError("typing in the terminal needs prompt-toolkit: pip install 'factorcell[complete]'") from None
+    screen.say("Type; Tab and the arrows choose, Enter accepts and learns, Ctrl-D ends.")
+    talk(Menu(engine, user, context, count))
 
 
 def _context(given: Sequence[str]) -> dict[str, str]:
@@ -59,8 +117,3 @@ def _context(given: Sequence[str]) -> dict[str, str]:
             raise UserError(f"--context {name} is given twice")
         context[name] = value
     return context
-
-
-def _visible(text: str) -> str:
-    """`text` with control characters written out, so that it cannot steer a terminal."""
-    return "".join(repr(mark)[1:-1] if unicodedata.category(mark) == "Cc" else mark for mark in text)

@@ -32,6 +32,7 @@ Floats = NDArray[np.float32]
 Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (s, k) -> change at rate 1, state
 
 FILE = "online.json"  # in a run folder: how its users learn
+AT_ONCE = 200  # texts that are compared at once
 DECAY, TINY = 0.95, 1e-6
 REACH = 2.0  # a vector is never longer than this many times the longest of training
 
@@ -166,14 +167,35 @@ class Learner:
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
     ) -> tuple[NDArray[np.float64], Floats]:
         """Nats (B,) of the texts of people with `vectors` (B, k), and their gradients (B, k)."""
-        corpus = self.run.read(texts, contexts)
-        batch = self.run.batch(corpus, np.arange(len(texts)))
         with torch.enable_grad(), kernels.precision(self.run.precision, self.run.device):
             own = torch.tensor(vectors, device=self.run.device, requires_grad=True)
-            conditioned = self.run.model.condition(batch.context, {self.variable.name: own})
-            nats = self.run.model(batch, conditioned).sum(1)
+            nats = self._nats(own, texts, contexts)
             (gradients,) = torch.autograd.grad(nats.sum(), own)
         return nats.detach().double().cpu().numpy(), gradients.cpu().numpy()
+
+    def nats(
+        self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
+    ) -> NDArray[np.float64]:
+        """Nats (B,) of the texts of people with `vectors` (B, k), or all of one person (1, k)."""
+        with self.run.scoring():
+            own = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
+            return self._nats(own, texts, contexts or [{}] * len(texts)).double().cpu().numpy()
+
+    def risen(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
+        """The `count` of the `texts` that have become more likely by most since `user` was new, and by how many nats.
+
+        (Thesis 2018, tables 5.3 to 5.5.)
+        """
+        parts = [texts[at : at + AT_ONCE] for at in range(0, len(texts), AT_ONCE)]
+        gained = [self.nats(self.unknown[None], part) - self.nats(user.vector[None], part) for part in parts]
+        rises = np.concatenate(gained) if gained else np.zeros(0)
+        return [(texts[row], float(rises[row])) for row in np.argsort(-rises, kind="stable")[:count]]
+
+    def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        batch = self.run.batch(self.run.read(texts, contexts), np.arange(len(texts)))
+        conditioned = self.run.model.condition(batch.context, {self.variable.name: own})
+        nats: torch.Tensor = self.run.model(batch, conditioned)
+        return nats.sum(1)
 
     def moved(self, user: User, text: str, gradient: Floats) -> User:
         """The user after a `text` of that gradient."""

@@ -99,6 +99,10 @@ class Popularity:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def top(self, count: int) -> list[str]:
+        """The `count` most popular texts of all."""
+        return [self._text(int(row)) for row in np.argsort(self.places)[:count]]
+
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
         """The `k` most popular texts that begin with `prefix` and go on, as often as counted; ties by alphabet."""
         prefix = normalize("NFC", prefix)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,11 @@ def table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     for line in cells:
         first = line[0].ljust(widths[0])
         print("  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]))
+
+
+def visible(text: str) -> str:
+    """`text` with control characters written out, so that it cannot steer a terminal."""
+    return "".join(repr(mark)[1:-1] if unicodedata.category(mark) == "Cc" else mark for mark in text)
 
 
 def _cell(name: str, value: Any) -> str:

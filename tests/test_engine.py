@@ -1,0 +1,106 @@
+"""A person at the command line and in the terminal: what was entered is learned and comes up again."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from factorcell.blend import SOURCES
+from factorcell.cli import main
+from factorcell.completer import Completer
+from factorcell.engine import Engine
+from factorcell.interactive import Menu, talk
+from factorcell.online import Learner, User, learn_one
+from factorcell.popularity import FILE, Counts
+from factorcell.run import Run
+from small import make_letters
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder of letters, whose users are cities, with popular texts."""
+    made = make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8)
+    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run.model.load_state_dict(made.model.state_dict())
+    run.save_weights({})
+    Counts({"abc": 5, "abba": 3, "cab": 4}, 12).save(run.folder / FILE)
+    return run.folder
+
+
+def test_what_rose_most_is_what_the_model_says(folder: Path) -> None:
+    run = Run.open(folder)
+    user, texts = User.new(run), ["abc", "abba", "cab", "b"]
+    for _ in range(4):
+        user = learn_one(run, user, "abab")
+    learner = Learner(run)
+    risen = learner.risen(user, texts, 4)
+    rises = {
+        text: learner.nats(learner.unknown[None], [text]) - learner.nats(user.vector[None], [text]) for text in texts
+    }
+    assert [text for text, _ in risen] == sorted(texts, key=lambda text: -rises[text])
+    assert [nats for _, nats in risen] == pytest.approx([rises[text] for text, _ in risen], abs=1e-5)
+    assert learner.risen(user, texts, 2) == risen[:2]
+    assert learner.risen(user, []) == []
+    assert learner.risen(learner.new(), texts)[0][1] == pytest.approx(0, abs=1e-5)
+
+
+def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Own texts come up; contributions add up to the order; the texts that rose are listed; `--json` has it all."""
+    command = ["complete", str(folder), "a", "--threads", "1"]
+    assert main([*command, "--history", "acca; acca ;;b", "--explain", "--count", "3"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["text", "probability", *SOURCES]
+    scores = [sum(map(float, line.split()[2:])) for line in lines[:3]]
+    assert scores == sorted(scores, reverse=True)
+    assert lines[4] == "most risen among the popular texts, in nats"
+    assert {line.split()[0] for line in lines[6:]} == {"abc", "abba", "cab"}
+    assert main([*command, "--history", "acca;b", "--explain", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "acca" in [row.get("text") for row in rows]
+    assert sum("risen" in row for row in rows) == 3
+    assert main([*command, "--context", "city=Oslo"]) == 0
+    shown = capsys.readouterr().out.splitlines()[1:]
+    found = Completer(Run.open(folder)).complete("a", context={"city": "Oslo"})
+    assert [line.split()[0] for line in shown] == [one.text for one in found], "a known user has no history to blend"
+    for wrong, message in (
+        (["--context", "city=Oslo", "--history", "a"], "--history is for a new user"),
+        (["--context", "city=Olso"], "city 'Olso' was never seen in training"),
+    ):
+        assert main([*command, *wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["complete", str(folder)]) == 2
+    assert "the input is no terminal" in capsys.readouterr().err
+
+
+def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
+    """Keys as they are typed; the user after them is one who wrote the same lines; own lines then come up."""
+    run = Run.open(folder)
+    engine = Engine.of(run)
+    menu = Menu(engine, User.new(run), {}, 5)
+    with create_pipe_input() as keys:
+        keys.send_text("acca\rb\r   \rab\x03\x04")  # the third is empty, the fourth is dropped
+        user = talk(menu, input=keys, output=DummyOutput())
+    expected = learn_one(run, learn_one(run, User.new(run), "acca"), "b")
+    assert user is not None
+    assert np.array_equal(user.vector, expected.vector)
+    assert user.history == expected.history
+    document = Document("ac")
+    found = list(menu.get_completions(document, CompleteEvent()))
+    written = engine.completer.type(engine.completer.begin(user), "ac")
+    assert [one.text for one in found] == [one.text for one in engine.suggest(written, user, 5).suggestions]
+    assert "acca" in [one.text for one in found]
+    assert {one.start_position for one in found} == {-2}
+    assert list(menu.get_completions(Document("a" * 500), CompleteEvent())) == []
+
+
+def test_a_run_without_users_completes_all_the_same(tmp_path: Path) -> None:
+    engine = Engine.of(make_letters(spread=0.8))
+    assert (engine.learner, engine.blend) == (None, None)
+    written = engine.completer.type(engine.completer.begin(), "a")
+    assert engine.suggest(written, None, 3) == engine.completer.suggest(written, 3)
+    assert engine.learn(None, "abc") is None
