@@ -39,9 +39,8 @@ def test_what_rose_most_is_what_the_model_says(folder: Path) -> None:
         user = learn_one(run, user, "abab")
     learner = Learner(run)
     risen = learner.risen(user, texts, 4)
-    rises = {
-        text: learner.nats(learner.unknown[None], [text]) - learner.nats(user.vector[None], [text]) for text in texts
-    }
+    before, after = learner.nats(learner.unknown[None], texts), learner.nats(user.vector[None], texts)
+    rises = dict(zip(texts, before - after, strict=True))
     assert [text for text, _ in risen] == sorted(texts, key=lambda text: -rises[text])
     assert [nats for _, nats in risen] == pytest.approx([rises[text] for text, _ in risen], abs=1e-5)
     assert learner.risen(user, texts, 2) == risen[:2]
