@@ -172,3 +172,22 @@ def test_products_of_bfloat16_learn_alike(loss: str, layer_norm: bool, tmp_path:
         assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
     assert found[0] != found[1]
     assert found[1] == pytest.approx(found[0], rel=0.01)
+
+
+def test_forgotten_categories_teach_the_unknown_value(tmp_path: Path, few: Any) -> None:
+    """About that share of a batch is read as unknown, differently at every step, and again the same when resumed."""
+    _, corpus, _ = made = make(tmp_path / "run", *few, epochs=3, model={"dropout_context": 0.25})
+    context = corpus.context(np.arange(300))
+    forgotten = [context.forgetting(0.25, (0, step)).categories for step in range(40)]
+    share = float(torch.stack(forgotten).eq(0).float().mean())
+    assert share == pytest.approx(0.25, abs=0.02)
+    assert torch.equal(forgotten[3], context.forgetting(0.25, (0, 3)).categories)
+    assert not torch.equal(forgotten[3], forgotten[4])
+    kept = forgotten[0] != 0
+    assert torch.equal(forgotten[0][kept], context.categories[kept])
+    plain = make(tmp_path / "plain", *few, epochs=3)
+    for run, *rest in (made, plain):
+        list(train(run, *rest))
+    learned = [run.model.encoder.tables[0][0].norm() for run, *_ in (made, plain)]  # type: ignore[union-attr, index]
+    assert learned[0] > 0
+    assert learned[1] == 0, "no value is rare, so nothing but forgetting moves the unknown one"

@@ -190,6 +190,9 @@ class ModelConfig:
     )
     dropout_input: float = option(0.0, "drop rate of the token embeddings", low=0)
     dropout_output: float = option(0.0, "drop rate of the hidden states given to the softmax or the next layer", low=0)
+    dropout_context: float = option(
+        0.0, "rate at which a category is read as the unknown value, so that this one is learned as well", low=0
+    )
     dropout_token: float = option(0.0, "rate at which whole input tokens are replaced by zero", low=0)
 
     def __post_init__(self) -> None:

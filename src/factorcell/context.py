@@ -11,10 +11,11 @@ the bags of B texts, D numbers of a vector, K context, k the embedding of one va
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -188,6 +189,11 @@ class Context:
             tuple(vector[rows] for vector in self.vectors),
             tuple(bags.select(rows) for bags in self.bags),
         )
+
+    def forgetting(self, rate: float, key: Sequence[int]) -> "Context":
+        """The same contexts, each category the unknown value with probability `rate`; drawn by `key`."""
+        kept = np.random.default_rng(key).random(tuple(self.categories.shape)) >= rate
+        return replace(self, categories=self.categories * torch.from_numpy(kept).to(self.categories.device))
 
     def to(self, device: torch.device) -> "Context":
         """The same contexts on `device`."""

@@ -7,7 +7,7 @@ checkpoint needs no random state, and a resumed run continues bit for bit (on on
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,8 @@ class Trainer:
         Negative samples are the same in all processes, other noise is each one's own.
         """
         precision, (own, factor) = kernels.precision(self.config.precision, self.world.device), self.world.share(batch)
+        rate, key = self.run.model.config.dropout_context, (self.config.seed, self.progress.step, self.world.rank)
+        own = replace(own, context=own.context.forgetting(rate, key) if rate else own.context)
         with torch.random.fork_rng(devices=self.world.generators), precision:
             torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
             samples, reads, picked = self._samples(len(batch.rows)), None, None

@@ -1,0 +1,59 @@
+"""Who types a commit subject: the streams of chapter 5 of the thesis, by commit authors in place of searchers.
+
+    python experiments/commits.py DATA OUT
+
+DATA holds train.parquet and dev.parquet (text, user, project, time), whose users are disjoint. OUT gets
+
+    train.parquet    the training users but those of tune
+    tune.parquet     60 of them with 20 to 400 texts, the first 100 texts each: rates, the blend, when training is best
+    test.parquet     the users of dev, the first 200 texts each, for one of them wrote a third of all
+"""
+
+import hashlib
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+TUNED, FEW, MANY, TUNE_ROWS, TEST_ROWS = 60, 20, 400, 100, 200
+
+
+def first(table: pa.Table, most: int) -> pa.Table:
+    """The first `most` rows of each user."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for user in table["user"].to_pylist():
+        seen[user] += 1
+        kept.append(seen[user] <= most)
+    return table.filter(pa.array(kept))
+
+
+def held(table: pa.Table) -> set[str]:
+    """Users by a hash of their names, among those with neither too few texts nor too many."""
+    counts = Counter(table["user"].to_pylist())
+    among = [user for user, count in counts.items() if FEW <= count <= MANY]
+    return set(sorted(among, key=lambda user: hashlib.sha256(user.encode()).hexdigest())[:TUNED])
+
+
+def main() -> None:
+    """Write the three tables."""
+    data, out = map(Path, sys.argv[1:])
+    train, dev = (pq.read_table(data / f"{name}.parquet") for name in ("train", "dev"))
+    users = held(train)
+    tuned = pa.array([user in users for user in train["user"].to_pylist()])
+    out.mkdir(parents=True, exist_ok=True)
+    parts = {
+        "train": train.filter(pc.invert(tuned)),
+        "tune": first(train.filter(tuned), TUNE_ROWS),
+        "test": first(dev, TEST_ROWS),
+    }
+    for name, table in parts.items():
+        pq.write_table(table, out / f"{name}.parquet")
+        print(f"{name}: {len(table):,} texts of {len(set(table['user'].to_pylist())):,} users")
+
+
+if __name__ == "__main__":
+    main()
