@@ -9,7 +9,7 @@ setup(
             ["src/factorcell/native/kernels.cpp"],
             depends=[
                 f"src/factorcell/native/{name}"
-                for name in ("kernels.h", "vectors.inc", "recurrence.inc", "softmax.inc", "rows.inc")
+                for name in ("kernels.h", "vectors.inc", "recurrence.inc", "softmax.inc", "rows.inc", "search.inc")
             ],
             extra_compile_args=["-O3", "-g0", "-std=c++17", "-pthread"],
             extra_link_args=["-pthread"],

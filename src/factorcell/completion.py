@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -22,12 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.cells import State
+from factorcell.context import Context
 from factorcell.model import Conditioned, LanguageModel, States
 from factorcell.vocabulary import END, START, UNKNOWN
 
 Ids = tuple[int, ...]  # tokens of a completion: after what is typed, before the end token
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
+T = TypeVar("T")  # what is typed, as a search keeps it
 
 WIDTH, BRANCHING = 100, 4  # of the published beam
 BATCH = 12  # hypotheses expanded at once, at first: few compute no row in vain, many make few steps
@@ -70,6 +73,16 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Wanted(Generic[T]):
+    """What a search is asked for: the `k` best completions of what is `typed`, of at most `most` tokens, of those accepted."""
+
+    typed: T
+    k: int
+    most: int
+    accept: Callable[[Ids], bool] = lambda ids: True
+
+
+@dataclass(frozen=True)
 class Typed:
     """What is typed so far, and what the model holds after the start token and each token: a value.
 
@@ -100,6 +113,27 @@ class Typed:
             states.append(state)
             logs.append(log)
         return Typed(self.conditioned, tuple(ids), tuple(states), tuple(logs))
+
+
+class Plain:
+    """The plain search of a model: what else can type and search stands in for it."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+
+    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Typed:
+        """Nothing typed yet, in one context; `override` as `LanguageModel.condition`."""
+        return Typed.begin(self.model, self.model.condition(context, override))
+
+    def type(self, typed: Typed, ids: Sequence[int]) -> Typed:
+        """The same with `ids` typed instead."""
+        return typed.to(self.model, ids)
+
+    def search(self, wanted: Sequence[Wanted[Typed]], seconds: float | None, threads: int) -> list[Found]:
+        """The completions of each; one after the other, whatever the `threads`."""
+        return [
+            search(self.model, one.typed, one.k, most=one.most, accept=one.accept, seconds=seconds) for one in wanted
+        ]
 
 
 def beam(

@@ -4,15 +4,15 @@ import argparse
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from factorcell import options, screen
+from factorcell.assistant import Assistant
 from factorcell.blend import SOURCES
 from factorcell.completer import Suggestions
 from factorcell.config import UserError
-from factorcell.engine import Engine
 from factorcell.online import User
 from factorcell.run import Run
 
@@ -41,33 +41,47 @@ def add(verbs: Any) -> None:
 def complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
     run = Run.open(given.run, device=given.device, precision=given.precision)
-    engine, context = Engine.of(run, given.unknown, given.seconds), _context(given.context)
-    user = None if engine.learner is None or engine.learner.variable.source in context else engine.learner.new()
-    user = _told(engine, user, given.history)
+    assistant, context = Assistant.of(run, given.unknown, given.seconds), _context(given.context)
+    user = (
+        None if assistant.learner is None or assistant.learner.variable.source in context else assistant.learner.new()
+    )
+    user = _told(assistant, user, given.history)
     if given.prefix is None:
-        return _talk(engine, user, context, given.count)
-    written = engine.completer.type(engine.completer.begin(user, context), given.prefix)
-    found = engine.suggest(written, user, given.count)
-    risen = _risen(engine, user, given.count) if given.explain else []
+        return _talk(assistant, user, context, given.count)
+    written = assistant.completer.type(assistant.completer.begin(user, context), given.prefix)
+    found = assistant.suggest(written, user, given.count)
+    risen = _risen(assistant, user, given.count) if given.explain else []
     return _show(found, risen, given)
 
 
-def _told(engine: Engine, user: User | None, history: str | None) -> User | None:
+def _somebody(assistant: Assistant, context: Mapping[str, str]) -> User | None:
+    """A new user, unless the run tells none apart or the context names one."""
+    learner = assistant.learner
+    return None if learner is None or learner.variable.source in context else learner.new()
+
+
+def _told(assistant: Assistant, user: User | None, history: str | None) -> User | None:
     """The user after the texts of a history."""
     if history is None:
         return user
     if user is None:
         raise UserError("--history is for a new user: it takes a run with --user, and no --context that names one")
     for text in filter(None, map(str.strip, history.split(";"))):
-        user = engine.learn(user, text)
+        user = assistant.learn(user, text)
     return user
 
 
-def _risen(engine: Engine, user: User | None, count: int) -> list[tuple[str, float]]:
+def _risen(assistant: Assistant, user: User | None, count: int) -> list[tuple[str, float]]:
     """The popular texts that the history has made more likely."""
-    if engine.learner is None or user is None or not user.seen or engine.blend is None or not engine.blend.popularity:
+    if (
+        assistant.learner is None
+        or user is None
+        or not user.seen
+        or assistant.blend is None
+        or not assistant.blend.popularity
+    ):
         return []
-    return engine.learner.risen(user, engine.blend.popularity.top(RISEN), count)
+    return assistant.learner.risen(user, assistant.blend.popularity.top(RISEN), count)
 
 
 def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argparse.Namespace) -> None:
@@ -93,7 +107,7 @@ def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argpars
     return None
 
 
-def _talk(engine: Engine, user: User | None, context: dict[str, str], count: int) -> None:
+def _talk(assistant: Assistant, user: User | None, context: dict[str, str], count: int) -> None:
     if not sys.stdin.isatty():
         raise UserError("no PREFIX is given, and the input is no terminal to type in")
     try:
@@ -103,7 +117,7 @@ def _talk(engine: Engine, user: User | None, context: dict[str, str], count: int
             raise
         raise UserError("typing in the terminal needs prompt-toolkit: pip install 'factorcell[complete]'") from None
     screen.say("Type; Tab and the arrows choose, Enter accepts and learns, Ctrl-D ends.")
-    talk(Menu(engine, user, context, count))
+    talk(Menu(assistant, user, context, count))
 
 
 def _context(given: Sequence[str]) -> dict[str, str]:

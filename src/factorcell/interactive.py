@@ -12,23 +12,23 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
 from factorcell import screen
+from factorcell.assistant import Assistant
 from factorcell.config import UserError
-from factorcell.engine import Engine
 from factorcell.online import User
 
 
 class Menu(Completer):
     """Somebody at the terminal: what is typed is kept from one key to the next, who types from one line to the next."""
 
-    def __init__(self, engine: Engine, user: User | None, context: Mapping[str, str], count: int) -> None:
-        self.engine, self.user, self.context, self.count = engine, user, context, count
-        self.written = engine.completer.begin(user, context)
+    def __init__(self, assistant: Assistant, user: User | None, context: Mapping[str, str], count: int) -> None:
+        self.assistant, self.user, self.context, self.count = assistant, user, context, count
+        self.written = assistant.completer.begin(user, context)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         """The suggestions below a line; none where it cannot be completed."""
         try:
-            self.written = self.engine.completer.type(self.written, document.text)
-            found = self.engine.suggest(self.written, self.user, self.count).suggestions
+            self.written = self.assistant.completer.type(self.written, document.text)
+            found = self.assistant.suggest(self.written, self.user, self.count).suggestions
         except UserError:
             return
         for one in found:
@@ -38,8 +38,8 @@ class Menu(Completer):
 
     def enter(self, line: str) -> None:
         """Learn a line, and begin anew."""
-        self.user = self.engine.learn(self.user, line)
-        self.written = self.engine.completer.begin(self.user, self.context)
+        self.user = self.assistant.learn(self.user, line)
+        self.written = self.assistant.completer.begin(self.user, self.context)
 
 
 def talk(menu: Menu, **terminal: Any) -> User | None:

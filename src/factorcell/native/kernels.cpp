@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <system_error>
@@ -15,6 +16,15 @@
 
 #pragma GCC diagnostic ignored "-Wpsabi"
 
+namespace {
+
+// Seconds on a clock that never goes back.
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
 namespace plain {
 #define LANES 4
 #define TOGETHER 4
@@ -22,6 +32,7 @@ namespace plain {
 #include "recurrence.inc"
 #include "softmax.inc"
 #include "rows.inc"
+#include "search.inc"
 #undef LANES
 #undef TOGETHER
 }  // namespace plain
@@ -37,6 +48,7 @@ namespace avx2 {
 #include "recurrence.inc"
 #include "softmax.inc"
 #include "rows.inc"
+#include "search.inc"
 #undef LANES
 #undef TOGETHER
 }  // namespace avx2
@@ -51,6 +63,7 @@ namespace avx512 {
 #include "recurrence.inc"
 #include "softmax.inc"
 #include "rows.inc"
+#include "search.inc"
 }  // namespace avx512
 #pragma GCC pop_options
 
@@ -62,6 +75,7 @@ namespace avx512_bf16 {
 #include "recurrence.inc"
 #include "softmax.inc"
 #include "rows.inc"
+#include "search.inc"
 #undef DOT_BF16
 #undef LANES
 #undef TOGETHER
@@ -107,12 +121,14 @@ const Work<Recurrence> RECURRENCE[] = {plain::recurrence_work, avx2::recurrence_
 const Work<Softmax> SOFTMAX[] = {plain::softmax_work, avx2::softmax_work, avx512::softmax_work,
                                  avx512_bf16::softmax_work};
 const Work<Rows> ROWS[] = {plain::rows_work, avx2::rows_work, avx512::rows_work, avx512_bf16::rows_work};
+const Work<Search> SEARCH[] = {plain::search_work, avx2::search_work, avx512::search_work, avx512_bf16::search_work};
 int64_t (*const PACKED[])(const Softmax &) = {plain::packed_size, avx2::packed_size, avx512::packed_size,
                                               avx512_bf16::packed_size};
 #else
 const Work<Recurrence> RECURRENCE[] = {plain::recurrence_work};
 const Work<Softmax> SOFTMAX[] = {plain::softmax_work};
 const Work<Rows> ROWS[] = {plain::rows_work};
+const Work<Search> SEARCH[] = {plain::search_work};
 int64_t (*const PACKED[])(const Softmax &) = {plain::packed_size};
 #endif
 
@@ -141,6 +157,9 @@ void factorcell_softmax(Softmax *a, int variant) {
     run(a, true, SOFTMAX[variant]);
     run(a, false, SOFTMAX[variant]);
 }
+
+// The requests of `a`, each by one thread: what follows, or (`following`) what is held after given tokens.
+void factorcell_search(Search *a, int following, int variant) { run(a, following != 0, SEARCH[variant]); }
 
 void factorcell_rows(Rows *a, int catching_up, int variant) { run(a, catching_up != 0, ROWS[variant]); }
 }

@@ -77,3 +77,54 @@ struct Rows {
     const float *gradient;   // (U, D)?: for a step
     const float *constants;  // (6,)?: for a step
 };
+
+// Completions of typed texts by the adapted coupled-gate LSTM (as above, without `keep`, `scale` and `feed`):
+//
+//   log p(v | x, h) = log softmax(E P h + a)        [i, f, o] = b + [x, h] W + ([x, h] L) R
+//
+// Matrices of N rows are packed in panels of 3 vectors of columns, [panel][word of rows][column], with zeros behind the
+// last row and column; the columns of gates are in the order [panel of hidden units][gate][unit]. Those marked "half" are of
+// words of two bfloat16. What is after a token is one row: h, m and the log probabilities of the next token.
+// Shapes: V vocabulary, E embedding, H hidden, R rank, k completions.
+struct Request {
+    double seconds;   // for the search, may be infinite; out: what is left of them
+    double lost;      // out: the best hypothesis that was dropped for want of time or room; -infinity: none
+    int64_t k;        // at most so many completions
+    int64_t most;     // tokens of a completion at most; of given tokens, how many
+    int64_t empty;    // whether what is typed counts as a completion of itself
+    int64_t rows;     // hypotheses expanded at most
+    int64_t waiting;  // hypotheses that wait at most
+    int64_t count;     // out: completions found
+    int64_t expanded;  // out: hypotheses expanded
+
+    const float *gate_bias;    // b, in the order of gates
+    const float *left_inputs;  // (E, R)?: L of x
+    const float *left;         // (H, R)?: L of h
+    const float *right;        // (R, 3H)?
+    const float *half_left;    // half; needed where the search is `half`
+    const float *half_right;
+    const float *bias;   // a (V,), -inf up to a whole panel
+    const float *start;  // (2H + V,): after what is typed
+    double *scores;      // out (k,): log probabilities; in no order
+    int32_t *lengths;    // out (k,)
+    int32_t *tokens;     // out (k, most), or those given
+    float *after;        // out (most, 2H + V)?: after each of the tokens given
+};
+
+struct Search {
+    int64_t requests, size, width, hidden, rank;
+    int64_t end;  // the token that ends a text; those before it never come
+    int64_t threads;
+    int64_t batch;   // hypotheses expanded at once, at first
+    int64_t growth;  // a batch grows by one for so many expanded
+    int64_t half;  // whether hypotheses are found by products of bfloat16; then their scores are computed again by floats
+    int64_t next;
+    const float *embedding;    // (V, E), dense
+    const float *inputs;       // (E, 3H): W of x
+    const float *weight;       // (H, 3H): W of h
+    const float *half_weight;  // half; needed where `half`
+    const float *norm;         // (8, H)?, dense
+    const float *projection;   // (H, E): P
+    const float *table;        // (E, V): E transposed
+    Request *request;          // (requests,)
+};

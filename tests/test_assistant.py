@@ -10,10 +10,10 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from factorcell.assistant import Assistant
 from factorcell.blend import SOURCES
 from factorcell.cli import main
 from factorcell.completer import Completer
-from factorcell.engine import Engine
 from factorcell.interactive import Menu, talk
 from factorcell.online import Learner, User, learn_one
 from factorcell.popularity import FILE, Counts
@@ -79,8 +79,8 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
 def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
     """Keys as they are typed; the user after them is one who wrote the same lines; own lines then come up."""
     run = Run.open(folder)
-    engine = Engine.of(run)
-    menu = Menu(engine, User.new(run), {}, 5)
+    assistant = Assistant.of(run)
+    menu = Menu(assistant, User.new(run), {}, 5)
     with create_pipe_input() as keys:
         keys.send_text("acca\rb\r   \rab\x03\x04")  # the third is empty, the fourth is dropped
         user = talk(menu, input=keys, output=DummyOutput())
@@ -90,16 +90,16 @@ def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
     assert user.history == expected.history
     document = Document("ac")
     found = list(menu.get_completions(document, CompleteEvent()))
-    written = engine.completer.type(engine.completer.begin(user), "ac")
-    assert [one.text for one in found] == [one.text for one in engine.suggest(written, user, 5).suggestions]
+    written = assistant.completer.type(assistant.completer.begin(user), "ac")
+    assert [one.text for one in found] == [one.text for one in assistant.suggest(written, user, 5).suggestions]
     assert "acca" in [one.text for one in found]
     assert {one.start_position for one in found} == {-2}
     assert list(menu.get_completions(Document("a" * 500), CompleteEvent())) == []
 
 
 def test_a_run_without_users_completes_all_the_same(tmp_path: Path) -> None:
-    engine = Engine.of(make_letters(spread=0.8))
-    assert (engine.learner, engine.blend) == (None, None)
-    written = engine.completer.type(engine.completer.begin(), "a")
-    assert engine.suggest(written, None, 3) == engine.completer.suggest(written, 3)
-    assert engine.learn(None, "abc") is None
+    assistant = Assistant.of(make_letters(spread=0.8))
+    assert (assistant.learner, assistant.blend) == (None, None)
+    written = assistant.completer.type(assistant.completer.begin(), "a")
+    assert assistant.suggest(written, None, 3) == assistant.completer.suggest(written, 3)
+    assert assistant.learn(None, "abc") is None

@@ -10,7 +10,7 @@ from factorcell.run import Run
 
 
 @dataclass(frozen=True)
-class Engine:
+class Assistant:
     """What completes and what learns: a `blend` where there is one, a `learner` where the run tells users apart."""
 
     completer: Completer
@@ -18,7 +18,7 @@ class Engine:
     learner: Learner | None = None
 
     @classmethod
-    def of(cls, run: Run, unknown: str = "error", seconds: float | None = None) -> "Engine":
+    def of(cls, run: Run, unknown: str = "error", seconds: float | None = None) -> "Assistant":
         """A blend where the run keeps popular texts, learning where it tells users apart; both `Completer` options."""
         completer = Completer(run, unknown=unknown, seconds=seconds)
         if not run.config.data.user or run.model.encoder is None:
