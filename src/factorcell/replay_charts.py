@@ -1,6 +1,6 @@
 """Charts of a replay: rows of its summary go in, a matplotlib `Figure` comes out.
 
-Bars and bands are the intervals that the rows have.
+Bars and bands are the intervals that the rows have. `systems` are all that were compared, so that each has one colour.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,12 @@ from factorcell.plots import INK, MUTED, RULE, WIDTH, Row, colours, titled
 SHORT = 14  # letters of a system's name that fit beside a chart
 
 
-def mrr_by_system(rows: Sequence[Row]) -> Figure:
+def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
     """MRR of every system as dots with intervals, beside each other for all prefixes, seen and unseen ones.
 
     Rows: system, value (a panel each), mrr, mrr_low, mrr_high.
     """
     panels = list(dict.fromkeys(str(row["value"]) for row in rows))
-    systems = list(dict.fromkeys(str(row["system"]) for row in rows))
     palette = colours(systems)
     figure = Figure(figsize=(WIDTH, 0.62 + 0.4 * len(systems)), facecolor="none")
     height = figure.get_figheight()
@@ -46,13 +45,12 @@ def mrr_by_system(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def improvement_by_queries_seen(rows: Sequence[Row], base: str) -> Figure:
+def improvement_by_queries_seen(rows: Sequence[Row], systems: Sequence[str], base: str) -> Figure:
     """How much higher the MRR is than that of `base`, over the queries seen of a user (thesis, figure 5.2).
 
     Rows: system, queries_seen, improvement (0.05 for 5 %), improvement_low, improvement_high.
     """
-    systems = list(dict.fromkeys(str(row["system"]) for row in rows))
-    palette = colours(systems)
+    palette = {name: colour for name, colour in colours(systems).items() if name != base}
     figure = Figure(figsize=(WIDTH, 3.2), facecolor="none")
     axes = figure.add_axes((0.115, 0.14, 0.86, 0.68))
     for name, colour in palette.items():
@@ -73,15 +71,15 @@ def improvement_by_queries_seen(rows: Sequence[Row], base: str) -> Figure:
     return figure
 
 
-def mrr_by_length(rows: Sequence[Row]) -> Figure:
+def mrr_by_length(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
     """MRR over the length of what is typed and of the whole query (thesis, figure 5.3), a panel each.
 
     Rows: system, by (prefix_length or query_length), value (a range), mrr, mrr_low, mrr_high.
     """
-    systems = list(dict.fromkeys(str(row["system"]) for row in rows))
     palette = colours(systems)
     figure = Figure(figsize=(WIDTH, 2.9), facecolor="none")
-    high = max(float(row["mrr"]) for row in rows) or 1.0
+    highest = max(float(row["mrr"]) for row in rows) or 1.0
+    top = 1.05 * min(1.6 * highest, max(float(row["mrr_high"]) for row in rows))  # of few queries bands are wide
     for index, by in enumerate(("prefix_length", "query_length")):
         axes = figure.add_axes((0.085 + 0.48 * index, 0.25, 0.42, 0.53))
         here = [row for row in rows if row["by"] == by]
@@ -90,12 +88,12 @@ def mrr_by_length(rows: Sequence[Row]) -> Figure:
             line = [{**row, "place": values.index(row["value"])} for row in here if row["system"] == name]
             _line(axes, line, "place", "mrr", colour, marker="o")
         _dress(axes, "y")
-        axes.set_ylim(0, 1.15 * high)
+        axes.set_ylim(0, max(top, 1.05 * highest))
         axes.set_xlim(-0.4, len(values) - 0.6)
         axes.set_xticks(range(len(values)), values, rotation=45, ha="right", rotation_mode="anchor", fontsize=7)
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        axes.set_title(("MRR by " if index == 0 else "by ") + by.replace("_", " "), loc="left", fontsize=9, pad=5)
-        axes.title.set_color(MUTED)
+        title = ("MRR by " if index == 0 else "by ") + by.replace("_", " ")
+        axes.set_title(title, loc="left", fontsize=9, color=MUTED, pad=5)
         axes.set_xlabel("characters")
     _legend(figure, palette)
     return figure

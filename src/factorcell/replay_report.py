@@ -16,7 +16,14 @@ NAMES = {
     "saved": "characters saved",
     "perplexity": "perplexity",
 }
-FORMS = {"mrr": ".3f", "success_1": ".1%", "success_10": ".1%", "partial_mrr": ".3f", "saved": ".2f"}
+FORMS = {
+    "mrr": ".3f",
+    "success_1": ".1%",
+    "success_10": ".1%",
+    "partial_mrr": ".3f",
+    "saved": ".2f",
+    "perplexity": ".2f",
+}
 SPLITS = {
     "prefix": "By whether a training text begins with the prefix",
     "prefix_length": "By characters of the prefix",
@@ -32,13 +39,11 @@ HOW = (
 )
 
 
-def table(summary: Row, over: str = "queries") -> tuple[list[dict[str, str]], list[str]]:
+def table(summary: Row) -> tuple[list[dict[str, str]], list[str]]:
     """A row of text for every system, and the names of its columns: all figures, and the MRR's gain over the base."""
     rows = []
-    for row in _rows(summary, "all", over):
-        cells = {NAMES[figure]: _with_interval(row, figure) for figure in ("mrr",)}
-        cells |= {NAMES[figure]: format(row[figure], FORMS[figure]) for figure in FORMS if figure != "mrr"}
-        cells["perplexity"] = _with_interval(row, "perplexity", ".2f")
+    for row in _rows(summary, "all", "queries"):
+        cells = {NAMES[figure]: _plain(row, figure) for figure in NAMES}
         cells[f"MRR above {summary['base']}"] = _with_interval(row, "mrr_difference", "+.3f")
         times = next(one for one in summary["milliseconds"] if one["system"] == row["system"])
         cells["ms"] = f"{times['suggest']:.1f} + {times['learn']:.1f}"
@@ -48,18 +53,10 @@ def table(summary: Row, over: str = "queries") -> tuple[list[dict[str, str]], li
 
 def page(name: str, summary: Row) -> str:
     """The page of the replay called `name`."""
-    sections = [("How well they complete", _figures(summary))]
-    if summary["curve"]:
-        figure = replay_charts.improvement_by_queries_seen(summary["curve"], summary["base"])
-        note = (
-            f"A point takes {summary['window']} places of the streams together. Shades are intervals; they may "
-            "leave the chart where few users are left."
-        )
-        alt = "Improvement over the base system by queries seen"
-        sections.append(("The more is seen of a person", report.chart(figure, "improvement", alt, note)))
-    lengths = [*_rows(summary, "prefix_length", "queries"), *_rows(summary, "query_length", "queries")]
-    chart = report.chart(replay_charts.mrr_by_length(lengths), "lengths", "MRR by length of prefix and query")
-    sections.append(("Prefixes and queries of all lengths", chart))
+    sections = [
+        ("How well they complete", _figures(summary)),
+        ("What it depends on", f'<div class="grid">{_curve(summary)}{_lengths(summary)}</div>'),
+    ]
     splits = [by for by in SPLITS if _rows(summary, by, "queries")]
     sections.append(("All figures", "".join(_split(summary, by) for by in splits)))
     sections.append(("How it was measured", f"<p>{html.escape(HOW.format(**summary))}</p>"))
@@ -70,10 +67,32 @@ def page(name: str, summary: Row) -> str:
     return report.page(f"Completing {name}", sections, kicker="factorcell replay", lead=lead)
 
 
+def _curve(summary: Row) -> str:
+    """The chart of what is learned of people; nothing where too few were seen."""
+    if not summary["curve"]:
+        return ""
+    figure = replay_charts.improvement_by_queries_seen(summary["curve"], summary["systems"], summary["base"])
+    note = (
+        f"The more is seen of a person: how much higher the MRR is, each point of {summary['window']} places of the "
+        "streams together. Shades are intervals; they may leave the chart where few users are left."
+    )
+    return report.chart(figure, "improvement", "Improvement over the base system by queries seen", note)
+
+
+def _lengths(summary: Row) -> str:
+    """The chart of prefix and query length."""
+    rows = [*_rows(summary, "prefix_length", "queries"), *_rows(summary, "query_length", "queries")]
+    figure = replay_charts.mrr_by_length(rows, summary["systems"])
+    note = "By characters typed, and by characters of the whole query. Shades are intervals."
+    return report.chart(figure, "lengths", "MRR by length of prefix and query", note)
+
+
 def _figures(summary: Row) -> str:
     """The chart and the tables of all queries, over queries and over users, and the times."""
     panels = [*_rows(summary, "all", "queries"), *_rows(summary, "prefix", "queries")]
-    content = report.chart(replay_charts.mrr_by_system(panels), "mrr", "MRR of the systems with intervals")
+    content = report.chart(
+        replay_charts.mrr_by_system(panels, summary["systems"]), "mrr", "MRR of the systems with intervals"
+    )
     content += f"<h3>Averaged over queries</h3>{_table(summary, 'queries')}"
     content += f"<h3>Averaged over users, who count alike</h3>{_table(summary, 'users')}"
     header = ("milliseconds", "suggest: median", "95 of 100 within", "learn: median", "95 of 100 within")
@@ -86,14 +105,14 @@ def _figures(summary: Row) -> str:
 
 
 def _table(summary: Row, over: str) -> str:
-    """All figures of all queries with intervals."""
+    """All figures of all queries; intervals of those that matter most (summary.json has all)."""
     rows = _rows(summary, "all", over)
     figures = [figure for figure in NAMES if any(row[figure] is not None for row in rows)]
     above = f"MRR above {plots.titled(summary['base'])}"
     cells = [
         (
             plots.titled(row["system"]),
-            *(_cell(row, figure, FORMS.get(figure, ".2f")) for figure in figures),
+            *(_figure(row, figure) for figure in figures),
             _cell(row, "mrr_difference", "+.3f"),
         )
         for row in rows
@@ -116,8 +135,19 @@ def _split(summary: Row, by: str) -> str:
     return f"<details><summary>{html.escape(SPLITS[by])}</summary>{report.table(header, lines)}</details>"
 
 
+def _plain(row: Row, figure: str) -> str:
+    cell = _figure(row, figure)
+    return "-" if cell is None else cell[1]
+
+
 def _rows(summary: Row, by: str, over: str) -> list[Row]:
     return [row for row in summary["rows"] if row["by"] == by and row["over"] == over]
+
+
+def _figure(row: Row, figure: str) -> tuple[float, str] | None:
+    if figure in ("mrr", "perplexity"):
+        return _cell(row, figure, FORMS[figure])
+    return report.shown(row[figure], FORMS[figure])
 
 
 def _cell(row: Row, figure: str, form: str) -> tuple[float, str] | None:
