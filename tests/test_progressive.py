@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,8 +91,10 @@ def test_streams_are_sorted_by_user_and_time() -> None:
     assert [row["text"] for row in read(same, DATA)[0].rows] == ["one", "two", "three", "four"]
 
 
-def test_times_of_all_kinds_order_alike() -> None:
-    """Dates are midnights, moments without a zone are taken for UTC."""
+def test_times_of_all_kinds_order_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dates are midnights, moments without a zone are taken for UTC wherever the machine is."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
     times: list[Any] = [
         date(2026, 1, 1),
         datetime(2026, 1, 1, 0, 30),
@@ -100,8 +103,10 @@ def test_times_of_all_kinds_order_alike() -> None:
         datetime(2026, 1, 1, 2, tzinfo=UTC).timestamp(),
         "2026-01-02",
     ]
-    rows = [{"text": f"text {number}", "user": "u", "time": time} for number, time in enumerate(times)]
+    rows = [{"text": f"text {number}", "user": "u", "time": moment} for number, moment in enumerate(times)]
     ordered = read(list(reversed(rows)), DATA)[0].rows
+    monkeypatch.undo()
+    time.tzset()
     assert [row["text"] for row in ordered] == [f"text {number}" for number in range(len(times))]
 
 

@@ -212,6 +212,32 @@ def test_the_curve_is_that_of_a_slow_loop(window: int) -> None:
         assert (one["queries"], one["users"]) == (len(near), len({r["user"] for r in near}))
 
 
+def test_intervals_of_the_curve_are_those_of_a_slow_bootstrap() -> None:
+    """At one place, of rows in no order; and no point has few users behind it."""
+    rows = invented(40, seed=8)
+    np.random.default_rng(3).shuffle(rows)
+    (point,) = [
+        one
+        for one in summarise(rows, "one", window=1, draws=4000)["curve"]
+        if (one["system"], one["queries_seen"]) == ("two", 2)
+    ]
+    here: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for one in rows:
+        if one["position"] == 2:
+            here[one["user"]][one["system"]] = 1 / one["rank"] if one["rank"] else 0.0
+    users, random = sorted({one["user"] for one in rows}), np.random.default_rng(5)
+    drawn = []
+    for _ in range(4000):
+        chosen = [here[users[number]] for number in random.integers(len(users), size=len(users))]
+        drawn.append(sum(one.get("two", 0) for one in chosen) / sum(one.get("one", 0) for one in chosen) - 1)
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    assert point["improvement_low"] == pytest.approx(low, abs=0.1 * (high - low))
+    assert point["improvement_high"] == pytest.approx(high, abs=0.1 * (high - low))
+    few = [row(system, f"u{user}", 0, 1) for system in ("one", "two") for user in range(LEAST)]
+    assert len(summarise(few, "one", draws=3)["curve"]) == 1
+    assert summarise(few[1:], "one", draws=3)["curve"] == []
+
+
 def test_what_not_all_systems_have_is_left_out() -> None:
     """A replay that was stopped: figures are of the same queries for all."""
     rows = [row("one", "ann", 0, 1), row("one", "ben", 0, 2), row("two", "ben", 0, 1)]

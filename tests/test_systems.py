@@ -77,9 +77,10 @@ def test_systems_are_found_by_name(tmp_path: Path) -> None:
     assert isinstance(plain, Plain)
     assert plain.completer.run.folder == tmp_path / "runs" / "unadapted"
     assert plain.completer.seconds == 1.5
-    data, columns = reading(tmp_path / "runs", "user")
+    data, columns = reading(tmp_path / "runs", ["mpc", "unadapted"], "user")
     assert (data.text, columns) == ("text", ["city"])
-    assert reading(tmp_path / "runs", "city")[1] == []
+    assert reading(tmp_path / "runs", ["unadapted"], "city")[1] == []
+    assert reading(tmp_path / "runs", ["mpc"], "user") == (data, [])
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
@@ -99,4 +100,5 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     config["data"]["lowercase"] = True
     store.write_json(other / "config.json", config)
     with pytest.raises(UserError, match="one and two read texts in two ways"):
-        reading(tmp_path / "runs", "user")
+        reading(tmp_path / "runs", ["one", "two"], "user")
+    assert reading(tmp_path / "runs", ["two"], "user")[0].lowercase

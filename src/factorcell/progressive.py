@@ -120,7 +120,7 @@ def known_prefixes(streams: Sequence[Stream], source: Any, data: DataConfig) -> 
     found: set[str] = set()
     for chunk in table.chunks([data.text]):
         for text in map(normal, map(str, chunk[data.text])):
-            found.update(text[:length] for length in lengths if length <= len(text) and text[:length] in wanted)
+            found.update(text[:length] for length in lengths if text[:length] in wanted)
     return found
 
 

@@ -203,7 +203,7 @@ def _by_place(table: Judged, weights: Floats) -> Floats:
 
 
 def _ranges(values: Whole, begins: Sequence[int]) -> tuple[list[str], Whole]:
-    """The ranges that begin at `begins`, as people write them, and the number of each value's; the lowest open too."""
+    """The ranges that begin at `begins`, as people write them, and the number of the range of each value."""
     labels = [str(a) if b == a + 1 else f"{a}–{b - 1}" for a, b in pairwise(begins)]
     return [*labels, f"{begins[-1]}+"], np.searchsorted(np.array(begins), values, side="right") - 1
 

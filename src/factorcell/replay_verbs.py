@@ -45,7 +45,7 @@ def run(given: argparse.Namespace) -> None:
         raise UserError(f"--base {base}: it must be one of --compare ({', '.join(names)})")
     if given.window < 1:
         raise UserError(f"the window is {given.window}; it must be at least 1")
-    data, columns = systems.reading(given.run, given.user)
+    data, columns = systems.reading(given.run, names, given.user)
     streams = read(
         given.heldout,
         data,

@@ -106,16 +106,21 @@ def runs(folder: Path) -> dict[str, Path]:
     return found
 
 
-def reading(folder: Path, user: str) -> tuple[DataConfig, list[str]]:
-    """How the runs of `folder` read texts, which must be one way, and their context columns but for `user`."""
+def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, list[str]]:
+    """How the systems `names` of `folder` read texts, which must be one way, and their context columns but for `user`.
+
+    Where no run is among them, it is the way of the first run of the folder.
+    """
+    found = runs(folder)
+    chosen = [name for name in names if name in found]
     ways: dict[tuple[str, bool | None], tuple[str, DataConfig]] = {}
     columns: list[str] = []
-    for name, path in runs(folder).items():
-        file = path / "config.json"
+    for name in chosen or list(found)[:1]:
+        file = found[name] / "config.json"
         data = Config.from_dict(store.read_json(file), where=str(file)).data
         ways.setdefault((data.text, data.lowercase), (name, data))
-        schema = ContextSchema.from_dict(store.read_json(path / "schema.json"))
-        columns += [variable.source for variable in schema.variables if variable.source != user]
+        schema = ContextSchema.from_dict(store.read_json(found[name] / "schema.json"))
+        columns += [variable.source for variable in schema.variables if chosen and variable.source != user]
     if len(ways) > 1:
         (first, _), (second, _), *_ = ways.values()
         raise UserError(
@@ -145,7 +150,7 @@ def systems(
         if name == "mpc":
             made[name] = MostPopular(_popularity(folder))
         elif name == "history":
-            made[name] = OwnTexts(reading(folder, user)[0].text)
+            made[name] = OwnTexts(reading(folder, names, user)[0].text)
         else:
             run = Run.open(found[name], device=device, precision=precision)
             made[name] = Plain(Completer(run, unknown=unknown, seconds=seconds), user)
