@@ -15,6 +15,7 @@ from factorcell import (
     experiment,
     options,
     parallel,
+    replay_verbs,
     report,
     screen,
     space,
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_scoring_verbs(verbs)
     baseline_verbs.add(verbs)
     completion_verbs.add(verbs)
+    replay_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import options, screen
+from factorcell import online, online_tuning, options, progressive, screen
 from factorcell.assistant import Assistant
-from factorcell.blend import SOURCES
-from factorcell.completer import Suggestions
+from factorcell.blend import SOURCES, Blend, Weights
+from factorcell.completer import Completer, Suggestions
 from factorcell.config import UserError
-from factorcell.online import User
+from factorcell.online import OPTIMISERS, Learner, Rule, User
+from factorcell.popularity import FILE, Popularity
+from factorcell.progressive import Stream
 from factorcell.run import Run
 
 RISEN = 1500  # popular texts that are compared before and after a history (thesis 2018, section 5.4.2)
@@ -36,6 +38,17 @@ def add(verbs: Any) -> None:
     verb.add_argument("--count", type=int, default=10, help="texts to suggest (default: 10)")
     verb.add_argument("--seconds", type=float, help="time after which the best so far will do")
     options.computing(verb)
+    verb = options.verb(verbs, "tune-online", tune_online, "how the users of a run should learn, on people held out")
+    verb.add_argument("run", type=Path, metavar="RUN", help="the run folder, trained with --user")
+    verb.add_argument("dev", type=Path, metavar="DEV", help="table of texts of people who were not in training")
+    verb.add_argument("--time", default="time", help="column of times or numbers that orders texts (default: time)")
+    verb.add_argument(
+        "--optimiser", action="append", choices=tuple(OPTIMISERS), help="what to try (repeatable; default: all)"
+    )
+    verb.add_argument("--rows-per-user", type=int, metavar="N", help="the first N texts of each user (default: all)")
+    verb.add_argument("--every", type=int, default=1, metavar="N", help="complete about one of N texts for the blend")
+    verb.add_argument("--seconds", type=float, help="time after which the best completions so far will do")
+    options.computing(verb)
 
 
 def complete(given: argparse.Namespace) -> None:
@@ -52,6 +65,55 @@ def complete(given: argparse.Namespace) -> None:
     found = assistant.suggest(written, user, given.count)
     risen = _risen(assistant, user, given.count) if given.explain else []
     return _show(found, risen, given)
+
+
+def tune_online(given: argparse.Namespace) -> None:
+    """`factorcell tune-online`."""
+    run = Run.open(given.run, device=given.device, precision=given.precision)
+    name = online.user_variable(run).source
+    streams = progressive.read(
+        given.dev,
+        run.config.data,
+        user=name,
+        moment=given.time,
+        others=online_tuning.columns(run),
+        most_rows=given.rows_per_user,
+        every=given.every,
+    )
+    rows = []
+    for row in online_tuning.rates(run, streams, given.optimiser or list(OPTIMISERS)):
+        rows.append(row)
+        screen.say(f"{row['optimiser']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
+    best = min(rows[1:], key=lambda row: float(row["perplexity"]))
+    rule = Rule(best["optimiser"], best["rate"])
+    rule.save(run)
+    rows += _blended(run, rule, streams, given)
+    if given.json:
+        return screen.lines(rows)
+    shown = [
+        {**row, "rate": f"{row['rate']:g}", "perplexity": f"{row['perplexity']:.4f}"} for row in rows if "rate" in row
+    ]
+    screen.table(shown, ("optimiser", "rate", "perplexity"))
+    screen.show(f"{rule.optimiser} {rule.rate:g} is now the rule of {run.folder} (online.json)")
+    for row in rows[len(shown) :]:
+        screen.show(f"mean reciprocal rank on {row['queries']:,} texts: blend {row['mrr']:.4f} (blend.json)")
+        screen.table(
+            [{"feature": key, "weight": f"{value:+.3f}"} for key, value in row["weights"].items()],
+            ("feature", "weight"),
+        )
+    return None
+
+
+def _blended(run: Run, rule: Rule, streams: Sequence[Stream], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Fit and keep the weights of the blend, where the run has popular texts."""
+    if not (run.folder / FILE).exists():
+        return []
+    completer, popularity = Completer(run, unknown=given.unknown, seconds=given.seconds), Popularity.of(run)
+    lists = list(online_tuning.proposals(completer, Learner(run, rule), popularity, streams, progress=True))
+    weights = Weights.fit(lists)
+    weights.save(run)
+    mrr = online_tuning.reciprocal_rank(Blend(completer, popularity, weights), lists)
+    return [{"queries": len(lists), "mrr": mrr, "weights": dict(weights.values)}]
 
 
 def _somebody(assistant: Assistant, context: Mapping[str, str]) -> User | None:

@@ -93,9 +93,14 @@ def _digest(tensors: Mapping[str, Tensor], header: str) -> str:
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Add one row to a file of JSON lines."""
+    append_rows(path, [row])
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add rows to a file of JSON lines."""
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 

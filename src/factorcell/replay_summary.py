@@ -1,0 +1,221 @@
+"""Rows of a replay to figures: mean reciprocal rank and its kin, with intervals, whole and by what matters.
+
+Every figure is a ratio of sums over users, sum_u a_u / sum_u b_u. Averaged over queries, b counts a user's queries;
+averaged over users, a is the user's own mean and b is 1. Intervals are the middle 95 % of what the ratio comes to when
+users are drawn again with replacement (bootstrap); all systems and groups see the same draws, so that differences are
+paired.
+
+Shapes: S systems, N queries that all of them judged, U users, D draws, W places in a stream.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.config import UserError, choose
+
+DRAWS = 1000
+LEAST = 10  # users behind a point of the curve
+WINDOW = 9  # places that a point of the curve takes together, as in the thesis (figure 5.2)
+FIGURES = ("mrr", "success_1", "success_10", "partial_mrr", "saved", "perplexity")
+# Where the ranges of a number begin; the last has no end.
+PREFIXES = (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51)
+QUERIES = (3, 6, 11, 16, 21, 31, 41, 61, 81)
+PLACES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+
+Row = dict[str, Any]
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The queries that all systems judged. `values` holds of each figure what is summed, (S, N).
+
+    `targets` (S, N) is what nats are divided by; all other figures count queries. `groups`: the value of each query
+    by which figures are split, its name by its number.
+    """
+
+    systems: tuple[str, ...]
+    users: Whole
+    places: Whole
+    values: dict[str, Floats]
+    targets: Floats
+    groups: dict[str, tuple[list[str], Whole]]
+
+
+def judged(rows: Sequence[Mapping[str, Any]]) -> Judged:
+    """The rows side by side. A query that not all systems have judged is left out."""
+    systems = tuple(dict.fromkeys(row["system"] for row in rows))
+    table: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        table.setdefault((row["user"], row["position"]), {})[row["system"]] = row
+    queries = [[found[name] for name in systems] for found in table.values() if len(found) == len(systems)]
+    if not queries:
+        raise UserError("no query was judged by all systems: nothing to summarise")
+
+    def column(name: str) -> Floats:
+        """Of all systems and queries (S, N); NaN where there is none."""
+        return np.array([[query[s][name] for query in queries] for s in range(len(systems))], dtype=np.float64)
+
+    rank, partial, first = column("rank"), column("partial_rank"), [query[0] for query in queries]
+    names = {user: number for number, user in enumerate(dict.fromkeys(one["user"] for one in first))}
+    places = np.array([one["position"] for one in first])
+    groups = {
+        "prefix_length": _ranges(np.array([one["prefix_length"] for one in first]), PREFIXES),
+        "query_length": _ranges(np.array([one["query_length"] for one in first]), QUERIES),
+        "queries_seen": _ranges(places, PLACES),
+    }
+    if all(one["seen"] is not None for one in first):
+        unseen = np.array([0 if one["seen"] else 1 for one in first])
+        groups = {"prefix": (["seen", "unseen"], unseen), **groups}
+    values = {
+        "mrr": np.nan_to_num(1 / rank),
+        "success_1": (rank == 1).astype(np.float64),
+        "success_10": (rank <= 10).astype(np.float64),
+        "partial_mrr": np.nan_to_num(1 / partial),
+        "saved": column("saved"),
+        "perplexity": column("nats"),
+    }
+    users = np.array([names[one["user"]] for one in first])
+    return Judged(systems, users, places, values, column("targets"), groups)
+
+
+def summarise(
+    rows: Sequence[Mapping[str, Any]], base: str, *, window: int = WINDOW, draws: int = DRAWS, seed: int = 0
+) -> Row:
+    """All figures of the rows of a replay, intervals and differences to the system `base` included.
+
+    `rows` of the summary have one figure set each: system, `by` and `value` (what was split, "all" first), `over`
+    queries or users, their numbers, every figure with `_low` and `_high`, and its `_difference` to `base` with these;
+    `curve` has the improvement over `base` by the number of queries seen.
+    """
+    table = judged(rows)
+    choose("base system", base, table.systems)
+    users = int(table.users.max()) + 1
+    weights = _drawn(users, draws, seed)
+    splits = [("all", "all", np.ones(len(table.users), dtype=bool))]
+    for name, (labels, numbers) in table.groups.items():
+        splits += [(name, label, numbers == number) for number, label in enumerate(labels) if (numbers == number).any()]
+    return {
+        "base": base,
+        "systems": list(table.systems),
+        "queries": len(table.users),
+        "users": users,
+        "draws": draws,
+        "window": window,
+        "rows": [row for by, value, chosen in splits for row in _split(table, chosen, weights, base, by, value)],
+        "curve": list(_curve(table, weights, base, window)),
+        "milliseconds": _milliseconds(rows),
+    }
+
+
+def _split(table: Judged, chosen: NDArray[np.bool_], weights: Floats, base: str, by: str, value: str) -> Iterator[Row]:
+    """The rows of one group of queries: every system, over queries and over users."""
+    count = int(chosen.sum())
+    of_users = len(np.unique(table.users[chosen]))
+    for over in ("queries", "users"):
+        found: list[Row] = [
+            {"system": name, "by": by, "value": value, "over": over, "queries": count, "users": of_users}
+            for name in table.systems
+        ]
+        for figure in FIGURES:
+            points = _points(table, figure, chosen, weights, over)
+            own = points[:, [table.systems.index(base)]]
+            for s, row in enumerate(found):
+                row |= _interval(figure, points[:1, s], points[1:, s])
+                if row["system"] != base:
+                    difference = points[:, [s]] - own
+                    row |= _interval(f"{figure}_difference", difference[:1, 0], difference[1:, 0])
+        yield from found
+
+
+def _points(table: Judged, figure: str, chosen: NDArray[np.bool_], weights: Floats, over: str) -> Floats:
+    """One figure of all systems: as it is in the first line, then of every draw of users (1 + D, S)."""
+    users, counts = table.users[chosen], np.ones((len(table.systems), int(chosen.sum())))
+    above = _by_user(table.values[figure][:, chosen], users, weights.shape[1])
+    below = _by_user(table.targets[:, chosen] if figure == "perplexity" else counts, users, weights.shape[1])
+    if over == "users":
+        there = below > 0
+        above, below = np.divide(above, below, out=np.zeros_like(above), where=there), there.astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = (weights @ above.T) / (weights @ below.T)
+    return np.exp(ratio) if figure == "perplexity" else ratio
+
+
+def _by_user(values: Floats, users: Whole, count: int) -> Floats:
+    """Sums (S, U) of `values` (S, N)."""
+    return np.stack([np.bincount(users, weights=line, minlength=count) for line in values])
+
+
+def _drawn(users: int, draws: int, seed: int) -> Floats:
+    """How often each user counts: once in the first line, then in every draw with replacement (1 + D, U)."""
+    drawn = np.random.default_rng(seed).multinomial(users, np.full(users, 1 / users), size=draws)
+    return np.concatenate([np.ones((1, users)), drawn])
+
+
+def _interval(name: str, point: Floats, drawn: Floats) -> Row:
+    """A figure and the middle 95 % of its draws; None where there is none, as for a system that is no model."""
+    value = float(point[0])
+    if not math.isfinite(value):
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    low, high = np.quantile(drawn[np.isfinite(drawn)], (0.025, 0.975)) if len(drawn) else (value, value)
+    return {name: value, f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+def _curve(table: Judged, weights: Floats, base: str, window: int) -> Iterator[Row]:
+    """Figure 5.2: how much higher the MRR is than that of `base`, 0.05 for 5 %, by the queries seen of a user.
+
+    A point is the ratio of what both come to in the `window` places around it (fewer at the ends), not a mean of
+    ratios, which a place with few queries would upset.
+    """
+    own, reach = table.systems.index(base), window // 2
+    sums = _by_place(table, weights)
+    for place in range(sums.shape[2]):
+        begin, end = max(0, place - reach), place + reach + 1
+        inside = (begin <= table.places) & (table.places < end)
+        users = len(np.unique(table.users[inside]))
+        if users < LEAST:
+            continue
+        totals = sums[:, :, begin:end].sum(axis=2)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gains = totals / totals[own] - 1
+        for name, gain in zip(table.systems, gains, strict=True):
+            if name != base and np.isfinite(gain[0]):
+                row = {"system": name, "queries_seen": place, "queries": int(inside.sum()), "users": users}
+                yield row | _interval("improvement", gain[:1], gain[1:])
+
+
+def _by_place(table: Judged, weights: Floats) -> Floats:
+    """Sums of reciprocal ranks at every place of the streams, of every system and draw (S, 1 + D, W)."""
+    sums = np.zeros((len(table.systems), len(weights), int(table.places.max()) + 1))
+    order = np.argsort(table.places, kind="stable")
+    bounds = np.searchsorted(table.places[order], np.arange(sums.shape[2] + 1))
+    for place, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        here = order[begin:end]  # no user is here twice
+        sums[:, :, place] = table.values["mrr"][:, here] @ weights[:, table.users[here]].T
+    return sums
+
+
+def _ranges(values: Whole, begins: Sequence[int]) -> tuple[list[str], Whole]:
+    """The ranges that begin at `begins`, as people write them, and the number of the range of each value."""
+    labels = [str(a) if b == a + 1 else f"{a}–{b - 1}" for a, b in pairwise(begins)]
+    return [*labels, f"{begins[-1]}+"], np.searchsorted(np.array(begins), values, side="right") - 1
+
+
+def _milliseconds(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Medians, and what 95 of 100 keep to, of the time that suggesting and learning took."""
+    found = []
+    for name in dict.fromkeys(row["system"] for row in rows):
+        times = {"system": name}
+        for work in ("suggest", "learn"):
+            seconds = np.array([row[f"{work}_seconds"] for row in rows if row["system"] == name])
+            middle, most = np.quantile(1000 * seconds, (0.5, 0.95))
+            times |= {work: float(middle), f"{work}_95": float(most)}
+        found.append(times)
+    return found
