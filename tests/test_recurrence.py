@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from factorcell import kernels, recurrence
 from factorcell.cells import CELLS, Cell
-from factorcell.recurrence import Inputs
+from factorcell.recurrence import Inputs, Packed
 
 HERE = kernels.library()
 VARIANTS = [] if HERE is None else kernels.VARIANTS[: HERE.factorcell_best() + 1]
@@ -313,3 +314,28 @@ def test_the_kernel_is_for_the_coupled_cell_only(kind: str, monkeypatch: pytest.
         results.append(cell(inputs, cell.adapt(vector))[0])
     torch.testing.assert_close(*results)
     assert len(calls) == (kind == "coupled" and HERE is not None)
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("hidden", [5, 33])
+def test_packed_before_is_packed_within(hidden: int, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, forward and backward; what was packed for other kernels or other numbers is not read."""
+    monkeypatch.setenv("FACTORCELL_KERNEL", variant)
+    for half in (False, True) if variant == VARIANTS[-1] else (False,):
+        with kernels.precision("bfloat16" if half else "float32", torch.device("cpu")):
+            a = learned(arrays(3, 6, hidden, 2, norm=True, ragged=True), double=False)
+            weight = a["weight"]
+            assert weight is not None
+            packed, results = Packed.of(weight), []
+            taken = [x for x in a.values() if x is not None and x.requires_grad]
+            wrong = Packed(packed.there * 0, packed.back * 0, packed.number, packed.half)
+            other = replace(wrong, half=not half)
+            for given in (None, packed, other, wrong):
+                outputs, *_ = recurrence.run(Inputs(**a, packed=given))  # type: ignore[arg-type]
+                made = torch.autograd.grad(outputs.square().sum(), taken)
+                results.append((outputs, *made))
+            for left, right, elsewhere in zip(*results[:3], strict=True):
+                assert torch.equal(left, right)
+                assert torch.equal(left, elsewhere)
+            assert not torch.equal(results[0][0], results[3][0]), "it is read at all"

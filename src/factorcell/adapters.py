@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from factorcell.recurrence import Packed
+
 
 @dataclass(frozen=True)
 class Shift:
@@ -33,7 +35,7 @@ class Shift:
 class Weights:
     """The recurrent weights of B contexts: `matrix` (D, G), shared, or (B, D, G), folded; `bias` (G,) or (B, G).
 
-    W' is `matrix` + `left` `right`, times `scale` (B, 1 or 2, G).
+    W' is `matrix` + `left` `right`, times `scale` (B, 1 or 2, G). `packed` is the hidden part of `matrix` again.
     """
 
     matrix: Tensor
@@ -41,6 +43,7 @@ class Weights:
     left: Tensor | None = None
     right: Tensor | None = None
     scale: Tensor | None = None
+    packed: Packed | None = None
 
     def select(self, rows: Tensor) -> "Weights":
         """The weights of `rows` (B',) of the contexts; what all contexts share stays shared."""
@@ -50,6 +53,7 @@ class Weights:
             None if self.left is None else self.left[rows],
             None if self.right is None else self.right[rows],
             None if self.scale is None else self.scale[rows],
+            self.packed,
         )
 
     def parts(self, inputs: int) -> tuple["Weights", "Weights"]:

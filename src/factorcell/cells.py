@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from factorcell import gpu_recurrence, kernels
 from factorcell.adapters import ADAPTERS, Weights, shifted
 from factorcell.dropout import mask
-from factorcell.recurrence import Inputs, run, usable
+from factorcell.recurrence import Inputs, Packed, run, usable
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,12 @@ class Cell(nn.Module):
         """The same weights with all that changes W multiplied into one matrix (B, D, G) per context."""
         return weights.fold(self.embedding_size)
 
+    def packed(self) -> Packed | None:
+        """The hidden part of W as the compiled recurrence reads it, if it runs this layer."""
+        if not (isinstance(self.kind, Coupled) and kernels.usable(self.matrix)):
+            return None
+        return Packed.of(self.matrix[self.embedding_size :])
+
     def start(self, batch: int) -> State:
         """The state before the first step: zeros."""
         zeros = self.matrix.new_zeros(batch, self.hidden_size)
@@ -173,7 +179,7 @@ class Cell(nn.Module):
         bias = weights.bias.expand(len(inputs), -1)
         scale = None if recurrent.scale is None else recurrent.scale[:, 0]
         after = state.hidden, state.memory, lengths
-        arrays = Inputs(given, bias, reduced, *factors, keep, self._norm(), scale, feed, *after)
+        arrays = Inputs(given, bias, reduced, *factors, keep, self._norm(), scale, feed, *after, recurrent.packed)
         if isinstance(self.kind, Coupled):
             if usable(arrays):
                 outputs, hidden, memory = run(arrays)

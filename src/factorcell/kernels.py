@@ -40,6 +40,7 @@ def library() -> ctypes.CDLL | None:
                 log.warning("%s cannot be loaded (%s): all runs in plain PyTorch", path, error)
                 return None
             loaded.factorcell_packed.restype = ctypes.c_int64
+            loaded.factorcell_recurrence_pack.restype = ctypes.c_int64
             return loaded
     log.warning(
         "no compiled kernels (they are built at installation where there is a C++ compiler): all runs in PyTorch"

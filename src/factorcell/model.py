@@ -7,7 +7,7 @@ Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -23,6 +23,7 @@ from factorcell.data import Batch
 from factorcell.dropout import mask
 from factorcell.output import Output, Picked, Reads, Samples, Tilt
 from factorcell.prefix import Prefix
+from factorcell.recurrence import Packed
 
 SOFTMAXES: dict[str, type[Output] | type[AdaptiveOutput]] = {"full": Output, "adaptive": AdaptiveOutput}
 
@@ -46,6 +47,11 @@ class Conditioned:
         """The conditions of `rows` (B',), repeated where a row is named twice."""
         weights = tuple(weights.select(rows) for weights in self.weights)
         return Conditioned(weights, tuple(state.select(rows) for state in self.start), self.tilt.select(rows))
+
+    def with_packed(self, packed: Sequence[Packed | None]) -> "Conditioned":
+        """The same, and W of each layer as the compiled recurrence reads it, to read few texts many times."""
+        weights = tuple(replace(own, packed=one) for own, one in zip(self.weights, packed, strict=True))
+        return replace(self, weights=weights)
 
 
 class LanguageModel(nn.Module):
@@ -91,6 +97,10 @@ class LanguageModel(nn.Module):
         if self.prefix is not None:
             _, start = self._hidden(self.prefix(context), weights, start)
         return Conditioned(weights, start, self.output.tilt(vector, parts, context))
+
+    def packed(self) -> tuple[Packed | None, ...]:
+        """What `Conditioned.with_packed` takes, from the weights as they are now."""
+        return tuple(cell.packed() for cell in self._layers())
 
     def fold(self, conditioned: Conditioned) -> Conditioned:
         """The same with one recurrent matrix and one softmax bias a context: for many tokens that share a context."""

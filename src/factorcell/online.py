@@ -139,6 +139,8 @@ class Learner:
         assert encoder is not None
         table = encoder.tables[column].detach().cpu().numpy()
         self.unknown: Floats = table[0].copy()
+        with kernels.precision(run.precision, run.device):
+            self.packed = run.model.packed()
         self.longest = REACH * float(np.linalg.norm(table, axis=1).max())
 
     def new(self) -> User:
@@ -193,7 +195,7 @@ class Learner:
 
     def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         batch = self.run.batch(self.run.read(texts, contexts), np.arange(len(texts)))
-        conditioned = self.run.model.condition(batch.context, {self.variable.name: own})
+        conditioned = self.run.model.condition(batch.context, {self.variable.name: own}).with_packed(self.packed)
         nats: torch.Tensor = self.run.model(batch, conditioned)
         return nats.sum(1)
 

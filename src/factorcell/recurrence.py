@@ -21,7 +21,7 @@ from factorcell import kernels
 
 SIZES = ("sequences", "steps", "hidden", "rank", "threads", "half", "next")
 ARRAYS = (
-    "given", "bias", "given_reduced", "weight", "left", "right", "keep", "norm", "scale", "feed",
+    "given", "bias", "given_reduced", "weight", "packed", "left", "right", "keep", "norm", "scale", "feed",
     "first_hidden", "first_memory", "lengths",
     "outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse",
     "outputs_gradient", "last_hidden_gradient", "last_memory_gradient",
@@ -37,6 +37,35 @@ class _Arguments(ctypes.Structure):
 
 
 @dataclass(frozen=True)
+class Packed:
+    """W (H, 3H) as the compiled code reads it, `there` and `back`: worth it where it reads few texts at a time.
+
+    For the instruction set of that `number`, and products of bfloat16 if `half`.
+    """
+
+    there: Tensor
+    back: Tensor
+    number: int
+    half: bool
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "Packed":
+        """W as it is now, for the kernels and the precision that are chosen now."""
+        compiled, number = kernels.chosen()
+        dense = weight.detach().float().contiguous()
+        arguments = _Arguments(
+            1, 1, len(dense), 0, 1, int(kernels.half()), 0, *kernels.addresses(ARRAYS, {"weight": dense})
+        )
+
+        def made(back: int) -> Tensor:
+            to = torch.empty(compiled.factorcell_recurrence_pack(ctypes.byref(arguments), back, None, number))
+            compiled.factorcell_recurrence_pack(ctypes.byref(arguments), back, ctypes.c_void_p(to.data_ptr()), number)
+            return to
+
+        return cls(made(0), made(1), number, kernels.half())
+
+
+@dataclass(frozen=True)
 class Inputs:
     """What the recurrence runs on.
 
@@ -44,7 +73,7 @@ class Inputs:
     `weight` (H, 3H), `left` (B, H, R), `right` (B, R, 3H); `keep` (T, B, H): a factor on the candidate; `norm` (8, H):
     gains of i, f, o, m, then their shifts; `scale` (B, 3H): a factor on the product of W; `feed` (B, H): one on h where
     it is fed back; `hidden` and `memory` (B, H): the first state; `lengths` (B,): after them a text's state stands
-    still, and its outputs are zero.
+    still, and its outputs are zero. `packed` is W once more, if there is reason.
     """
 
     given: Tensor
@@ -60,10 +89,11 @@ class Inputs:
     hidden: Tensor
     memory: Tensor
     lengths: Tensor | None
+    packed: Packed | None = None
 
     def arrays(self) -> tuple[Tensor | None, ...]:
-        """All of them, in this order."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        """All of them, in this order, but for `packed`."""
+        return tuple(getattr(self, field.name) for field in fields(self) if field.name != "packed")
 
 
 def usable(inputs: Inputs) -> bool:
@@ -76,7 +106,10 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     arrays = inputs.arrays()
     learning = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
     _, number = kernels.chosen()
-    outputs, hidden, memory, *_ = _forward(*arrays, learning, kernels.half(), number)
+    half, packed = kernels.half(), inputs.packed
+    fits = packed is not None and (packed.number, packed.half) == (number, half)
+    both = (packed.there, packed.back) if packed is not None and fits else (None, None)
+    outputs, hidden, memory, *_ = _forward(*arrays, learning, half, number, *both)
     return outputs, hidden, memory
 
 
@@ -125,11 +158,14 @@ def _forward(
     learning: bool,
     half: bool,
     number: int,
+    packed: Tensor | None = None,
+    packed_back: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `_made`; only the first three learn."""
     made = _made(given, weight, _rank(left), norm is not None, learning)
     names = ("outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse")
     taken = kernels.dense(bias=bias, given_reduced=given_reduced, weight=weight, left=left, right=right, keep=keep)
+    taken["packed"] = packed
     start = kernels.dense(norm=norm, scale=scale, feed=feed, first_hidden=hidden, first_memory=memory, lengths=lengths)
     start["given"] = given.to(torch.bfloat16 if half else torch.float32).contiguous()
     wanted = {name: array if array.numel() else None for name, array in zip(names, made, strict=True)}
@@ -165,6 +201,7 @@ def _backward(
     inverse: Tensor,
     half: bool,
     number: int,
+    packed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), `norm` a text (B, 8, H)."""
     made = _gradients(weight, left, norm, gates, half)
@@ -177,6 +214,7 @@ def _backward(
         "norm_gradient",
     )
     taken = kernels.dense(weight=weight, left=left, right=right, keep=keep, norm=norm, lengths=lengths)
+    taken["packed"] = packed
     start = kernels.dense(scale=scale, feed=feed, first_hidden=hidden, first_memory=memory)
     saved = kernels.dense(outputs=outputs, memories=memories, gates=gates, inverse=inverse)
     given = kernels.dense(
@@ -206,17 +244,17 @@ def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Seven) -> None:
-    ctx.save_for_backward(*inputs[3:13], output[0], *output[3:])
+    ctx.save_for_backward(*inputs[3:13], output[0], *output[3:], inputs[17])
     ctx.mark_non_differentiable(*output[3:])
     ctx.set_materialize_grads(False)
-    ctx.half, ctx.number, ctx.kind, ctx.reduced = *inputs[14:], inputs[0].dtype, inputs[2] is not None
+    ctx.half, ctx.number, ctx.kind, ctx.reduced = *inputs[14:16], inputs[0].dtype, inputs[2] is not None
 
 
 def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
     """The kernel goes back through time; what is a sum over all steps are plain products afterwards."""
-    *taken, outputs, memories, gates, reduced, inverse = ctx.saved_tensors
+    *taken, outputs, memories, gates, reduced, inverse, packed = ctx.saved_tensors
     weight, left, right, _, norm, scale, feed, hidden, *_ = taken
-    made = _backward(*gradients[:3], *taken, outputs, memories, gates, inverse, ctx.half, ctx.number)
+    made = _backward(*gradients[:3], *taken, outputs, memories, gates, inverse, ctx.half, ctx.number, packed)
     of_given, of_bias, of_reduced, of_hidden, of_memory, of_norm = made
     before = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
     before = before if feed is None else before * feed[:, None]
@@ -225,11 +263,12 @@ def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, 
         products = kernels.product(before.flatten(0, 1), weight, ctx.half).view_as(of_given)
         of_scale = (of_given * products).sum(1)
         of_product = (of_given * scale[:, None]).to(of_given.dtype)
+    flat = before.flatten(0, 1).T, of_product.flatten(0, 1)
     return (
         of_given.to(ctx.kind),
         of_bias,
         of_reduced if ctx.reduced else None,
-        kernels.product(before.flatten(0, 1).T, of_product.flatten(0, 1), ctx.half),
+        kernels.product(*flat, ctx.half) if ctx.needs_input_grad[3] else None,  # a person is learned without it
         None if left is None else (before.transpose(1, 2) @ of_reduced).to(left.dtype),
         None if right is None else (reduced.transpose(1, 2).to(of_given.dtype) @ of_given).to(right.dtype),
         None,
@@ -238,7 +277,7 @@ def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, 
         None,
         of_hidden,
         of_memory,
-        *(None,) * 4,
+        *(None,) * 6,
     )
 
 

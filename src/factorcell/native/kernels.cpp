@@ -122,6 +122,8 @@ const Work<Softmax> SOFTMAX[] = {plain::softmax_work, avx2::softmax_work, avx512
                                  avx512_bf16::softmax_work};
 const Work<Rows> ROWS[] = {plain::rows_work, avx2::rows_work, avx512::rows_work, avx512_bf16::rows_work};
 const Work<Search> SEARCH[] = {plain::search_work, avx2::search_work, avx512::search_work, avx512_bf16::search_work};
+int64_t (*const PACK[])(const Recurrence &, bool, float *) = {plain::recurrence_pack, avx2::recurrence_pack,
+                                                              avx512::recurrence_pack, avx512_bf16::recurrence_pack};
 int64_t (*const PACKED[])(const Softmax &) = {plain::packed_size, avx2::packed_size, avx512::packed_size,
                                               avx512_bf16::packed_size};
 #else
@@ -129,6 +131,7 @@ const Work<Recurrence> RECURRENCE[] = {plain::recurrence_work};
 const Work<Softmax> SOFTMAX[] = {plain::softmax_work};
 const Work<Rows> ROWS[] = {plain::rows_work};
 const Work<Search> SEARCH[] = {plain::search_work};
+int64_t (*const PACK[])(const Recurrence &, bool, float *) = {plain::recurrence_pack};
 int64_t (*const PACKED[])(const Softmax &) = {plain::packed_size};
 #endif
 
@@ -149,6 +152,11 @@ int factorcell_best() {
 
 // Forward or backward; `variant` as factorcell_best() or less.
 void factorcell_recurrence(Recurrence *a, int backward, int variant) { run(a, backward != 0, RECURRENCE[variant]); }
+
+// W packed for calls in that direction, if `to` is there; how many floats that takes.
+int64_t factorcell_recurrence_pack(const Recurrence *a, int backward, float *to, int variant) {
+    return PACK[variant](*a, backward != 0, to);
+}
 
 // How many floats `packed` must hold.
 int64_t factorcell_packed(const Softmax *a, int variant) { return PACKED[variant](*a); }

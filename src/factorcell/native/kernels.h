@@ -21,6 +21,7 @@ struct Recurrence {
     const float *bias;           // (B, 3H)
     const float *given_reduced;  // (B, T, R)?: the inputs' share of z
     const float *weight;         // (H, 3H)
+    const float *packed;         // ?: the weight as `factorcell_recurrence_pack` leaves it for this direction
     const float *left;           // (B, H, R)?
     const float *right;          // (B, R, 3H)?
     const float *keep;           // (T, B, H)?: a factor on the candidate
