@@ -171,5 +171,10 @@ def test_page_is_whole_and_asks_nothing_of_the_network(summary: Row) -> None:
     for one in rows_by(summary, "query_length", "queries_seen", "prefix_length", "prefix"):
         assert f"{one['mrr']:.3f} [{one['mrr_low']:.3f}, {one['mrr_high']:.3f}]" in reader.text
     assert titled("factorcell") in reader.text
+    overall = rows_by(summary, "all")
+    marked = re.findall(r'class="num best">([^<]*)<', page)
+    assert f"{max(one['success_10'] for one in overall):.1%}" in marked
+    lowest = min(one["perplexity"] for one in overall if one["perplexity"] is not None)
+    assert any(mark.startswith(f"{lowest:.2f} [") for mark in marked)
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))

@@ -213,23 +213,21 @@ def test_the_curve_is_that_of_a_slow_loop(window: int) -> None:
 
 
 def test_intervals_of_the_curve_are_those_of_a_slow_bootstrap() -> None:
-    """At one place, of rows in no order; and no point has few users behind it."""
-    rows = invented(40, seed=8)
-    np.random.default_rng(3).shuffle(rows)
-    (point,) = [
-        one
-        for one in summarise(rows, "one", window=1, draws=4000)["curve"]
-        if (one["system"], one["queries_seen"]) == ("two", 2)
+    """Users unlike each other, in rows of no order: a user drawn is drawn at every place of the window."""
+    rows = [
+        {**one, "rank": None} if one["system"] == "two" and int(one["user"][-1]) % 2 else one for one in invented(40, 8)
     ]
-    here: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    np.random.default_rng(3).shuffle(rows)
+    curve = summarise(rows, "one", window=21, draws=4000)["curve"]
+    (point,) = [one for one in curve if (one["system"], one["queries_seen"]) == ("two", 10)]
+    sums: defaultdict[str, dict[str, float]] = defaultdict(lambda: {"one": 0.0, "two": 0.0, "three": 0.0})
     for one in rows:
-        if one["position"] == 2:
-            here[one["user"]][one["system"]] = 1 / one["rank"] if one["rank"] else 0.0
-    users, random = sorted({one["user"] for one in rows}), np.random.default_rng(5)
-    drawn = []
+        if one["position"] <= 20 and one["rank"]:
+            sums[one["user"]][one["system"]] += 1 / one["rank"]
+    users, random, drawn = sorted({one["user"] for one in rows}), np.random.default_rng(5), []
     for _ in range(4000):
-        chosen = [here[users[number]] for number in random.integers(len(users), size=len(users))]
-        drawn.append(sum(one.get("two", 0) for one in chosen) / sum(one.get("one", 0) for one in chosen) - 1)
+        chosen = [sums[users[number]] for number in random.integers(len(users), size=len(users))]
+        drawn.append(sum(one["two"] for one in chosen) / sum(one["one"] for one in chosen) - 1)
     low, high = np.quantile(drawn, (0.025, 0.975))
     assert point["improvement_low"] == pytest.approx(low, abs=0.1 * (high - low))
     assert point["improvement_high"] == pytest.approx(high, abs=0.1 * (high - low))

@@ -55,7 +55,7 @@ def page(name: str, summary: Row) -> str:
     """The page of the replay called `name`."""
     sections = [
         ("How well they complete", _figures(summary)),
-        ("What it depends on", f'<div class="grid">{_curve(summary)}{_lengths(summary)}</div>'),
+        ("What it depends on", _depends(summary)),
     ]
     splits = [by for by in SPLITS if _rows(summary, by, "queries")]
     sections.append(("All figures", "".join(_split(summary, by) for by in splits)))
@@ -67,24 +67,21 @@ def page(name: str, summary: Row) -> str:
     return report.page(f"Completing {name}", sections, kicker="factorcell replay", lead=lead)
 
 
-def _curve(summary: Row) -> str:
-    """The chart of what is learned of people; nothing where too few were seen."""
+def _depends(summary: Row) -> str:
+    """The charts of queries seen, where enough users have any behind them, and of prefix and query length."""
+    rows = [*_rows(summary, "prefix_length", "queries"), *_rows(summary, "query_length", "queries")]
+    figure = replay_charts.mrr_by_length(rows, summary["systems"])
+    note = "By characters typed, and by characters of the whole query. Shades are intervals."
+    lengths = report.chart(figure, "lengths", "MRR by length of prefix and query", note)
     if not summary["curve"]:
-        return ""
+        return lengths
     figure = replay_charts.improvement_by_queries_seen(summary["curve"], summary["systems"], summary["base"])
     note = (
         f"The more is seen of a person: how much higher the MRR is, each point of {summary['window']} places of the "
         "streams together. Shades are intervals; they may leave the chart where few users are left."
     )
-    return report.chart(figure, "improvement", "Improvement over the base system by queries seen", note)
-
-
-def _lengths(summary: Row) -> str:
-    """The chart of prefix and query length."""
-    rows = [*_rows(summary, "prefix_length", "queries"), *_rows(summary, "query_length", "queries")]
-    figure = replay_charts.mrr_by_length(rows, summary["systems"])
-    note = "By characters typed, and by characters of the whole query. Shades are intervals."
-    return report.chart(figure, "lengths", "MRR by length of prefix and query", note)
+    seen = report.chart(figure, "improvement", "Improvement over the base system by queries seen", note)
+    return f'<div class="grid">{seen}{lengths}</div>'
 
 
 def _figures(summary: Row) -> str:
