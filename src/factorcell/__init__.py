@@ -1,5 +1,6 @@
 """Language models that adapt to context: who is writing, where, when, about what."""
 
+from factorcell.blend import Blend
 from factorcell.classification import classify, classify_points, log_likelihoods
 from factorcell.completer import Completer
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
@@ -16,6 +17,7 @@ from factorcell.separate import Separate, separate
 from factorcell.training import train
 
 __all__ = [
+    "Blend",
     "Completer",
     "Config",
     "Corpus",
