@@ -1,6 +1,7 @@
 """A person at the command line and in the terminal: what was entered is learned and comes up again."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,13 @@ from factorcell.assistant import Assistant
 from factorcell.blend import SOURCES
 from factorcell.cli import main
 from factorcell.completer import Completer
+from factorcell.config import UserError
 from factorcell.interactive import Menu, talk
 from factorcell.online import Learner, User, learn_one
 from factorcell.popularity import FILE, Counts
 from factorcell.run import Run
 from small import make_letters
+from test_completer import NASTY
 
 
 @pytest.fixture
@@ -103,3 +106,46 @@ def test_a_run_without_users_completes_all_the_same(tmp_path: Path) -> None:
     written = assistant.completer.type(assistant.completer.begin(), "a")
     assert assistant.suggest(written, None, 3) == assistant.completer.suggest(written, 3)
     assert assistant.learn(None, "abc") is None
+
+
+def test_fifty_people_side_by_side_get_what_each_gets_alone(folder: Path) -> None:
+    """Bit for bit: suggestions before every text, and the person after it, whatever runs beside it."""
+    run = Run.open(folder)
+    assistant = Assistant.of(run)
+    random = np.random.default_rng(0)
+    people = [["".join(random.choice(list("abc"), 5)) for _ in range(4)] for _ in range(50)]
+
+    def live(texts: list[str]) -> list[object]:
+        user, seen = User.new(run), list[object]()
+        for text in texts:
+            written = assistant.completer.type(assistant.completer.begin(user), text[:2])
+            seen.append(assistant.suggest(written, user, 5))
+            user = assistant.learn(user, text) or user
+            seen.append(user.to_bytes())
+        return seen
+
+    alone = [live(texts) for texts in people]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(live, people))
+    assert together == alone
+    assert len({str(lived) for lived in alone}) == 50
+
+
+@pytest.mark.parametrize("typed", NASTY.values(), ids=NASTY)
+def test_whatever_is_typed_is_blended(typed: str, folder: Path) -> None:
+    """Suggestions that begin with it, each once; own texts with the same marks come up again."""
+    run = Run.open(folder)
+    assistant = Assistant.of(run)
+    user = learn_one(run, User.new(run), typed + "abc")
+    written = assistant.completer.type(assistant.completer.begin(user), typed)
+    found = assistant.suggest(written, user, 10).suggestions
+    assert len({one.text for one in found}) == len(found)
+    assert all(one.text.startswith(written.text) and one.text != written.text for one in found)
+    if len(written.tokens) <= 8:
+        assert len(found) == 10
+
+
+def test_a_prefix_without_end_is_one_clear_error(folder: Path) -> None:
+    assistant = Assistant.of(Run.open(folder))
+    with pytest.raises(UserError, match="a prefix of 10,000 chars; this run completes texts of up to 11"):
+        assistant.completer.type(assistant.completer.begin(User.new(assistant.completer.run)), "x" * 10_000)
