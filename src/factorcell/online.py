@@ -195,7 +195,8 @@ class Learner:
 
     def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         batch = self.run.batch(self.run.read(texts, contexts), np.arange(len(texts)))
-        conditioned = self.run.model.condition(batch.context, {self.variable.name: own}).with_packed(self.packed)
+        with torch.autocast(self.run.device.type, enabled=False):  # to halve L and R takes longer than to make them
+            conditioned = self.run.model.condition(batch.context, {self.variable.name: own}).with_packed(self.packed)
         nats: torch.Tensor = self.run.model(batch, conditioned)
         return nats.sum(1)
 
