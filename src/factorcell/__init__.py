@@ -7,6 +7,7 @@ from factorcell.data import Corpus, prepare
 from factorcell.evaluation import Tally, evaluate, evaluate_by
 from factorcell.experiment import compare, fit
 from factorcell.finetuning import finetune
+from factorcell.forgiving import Forgiving
 from factorcell.mixture import Mixture, mix, open_scorer
 from factorcell.model import LanguageModel
 from factorcell.popularity import History, Popularity
@@ -19,6 +20,7 @@ __all__ = [
     "Config",
     "Corpus",
     "DataConfig",
+    "Forgiving",
     "History",
     "LanguageModel",
     "Mixture",

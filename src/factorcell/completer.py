@@ -9,6 +9,7 @@
 Nothing here changes once it is made, and what is typed is a value of the caller's, so threads can share a completer.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from factorcell.completion import BATCH, Ids, Suggestion, Typed, search
 from factorcell.config import UserError, choose
 from factorcell.run import Run
+from factorcell.slips import Meant, Slips, join, meant
 from factorcell.vocabulary import splitter
 
 UNITS = ("char", "grapheme")
@@ -43,12 +45,24 @@ class Suggestions:
 class Completer:
     """Completions by a run of characters or graphemes. A text ends within the run's `max_tokens`."""
 
-    def __init__(self, run: Run, *, unknown: str = "error", seconds: float | None = None, batch: int = BATCH) -> None:
-        """`unknown`: what of context values that training never saw, as `Run.prepare`; `seconds` bounds a search."""
+    def __init__(
+        self,
+        run: Run,
+        *,
+        unknown: str = "error",
+        seconds: float | None = None,
+        batch: int = BATCH,
+        slips: int | Slips = 0,
+    ) -> None:
+        """`unknown`: what of context values that training never saw, as `Run.prepare`; `seconds` bounds a search.
+
+        `slips` of typing, at most 2, are forgiven (`slips.Slips`).
+        """
         data = run.config.data
         if data.unit not in UNITS:
             raise UserError(f"{run.folder}: its unit is {data.unit}; completion needs {' or '.join(UNITS)}")
         self.run, self.unknown, self.seconds, self.batch = run, unknown, seconds, batch
+        self.slips = Slips.of(slips)
         self.split, self.most = splitter(data), data.max_tokens - 1  # a longer text was cut in training: it has no end
 
     def complete(self, prefix: str, context: Mapping[str, Any] | None = None, k: int = 10) -> list[Suggestion]:
@@ -80,29 +94,61 @@ class Completer:
             return Written(tokens, written.typed.to(self.run.model, self.run.vocabulary.encode(tokens)))
 
     def suggest(self, written: Written, k: int = 10) -> Suggestions:
-        """The `k` most probable texts that go on from what is written."""
+        """The `k` most probable texts that go on from what is written, or where slips are forgiven from what was meant.
+
+        Those that go on from what is written come first.
+        """
         if k < 1:
             raise UserError(f"{k} suggestions are wanted; it must be at least 1")
+        with self.run.scoring():
+            if self.slips.within(len(written.tokens)):
+                return self._forgive(written, k)
+            return self._finish(written, k, self.seconds)
+
+    def _finish(self, written: Written, k: int, seconds: float | None, least: int = 1) -> Suggestions:
+        """The `k` most probable texts that go on from what is written by at least `least` tokens."""
 
         def text(ids: Ids) -> str:
             return "".join((*written.tokens, *self.run.vocabulary.decode(ids)))
 
         def accept(ids: Ids) -> bool:
             """Something is added, and read again the text would be the same tokens: no two ways to write one text."""
-            return bool(ids) and tuple(self.split(text(ids))) == (*written.tokens, *self.run.vocabulary.decode(ids))
+            tokens = (*written.tokens, *self.run.vocabulary.decode(ids))
+            return len(ids) >= least and tuple(self.split(text(ids))) == tokens
 
-        with self.run.scoring():
-            found = search(
-                self.run.model,
-                written.typed,
-                k,
-                most=self.most - len(written.tokens),
-                accept=accept,
-                batch=self.batch,
-                seconds=self.seconds,
-            )
+        found = search(
+            self.run.model,
+            written.typed,
+            k,
+            most=self.most - len(written.tokens),
+            accept=accept,
+            batch=self.batch,
+            seconds=seconds,
+        )
         suggestions = [Suggestion(text(one.ids), one.log_probability, "model") for one in found.completions]
         return Suggestions(suggestions, found.rows, found.cut)
+
+    def _forgive(self, written: Written, k: int) -> Suggestions:
+        """The same with slips: half of the time is for what is written, the rest for what may have been meant."""
+        model, vocabulary, stop = self.run.model, self.run.vocabulary, None
+        if self.seconds is not None:
+            stop = time.monotonic() + self.seconds
+
+        def left() -> float | None:
+            return None if stop is None else max(0.0, stop - time.monotonic())
+
+        def finish(one: Meant) -> list[Suggestion]:
+            if one.ended:
+                whole = "".join(one.tokens)
+                return [Suggestion(whole, 0.0, "model")] if tuple(self.split(whole)) == one.tokens else []
+            typed = written.typed.to(model, vocabulary.encode(one.tokens))
+            parts.append(self._finish(Written(one.tokens, typed), k, left(), least=0))
+            return parts[-1].suggestions
+
+        parts = [self._finish(written, k, None if self.seconds is None else self.seconds / 2)]
+        found = meant(model, vocabulary, written.tokens, written.typed, self.slips, longest=self.most, seconds=left())
+        suggestions = join(parts[0].suggestions, found, finish, k)
+        return Suggestions(suggestions, found.rows + sum(part.rows for part in parts), any(part.cut for part in parts))
 
     def _tokens(self, text: str) -> tuple[str, ...]:
         try:

@@ -38,11 +38,15 @@ WAITING = 10_000  # hypotheses that wait at most
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A whole text that is proposed, how probable its `source` takes it to be given what is typed, and that source."""
+    """A whole text that is proposed, how probable its `source` takes it to be given what is typed, and that source.
+
+    `slips`: the typing errors that it takes for granted; without any it begins with what is typed.
+    """
 
     text: str
     log_probability: float
     source: str
+    slips: int = 0
 
 
 @dataclass(frozen=True)

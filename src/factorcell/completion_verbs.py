@@ -28,13 +28,14 @@ def add(verbs: Any) -> None:
     )
     verb.add_argument("--count", type=int, default=10, help="texts to suggest (default: 10)")
     verb.add_argument("--seconds", type=float, help="time after which the best so far will do")
+    verb.add_argument("--slips", type=int, default=0, help="typing errors to forgive, 0 to 2 (default: 0)")
     options.computing(verb)
 
 
 def complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
     run = Run.open(given.run, device=given.device, precision=given.precision)
-    completer = Completer(run, unknown=given.unknown, seconds=given.seconds)
+    completer = Completer(run, unknown=given.unknown, seconds=given.seconds, slips=given.slips)
     written = completer.type(completer.begin(_context(given.context)), given.prefix)
     found = completer.suggest(written, given.count)
     if found.cut:
@@ -44,8 +45,15 @@ def complete(given: argparse.Namespace) -> None:
         return screen.lines(rows)
     if not rows:
         return screen.say("no completion")
-    shown = [{"text": _visible(row["text"]), "probability": f"{math.exp(row['log_probability']):.4f}"} for row in rows]
-    return screen.table(shown, ("text", "probability"))
+    shown = [
+        {
+            "text": _visible(row["text"]),
+            "probability": f"{math.exp(row['log_probability']):.4f}",
+            "slips": row["slips"] or None,
+        }
+        for row in rows
+    ]
+    return screen.table(shown, ("text", "probability", "slips"))
 
 
 def _context(given: Sequence[str]) -> dict[str, str]:
