@@ -3,7 +3,7 @@
 Shapes: N texts, M ranges of them.
 """
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 from unicodedata import normalize
 
 import numpy as np
@@ -17,7 +17,7 @@ Ranges = tuple[Whole, Whole, Counts, Flags]  # where they begin and end, slips, 
 class Counted(Protocol):
     """Texts with shares of all: `Popularity`, `History`."""
 
-    source: str
+    source: ClassVar[str]
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
         """The `k` best texts that begin with `prefix`."""
