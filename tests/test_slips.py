@@ -374,15 +374,15 @@ def test_a_joined_list_is_of_the_k_most_probable() -> None:
     )
     finished = []
 
-    def finish(one: Meant) -> Iterator[Suggestion]:
-        finished.append(one)
+    def finish(one: Meant, least: float) -> Iterator[Suggestion]:
+        finished.append((one.tokens[0], round(math.exp(least), 4)))
         yield Suggestion(one.tokens[0] + "1", math.log(0.9), "model")
         yield Suggestion(one.tokens[0] + "2", math.log(0.1), "model")
 
     found = join(exact, Meanings(best, math.log(0.4), math.log(0.4), 7), finish, 2)
     assert [(one.text, one.slips) for one in found] == [("abc", 0), ("x1", 1)]
     assert [math.exp(one.log_probability) for one in found] == pytest.approx([0.5 * 0.5, 0.3 / 0.8 * 0.9])
-    assert finished == list(best[:2]), "y could have been above x2, z could not"
+    assert finished == [("x", round(0.125 / 0.375, 4))], "nothing after y could be above abc and x1"
     found = join(exact, Meanings(best, math.log(0.4), math.log(0.4), 7), finish, 6)
     assert [one.text for one in found] == ["abc", "abd", "x1", "y1", "x2", "y2"]
     assert join(exact, Meanings((), -math.inf, -3.0, 0), finish, 2) == exact

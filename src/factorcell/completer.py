@@ -9,6 +9,7 @@
 Nothing here changes once it is made, and what is typed is a value of the caller's, so threads can share a completer.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,8 +106,10 @@ class Completer:
                 return self._forgive(written, k)
             return self._finish(written, k, self.seconds)
 
-    def _finish(self, written: Written, k: int, seconds: float | None, least: int = 1) -> Suggestions:
-        """The `k` most probable texts that go on from what is written by at least `least` tokens."""
+    def _finish(
+        self, written: Written, k: int, seconds: float | None, added: int = 1, least: float = -math.inf
+    ) -> Suggestions:
+        """The `k` most probable texts that go on from what is written by `added` tokens or more, as `search`."""
 
         def text(ids: Ids) -> str:
             return "".join((*written.tokens, *self.run.vocabulary.decode(ids)))
@@ -114,13 +117,14 @@ class Completer:
         def accept(ids: Ids) -> bool:
             """Something is added, and read again the text would be the same tokens: no two ways to write one text."""
             tokens = (*written.tokens, *self.run.vocabulary.decode(ids))
-            return len(ids) >= least and tuple(self.split(text(ids))) == tokens
+            return len(ids) >= added and tuple(self.split(text(ids))) == tokens
 
         found = search(
             self.run.model,
             written.typed,
             k,
             most=self.most - len(written.tokens),
+            least=least,
             accept=accept,
             batch=self.batch,
             seconds=seconds,
@@ -137,12 +141,12 @@ class Completer:
         def left() -> float | None:
             return None if stop is None else max(0.0, stop - time.monotonic())
 
-        def finish(one: Meant) -> list[Suggestion]:
+        def finish(one: Meant, least: float) -> list[Suggestion]:
             if one.ended:
                 whole = "".join(one.tokens)
                 return [Suggestion(whole, 0.0, "model")] if tuple(self.split(whole)) == one.tokens else []
             typed = written.typed.to(model, vocabulary.encode(one.tokens))
-            parts.append(self._finish(Written(one.tokens, typed), k, left(), least=0))
+            parts.append(self._finish(Written(one.tokens, typed), k, left(), 0, least))
             return parts[-1].suggestions
 
         parts = [self._finish(written, k, None if self.seconds is None else self.seconds / 2)]

@@ -141,6 +141,7 @@ def search(
     k: int = 10,
     *,
     most: int,
+    least: float = -math.inf,
     accept: Callable[[Ids], bool] = lambda ids: True,
     batch: int = BATCH,
     rows: int = ROWS,
@@ -149,11 +150,12 @@ def search(
 ) -> Found:
     """The `k` most probable completions of at most `most` tokens among those that `accept` takes; never a worse k-th.
 
-    It is exact unless `cut`: after `seconds`, after `rows` of the model, or where more than `waiting` hypotheses would
-    have had to wait, it returns the best so far, unless what is left could not have been better.
+    Those whose log probability is not above `least` are not looked for. It is exact unless `cut`: after `seconds`,
+    after `rows` of the model, or where more than `waiting` hypotheses would have had to wait, it returns the best so
+    far, unless what is left could not have been better.
     """
     stop = math.inf if seconds is None else time.monotonic() + seconds
-    frontier = _Frontier(model, typed, k, most, accept, rows, waiting)
+    frontier = _Frontier(model, typed, k, most, least, accept, rows, waiting)
     while frontier.scores.size:
         room = min(batch + frontier.expanded // GROWTH, rows - frontier.expanded)
         if room <= 0 or time.monotonic() >= stop:
@@ -179,11 +181,12 @@ class _Frontier:
         typed: Typed,
         k: int,
         most: int,
+        floor: float,
         accept: Callable[[Ids], bool],
         rows: int,
         waiting: int,
     ) -> None:
-        self.k, self.most, self.accept, self.waiting = k, most, accept, waiting
+        self.k, self.most, self.floor, self.accept, self.waiting = k, most, floor, accept, waiting
         self.size, self.count = len(model.embedding), 0
         self.parents, self.tokens, self.depths = (np.zeros(rows + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # what is typed becomes 0, as a child of itself
@@ -204,8 +207,8 @@ class _Frontier:
 
     @property
     def least(self) -> float:
-        """What a hypothesis must exceed: the k-th best score of those that have ended."""
-        return self.ended[0][0] if len(self.ended) == self.k else -math.inf
+        """What a hypothesis must exceed: the k-th best score of those that have ended, or what was asked for."""
+        return self.ended[0][0] if len(self.ended) == self.k else self.floor
 
     def take(self, most: int) -> tuple[Floats, Whole, Whole]:
         """Scores, parents and tokens of the best `most` that wait; they wait no longer."""

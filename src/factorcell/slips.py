@@ -273,22 +273,21 @@ class _Beam:
 
 
 def join(
-    exact: Iterable[Suggestion], meanings: Meanings, finish: Callable[[Meant], Iterable[Suggestion]], k: int
+    exact: Iterable[Suggestion], meanings: Meanings, finish: Callable[[Meant, float], Iterable[Suggestion]], k: int
 ) -> list[Suggestion]:
     """The `k` most probable texts where slips are possible: first those `exact` ones among them, then the others.
 
-    `finish` gives the best texts of a beginning, with log probabilities given that beginning. Those of the result are
-    given what is typed, slips or not.
+    `finish` gives the best texts of a beginning whose log probabilities, given that beginning, are above a number.
+    Those of the result are given what is typed, slips or not.
     """
     every = float(np.logaddexp(meanings.typed, meanings.mass))
-    as_typed, slipped = meanings.typed - every, list[Suggestion]()
+    as_typed = meanings.typed - every
+    kept = [replace(text, log_probability=text.log_probability + as_typed) for text in exact]
     for one in meanings.best:
-        share = one.log_probability - every
-        if len(slipped) >= k and share <= heapq.nlargest(k, (other.log_probability for other in slipped))[-1]:
-            break  # none that goes on from here, or from what is less probable, is better
-        slipped += [
-            replace(text, log_probability=text.log_probability + share, slips=one.slips) for text in finish(one)
-        ]
-    first = [replace(text, log_probability=text.log_probability + as_typed) for text in exact]
-    kept = heapq.nlargest(k, [*first, *slipped], key=lambda text: text.log_probability)
+        share, least = one.log_probability - every, kept[-1].log_probability if len(kept) == k else -math.inf
+        if share <= least:
+            break  # nothing that goes on from here, or from what is less probable, is better
+        found = finish(one, least - share)
+        slipped = [replace(text, log_probability=text.log_probability + share, slips=one.slips) for text in found]
+        kept = heapq.nlargest(k, [*kept, *slipped], key=lambda text: text.log_probability)
     return sorted(kept, key=lambda text: text.slips > 0)
