@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--counted", type=Path, help="a table of texts to count, for most popular completion")
+    parser.add_argument("--counted", type=Path, help="a table of texts to count, and to type: most popular completion")
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--costs", type=float, nargs="+", default=[Slips().cost])
@@ -90,6 +90,7 @@ def main() -> None:
             measure(name, lambda typed, row, c=completer: c.complete(typed, row, given.k), texts, slipped)
     if given.counted:
         popular = Popularity.fit(pq.read_table(given.counted)[run.config.data.text].to_pylist(), min_count=1)
+        texts = cases(run, given.counted, given.count, given.seed)
         for name, counted in (("popularity", popular), ("popularity, slips", Forgiving(popular))):
             for slipped in (False, True):
                 measure(name, lambda typed, row, c=counted: c.complete(typed, given.k), texts, slipped)

@@ -20,7 +20,7 @@ from factorcell.completer import Completer, Suggestions
 from factorcell.completion import Suggestion
 from factorcell.config import UserError
 from factorcell.forgiving import Forgiving
-from factorcell.popularity import History, Popularity
+from factorcell.popularity import History
 from factorcell.run import Run
 from factorcell.slips import FIRST, SLIP, Meanings, Meant, Pattern, Slips, join, meant
 from factorcell.vocabulary import END
@@ -98,96 +98,6 @@ def test_how_many_slips_are_forgiven() -> None:
             Forgiving(History(), wrong)
 
 
-# Counted texts.
-
-TEXTS = st.text("abé🇳", max_size=9)
-
-
-def looked_at(shares: dict[str, float], exact: list[Suggestion], typed: str, k: int, slips: Slips) -> list[Suggestion]:
-    """The exact ones, and every text within the slips, sorted."""
-    found = []
-    for text, share in shares.items():
-        count = slips_of(text, typed)
-        if 1 <= count <= within(typed, slips.most):
-            cost = count * slips.cost + (text[:1] != typed[:1]) * slips.first
-            found.append((-(math.log(share) - cost), text, count))
-    source = exact[0].source if exact else ""
-    return exact + [Suggestion(text, -log, source, count) for log, text, count in sorted(found)[: k - len(exact)]]
-
-
-def alike(found: list[Suggestion], expected: list[Suggestion]) -> bool:
-    """The same texts, slips and order, log probabilities but for roundings."""
-    return [(one.text, one.slips) for one in found] == [(one.text, one.slips) for one in expected] and np.allclose(
-        [one.log_probability for one in found], [one.log_probability for one in expected], atol=1e-9
-    )
-
-
-@settings(max_examples=120)
-@given(
-    queries=st.lists(TEXTS, max_size=40),
-    typed=st.text("abéz🇳", max_size=8),
-    k=st.integers(1, 12),
-    most=st.integers(0, 2),
-    cost=st.sampled_from([0.0, 1.0, SLIP]),
-    first=st.sampled_from([0.0, FIRST]),
-)
-def test_forgiven_texts_are_those_of_a_look_at_every_text(
-    queries: list[str], typed: str, k: int, most: int, cost: float, first: float
-) -> None:
-    """Popular texts and one's own; unknown letters (z), no texts at all, an empty text, nothing typed."""
-    slips = Slips(most, cost, first)
-    history = History()
-    for query in queries:
-        history = history.add(query)
-    for counted, source in ((Popularity.fit(queries, min_count=1), "popularity"), (history, "history")):
-        exact = counted.complete(typed, k)
-        found = Forgiving(counted, slips).complete(typed, k)
-        assert alike(found, looked_at(counted.shares(), exact, typed, k, slips))
-        assert found[: len(exact)] == exact
-        assert {one.source for one in found} <= {source}
-
-
-def test_texts_near_the_edit_of_real_words() -> None:
-    """Each kind of slip, at the beginning, within, at the end; long texts, another alphabet, emoji."""
-    texts = ["fix typo", "fix tests", "add tests", "שלום עולם", "🇳🇴 flag", "update the readme", "a" * 300]
-    found = Forgiving(Popularity.fit(texts, min_count=1))
-    for typed, meant_text in (
-        ("fxi", "fix tests"),
-        ("fix typp", "fix typo"),
-        ("fix typoo", "fix typo"),
-        ("ifx typo", "fix typo"),
-        ("xfx tests", "fix tests"),
-        ("dad tests", "add tests"),
-        ("updat ethe", "update the readme"),
-        ("update teh redame", "update the readme"),
-        ("שלוםעולם", "שלום עולם"),
-        ("🇴🇳 fla", "🇳🇴 flag"),
-        ("日add tests", "add tests"),
-        ("a" * 299 + "b", "a" * 300),
-        ("a" * 302, "a" * 300),
-    ):
-        assert meant_text in [one.text for one in found.complete(typed)], typed
-        assert all(one.slips for one in found.complete(typed))
-    assert found.complete("xx") == []
-    assert found.complete("a" * 303) == []
-    exact, *others = found.complete("fix typo"[:7])
-    assert (exact.text, exact.slips) == ("fix typo", 0)
-    assert "fix typo" not in [one.text for one in others]
-    assert found.complete("cafe\u0301") == []
-    composed = Forgiving(Popularity.fit(["caf\u00e9 noir"], min_count=1)).complete("cafe\u0301 nori")
-    assert [(one.text, one.slips) for one in composed] == [("caf\u00e9 noir", 1)]
-
-
-def test_popular_texts_with_slips_are_above_rare_ones() -> None:
-    """By share less cost: many more with another first letter, or two slips, come before few with one."""
-    counts = {"fix it": 1, "mix it": 5, "fax it": 10**5}
-    queries = [text for text, count in counts.items() for _ in range(count)]
-    found = Forgiving(Popularity.fit(queries, min_count=1)).complete("fx it")
-    assert [(one.text, one.slips) for one in found] == [("fax it", 1), ("fix it", 1)]
-    dear = Forgiving(Popularity.fit(queries, min_count=1), Slips(2, cost=1.0, first=0.5)).complete("xix it")
-    assert [(one.text, one.slips) for one in dear] == [("fax it", 2), ("mix it", 1), ("fix it", 1)]
-
-
 # Beginnings by the model.
 
 
@@ -228,7 +138,7 @@ def meanings(run: Run, typed: str, slips: Slips, **bounds: int) -> Meanings:
         return meant(run.model, run.vocabulary, tuple(typed), typed_in(run, typed), slips, **{"longest": 99, **bounds})
 
 
-@pytest.mark.parametrize("typed", ["abc", "aaa", "bcz", "zzz", "bacc", "abcac", "acbbca", "zzabzb"])
+@pytest.mark.parametrize("typed", ["abc", "aaa", "bcz", "zzz", "bacc", "abcac", "acbbca", "cbzcab"])
 def test_what_was_meant_is_what_all_beginnings_written_out_have(typed: str) -> None:
     """With room for all: every beginning, once, its slips and probability; the mass of all; unknown letters (z)."""
     run = make_letters(seed=len(typed), spread=0.8)
@@ -289,12 +199,12 @@ CHEAP = Slips(2, cost=1.5, first=0.5)  # so that slips are among the best
 @pytest.mark.parametrize("typed", ["abc", "cba", "bbca", "bzc", "abcabc"])
 def test_suggestions_are_the_most_probable_of_all_texts(typed: str) -> None:
     """Of all texts written out, by log p less cost, what is typed itself left out; those that begin with it first."""
-    longest = max(5, len(typed))
+    longest = max(4, len(typed))
     run = make_letters(seed=4, spread=0.6, data={"max_tokens": longest + 1})
     letters, most, k = "".join(run.vocabulary.tokens[END + 1 :]), within(typed, 2), 12
     every = {"".join(run.vocabulary.decode(ids)): log for ids, log in written_out(run, "", "Oslo", longest).items()}
     if "z" in typed:  # kept where it was typed, read as the unknown token
-        longer = (text for size in range(6) for text in map("".join, itertools.product(letters + "z", repeat=size)))
+        longer = (text for size in range(5) for text in map("".join, itertools.product(letters + "z", repeat=size)))
         every |= {text: log_of(run, text) for text in longer if "z" in text and slips_of(text, typed) <= most}
     scores = {
         text: log - slips_of(text, typed) * CHEAP.cost - (text[:1] != typed[:1]) * CHEAP.first

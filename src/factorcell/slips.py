@@ -34,7 +34,7 @@ Counts = NDArray[np.int8]
 Logs = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-SLIP = 7.0  # nats that a slip costs: one keystroke in a thousand is this slip
+SLIP = 9.0  # nats that a slip costs: one keystroke in a hundred is a slip, in one of some eighty ways
 FIRST = 2.0  # nats more where the first token is another: people look at what they begin with
 ONE, TWO = 3, 6  # tokens that must be typed for one slip, for two
 ROWS = 600  # hypotheses put through the model, to find what may have been meant
