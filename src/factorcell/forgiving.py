@@ -46,7 +46,7 @@ class Forgiving:
         self.alphabet, letters = np.unique(points, return_inverse=True)
         self.letters = letters.astype(np.min_scalar_type(len(self.alphabet)))
         shared = self._shared()
-        self.cuts = np.argsort(shared, kind="stable")[1:] if len(shared) else shared  # the first text has none before
+        self.cuts = np.argsort(shared, kind="stable")
         self.levels = np.searchsorted(shared[self.cuts], np.arange(self.lengths.max(initial=0) + 2))
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
