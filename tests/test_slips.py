@@ -263,6 +263,19 @@ def test_whatever_is_typed_slips_are_forgiven(unit: str, typed: str) -> None:
         assert any(one.slips for one in found)
 
 
+@pytest.mark.usefixtures("roomy")
+def test_what_was_meant_is_read_again_as_it_is() -> None:
+    """Two letters that make a flag are one grapheme: no text is counted in graphemes that it does not have."""
+    names = {"🇳🇴": "F", "🇳": "N", "🇴": "O", "a": "a"}
+    run = make_letters(tuple(names), data={"unit": "grapheme", "max_tokens": 7}, spread=0.3)
+    completer = Completer(run, slips=Slips(2, cost=0.1, first=0.0))
+    found = completer.complete("aa🇳aaa", k=60)
+    assert len({one.text for one in found}) == len(found) == 60
+    for one in found:
+        text = "".join(names.get(token, "?") for token in completer.split(one.text))
+        assert one.slips == slips_of(text, "aaNaaa")
+
+
 def test_few_letters_are_taken_as_they_are() -> None:
     """Slips off, or fewer than three letters: what there was before, and nothing is looked for."""
     run = make_letters(spread=0.8)
