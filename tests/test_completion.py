@@ -192,6 +192,20 @@ def test_bounds_do_cut_and_room_enough_does_not() -> None:
         assert search(run.model, typed, 5, most=6, rows=whole.rows, seconds=1e6) == whole
 
 
+def test_what_is_not_wanted_is_not_looked_for() -> None:
+    """Only completions above a log probability, with fewer rows; nothing is cut for their sake."""
+    run = make_letters(seed=3, spread=0.8)
+    with run.scoring():
+        typed = typed_in(run, "b")
+        whole = search(run.model, typed, 9, most=6)
+        for count in range(10):
+            least = whole.completions[count].log_probability if count < 9 else -math.inf
+            found = search(run.model, typed, 9, most=6, least=least)
+            assert found.completions == whole.completions[:count]
+            assert not found.cut
+            assert found.rows < whole.rows or (count >= 8 and found.rows == whole.rows)
+
+
 @settings(max_examples=30)
 @given(keys=st.lists(st.sampled_from("abcz<<"), max_size=14), model=MODELS)
 def test_typing_is_reading_anew(keys: list[str], model: dict[str, Any]) -> None:

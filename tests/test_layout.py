@@ -18,10 +18,10 @@ PACKAGE = "factorcell"
 ORDER = """
 config vocabulary store tables kernels recurrence gpu gpu_recurrence gpu_softmax softmax dropout adapters cells |
 context prefix biases output adaptive | columns kinds tokens data | model parallel | run card | start rows training
-evaluation classification decoding ngram baselines | completion compiled_search popularity online completer blend
-assistant progressive systems replay_summary online_tuning | analysis | maps plots scatter replay_charts report trials
-replay_report | experiment finetuning separate mixture space tuning | serve | demo | screen options domains
-baseline_verbs interactive completion_verbs replay_verbs cli
+evaluation classification decoding ngram baselines | completion compiled_search popularity slips forgiving online
+completer blend assistant progressive systems replay_summary online_tuning | analysis | maps plots scatter
+replay_charts report trials replay_report | experiment finetuning separate mixture space tuning | serve | demo | screen
+options domains baseline_verbs interactive completion_verbs replay_verbs cli
 """
 PLACES = {name: place for place, name in enumerate(ORDER.replace("|", " ").split())}
 

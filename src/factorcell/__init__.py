@@ -8,6 +8,7 @@ from factorcell.data import Corpus, prepare
 from factorcell.evaluation import Tally, evaluate, evaluate_by
 from factorcell.experiment import compare, fit
 from factorcell.finetuning import finetune
+from factorcell.forgiving import Forgiving
 from factorcell.mixture import Mixture, mix, open_scorer
 from factorcell.model import LanguageModel
 from factorcell.online import User, learn_one
@@ -22,6 +23,7 @@ __all__ = [
     "Config",
     "Corpus",
     "DataConfig",
+    "Forgiving",
     "History",
     "LanguageModel",
     "Mixture",

@@ -18,9 +18,9 @@ class Assistant:
     learner: Learner | None = None
 
     @classmethod
-    def of(cls, run: Run, unknown: str = "error", seconds: float | None = None) -> "Assistant":
-        """A blend where the run keeps popular texts, learning where it tells users apart; both `Completer` options."""
-        completer = Completer(run, unknown=unknown, seconds=seconds)
+    def of(cls, run: Run, unknown: str = "error", seconds: float | None = None, slips: int = 0) -> "Assistant":
+        """A blend where the run keeps popular texts, learning where it tells users apart; options as `Completer`."""
+        completer = Completer(run, unknown=unknown, seconds=seconds, slips=slips)
         if not run.config.data.user or run.model.encoder is None:
             return cls(completer)
         blend = Blend(completer, Popularity.of(run)) if (run.folder / FILE).exists() else None

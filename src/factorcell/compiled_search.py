@@ -224,7 +224,13 @@ class Compiled:
 
     def search(self, wanted: Sequence[Wanted[PackedTyped]], seconds: float | None, threads: int) -> list[Found]:
         """The completions of each."""
-        return search(self.packed, wanted, seconds=seconds, threads=threads)
+        every = search(self.packed, wanted, seconds=seconds, threads=threads)
+        return [_above(one.least, found) for one, found in zip(wanted, every, strict=True)]
+
+
+def _above(least: float, found: Found) -> Found:
+    """What is more probable than `least` of what was found."""
+    return replace(found, completions=tuple(one for one in found.completions if one.log_probability > least))
 
 
 def usable(model: LanguageModel) -> bool:

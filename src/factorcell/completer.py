@@ -9,6 +9,8 @@
 Nothing here changes once it is made, and what is typed is a value of the caller's, so threads can share a completer.
 """
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +19,11 @@ import numpy as np
 import torch
 
 from factorcell import compiled_search
-from factorcell.completion import Found, Ids, Suggestion, Wanted
+from factorcell.completion import Found, Ids, Plain, Suggestion, Typed, Wanted
 from factorcell.config import UserError
 from factorcell.online import User, user_variable
 from factorcell.run import Run
+from factorcell.slips import Meant, Slips, join, meant
 from factorcell.vocabulary import splitter
 
 UNITS = ("char", "grapheme")
@@ -28,10 +31,14 @@ UNITS = ("char", "grapheme")
 
 @dataclass(frozen=True)
 class Written:
-    """What somebody has typed: its `tokens` as they are, known to the model or not, and how the search keeps them."""
+    """What somebody has typed: its `tokens` as they are, known to the model or not, and how the search keeps them.
+
+    `plain`: the same as the plain search keeps it, where slips are looked for.
+    """
 
     tokens: tuple[str, ...]
     typed: Any
+    plain: Typed | None = None
 
     @property
     def text(self) -> str:
@@ -51,15 +58,19 @@ class Suggestions:
 class Completer:
     """Completions by a run of characters or graphemes. A text ends within the run's `max_tokens`."""
 
-    def __init__(self, run: Run, *, unknown: str = "error", seconds: float | None = None) -> None:
+    def __init__(
+        self, run: Run, *, unknown: str = "error", seconds: float | None = None, slips: int | Slips = 0
+    ) -> None:
         """`unknown`: what of context values that training never saw, as `Run.prepare`; `seconds` bounds a search.
 
-        The weights are those of now: a run that learns on needs a completer anew.
+        `slips` of typing, at most 2, are forgiven (`slips.Slips`). The weights are those of now: a run that learns on
+        needs a completer anew.
         """
         data = run.config.data
         if data.unit not in UNITS:
             raise UserError(f"{run.folder}: its unit is {data.unit}; completion needs {' or '.join(UNITS)}")
         self.run, self.unknown, self.seconds = run, unknown, seconds
+        self.slips = Slips.of(slips)
         self.split, self.most = splitter(data), data.max_tokens - 1  # a longer text was cut in training: it has no end
         self.engine: Any = compiled_search.engine(run.model, run.precision)
 
@@ -78,7 +89,9 @@ class Completer:
         corpus = self.run.read([""], [context or {}], unknown=self.unknown)
         with self.run.scoring():
             own = {name: vector.to(self.run.device) for name, vector in override.items()}
-            return Written((), self.engine.begin(corpus.context(np.zeros(1, np.int64)).to(self.run.device), own))
+            given = corpus.context(np.zeros(1, np.int64)).to(self.run.device)
+            plain = Plain(self.run.model).begin(given, own) if self.slips.most else None
+            return Written((), self.engine.begin(given, own), plain)
 
     def type(self, written: Written, text: str) -> Written:
         """The same person with `text` typed instead; what it shares with what was typed is not read again.
@@ -87,10 +100,15 @@ class Completer:
         """
         tokens = self._tokens(text)
         with self.run.scoring():
-            return Written(tokens, self.engine.type(written.typed, self.run.vocabulary.encode(tokens)))
+            ids = self.run.vocabulary.encode(tokens)
+            plain = None if written.plain is None else written.plain.to(self.run.model, ids)
+            return Written(tokens, self.engine.type(written.typed, ids), plain)
 
     def suggest(self, written: Written, k: int = 10) -> Suggestions:
-        """The `k` most probable texts that go on from what is written."""
+        """The `k` most probable texts that go on from what is written, or where slips are forgiven from what was meant.
+
+        Those that go on from what is written come first.
+        """
         return self.suggest_all([written], k)[0]
 
     def suggest_all(self, written: Sequence[Written], k: int = 10, threads: int = 1) -> list[Suggestions]:
@@ -98,16 +116,23 @@ class Completer:
         if k < 1:
             raise UserError(f"{k} suggestions are wanted; it must be at least 1")
         with self.run.scoring():
-            found = self.engine.search([self._wanted(one, k) for one in written], self.seconds, threads)
+            if self.slips.most:
+                return [self._forgive(one, k) for one in written]
+            return self._finish([self._wanted(one, k) for one in written], written, self.seconds, threads)
+
+    def _finish(
+        self, wanted: Sequence[Wanted[Any]], written: Sequence[Written], seconds: float | None, threads: int = 1
+    ) -> list[Suggestions]:
+        found = self.engine.search(wanted, seconds, threads)
         return [self._suggestions(one, of) for one, of in zip(written, found, strict=True)]
 
-    def _wanted(self, written: Written, k: int) -> Wanted[Any]:
+    def _wanted(self, written: Written, k: int, added: int = 1, least: float = -math.inf) -> Wanted[Any]:
         def accept(ids: Ids) -> bool:
             """Something is added, and read again the text would be the same tokens: no two ways to write one text."""
             tokens = (*written.tokens, *self.run.vocabulary.decode(ids))
-            return bool(ids) and tuple(self.split("".join(tokens))) == tokens
+            return len(ids) >= added and tuple(self.split("".join(tokens))) == tokens
 
-        return Wanted(written.typed, k, self.most - len(written.tokens), accept)
+        return Wanted(written.typed, k, self.most - len(written.tokens), accept, least)
 
     def _suggestions(self, written: Written, found: Found) -> Suggestions:
         typed = "".join(written.tokens)
@@ -116,6 +141,38 @@ class Completer:
             for one in found.completions
         ]
         return Suggestions(suggestions, found.rows, found.cut)
+
+    def _forgive(self, written: Written, k: int) -> Suggestions:
+        """The best with slips: half of the time is for what is written, the rest for what may have been meant."""
+        vocabulary, stop = self.run.vocabulary, None if self.seconds is None else time.monotonic() + self.seconds
+        if not self.slips.within(len(written.tokens)) or written.plain is None:
+            return self._finish([self._wanted(written, k)], [written], self.seconds)[0]
+
+        def left() -> float | None:
+            return None if stop is None else max(0.0, stop - time.monotonic())
+
+        def finish(one: Meant, least: float) -> list[Suggestion]:
+            if one.ended:
+                whole = "".join(one.tokens)
+                return [Suggestion(whole, 0.0, "model")] if tuple(self.split(whole)) == one.tokens else []
+            other = Written(one.tokens, self.engine.type(written.typed, vocabulary.encode(one.tokens)))
+            parts.extend(self._finish([self._wanted(other, k, 0, least)], [other], left()))
+            return parts[-1].suggestions
+
+        half = None if self.seconds is None else self.seconds / 2
+        parts = self._finish([self._wanted(written, k)], [written], half)
+        meanings = meant(
+            self.run.model,
+            vocabulary,
+            written.tokens,
+            written.plain,
+            self.slips,
+            longest=self.most,
+            seconds=left(),
+        )
+        suggestions = join(parts[0].suggestions, meanings, finish, k)
+        rows = meanings.rows + sum(part.rows for part in parts)
+        return Suggestions(suggestions, rows, any(part.cut for part in parts))
 
     def _tokens(self, text: str) -> tuple[str, ...]:
         try:

@@ -43,12 +43,14 @@ WAITING = 10_000  # hypotheses that wait at most
 class Suggestion:
     """A whole text that is proposed, how probable its `source` takes it to be given what is typed, and that source.
 
-    `parts`: what each source of a blend adds to the score.
+    `slips`: the typing errors that it takes for granted; without any it begins with what is typed. `parts`: what each
+    source of a blend adds to the score.
     """
 
     text: str
     log_probability: float
     source: str
+    slips: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -74,12 +76,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Wanted(Generic[T]):
-    """What a search is asked for: the `k` best completions of what is `typed`, of at most `most` tokens, of those accepted."""
+    """What a search is asked for: the `k` best completions of what is `typed`, as `search` takes it."""
 
     typed: T
     k: int
     most: int
     accept: Callable[[Ids], bool] = lambda ids: True
+    least: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,16 @@ class Plain:
     def search(self, wanted: Sequence[Wanted[Typed]], seconds: float | None, threads: int) -> list[Found]:
         """The completions of each; one after the other, whatever the `threads`."""
         return [
-            search(self.model, one.typed, one.k, most=one.most, accept=one.accept, seconds=seconds) for one in wanted
+            search(
+                self.model,
+                one.typed,
+                one.k,
+                most=one.most,
+                least=one.least,
+                accept=one.accept,
+                seconds=seconds,
+            )
+            for one in wanted
         ]
 
 
@@ -175,6 +187,7 @@ def search(
     k: int = 10,
     *,
     most: int,
+    least: float = -math.inf,
     accept: Callable[[Ids], bool] = lambda ids: True,
     batch: int = BATCH,
     rows: int = ROWS,
@@ -183,11 +196,12 @@ def search(
 ) -> Found:
     """The `k` most probable completions of at most `most` tokens among those that `accept` takes; never a worse k-th.
 
-    It is exact unless `cut`: after `seconds`, after `rows` of the model, or where more than `waiting` hypotheses would
-    have had to wait, it returns the best so far, unless what is left could not have been better.
+    Those whose log probability is not above `least` are not looked for. It is exact unless `cut`: after `seconds`,
+    after `rows` of the model, or where more than `waiting` hypotheses would have had to wait, it returns the best so
+    far, unless what is left could not have been better.
     """
     stop = math.inf if seconds is None else time.monotonic() + seconds
-    frontier = _Frontier(model, typed, k, most, accept, rows, waiting)
+    frontier = _Frontier(model, typed, k, most, least, accept, rows, waiting)
     while frontier.scores.size:
         room = min(batch + frontier.expanded // GROWTH, rows - frontier.expanded)
         if room <= 0 or time.monotonic() >= stop:
@@ -213,11 +227,12 @@ class _Frontier:
         typed: Typed,
         k: int,
         most: int,
+        floor: float,
         accept: Callable[[Ids], bool],
         rows: int,
         waiting: int,
     ) -> None:
-        self.k, self.most, self.accept, self.waiting = k, most, accept, waiting
+        self.k, self.most, self.floor, self.accept, self.waiting = k, most, floor, accept, waiting
         self.size, self.count = len(model.embedding), 0
         self.parents, self.tokens, self.depths = (np.zeros(rows + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # what is typed becomes 0, as a child of itself
@@ -238,8 +253,8 @@ class _Frontier:
 
     @property
     def least(self) -> float:
-        """What a hypothesis must exceed: the k-th best score of those that have ended."""
-        return self.ended[0][0] if len(self.ended) == self.k else -math.inf
+        """What a hypothesis must exceed: the k-th best score of those that have ended, or what was asked for."""
+        return self.ended[0][0] if len(self.ended) == self.k else self.floor
 
     def take(self, most: int) -> tuple[Floats, Whole, Whole]:
         """Scores, parents and tokens of the best `most` that wait; they wait no longer."""

@@ -37,6 +37,7 @@ def add(verbs: Any) -> None:
     verb.add_argument("--explain", action="store_true", help="what each source adds, and what the history has changed")
     verb.add_argument("--count", type=int, default=10, help="texts to suggest (default: 10)")
     verb.add_argument("--seconds", type=float, help="time after which the best so far will do")
+    verb.add_argument("--slips", type=int, default=0, help="typing errors to forgive, 0 to 2 (default: 0)")
     options.computing(verb)
     verb = options.verb(verbs, "tune-online", tune_online, "how the users of a run should learn, on people held out")
     verb.add_argument("run", type=Path, metavar="RUN", help="the run folder, trained with --user")
@@ -54,7 +55,7 @@ def add(verbs: Any) -> None:
 def complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
     run = Run.open(given.run, device=given.device, precision=given.precision)
-    assistant, context = Assistant.of(run, given.unknown, given.seconds), _context(given.context)
+    assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), _context(given.context)
     user = (
         None if assistant.learner is None or assistant.learner.variable.source in context else assistant.learner.new()
     )
@@ -158,11 +159,12 @@ def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argpars
         {
             "text": screen.visible(row["text"]),
             "probability": f"{math.exp(row['log_probability']):.4f}",
+            "slips": row["slips"] or None,
             **({name: f"{row['parts'][name]:+.2f}" for name in row["parts"]} if given.explain else {}),
         }
         for row in rows
     ]
-    screen.table(shown, ("text", "probability", *SOURCES))
+    screen.table(shown, ("text", "probability", "slips", *SOURCES))
     if risen:
         screen.show("\nmost risen among the popular texts, in nats")
         screen.table([{"text": screen.visible(text), "nats": f"{nats:+.2f}"} for text, nats in risen], ("text", "nats"))

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unicodedata import normalize
 
 import numpy as np
@@ -67,6 +67,8 @@ class Counts:
 class Popularity:
     """Counted texts, the most popular ones of any prefix at hand."""
 
+    source: ClassVar[str] = "popularity"
+
     def __init__(self, counted: Counts) -> None:
         counts = counted.kept
         try:
@@ -112,9 +114,13 @@ class Popularity:
         chosen = among[np.argsort(self.places[among])[:k]]
         seen = math.log(self.total) if len(chosen) else 0.0
         return [
-            Suggestion(self._text(row), math.log(count) - seen, "popularity")
+            Suggestion(self._text(row), math.log(count) - seen, self.source)
             for row, count in zip(chosen.tolist(), self.counts[chosen].tolist(), strict=True)
         ]
+
+    def shares(self) -> dict[str, float]:
+        """Every text that is kept, by alphabet, and its share of all that were counted."""
+        return {self._text(row): count / self.total for row, count in enumerate(self.counts.tolist())}
 
     def _text(self, row: int) -> str:
         return str(self.trie.restore_key(int(self.keys[row])))
@@ -150,6 +156,8 @@ class History:
     half_life: float = 20.0
     most: int = 100  # texts that are remembered
 
+    source: ClassVar[str] = "history"
+
     def add(self, text: str) -> "History":
         """The history with one more text."""
         return History((*self.texts, normalize("NFC", text))[-self.most :], self.half_life, self.most)
@@ -157,13 +165,17 @@ class History:
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
         """The `k` texts that begin with `prefix`, go on and weigh most, with their shares of all weight."""
         prefix = normalize("NFC", prefix)
+        found = [(text, share) for text, share in self.shares().items() if text.startswith(prefix) and text != prefix]
+        best = sorted(found, key=lambda one: (-one[1], one[0]))[:k]
+        return [Suggestion(text, math.log(share), self.source) for text, share in best]
+
+    def shares(self) -> dict[str, float]:
+        """Every text and its share of all weight."""
         weights: defaultdict[str, float] = defaultdict(float)
         for age, text in enumerate(reversed(self.texts)):
             weights[text] += 0.5 ** (age / self.half_life)
         total = sum(weights.values())
-        found = [(text, weight) for text, weight in weights.items() if text.startswith(prefix) and text != prefix]
-        best = sorted(found, key=lambda one: (-one[1], one[0]))[:k]
-        return [Suggestion(text, math.log(weight / total), "history") for text, weight in best]
+        return {text: weight / total for text, weight in weights.items()}
 
 
 def _marisa() -> Any:

@@ -1,0 +1,100 @@
+"""How often a text is suggested when there is a slip in what is typed of it: slips forgiven, not forgiven, none made.
+
+    python benchmarks/slips.py RUN TEST.parquet --counted TRAIN.parquet
+
+Prints a row of JSON for each way: the share of the texts among the first k, their mean reciprocal rank, milliseconds of
+processor time. What is typed has 8 letters at least and is the same for all ways.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+
+from factorcell import Completer, Forgiving, Popularity, Run
+from factorcell.completion import Suggestion
+from factorcell.slips import Slips
+
+LETTERS = "etaoinsrhldcumfpgwybvk "
+SHORTEST, LONGEST = 8, 40  # letters that are typed at least, and of a text: few longer ones are ever suggested
+Case = tuple[str, str, str, dict[str, Any]]  # text, typed, typed with a slip, context
+
+
+def slip(typed: str, chosen: random.Random) -> str:
+    """One slip at a random place: a letter too many, one too few, a wrong one, two in the wrong order."""
+    while True:
+        place, letter = chosen.randrange(len(typed)), chosen.choice(LETTERS)
+        before, here, after = typed[:place], typed[place], typed[place + 1 :]
+        ways = (letter + here + after, after, letter + after, after[:1] + here + after[1:])
+        if (slipped := before + chosen.choice(ways)) != typed:
+            return slipped
+
+
+def cases(run: Run, path: Path, count: int, seed: int) -> list[Case]:
+    """Beginnings of random texts."""
+    chosen, found = random.Random(seed), []
+    column = run.config.data.text
+    names = [variable.source for variable in run.schema.variables]
+    rows = [row for row in pq.read_table(path).to_pylist() if SHORTEST < len(row[column]) <= LONGEST]
+    for row in chosen.sample(rows, count):
+        typed = row[column][: chosen.randint(SHORTEST, len(row[column]) - 1)]
+        found.append((row[column], typed, slip(typed, chosen), {name: row[name] for name in names}))
+    return found
+
+
+def measure(
+    name: str, suggest: Callable[[str, dict[str, Any]], list[Suggestion]], given: list[Case], slipped: bool
+) -> None:
+    """Print how often and where the text is."""
+    ranks, times = [], []
+    for text, typed, wrong, context in given:
+        began = time.thread_time()
+        found = suggest(wrong if slipped else typed, context)
+        times.append(1e3 * (time.thread_time() - began))
+        ranks.append(next((1 / place for place, one in enumerate(found, 1) if one.text == text), 0.0))
+    row = {
+        "way": name,
+        "slip": slipped,
+        "found": round(statistics.mean(rank > 0 for rank in ranks), 3),
+        "reciprocal_rank": round(statistics.mean(ranks), 3),
+        "milliseconds": round(statistics.median(times), 1),
+    }
+    print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    """Measure all ways."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--counted", type=Path, help="a table of texts to count, and to type: most popular completion")
+    parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--costs", type=float, nargs="+", default=[Slips().cost])
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    run = Run.open(given.run)
+    texts = cases(run, given.table, given.count, given.seed)
+    ways = [("model", Slips(0)), *((f"model, {cost:g} nats a slip", Slips(2, cost)) for cost in given.costs)]
+    for name, slips in ways:
+        completer = Completer(run, unknown="group", slips=slips)
+        for slipped in (False, True):
+            measure(name, lambda typed, row, c=completer: c.complete(typed, row, given.k), texts, slipped)
+    if given.counted:
+        popular = Popularity.fit(pq.read_table(given.counted)[run.config.data.text].to_pylist(), min_count=1)
+        texts = cases(run, given.counted, given.count, given.seed)
+        for name, counted in (("popularity", popular), ("popularity, slips", Forgiving(popular))):
+            for slipped in (False, True):
+                measure(name, lambda typed, row, c=counted: c.complete(typed, given.k), texts, slipped)
+
+
+if __name__ == "__main__":
+    main()
