@@ -19,8 +19,8 @@ ORDER = """
 config vocabulary store tables kernels recurrence gpu gpu_recurrence gpu_softmax softmax dropout adapters cells |
 context prefix biases output adaptive | columns kinds tokens data | model parallel | run card | start rows training
 evaluation classification decoding ngram baselines | completion compiled_search popularity completer online | analysis |
-maps plots scatter report trials | experiment finetuning separate mixture space tuning | serve | demo | screen options domains
-baseline_verbs completion_verbs cli
+maps plots scatter report trials | experiment finetuning separate mixture space tuning | serve | demo | screen options
+domains baseline_verbs completion_verbs cli
 """
 PLACES = {name: place for place, name in enumerate(ORDER.replace("|", " ").split())}
 

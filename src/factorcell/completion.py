@@ -70,7 +70,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Wanted(Generic[T]):
-    """What a search is asked for: the `k` best completions of what is `typed`, of at most `most` tokens, of those accepted."""
+    """What a search is asked for: of what is `typed` the `k` best completions of at most `most` tokens, if accepted."""
 
     typed: T
     k: int
