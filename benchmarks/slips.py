@@ -87,7 +87,7 @@ def main() -> None:
     for name, slips in ways:
         completer = Completer(run, unknown="group", slips=slips)
         for slipped in (False, True):
-            measure(name, lambda typed, row, c=completer: c.complete(typed, row, given.k), texts, slipped)
+            measure(name, lambda typed, row, c=completer: c.complete(typed, context=row, k=given.k), texts, slipped)
     if given.counted:
         popular = Popularity.fit(pq.read_table(given.counted)[run.config.data.text].to_pylist(), min_count=1)
         texts = cases(run, given.counted, given.count, given.seed)

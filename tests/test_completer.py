@@ -167,6 +167,7 @@ def test_threads_get_the_answers_that_they_get_alone() -> None:
 
 def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made on the wrong device."""
+    monkeypatch.setenv("FACTORCELL_KERNEL", "off")  # there only the plain path runs
     monkeypatch.setattr("torch.inference_mode", torch.no_grad)  # inference mode does not take tensors of Python
     here, there = make_letters(), make_letters()
     ours = Completer(here).complete("ab", context={"city": "Nice"})

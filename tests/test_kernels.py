@@ -130,12 +130,14 @@ def test_losses_of_half_the_bits_are_near(kind: str) -> None:
 
 HARNESS = """
 #include "kernels.h"
+#include <cmath>
 #include <cstdio>
 #include <vector>
 extern "C" int factorcell_best();
 extern "C" void factorcell_recurrence(Recurrence *, int, int);
 extern "C" int64_t factorcell_packed(const Softmax *, int);
 extern "C" void factorcell_softmax(Softmax *, int);
+extern "C" void factorcell_search(Search *, int, int);
 std::vector<std::vector<float>> kept;
 float *make(int64_t n) { kept.emplace_back(n, 0.25f); return kept.back().data(); }
 void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, bool half, int variant) {
@@ -169,6 +171,35 @@ void sums(int64_t N, int64_t V, int64_t D, bool half, int variant) {
     factorcell_softmax(&a, variant);
     kept.clear();
 }
+void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, bool half, int variant) {
+    const int64_t lanes = variant == 0 ? 4 : variant == 1 ? 8 : 16, gates = (H + lanes - 1) / lanes * lanes * 3;
+    const auto whole = [&](int64_t columns) { return (columns + 3 * lanes - 1) / (3 * lanes) * 3 * lanes; };
+    Search a{};
+    a.requests = 5, a.size = V, a.width = E, a.hidden = H, a.rank = R, a.end = 2;
+    a.threads = 2, a.batch = 5, a.growth = 4, a.half = half;
+    a.embedding = make(V * E), a.inputs = make(E * gates), a.weight = make(H * gates);
+    a.half_weight = make((H + 1) / 2 * gates), a.projection = make(H * whole(E)), a.table = make(E * whole(V));
+    if (norm) a.norm = make(8 * H);
+    Request q{};
+    float *const bias = make(whole(V)), *const start = make(2 * H + V);
+    for (int64_t v = 0; v < whole(V); v++) bias[v] = v < V ? 0.1f * (v % 7) : -INFINITY;
+    for (int64_t v = 0; v < V; v++) start[2 * H + v] = -0.3f * (v % 5) - 1;
+    q.gate_bias = make(gates), q.bias = bias, q.start = start, q.k = 7, q.most = 4, q.rows = 150, q.waiting = 60;
+    if (R) q.left_inputs = make(E * whole(R)), q.left = make(H * whole(R)), q.right = make(R * gates);
+    if (R) q.half_left = make((H + 1) / 2 * whole(R)), q.half_right = make((R + 1) / 2 * gates);
+    std::vector<Request> all(a.requests, q);
+    std::vector<std::vector<double>> scores(a.requests, std::vector<double>(q.k));
+    std::vector<std::vector<int32_t>> whole_numbers(2 * a.requests, std::vector<int32_t>(q.k * q.most, V - 1));
+    for (int64_t i = 0; i < a.requests; i++) {
+        all[i].scores = scores[i].data(), all[i].lengths = whole_numbers[2 * i].data();
+        all[i].tokens = whole_numbers[2 * i + 1].data(), all[i].seconds = i == 4 ? 0 : INFINITY, all[i].empty = i % 2;
+        all[i].after = make(q.most * (2 * H + V));
+    }
+    a.request = all.data();
+    factorcell_search(&a, 1, variant);
+    factorcell_search(&a, 0, variant);
+    kept.clear();
+}
 int main() {
     kept.reserve(100);
     for (int variant = 0; variant <= factorcell_best(); variant++)
@@ -178,6 +209,9 @@ int main() {
                     recur(B, T, H, R, other, other, half, variant);
             for (int64_t N : {1, 9, 300}) for (int64_t V : {1, 47, 500}) for (int64_t D : {1, 16, 33})
                 sums(N, V, D, half, variant);
+            for (int64_t V : {4, 107}) for (int64_t E : {1, 17}) for (int64_t H : {1, 16, 37})
+                for (int64_t R : {0, 1, 17}) for (bool norm : {false, true})
+                    complete(V, E, H, R, norm, half, variant);
         }
     std::puts("done");
 }

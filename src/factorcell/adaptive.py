@@ -118,7 +118,7 @@ class AdaptiveOutput(nn.Module):
         biases[0] = torch.cat([biases[0], of_clusters]) + self.never
         shifts = torch.cat([self.bias.new_zeros(self.classes + sum(self.widths), 0), *self._adapted()], dim=1)
         shift, narrow_shift = torch.split(shifts, [self.classes, sum(self.widths)])
-        projected, features = hidden @ self.projection, tilt.features[:, None].expand(-1, hidden.shape[1], -1)
+        projected, features = hidden @ self.projection, tilt.features[:, None].expand(*hidden.shape[:2], -1)
         narrow = projected @ self.narrow + features @ narrow_shift.T
         head = torch.cat([torch.cat([words[0], self.clusters]), shift], dim=1)
         tables = [head, *(rows[:, :width] for rows, width in zip(words[1:], self.widths, strict=True))]

@@ -2,8 +2,8 @@
 
     [i, f, o] = b + [x, h] W + ([x, h] L) R        log p(v | x, h) = log softmax(E P h + a)
 
-A `PackedModel` is made once a model, a `PackedContext` (b, L, R and a) once a context. Both are values that any thread may
-read, a call has work memory of its own, and L and R stay apart. What is not `usable` has the plain search.
+A `PackedModel` is made once a model, a `PackedContext` (b, L, R and a) once a context. Both are values that any thread
+may read, and a call has work memory of its own. L and R stay apart. What is not `usable` has the plain search.
 
 Shapes: V vocabulary, E embedding, H hidden, R rank.
 """
@@ -36,7 +36,7 @@ OF_MODEL = ("embedding", "inputs", "weight", "half_weight", "norm", "projection"
 LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}  # floats of a vector
 PANEL = 3  # vectors of columns of a packed matrix
 BATCH = 16  # hypotheses expanded at once, at first
-SPARE = 5  # completions found by products of bfloat16 beyond those wanted, before scores by floats put them in order
+SPARE = 1  # completions found by products of bfloat16 beyond those wanted, before scores by floats put them in order
 
 
 class _Request(ctypes.Structure):
@@ -76,7 +76,7 @@ class PackedModel:
         variant = kernels.variant()
         assert variant is not None
         lanes, cell, embedding = LANES[variant], cast(Cell, model.cells[0]), model.embedding.detach()
-        inputs, weight = _gates(cell.matrix.detach(), lanes).split([cell.embedding_size, cell.hidden_size])
+        inputs, weight = _gates(cell.matrix.detach(), lanes).split_with_sizes([cell.embedding_size, cell.hidden_size])
         arrays = {
             "embedding": embedding.clone(),
             "inputs": _packed(inputs, lanes),
@@ -103,7 +103,7 @@ class PackedModel:
             "bias": F.pad(bias[0], (0, -size % (PANEL * lanes)), value=-math.inf),
         }
         if weights.left is not None and weights.right is not None:
-            inputs, left = weights.left[0].split([width, hidden])
+            inputs, left = weights.left[0].split_with_sizes([width, hidden])
             right = _gates(weights.right[0], lanes)
             factors = {"left_inputs": inputs, "left": left, "right": right}
             arrays |= {name: _packed(factor, lanes) for name, factor in factors.items()}
@@ -194,9 +194,7 @@ class _Asked:
         if before and len(before.completions) > len(best):
             return replace(before, rows=expanded)
         least = best[-1].log_probability if len(best) == self.wanted.k else -math.inf
-        # Of those that were asked for and are missing the first may be as probable as the last that was found.
-        unknown = min(one.log_probability for one in every) if len(every) == self.k > len(best) == 0 else -math.inf
-        return Found(tuple(best), expanded, max(self.request.lost, unknown) > least)
+        return Found(tuple(best), expanded, self.request.lost > least)
 
     def more(self, found: Found) -> "_Asked | None":
         """What to ask for where too few were accepted and there are more to be had."""
@@ -210,6 +208,7 @@ class Compiled:
     """The compiled search of a model, as `completion.Plain` is the plain one."""
 
     def __init__(self, model: LanguageModel, half: bool = False) -> None:
+        kernels.keep_memory()
         self.model, self.packed = model, PackedModel.of(model, half)
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PackedTyped:
@@ -274,12 +273,8 @@ def _run(
     arguments = _Search(*sizes, *kernels.addresses(OF_MODEL, packed.arrays), ctypes.addressof(array))
     compiled.factorcell_search(ctypes.byref(arguments), int(following), kernels.VARIANTS.index(packed.variant))
     for request, done in zip(requests, array, strict=True):
-        request.seconds, request.lost, request.count, request.expanded = (
-            done.seconds,
-            done.lost,
-            done.count,
-            done.expanded,
-        )
+        for name in ("seconds", "lost", "count", "expanded"):
+            setattr(request, name, getattr(done, name))
 
 
 def _gates(matrix: Tensor, lanes: int) -> Tensor:

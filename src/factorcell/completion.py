@@ -76,7 +76,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Wanted(Generic[T]):
-    """What a search is asked for: the `k` best completions of what is `typed`, as `search` takes it."""
+    """What a search is asked for: of what is `typed` the `k` best completions of at most `most` tokens, if accepted."""
 
     typed: T
     k: int

@@ -1,0 +1,201 @@
+"""Completion of real texts: the published beam, the plain exact search and the compiled ones, side by side.
+
+    python benchmarks/completion.py runs/queries queries.parquet --user user --prefixes 100 --out completion.jsonl
+
+Every prefix (at least 2 characters typed, 1 left; drawn by a hash of user, text and position) is completed by all
+contenders, one after the other in random order, on one thread. A figure is a percentile over the prefixes of the
+thread's own time, so that other work on the machine counts less; throughput is by the clock. What is asked first of
+each contender, for which its memory is still cold, does not count. Prints tables, and writes one JSON object a figure.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from factorcell import kernels
+from factorcell.compiled_search import Compiled, usable
+from factorcell.completion import Found, Plain, Wanted, beam
+from factorcell.run import Run
+from factorcell.tables import open_table
+
+K = 10
+BEAM, PLAIN, FLOATS, HALF = "published beam", "plain exact", "compiled", "compiled, bfloat16"
+PERCENTILES = (50, 95, 99)
+USERS = 32
+Times = dict[str, list[float]]  # milliseconds
+
+
+def drawn(user: str, text: str, position: int) -> str | None:
+    """The prefix of a text, at least 2 characters typed and 1 left; none where it is shorter."""
+    if len(text) < 3:
+        return None
+    number = int.from_bytes(hashlib.sha256(f"{user}\0{text}\0{position}".encode()).digest()[:8], "little")
+    return text[: 2 + number % (len(text) - 2)]
+
+
+def prefixes(path: Path, text: str, user: str, count: int, longest: int) -> list[dict[str, str]]:
+    """`count` prefixes of texts of at most `longest` characters all over a table: rows with their user."""
+    chunks = open_table(path).chunks([text, user])
+    rows = [row for chunk in chunks for row in zip(chunk[text], chunk[user], strict=True)]
+    found = []
+    for position, (written, who) in enumerate(rows):
+        prefix = drawn(str(who), written, position) if len(written) <= longest else None
+        if prefix is not None:
+            found.append({text: prefix, user: str(who)})
+    random.Random(0).shuffle(found)
+    return found[:count]
+
+
+class Bench:
+    """The contenders of one run, and the milliseconds and results of each."""
+
+    def __init__(self, run: Run, user: str) -> None:
+        self.run, self.user, self.most = run, user, run.config.data.max_tokens - 1
+        self.engines: dict[str, Any] = {PLAIN: Plain(run.model), FLOATS: Compiled(run.model)}
+        if kernels.variant() == kernels.VARIANTS[-1]:
+            self.engines[HALF] = Compiled(run.model, half=True)
+        self.times: dict[str, Times] = defaultdict(lambda: defaultdict(list))
+        self.found: dict[str, list[Found]] = defaultdict(list)
+
+    def timed(self, what: str, who: str, once: Callable[[], Any]) -> Any:
+        """What `once` returns; the time of this thread is kept."""
+        start = time.thread_time()
+        result = once()
+        self.times[what][who].append((time.thread_time() - start) * 1e3)
+        return result
+
+    def wanted(self, typed: Any) -> Wanted[Any]:
+        """Ten texts that go on."""
+        return Wanted(typed, K, self.most - len(typed.ids), lambda ids: ids != ())
+
+    def one(self, row: dict[str, str]) -> dict[str, Any]:
+        """Complete a prefix by all contenders in random order; what is typed in each engine."""
+        text = self.run.config.data.text
+        context = self.run.prepare([{**row, text: ""}], unknown="expected").context(np.zeros(1, np.int64))
+        ids, typed = self.run.vocabulary.encode(row[text]), {}
+        for name in random.sample(list(self.engines), len(self.engines)):
+            engine = self.engines[name]
+            begun = self.timed("begin", name, lambda engine=engine: engine.begin(context))
+            before = engine.type(begun, ids[:-1])
+            typed[name] = self.timed("letter", name, lambda engine=engine, before=before: engine.type(before, ids))
+        for name in random.sample([BEAM, *self.engines], len(self.engines) + 1):
+            self.found[name].append(self.timed("search", name, lambda name=name: self.search(name, typed)))
+        return typed
+
+    def search(self, name: str, typed: dict[str, Any]) -> Found:
+        """The search of one contender; the beam, too, is asked for one more, since what is typed does not count."""
+        if name == BEAM:
+            own = typed[PLAIN]
+            return beam(self.run.model, own, K + 1, most=self.most - len(own.ids))
+        found: list[Found] = self.engines[name].search([self.wanted(typed[name])], None, 1)
+        return found[0]
+
+    def throughput(self, name: str, everyone: list[dict[str, Any]], threads: int) -> float:
+        """Completions a second by the clock, of 32 who ask at once; the median over all such groups."""
+        rates = []
+        for start in range(0, len(everyone) - USERS + 1, USERS):
+            wanted = [self.wanted(typed[name]) for typed in everyone[start : start + USERS]]
+            begin = time.perf_counter()
+            self.engines[name].search(wanted, None, threads)
+            rates.append(USERS / (time.perf_counter() - begin))
+        return statistics.median(rates) if rates else float("nan")
+
+    def figures(self) -> list[dict[str, Any]]:
+        """A row for each contender and what it did; `ratio` is that of its median to the beam's."""
+        rows = []
+        for what, times in self.times.items():
+            for name in (BEAM, *self.engines):
+                if not (values := times[name][1:]):
+                    continue
+                row: dict[str, Any] = {"what": what, "contender": name}
+                row |= {f"p{p}_ms": float(np.percentile(values, p)) for p in PERCENTILES}
+                if what == "search":
+                    row |= {"ratio": statistics.median(times[BEAM][1:]) / row["p50_ms"], **self.quality(name)}
+                rows.append(row)
+        return rows
+
+    def quality(self, name: str) -> dict[str, float]:
+        """Rows of the model, searches cut, suggestions shared with the compiled search by floats, and tenths worse.
+
+        A tenth score is worse where it is more than a rounding below the beam's; searches that were cut do not count.
+        """
+        rows, shared, worse = [], [], 0
+        for ours, floats, published in zip(self.found[name], self.found[FLOATS], self.found[BEAM], strict=True):
+            rows.append(ours.rows)
+            if floats.cut or ours.cut:
+                continue
+            own, theirs, beams = (
+                [one for one in found.completions if one.ids][:K] for found in (ours, floats, published)
+            )
+            shared.append(len({one.ids for one in own} & {one.ids for one in theirs}) / max(1, len(theirs)))
+            if len(beams) == K:
+                worse += own[-1].log_probability < beams[-1].log_probability - 1e-3
+        return {
+            "rows": statistics.median(rows),
+            "cut": sum(found.cut for found in self.found[name]),
+            "shared": statistics.mean(shared) if shared else float("nan"),
+            "worse": worse,
+        }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Tables of rows of a kind."""
+    for what in dict.fromkeys(row["what"] for row in rows):
+        here = [row for row in rows if row["what"] == what]
+        names = list(here[0])[1:]
+        print("| " + " | ".join([what, *names[1:]]) + " |\n|---" + "|---:" * len(names[1:]) + "|")
+        for row in here:
+            cells = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in list(row.values())[1:]]
+            print("| " + " | ".join(cells) + " |")
+        print()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description="Completion: the published beam, the exact search, plain and compiled."
+    )
+    parser.add_argument("run", type=Path, help="run folder, of unit char, with one layer of coupled cells")
+    parser.add_argument("table", type=Path, help="table of texts")
+    parser.add_argument("--user", default="user", help="the context column of the run (default: user)")
+    parser.add_argument("--prefixes", type=int, default=100)
+    parser.add_argument("--longest", type=int, default=100, help="only prefixes of texts of at most so many characters")
+    parser.add_argument("--threads", type=int, default=2, help="for completions a second (default: 2)")
+    parser.add_argument("--out", type=Path, help="file of JSON lines to add to")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    run = Run.open(options.run)
+    if not usable(run.model):
+        parser.error(f"{options.run}: there is no compiled search for its model, or on this machine")
+    bench = Bench(run, options.user)
+    texts = prefixes(options.table, run.config.data.text, options.user, options.prefixes, options.longest)
+    with torch.inference_mode():
+        everyone = [bench.one(row) for row in tqdm(texts, unit="prefix", disable=None)]
+        rows = bench.figures()
+        for name in (FLOATS, HALF):
+            if name in bench.engines and len(everyone) >= USERS:
+                rate = bench.throughput(name, everyone, options.threads)
+                rows.append({"what": f"{USERS} users, {options.threads} threads", "contender": name, "a_second": rate})
+    show(rows)
+    facts = {"cpu": kernels.variant(), "load": os.getloadavg()[0], "torch": torch.__version__, "prefixes": len(texts)}
+    if options.out:
+        with options.out.open("a", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps({"run": str(options.run), **row, **facts, "machine": platform.machine()}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
