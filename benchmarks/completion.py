@@ -62,8 +62,8 @@ def prefixes(path: Path, text: str, user: str, count: int, longest: int) -> list
 class Bench:
     """The contenders of one run, and the milliseconds and results of each."""
 
-    def __init__(self, run: Run, user: str) -> None:
-        self.run, self.user, self.most = run, user, run.config.data.max_tokens - 1
+    def __init__(self, run: Run) -> None:
+        self.run, self.most = run, run.config.data.max_tokens - 1
         self.engines: dict[str, Any] = {PLAIN: Plain(run.model), FLOATS: Compiled(run.model)}
         if kernels.variant() == kernels.VARIANTS[-1]:
             self.engines[HALF] = Compiled(run.model, half=True)
@@ -180,7 +180,7 @@ def main() -> None:
     run = Run.open(options.run)
     if not usable(run.model):
         parser.error(f"{options.run}: there is no compiled search for its model, or on this machine")
-    bench = Bench(run, options.user)
+    bench = Bench(run)
     texts = prefixes(options.table, run.config.data.text, options.user, options.prefixes, options.longest)
     with torch.inference_mode():
         everyone = [bench.one(row) for row in tqdm(texts, unit="prefix", disable=None)]
