@@ -212,13 +212,8 @@ class _Beam:
     """
 
     def __init__(self, model: LanguageModel, typed: Typed, pattern: Pattern, slips: Slips, best: int) -> None:
-        self.model, self.conditioned, self.pattern, self.slips, self.best = (
-            model,
-            typed.conditioned,
-            pattern,
-            slips,
-            best,
-        )
+        self.model, self.conditioned = model, typed.conditioned
+        self.pattern, self.slips, self.best = pattern, slips, best
         self.ids: list[tuple[int, ...]] = [()]
         self.band, self.scores = pattern.start(), np.zeros(1)
         self.logs, self.states = typed.logs[0], typed.states[0]
