@@ -36,7 +36,7 @@ def test_candidates_say_what_their_sources_know() -> None:
     model = Suggestions(
         [Suggestion("abc", math.log(0.5), "model"), Suggestion("acc", math.log(0.25), "model")], 7, False
     )
-    found = {one.text: one.features.tolist() for one in blend.candidates("a", model, history, 10)}
+    found = {one.text: list(one.features) for one in blend.candidates("a", model, history, 10)}
     popular = {"abc": math.log(5 / 8), "abba": math.log(3 / 8)}  # of those that begin so
     own = {one.text: one.log_probability for one in history.complete("a")}
     typed = math.log(2)
@@ -97,16 +97,16 @@ def test_weights_are_those_that_made_the_choices() -> None:
     for _ in range(4000):
         features = random.normal(size=(random.integers(2, 9), len(FEATURES)))
         scores = np.exp(features @ true)
-        texts = [Candidate(str(row), one) for row, one in enumerate(features)]
+        texts = [Candidate(str(row), tuple(one)) for row, one in enumerate(features)]
         lists.append((texts, str(random.choice(len(texts), p=scores / scores.sum()))))
-    lists.append(([Candidate("a", random.normal(size=len(FEATURES)))], "not there"))
+    lists.append(([Candidate("a", tuple(random.normal(size=len(FEATURES))))], "not there"))
     fitted = Weights.fit(lists)
     assert fitted.array == pytest.approx(true, abs=0.15)
 
     def loss(weights: np.ndarray) -> float:
         total = 0.1 * float((weights**2).sum())
         for found, text in lists[:-1]:
-            scores = np.stack([one.features for one in found]) @ weights
+            scores = np.array([one.features for one in found]) @ weights
             total += float(np.logaddexp.reduce(scores) - scores[int(text)])
         return total
 

@@ -46,7 +46,7 @@ class Candidate:
     """A text that is proposed, and what speaks for it (F,)."""
 
     text: str
-    features: Floats
+    features: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Weights:
         most = max(len(found) for found, _ in told)
         features, absent = torch.zeros(len(told), most, len(FEATURES)), torch.ones(len(told), most, dtype=torch.bool)
         for row, (found, _) in enumerate(told):
-            features[row, : len(found)] = torch.tensor(np.stack([one.features for one in found])).float()
+            features[row, : len(found)] = torch.tensor(np.array([one.features for one in found])).float()
             absent[row, : len(found)] = False
         meant = torch.tensor([place for _, place in told])
         weights = torch.zeros(len(FEATURES), requires_grad=True)
@@ -139,22 +139,22 @@ class Blend:
         )
         floor = min(likely.values(), default=0.0)
         rest = math.log1p(-min(1 - 1e-6, sum(map(math.exp, likely.values()))))
-        whole = np.logaddexp.reduce(list(shares.values())) if shares else 0.0
+        whole = float(np.logaddexp.reduce(list(shares.values()))) if shares else 0.0
         typed = math.log1p(len(prefix))
 
-        def features(text: str) -> list[float]:
-            of_model = [1.0, likely[text], 0.0] if text in likely else [0.0, floor, rest]
-            of_popularity = [1.0, shares[text] - whole] if text in shares else [0.0, 0.0]
-            of_own = [1.0, owned[text], math.log1p(last[text]), typed] if text in owned else [0.0] * 4
+        def features(text: str) -> tuple[float, ...]:
+            of_model = (1.0, likely[text], 0.0) if text in likely else (0.0, floor, rest)
+            of_popularity = (1.0, shares[text] - whole) if text in shares else (0.0, 0.0)
+            of_own = (1.0, owned[text], math.log1p(last[text]), typed) if text in owned else (0.0,) * 4
             return of_model + of_popularity + of_own
 
-        return [Candidate(text, np.array(features(text))) for text in texts]
+        return [Candidate(text, features(text)) for text in texts]
 
     def merged(self, candidates: Sequence[Candidate], k: int) -> list[Suggestion]:
         """The best `k` candidates with their probabilities among all of them."""
         if not candidates:
             return []
-        terms = np.stack([one.features for one in candidates]) * self.weights.array
+        terms = np.array([one.features for one in candidates]) * self.weights.array
         scores = terms.sum(1)
         logs = scores - np.logaddexp.reduce(scores)
         at = np.cumsum([0, *(len(features) for features in SOURCES.values())])

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import kernels, store
+from factorcell import store
 from factorcell.config import UserError, choose
 from factorcell.context import Variable
 from factorcell.popularity import History
@@ -128,7 +128,11 @@ class User:
 
 
 class Learner:
-    """Learns people online, for one run and one rule. Nothing in it changes: any thread may use it."""
+    """Learns people online, for one run and one rule. Nothing in it changes: any thread may use it.
+
+    It computes by floats whatever the precision of the run: for products of bfloat16 PyTorch keeps memory for every
+    length of text that it meets, megabytes each.
+    """
 
     def __init__(self, run: Run, rule: Rule | None = None) -> None:
         """`rule`: that of the run, unless given. `UserError` for a run that does not tell users apart."""
@@ -139,8 +143,7 @@ class Learner:
         assert encoder is not None
         table = encoder.tables[column].detach().cpu().numpy()
         self.unknown: Floats = table[0].copy()
-        with kernels.precision(run.precision, run.device):
-            self.packed = run.model.packed()
+        self.packed = run.model.packed()
         self.longest = REACH * float(np.linalg.norm(table, axis=1).max())
 
     def new(self) -> User:
@@ -169,7 +172,7 @@ class Learner:
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
     ) -> tuple[NDArray[np.float64], Floats]:
         """Nats (B,) of the texts of people with `vectors` (B, k), and their gradients (B, k)."""
-        with torch.enable_grad(), kernels.precision(self.run.precision, self.run.device):
+        with torch.enable_grad():
             own = torch.tensor(vectors, device=self.run.device, requires_grad=True)
             nats = self._nats(own, texts, contexts)
             (gradients,) = torch.autograd.grad(nats.sum(), own)
@@ -179,7 +182,7 @@ class Learner:
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
         """Nats (B,) of the texts of people with `vectors` (B, k), or all of one person (1, k)."""
-        with self.run.scoring():
+        with torch.inference_mode():
             own = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
             return self._nats(own, texts, contexts or [{}] * len(texts)).double().cpu().numpy()
 
@@ -195,8 +198,7 @@ class Learner:
 
     def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         batch = self.run.batch(self.run.read(texts, contexts), np.arange(len(texts)))
-        with torch.autocast(self.run.device.type, enabled=False):  # to halve L and R takes longer than to make them
-            conditioned = self.run.model.condition(batch.context, {self.variable.name: own}).with_packed(self.packed)
+        conditioned = self.run.model.condition(batch.context, {self.variable.name: own}).with_packed(self.packed)
         nats: torch.Tensor = self.run.model(batch, conditioned)
         return nats.sum(1)
 
