@@ -203,6 +203,22 @@ def test_few_that_are_accepted_are_found_among_many() -> None:
     assert stopped.cut
 
 
+def test_what_is_typed_alone_takes_no_other_try() -> None:
+    """That it does not count is known before: with all else accepted one call is enough."""
+    compiled, typed = packed_in(make_letters(seed=4, spread=0.8), "a")
+    tries, run_compiled = [], compiled_search._run
+
+    def counted(packed: Any, requests: Any, *rest: Any, **named: Any) -> None:
+        tries.append(len(requests))
+        run_compiled(packed, requests, *rest, **named)
+
+    with patch.object(compiled_search, "_run", counted):
+        (every,) = search(compiled.packed, [Wanted(typed, 5, 6)])
+        (others,) = search(compiled.packed, [Wanted(typed, 4, 6, lambda ids: ids != ())])
+    assert tries == [1, 1]
+    assert [one.ids for one in every.completions if one.ids] == [one.ids for one in others.completions]
+
+
 def test_special_tokens_are_never_found() -> None:
     """Not even where the model takes the unknown token for almost certain."""
     run = make_letters()
