@@ -18,6 +18,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ from tqdm import tqdm
 
 from factorcell import kernels
 from factorcell.compiled_search import Compiled, usable
+from factorcell.completer import Completer
 from factorcell.completion import Found, Plain, Wanted, beam
+from factorcell.online import Learner, User
+from factorcell.popularity import History
 from factorcell.run import Run
 from factorcell.tables import open_table
 
@@ -94,6 +98,17 @@ class Bench:
         for name in random.sample([BEAM, *self.engines], len(self.engines) + 1):
             self.found[name].append(self.timed("search", name, lambda name=name: self.search(name, typed)))
         return typed
+
+    def learn(self, texts: list[str]) -> None:
+        """Texts of one person learned one after the other, by the compiled recurrence and by the plain loop."""
+        for name, kernel in ((PLAIN, "off"), (FLOATS, "")):
+            os.environ["FACTORCELL_KERNEL"] = kernel
+            learner = Learner(self.run)
+            user = learner.new()
+            for text in texts:
+                (user,), _ = self.timed(
+                    "learn", name, lambda one=learner, own=user, text=text: one.learn([own], [text])
+                )
 
     def search(self, name: str, typed: dict[str, Any]) -> Found:
         """The search of one contender; the beam, too, is asked for one more, since what is typed does not count."""
@@ -180,15 +195,25 @@ def main() -> None:
     run = Run.open(options.run)
     if not usable(run.model):
         parser.error(f"{options.run}: there is no compiled search for its model, or on this machine")
+    begin = time.perf_counter()
+    Completer(Run.open(options.run))
+    opened = (time.perf_counter() - begin) * 1e3
     bench = Bench(run)
     texts = prefixes(options.table, run.config.data.text, options.user, options.prefixes, options.longest)
     with torch.inference_mode():
         everyone = [bench.one(row) for row in tqdm(texts, unit="prefix", disable=None)]
+    if run.config.data.user:
+        bench.learn([row[run.config.data.text] for row in texts])
+    with torch.inference_mode():
         rows = bench.figures()
         for name in (FLOATS, HALF):
             if name in bench.engines and len(everyone) >= USERS:
                 rate = bench.throughput(name, everyone, options.threads)
                 rows.append({"what": f"{USERS} users, {options.threads} threads", "contender": name, "a_second": rate})
+    rows.append({"what": "a run opened", "contender": FLOATS, "ms": opened})
+    if run.config.data.user:
+        user = replace(User.new(run), history=History())
+        rows.append({"what": "a user without texts", "contender": "", "bytes": len(user.to_bytes())})
     show(rows)
     facts = {"cpu": kernels.variant(), "load": os.getloadavg()[0], "torch": torch.__version__, "prefixes": len(texts)}
     if options.out:
