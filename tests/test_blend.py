@@ -89,6 +89,20 @@ def test_popular_and_own_texts_remain_when_time_is_up() -> None:
     assert Blend(completer, None).complete("zzz", user) == []
 
 
+def test_slips_are_forgiven_by_all_sources() -> None:
+    """Texts that were meant come after those that begin with what is typed, and say that they take a slip."""
+    run = make()
+    user = replace(User.new(run), history=History(("abccba",)))
+    blend = Blend(Completer(run, slips=1), Popularity.fit(["abcc"] * 3 + ["acbb"] * 2, min_count=1))
+    found = blend.complete("acb", user, k=400)
+    slips = {one.text: one.slips for one in found}
+    assert (slips["acbb"], slips["abcc"], slips["abccba"]) == (0, 1, 1)
+    assert [one.slips for one in found] == sorted(one.slips for one in found)
+    assert all((one.slips == 0) == one.text.startswith("acb") for one in found)
+    alone = Blend(Completer(run), blend.popularity).complete("acb", user, k=400)
+    assert {one.slips for one in alone} == {0}
+
+
 def test_weights_are_those_that_made_the_choices() -> None:
     """Choices drawn from known weights give them back, about; no weights nearby have a lower loss."""
     random = np.random.default_rng(0)

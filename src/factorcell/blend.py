@@ -22,6 +22,7 @@ from factorcell import store
 from factorcell.completer import Completer, Suggestions, Written
 from factorcell.completion import Suggestion
 from factorcell.config import UserError
+from factorcell.forgiving import Forgiving
 from factorcell.online import User
 from factorcell.popularity import History, Popularity
 from factorcell.run import Run
@@ -43,10 +44,11 @@ FEATURES = tuple(feature for features in SOURCES.values() for feature in feature
 
 @dataclass(frozen=True)
 class Candidate:
-    """A text that is proposed, and what speaks for it (F,)."""
+    """A text that is proposed, what speaks for it (F,), and the typing errors that it takes for granted."""
 
     text: str
     features: tuple[float, ...]
+    slips: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,12 @@ class Blend:
     """Completions of three sources. Nothing in it changes: any thread may use it."""
 
     def __init__(self, completer: Completer, popularity: Popularity | None, weights: Weights | None = None) -> None:
-        """Without `popularity` there are two sources; `weights`: those of the run, unless given."""
+        """Without `popularity` there are two sources; `weights`: those of the run, unless given.
+
+        All sources forgive the slips that the `completer` forgives.
+        """
         self.completer, self.popularity = completer, popularity
+        self.popular = self._forgiving(popularity) if popularity else None
         self.weights = weights or Weights.of(completer.run)
 
     def complete(
@@ -130,9 +136,9 @@ class Blend:
 
     def candidates(self, prefix: str, model: Suggestions, history: History, k: int) -> list[Candidate]:
         """What the `model` and the other sources propose, at most `k` each, every text once."""
-        popular = [] if self.popularity is None else self.popularity.complete(prefix, k)
-        own = history.complete(prefix, k)
-        texts = dict.fromkeys(one.text for one in (*model.suggestions, *popular, *own))
+        popular = [] if self.popular is None else self.popular.complete(prefix, k)
+        own = self._forgiving(history).complete(prefix, k)
+        texts = {one.text: one.slips for one in (*model.suggestions, *popular, *own)}
         last = {text: age for age, text in reversed(list(enumerate(reversed(history.texts))))}
         likely, shares, owned = (
             {one.text: one.log_probability for one in found} for found in (model.suggestions, popular, own)
@@ -148,10 +154,14 @@ class Blend:
             of_own = (1.0, owned[text], math.log1p(last[text]), typed) if text in owned else (0.0,) * 4
             return of_model + of_popularity + of_own
 
-        return [Candidate(text, features(text)) for text in texts]
+        return [Candidate(text, features(text), slips) for text, slips in texts.items()]
+
+    def _forgiving(self, counted: Popularity | History) -> Popularity | History | Forgiving:
+        """What completes from counted texts."""
+        return Forgiving(counted, self.completer.slips) if self.completer.slips.most else counted
 
     def merged(self, candidates: Sequence[Candidate], k: int) -> list[Suggestion]:
-        """The best `k` candidates with their probabilities among all of them."""
+        """The best `k` candidates with their probabilities among all of them, those with slips after all others."""
         if not candidates:
             return []
         terms = np.array([one.features for one in candidates]) * self.weights.array
@@ -160,11 +170,13 @@ class Blend:
         at = np.cumsum([0, *(len(features) for features in SOURCES.values())])
         parts = np.add.reduceat(terms, at[:-1], axis=1)
         best = sorted(range(len(logs)), key=lambda row: (-logs[row], candidates[row].text))[:k]
+        best.sort(key=lambda row: candidates[row].slips > 0)
         return [
             Suggestion(
                 candidates[row].text,
                 float(logs[row]),
                 "blend",
+                candidates[row].slips,
                 parts=dict(zip(SOURCES, parts[row].tolist(), strict=True)),
             )
             for row in best
