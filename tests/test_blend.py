@@ -93,13 +93,14 @@ def test_slips_are_forgiven_by_all_sources() -> None:
     """Texts that were meant come after those that begin with what is typed, and say that they take a slip."""
     run = make()
     user = replace(User.new(run), history=History(("abccba",)))
-    blend = Blend(Completer(run, slips=1), Popularity.fit(["abcc"] * 3 + ["acbb"] * 2, min_count=1))
-    found = blend.complete("acb", user, k=400)
+    weights = Weights({**dict.fromkeys(FEATURES, 0.0), "popular": 9.0, "own": 9.0})
+    blend = Blend(Completer(run, slips=1), Popularity.fit(["abcc"] * 3 + ["acbb"] * 2, min_count=1), weights)
+    found = blend.complete("acb", user, k=10)
     slips = {one.text: one.slips for one in found}
     assert (slips["acbb"], slips["abcc"], slips["abccba"]) == (0, 1, 1)
     assert [one.slips for one in found] == sorted(one.slips for one in found)
     assert all((one.slips == 0) == one.text.startswith("acb") for one in found)
-    alone = Blend(Completer(run), blend.popularity).complete("acb", user, k=400)
+    alone = Blend(Completer(run), blend.popularity).complete("acb", user, k=10)
     assert {one.slips for one in alone} == {0}
 
 
