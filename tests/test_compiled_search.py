@@ -270,7 +270,7 @@ def test_many_requests_are_each_alone(half: bool) -> None:
 @pytest.mark.parametrize("half", [False, True])
 def test_of_the_real_size_it_is_never_worse_than_the_published_beam(half: bool) -> None:
     """Weights of chance of 600 hidden units: the tenth score, and all that the beam has above it."""
-    letters = "".join(map(chr, range(48, 48 + 104)))
+    letters = ("".join(map(chr, range(48, 48 + 104))),)
     sizes: dict[str, Any] = {
         "hidden_size": 600,
         "embedding_size": 24,
@@ -278,9 +278,8 @@ def test_of_the_real_size_it_is_never_worse_than_the_published_beam(half: bool) 
         "context_size": 40,
         "variable_size": 40,
     }
-    run = make_letters(
-        (letters,), data={"max_tokens": 110}, layer_norm=True, adapt=("factor",), seed=2, spread=0.08, **sizes
-    )
+    kind: dict[str, Any] = {"layer_norm": True, "adapt": ("factor",), **sizes}
+    run = make_letters(letters, data={"max_tokens": 110}, seed=2, spread=0.08, **kind)
     with torch.no_grad():
         run.model.output.bias[END] += 1.5
         run.model.output.bias[UNKNOWN] -= 5
