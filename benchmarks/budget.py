@@ -1,0 +1,76 @@
+"""What a time budget costs a completion: the same prefixes with less and less time, on one thread.
+
+    python benchmarks/budget.py runs/queries queries.parquet --seconds 0.003 0.005 0.01 --prefixes 300
+
+For each budget: milliseconds by the clock (run nothing else), searches that were cut, the share of the suggestions that
+an unbounded search finds too, and the mean reciprocal rank of the text that the prefix was taken from.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from factorcell import progressive
+from factorcell.completer import Completer, Suggestions
+from factorcell.run import Run
+
+
+def completed(completer: Completer, prefixes: list[str]) -> tuple[list[Suggestions], list[float]]:
+    """What is found for each prefix, and how many milliseconds it took."""
+    begun, found, times = completer.begin(), [], []
+    for prefix in prefixes:
+        written = completer.type(begun, prefix)
+        start = time.perf_counter()
+        found.append(completer.suggest(written))
+        times.append((time.perf_counter() - start) * 1e3)
+    return found, times
+
+
+def reciprocal_rank(found: list[Suggestions], texts: list[str]) -> float:
+    """Its mean."""
+    ranks = [
+        progressive.rank_of(text, [s.text for s in one.suggestions]) for one, text in zip(found, texts, strict=True)
+    ]
+    return sum(1 / rank for rank in ranks if rank) / len(texts)
+
+
+def shared(found: list[Suggestions], whole: list[Suggestions]) -> float:
+    """The mean share of what is found without a budget that is found with one."""
+    pairs = [
+        ({s.text for s in a.suggestions}, {s.text for s in b.suggestions}) for a, b in zip(found, whole, strict=True)
+    ]
+    return float(np.mean([len(ours & theirs) / max(1, len(theirs)) for ours, theirs in pairs]))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What a time budget costs a completion.")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("table", type=Path, help="table of texts, with columns user and time")
+    parser.add_argument("--seconds", type=float, nargs="+", default=[0.003, 0.005, 0.01, 0.02])
+    parser.add_argument("--prefixes", type=int, default=300)
+    parser.add_argument("--precision", default="float32")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    run = Run.open(given.run, precision=given.precision)
+    streams = progressive.read(given.table, run.config.data, most_rows=40, every=5)
+    pairs = [(p, row[run.config.data.text]) for s in streams for p, row in zip(s.prefixes, s.rows, strict=True) if p]
+    prefixes, texts = map(list, zip(*pairs[: given.prefixes], strict=True))
+    whole, times = completed(Completer(run), prefixes)
+    print("| budget, ms | MRR | shared | p50 ms | p99 ms | cut |\n|---|---:|---:|---:|---:|---:|")
+    for seconds in (None, *given.seconds):
+        found, times = (whole, times) if seconds is None else completed(Completer(run, seconds=seconds), prefixes)
+        middle, slow = np.percentile(times, (50, 99))
+        cut = sum(one.cut for one in found)
+        name = "none" if seconds is None else f"{1e3 * seconds:g}"
+        figures = (
+            f"{reciprocal_rank(found, texts):.4f} | {shared(found, whole):.3f} | {middle:.1f} | {slow:.1f} | {cut}"
+        )
+        print(f"| {name} | {figures} |")
+
+
+if __name__ == "__main__":
+    main()
