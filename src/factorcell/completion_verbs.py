@@ -56,10 +56,7 @@ def complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
     run = Run.open(given.run, device=given.device, precision=given.precision)
     assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), _context(given.context)
-    user = (
-        None if assistant.learner is None or assistant.learner.variable.source in context else assistant.learner.new()
-    )
-    user = _told(assistant, user, given.history)
+    user = _told(assistant, _somebody(assistant, context), given.history)
     if given.prefix is None:
         return _talk(assistant, user, context, given.count)
     written = assistant.completer.type(assistant.completer.begin(user, context), given.prefix)
@@ -136,15 +133,10 @@ def _told(assistant: Assistant, user: User | None, history: str | None) -> User 
 
 def _risen(assistant: Assistant, user: User | None, count: int) -> list[tuple[str, float]]:
     """The popular texts that the history has made more likely."""
-    if (
-        assistant.learner is None
-        or user is None
-        or not user.seen
-        or assistant.blend is None
-        or not assistant.blend.popularity
-    ):
+    learner, blend = assistant.learner, assistant.blend
+    if learner is None or blend is None or blend.popularity is None or user is None or not user.seen:
         return []
-    return assistant.learner.risen(user, assistant.blend.popularity.top(RISEN), count)
+    return learner.risen(user, blend.popularity.top(RISEN), count)
 
 
 def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argparse.Namespace) -> None:
