@@ -135,6 +135,7 @@ HARNESS = """
 #include <vector>
 extern "C" int factorcell_best();
 extern "C" void factorcell_recurrence(Recurrence *, int, int);
+extern "C" int64_t factorcell_recurrence_pack(const Recurrence *, int, float *, int);
 extern "C" int64_t factorcell_packed(const Softmax *, int);
 extern "C" void factorcell_softmax(Softmax *, int);
 extern "C" void factorcell_search(Search *, int, int);
@@ -157,16 +158,23 @@ void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, b
     a.outputs_gradient = make(B * T * H), a.last_memory_gradient = make(B * H), a.last_hidden_gradient = make(B * H);
     a.given_gradient = make(B * T * 3 * H), a.reduced_gradient = make(B * T * R);
     a.first_hidden_gradient = make(B * H), a.first_memory_gradient = make(B * H);
-    factorcell_recurrence(&a, 0, variant);
-    factorcell_recurrence(&a, 1, variant);
+    for (int back : {0, 1}) {
+        float *const packed = make(factorcell_recurrence_pack(&a, back, nullptr, variant));
+        for (bool before : {false, true}) {
+            if (before) factorcell_recurrence_pack(&a, back, packed, variant);
+            a.packed = before ? packed : nullptr;
+            factorcell_recurrence(&a, back, variant);
+        }
+    }
+    a.packed = nullptr;
     a.memories = a.gates = a.reduced = a.inverse = nullptr;
     factorcell_recurrence(&a, 0, variant);
     kept.clear();
 }
 void sums(int64_t N, int64_t V, int64_t D, bool half, int variant) {
     Softmax a{};
-    a.rows = N, a.size = V, a.width = D, a.threads = 2, a.half = half;
-    a.values = make(N * D), a.table = make(V * D), a.bias = make(V), a.result = make(N);
+    a.rows = N, a.size = V, a.width = D, a.threads = 2, a.half = half, a.texts = N % 3 ? 1 : 3;
+    a.values = make(N * D), a.table = make(V * D), a.bias = make(a.texts * V), a.result = make(N);
     a.packed = make(factorcell_packed(&a, variant));
     factorcell_softmax(&a, variant);
     kept.clear();
