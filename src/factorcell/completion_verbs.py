@@ -79,7 +79,7 @@ def tune_online(given: argparse.Namespace) -> None:
         every=given.every,
     )
     rows = []
-    for row in online_tuning.rates(run, streams, given.optimiser or list(OPTIMISERS)):
+    for row in online_tuning.rates(run, streams, given.optimiser or list(OPTIMISERS), progress=True):
         rows.append(row)
         screen.say(f"{row['optimiser']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
     best = min(rows[1:], key=lambda row: float(row["perplexity"]))

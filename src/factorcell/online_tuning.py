@@ -30,12 +30,13 @@ def columns(run: Run) -> list[str]:
     return list(dict.fromkeys(v.source for v in run.schema.variables if v.source != run.config.data.user))
 
 
-def perplexity(learner: Learner, streams: Sequence[Stream]) -> float:
+def perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> float:
     """The progressive perplexity of all streams. Nobody learns from others, so that people can learn side by side."""
     text, others = learner.run.config.data.text, columns(learner.run)
     users, total = {stream.user: learner.new() for stream in streams}, Tally()
     longest = max((len(stream.rows) for stream in streams), default=0)
-    for place in range(longest):
+    name = f"{learner.rule.optimiser} {learner.rule.rate:g}"
+    for place in tqdm(range(longest), desc=name, unit=" texts each", disable=not progress, leave=False):
         here = [stream for stream in streams if len(stream.rows) > place]
         for at in range(0, len(here), AT_ONCE):
             part = here[at : at + AT_ONCE]
@@ -47,22 +48,26 @@ def perplexity(learner: Learner, streams: Sequence[Stream]) -> float:
     return total.perplexity
 
 
-def rates(run: Run, streams: Sequence[Stream], optimisers: Sequence[str]) -> Generator[Row]:
+def rates(run: Run, streams: Sequence[Stream], optimisers: Sequence[str], progress: bool = False) -> Generator[Row]:
     """A row for every rule that is tried: `optimiser`, `rate`, `perplexity`; the first learns nothing."""
     if not any(stream.rows for stream in streams):
         raise UserError("no stream has a text: nothing to find a rate on")
-    yield {"optimiser": "none", "rate": 0.0, "perplexity": perplexity(Learner(run, Rule("sgd", 0.0)), streams)}
+    yield {
+        "optimiser": "none",
+        "rate": 0.0,
+        "perplexity": perplexity(Learner(run, Rule("sgd", 0.0)), streams, progress),
+    }
     for name in optimisers:
-        yield from _climb(run, streams, name)
+        yield from _climb(run, streams, name, progress)
 
 
-def _climb(run: Run, streams: Sequence[Stream], name: str) -> Iterator[Row]:
+def _climb(run: Run, streams: Sequence[Stream], name: str, progress: bool) -> Iterator[Row]:
     """Rates of one optimiser: from the best so far a step up and down, smaller steps where neither is better."""
     tried: dict[float, float] = {}
 
     def attempt(rate: float) -> Iterator[Row]:
         if rate not in tried:
-            tried[rate] = perplexity(Learner(run, Rule(name, rate)), streams)
+            tried[rate] = perplexity(Learner(run, Rule(name, rate)), streams, progress)
             yield {"optimiser": name, "rate": rate, "perplexity": tried[rate]}
 
     yield from attempt(STARTS[name])
