@@ -8,7 +8,8 @@ import pytest
 from factorcell import store
 from factorcell.blend import Blend
 from factorcell.completer import Completer
-from factorcell.config import UserError
+from factorcell.config import Config, DataConfig, UserError
+from factorcell.data import prepare
 from factorcell.online import Learner, User, learn_one
 from factorcell.popularity import FILE, Counts, History, Popularity
 from factorcell.run import Run
@@ -132,3 +133,15 @@ def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
     assert isinstance(blend, Personal)
     assert blend.completer.run.folder == folder
     assert isinstance(several["unadapted"], Plain)
+
+
+def test_a_blend_alone_has_the_context_of_its_run(tmp_path: Path) -> None:
+    """The columns are read for it too, and those of the run that is named before it."""
+    data = DataConfig(unit="char", user="user", context=("city",), min_user_count=1, min_context_count=1)
+    made = prepare([{**ROW, "city": city} for city in ("Nice", "Oslo")], data)
+    run = Run.create(tmp_path / "run", Config(data=data), made.vocabulary, made.schema)
+    run.save_weights({})
+    Counts.of(["abc"], 1).save(run.folder / FILE)
+    assert reading(run.folder, ["blend"], "user")[1] == reading(run.folder, ["online"], "user")[1] == ["city"]
+    (blend,) = systems(run.folder, ["blend"]).values()
+    assert blend.suggest(blend.start("ann"), "ab", OTHERS, 3)[0].text.startswith("ab")

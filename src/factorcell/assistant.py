@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from factorcell.blend import Blend
 from factorcell.completer import Completer, Suggestions, Written
-from factorcell.online import Learner, User
+from factorcell.online import Learner, User, tells_apart
 from factorcell.popularity import FILE, Popularity
 from factorcell.run import Run
 
@@ -21,7 +21,7 @@ class Assistant:
     def of(cls, run: Run, unknown: str = "error", seconds: float | None = None, slips: int = 0) -> "Assistant":
         """A blend where the run keeps popular texts, learning where it tells users apart; options as `Completer`."""
         completer = Completer(run, unknown=unknown, seconds=seconds, slips=slips)
-        if not run.config.data.user or run.model.encoder is None:
+        if not tells_apart(run):
             return cls(completer)
         blend = Blend(completer, Popularity.of(run)) if (run.folder / FILE).exists() else None
         return cls(completer, blend, Learner(run))

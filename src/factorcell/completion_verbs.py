@@ -74,7 +74,7 @@ def tune_online(given: argparse.Namespace) -> None:
         run.config.data,
         user=name,
         moment=given.time,
-        others=online_tuning.columns(run),
+        others=run.schema.columns(without=name),
         most_rows=given.rows_per_user,
         every=given.every,
     )

@@ -92,6 +92,10 @@ class ContextSchema:
         """The categorical variables; their order is that of the columns of `Context.categories`."""
         return tuple(variable for variable in self.variables if variable.kind == "category")
 
+    def columns(self, without: str = "") -> list[str]:
+        """The columns that the variables are read from, each once, but for `without`."""
+        return [name for name in dict.fromkeys(variable.source for variable in self.variables) if name != without]
+
     @property
     def numbers(self) -> tuple[Variable, ...]:
         """The numeric variables, periodic or not; their order is that of the columns of `Context.numbers`."""

@@ -137,6 +137,7 @@ class Learner:
     def __init__(self, run: Run, rule: Rule | None = None) -> None:
         """`rule`: that of the run, unless given. `UserError` for a run that does not tell users apart."""
         self.run, self.rule, self.variable = run, rule or Rule.of(run), user_variable(run)
+        self.columns = run.schema.columns(without=self.variable.source)  # of the contexts of a text
         self.rows, self.update = OPTIMISERS[self.rule.optimiser]
         column = run.schema.categories.index(self.variable)
         encoder = run.model.encoder
@@ -218,6 +219,11 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
     """The user after one more text, by the rule of the run."""
     (after,), _ = Learner(run).learn([user], [text], [context or {}])
     return after
+
+
+def tells_apart(run: Run) -> bool:
+    """Whether the run tells users apart, and they change something in it."""
+    return bool(run.config.data.user) and run.model.encoder is not None
 
 
 def user_variable(run: Run) -> Variable:

@@ -25,14 +25,9 @@ STARTS = {"adagrad": 0.1, "adadelta": 5.0, "sgd": 0.003}  # where the search for
 FACTORS = (3.0, math.sqrt(3.0))  # steps of the search, on a scale of logarithms
 
 
-def columns(run: Run) -> list[str]:
-    """The context columns of `run` but for the user's."""
-    return list(dict.fromkeys(v.source for v in run.schema.variables if v.source != run.config.data.user))
-
-
 def perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> float:
     """The progressive perplexity of all streams. Nobody learns from others, so that people can learn side by side."""
-    text, others = learner.run.config.data.text, columns(learner.run)
+    text, others = learner.run.config.data.text, learner.columns
     users, total = {stream.user: learner.new() for stream in streams}, Tally()
     longest = max((len(stream.rows) for stream in streams), default=0)
     name = f"{learner.rule.optimiser} {learner.rule.rate:g}"
@@ -83,7 +78,7 @@ def proposals(
 ) -> Iterator[tuple[list[Candidate], str]]:
     """For every judged text of the streams what the sources propose, and the text."""
     blend = Blend(completer, popularity)
-    text, others = learner.run.config.data.text, columns(learner.run)
+    text, others = learner.run.config.data.text, learner.columns
     with tqdm(total=sum(len(s.rows) for s in streams), desc="blend", unit=" texts", disable=not progress) as bar:
         for stream in streams:
             user = learner.new()

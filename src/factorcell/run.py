@@ -132,7 +132,7 @@ class Run:
         given = set(contexts[0]) if contexts else set()
         for context in contexts:
             for name in context:
-                choose("context column", name, dict.fromkeys(v.source for v in self.schema.variables))
+                choose("context column", name, self.schema.columns())
             if set(context) != given:
                 raise UserError(
                     f"contexts with and without {', '.join(sorted(given ^ set(context)))}: all must give the same"

@@ -21,7 +21,7 @@ from factorcell.completer import Completer
 from factorcell.completion import Suggestion
 from factorcell.config import Config, DataConfig, UserError, choose
 from factorcell.context import ContextSchema
-from factorcell.online import Learner, User
+from factorcell.online import Learner, User, tells_apart
 from factorcell.popularity import FILE, Counts, History, Popularity
 from factorcell.progressive import System
 from factorcell.run import Run
@@ -77,8 +77,7 @@ class Plain:
     def __init__(self, completer: Completer, user: str) -> None:
         """`user`: the column that names the person."""
         self.completer, run = completer, completer.run
-        self.text = run.config.data.text
-        self.columns = [variable.source for variable in run.schema.variables if variable.source != user]
+        self.text, self.columns = run.config.data.text, run.schema.columns(without=user)
 
     def start(self, user: str) -> None:
         """Nothing is held."""
@@ -104,9 +103,8 @@ class Personal:
 
     def __init__(self, completer: Completer, blend: Blend | None = None, learns: bool = True) -> None:
         self.completer, self.blend, self.learns, run = completer, blend, learns, completer.run
-        self.learner = Learner(run)
-        self.text, user = run.config.data.text, self.learner.variable.source
-        self.columns = [variable.source for variable in run.schema.variables if variable.source != user]
+        self.text, self.learner = run.config.data.text, Learner(run)
+        self.columns = self.learner.columns
 
     def start(self, user: str) -> User:
         """Somebody new."""
@@ -156,15 +154,15 @@ def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, 
     Where no run is among them, it is the way of the first run of the folder.
     """
     found = runs(folder)
-    chosen = [name for name in names if name in found]
+    chosen = _opened(found, names)
     ways: dict[tuple[str, bool | None], tuple[str, DataConfig]] = {}
     columns: list[str] = []
-    for name in chosen or list(found)[:1]:
-        file = found[name] / "config.json"
+    for name, path in (chosen or dict(list(found.items())[:1])).items():
+        file = path / "config.json"
         data = Config.from_dict(store.read_json(file), where=str(file)).data
         ways.setdefault((data.text, data.lowercase), (name, data))
-        schema = ContextSchema.from_dict(store.read_json(found[name] / "schema.json"))
-        columns += [variable.source for variable in schema.variables if chosen and variable.source != user]
+        schema = ContextSchema.from_dict(store.read_json(path / "schema.json"))
+        columns += schema.columns(without=user) if chosen else []
     if len(ways) > 1:
         (first, _), (second, _), *_ = ways.values()
         raise UserError(
@@ -188,7 +186,8 @@ def systems(
 
     `unknown` and `seconds` as `Completer` has them, `device` and `precision` as `Run.open`.
     """
-    found, made, latest = runs(folder), dict[str, System](), ""
+    found, made = runs(folder), dict[str, System]()
+    opened = _opened(found, names)
 
     @cache
     def completer(path: Path) -> Completer:
@@ -202,17 +201,26 @@ def systems(
         elif name == "history":
             made[name] = OwnTexts(reading(folder, names, user)[0].text)
         elif name == "blend":
-            own = completer(found[latest or list(found)[-1]])
+            own = completer(opened[name])
             made[name] = Personal(own, Blend(own, Popularity.of(own.run)))
         else:
-            made[name], latest = _of_run(completer(found[name]), user, name != "plain"), name
+            made[name] = _of_run(completer(opened[name]), user, learns=name != "plain")
     return made
+
+
+def _opened(found: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
+    """The run that each of the systems `names` opens, if it opens one: the blend that of the name before it."""
+    opened, latest = dict[str, Path](), list(found.values())[-1]
+    for name in names:
+        latest = found.get(name, latest)
+        if name in found or name == "blend":
+            opened[name] = latest
+    return opened
 
 
 def _of_run(completer: Completer, user: str, learns: bool) -> System:
     """Of a run that tells users apart, or of one that does not."""
-    run = completer.run
-    if run.config.data.user and run.model.encoder is not None:
+    if tells_apart(completer.run):
         return Personal(completer, learns=learns)
     return Plain(completer, user)
 
