@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
@@ -63,6 +64,23 @@ def colours(models: Sequence[str]) -> dict[str, str]:
     spare = [colour for colour in OTHERS if colour not in {COLOURS.get(model) for model in models}] or [MUTED]
     unnamed = [model for model in models if model not in COLOURS]
     return {model: COLOURS.get(model) or spare[unnamed.index(model) % len(spare)] for model in models}
+
+
+def legend(figure: Figure, marks: Sequence[Line2D], columns: int, top: float, gap: float, length: float) -> None:
+    """What the `marks` mean, above a chart from `top` down; `length` of a mark and `gap` behind it in letters."""
+    figure.legend(
+        handles=list(marks),
+        loc="upper left",
+        bbox_to_anchor=(0.0, top),
+        ncols=columns,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=INK,
+        handlelength=length,
+        handletextpad=gap,
+        columnspacing=1.0,
+        borderaxespad=0.1,
+    )
 
 
 def titled(model: object) -> str:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from factorcell.plots import INK, MUTED, RULE, WIDTH, Row, colours, titled
+from factorcell.plots import INK, MUTED, RULE, WIDTH, Row, colours, legend, titled
 
 SHORT = 14  # letters of a system's name that fit beside a chart
 
@@ -122,16 +122,4 @@ def _dress(axes: Axes, across: str) -> None:
 def _legend(figure: Figure, palette: dict[str, str]) -> None:
     """The systems, above the chart."""
     lines = [Line2D([], [], color=colour, lw=2.2, label=titled(name)[:SHORT]) for name, colour in palette.items()]
-    figure.legend(
-        handles=lines,
-        loc="upper left",
-        bbox_to_anchor=(0.0, 1.0),
-        ncols=min(4, len(lines)),
-        frameon=False,
-        fontsize=8.5,
-        labelcolor=INK,
-        handlelength=1.1,
-        handletextpad=0.4,
-        columnspacing=1.0,
-        borderaxespad=0.1,
-    )
+    legend(figure, lines, min(4, len(lines)), top=1.0, gap=0.4, length=1.1)

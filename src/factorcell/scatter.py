@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from factorcell.plots import INK, MUTED, RULE, WIDTH, Row, colours, titled
+from factorcell.plots import INK, MUTED, RULE, WIDTH, Row, colours, legend, titled
 
 SHAPES = {"unadapted": "D", "softmaxbias": "^", "concatcell": "s", "factorcell": "o"}
 WIDE = 5.0  # from this ratio of the largest to the smallest, perplexities stand on a logarithmic axis
@@ -179,15 +179,4 @@ def _legend(figure: Figure, models: Sequence[str], palette: dict[str, str], rank
             for shape, colour, size, text in entries
         ]
         top = 1 - 0.24 * line / figure.get_figheight()
-        figure.legend(
-            handles=handles,
-            loc="upper left",
-            bbox_to_anchor=(0.0, top),
-            ncols=len(handles),
-            frameon=False,
-            fontsize=8.5,
-            labelcolor=INK,
-            handletextpad=0.1,
-            columnspacing=1.0,
-            borderaxespad=0.1,
-        )
+        legend(figure, handles, len(handles), top, gap=0.1, length=2.0)
