@@ -26,13 +26,7 @@ def add(verbs: Any) -> None:
     verb = options.verb(verbs, "complete", complete, "the best texts that begin with a prefix, for one person")
     verb.add_argument("run", type=Path, metavar="RUN", help="the run folder, of unit char or grapheme")
     verb.add_argument("prefix", metavar="PREFIX", nargs="?", help="what is typed so far (default: in the terminal)")
-    verb.add_argument(
-        "--context",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="the value of a context column (repeatable; one that is not given is expected)",
-    )
+    options.add_context(verb)
     verb.add_argument("--history", metavar="TEXT;TEXT", help="what the person wrote before, learned in order")
     verb.add_argument("--explain", action="store_true", help="what each source adds, and what the history has changed")
     verb.add_argument("--count", type=int, default=10, help="texts to suggest (default: 10)")
@@ -55,7 +49,7 @@ def add(verbs: Any) -> None:
 def complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
     run = Run.open(given.run, device=given.device, precision=given.precision)
-    assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), _context(given.context)
+    assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), options.context(given.context)
     user = _told(assistant, _somebody(assistant, context), given.history)
     if given.prefix is None:
         return _talk(assistant, user, context, given.count)
@@ -174,16 +168,3 @@ def _talk(assistant: Assistant, user: User | None, context: dict[str, str], coun
         raise UserError("typing in the terminal needs prompt-toolkit: pip install 'factorcell[complete]'") from None
     screen.say("Type; Tab and the arrows choose, Enter accepts and learns, Ctrl-D ends.")
     talk(Menu(assistant, user, context, count))
-
-
-def _context(given: Sequence[str]) -> dict[str, str]:
-    """`NAME=VALUE` of every column."""
-    context: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UserError(f"--context {text!r}: it must be NAME=VALUE")
-        if name in context:
-            raise UserError(f"--context {name} is given twice")
-        context[name] = value
-    return context

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from factorcell import parallel
-from factorcell.config import DEVICES, PRECISIONS, Config, choose
+from factorcell.config import DEVICES, PRECISIONS, Config, UserError, choose
 
 
 def add(parser: argparse.ArgumentParser, sections: Sequence[str] = ("data", "model", "training")) -> None:
@@ -111,3 +111,27 @@ def computing(verb: argparse.ArgumentParser) -> None:
 def threads(count: int) -> None:
     """Compute with so many threads; 0: with this process's share of the cores."""
     torch.set_num_threads(count or parallel.cores())
+
+
+def add_context(verb: argparse.ArgumentParser) -> None:
+    """Add the context of texts, a column at a time."""
+    verb.add_argument(
+        "--context",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the value of a context column (repeatable; one that is not given is expected)",
+    )
+
+
+def context(given: Sequence[str], option: str = "--context") -> dict[str, str]:
+    """`NAME=VALUE` of every column, as `option` gave them."""
+    context: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UserError(f"{option} {text!r}: it must be NAME=VALUE")
+        if name in context:
+            raise UserError(f"{option} {name} is given twice")
+        context[name] = value
+    return context
