@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from elsewhere import DEVICE, Elsewhere
+from factorcell.beams import beam, distinct
 from factorcell.classification import log_likelihoods
 from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data import prepare
-from factorcell.decoding import sample
+from factorcell.decoding import Draw, Rules, drawing, steps, write
 from factorcell.parallel import World
 from factorcell.run import Run
 from factorcell.training import Row, Trainer
@@ -62,7 +63,11 @@ def test_scores_are_those_of_the_processor(
 
     def results() -> list[Any]:
         context = corpus.context(np.array([0, 1, 10])).to(run.device)
-        texts = sample(run.model, run.model.condition(context), 3, most=5)
+        conditioned, which, rules = run.model.condition(context), torch.arange(3, device=run.device), Rules(most=5)
+        chosen = steps(run.model, conditioned, which, drawing(Draw(), 3, 5), rules)
+        found = [[one.tokens for one in own] for own in beam(run.model, conditioned, which, rules, best=2)]
+        found += [[one.tokens for one in own] for own in distinct(run.model, conditioned, which, 2, rules)]
+        texts = found, [text.tokens for text in write(3, chosen)]
         return [run.nats(corpus), log_likelihoods(run, corpus, some), log_likelihoods(run, corpus, points), texts]
 
     expected = results()

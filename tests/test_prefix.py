@@ -12,7 +12,7 @@ from torch import Tensor
 from factorcell.config import CELLS, ModelConfig
 from factorcell.context import MISSING, RARE, Context, ContextSchema, Variable
 from factorcell.data import Batch
-from factorcell.decoding import sample
+from factorcell.decoding import Draw, Rules, drawing, steps, write
 from factorcell.model import LanguageModel
 from factorcell.prefix import Prefix
 from factorcell.vocabulary import END, START
@@ -173,7 +173,9 @@ def test_contexts_differ_and_texts_come_out() -> None:
     other = Batch(given.tokens, given.lengths, given.context.select(torch.tensor([1, 2, 0])), given.rows)
     with torch.no_grad():
         assert float((model(given) - model(other)).abs().max()) > 0.01
-    assert len(sample(model, model.condition(CONTEXT), 3, most=4)) == 3
+    choice, rules = drawing(Draw(), 3, 4), Rules(most=4)
+    texts = write(3, steps(model, model.condition(CONTEXT), torch.arange(3), choice, rules))
+    assert [text.targets > 0 for text in texts] == [True] * 3
 
 
 def test_the_compiled_recurrence_carries_the_gradient_of_the_first_state() -> None:

@@ -1,5 +1,6 @@
 """Text to tokens and back, and vocabulary files that survive any token."""
 
+import itertools
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
-from factorcell.vocabulary import END, SPECIALS, START, UNKNOWN, Vocabulary, join, split
+from factorcell.vocabulary import END, SPECIALS, START, UNKNOWN, Vocabulary, join, sentence_case, split
 
 WORDS = DataConfig(unit="word")
 
@@ -66,6 +67,26 @@ def test_words_join_readably() -> None:
     text = "nice , but ( a bit ) loud ! cost $ 5 ..."
     assert join(text.split(), "word") == "nice, but (a bit) loud! cost $5..."
     assert join(["a", "b,c"], "space") == "a b,c"
+    assert join('he said " so " and " no " !'.split(), "word") == 'he said "so" and "no"!'
+
+
+@given(st.lists(st.sampled_from(["a", "i", '"', "(", ")", ".", "!", "$", "…", "é", "5"]), max_size=9))
+def test_more_tokens_leave_the_text_before_as_it_is(tokens: list[str]) -> None:
+    """What is joined of a beginning is the beginning of what is joined, in sentence case too."""
+    whole = join(tokens, "word")
+    for count in range(len(tokens)):
+        begun = join(tokens[:count], "word")
+        assert whole.startswith(begun)
+        assert sentence_case(whole).startswith(sentence_case(begun))
+    assert split(whole, WORDS) == tokens or any(a == b or '"' in a + b for a, b in itertools.pairwise(tokens))
+
+
+def test_sentences_get_their_capitals() -> None:
+    """After an end of sentence, at the start, and in I; not after an abbreviated word within."""
+    assert sentence_case('we stayed. i (my wife and i) left! "so" i\'m back... élan') == (
+        'We stayed. I (my wife and I) left! "So" I\'m back... Élan'
+    )
+    assert sentence_case("3.5 stars, iron, hi") == "3.5 stars, iron, hi"
 
 
 @given(st.lists(st.text(min_size=1), unique=True))

@@ -9,6 +9,7 @@ from factorcell.evaluation import Tally, evaluate, evaluate_by
 from factorcell.experiment import compare, fit
 from factorcell.finetuning import finetune
 from factorcell.forgiving import Forgiving
+from factorcell.generation import Manner, fill, generate, stream
 from factorcell.mixture import Mixture, mix, open_scorer
 from factorcell.model import LanguageModel
 from factorcell.online import User, learn_one
@@ -26,6 +27,7 @@ __all__ = [
     "Forgiving",
     "History",
     "LanguageModel",
+    "Manner",
     "Mixture",
     "ModelConfig",
     "Popularity",
@@ -40,13 +42,16 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_by",
+    "fill",
     "finetune",
     "fit",
+    "generate",
     "learn_one",
     "log_likelihoods",
     "mix",
     "open_scorer",
     "prepare",
     "separate",
+    "stream",
     "train",
 ]

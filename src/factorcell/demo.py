@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from factorcell import experiment, store
 from factorcell.classification import Classification, classify_points, log_likelihoods
 from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, TrainingConfig
-from factorcell.context import Context
-from factorcell.decoding import sample
 from factorcell.evaluation import evaluate
+from factorcell.generation import Manner, generate
 from factorcell.run import Run
 from factorcell.tables import open_table
-from factorcell.vocabulary import join
 
 CONFIG = Config(
     data=DataConfig(context=("lat:number", "lon:number"), unit="char", min_count=10, max_tokens=40),
@@ -150,11 +147,9 @@ def _invent(run: Run, known: set[str]) -> list[Row]:
     """Names that the model makes up for places, none of which it has read."""
     names = []
     for number, (place, (lat, lon)) in enumerate(PLACES.items()):
-        context = Context(torch.zeros(DRAWN, 0, dtype=torch.long), torch.tensor([[lat, lon]]).repeat(DRAWN, 1))
-        with torch.inference_mode():
-            conditioned = run.model.condition(context.to(run.device))
-        drawn = sample(run.model, conditioned, DRAWN, most=24, temperature=0.75, seed=number)
-        texts = dict.fromkeys(join(run.vocabulary.decode(ids), "char") for ids in drawn)
+        manner = Manner(temperature=0.75, most=24, seed=number)
+        rows = generate(run, [{"lat": lat, "lon": lon}], number=DRAWN, manner=manner)
+        texts = dict.fromkeys(row["text"] for row in rows)
         new = [text for text in texts if text not in known and 3 < len(text) < 20]
         names.append({"place": place, "lat": lat, "lon": lon, "samples": new[:6]})
     return names

@@ -16,6 +16,11 @@ def show(text: str) -> None:
     print(text)
 
 
+def piece(text: str) -> None:
+    """A part of a line of the result, shown at once."""
+    print(text, end="", flush=True)
+
+
 def say(text: str) -> None:
     """A line to standard error, where it does not mix with results."""
     print(text, file=sys.stderr, flush=True)

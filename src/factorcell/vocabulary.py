@@ -51,16 +51,33 @@ def split(text: str, data: DataConfig) -> list[str]:
     return splitter(data)(text)
 
 
-CLOSING = regex.compile(r" ([.,;:!?%)\]}»”…]+)(?= |$)")
-OPENING = regex.compile(r"(^| )([(\[{«“$#@]+) ")
+CLOSING = regex.compile(r"[.,;:!?%)\]}»”…]+")
+OPENING = regex.compile(r"[(\[{«“$#@]+")
+QUOTE = '"'  # opens and closes by turns
+SENTENCE = regex.compile(r"(?:^|[.!?…] )[(\[{«“\"$#@]*\p{Ll}|(?<=^|[\s(\"])i(?=$|[\s.,;:!?)\"…'’])")
 
 
 def join(tokens: Sequence[str], unit: str) -> str:
-    """Readable text: exact for characters; for words, closing marks join the word before, opening ones the next."""
+    """Readable text: exact for characters; for words, closing marks join the word before, opening ones the next.
+
+    What is joined of the first tokens stays as it is when more follow.
+    """
     if unit in ("char", "grapheme"):
         return "".join(tokens)
-    text = " ".join(tokens)
-    return OPENING.sub(r"\1\2", CLOSING.sub(r"\1", text)) if unit == "word" else text
+    if unit == "space":
+        return " ".join(tokens)
+    text, quoted, open_before = "", False, True
+    for token in tokens:
+        closes = bool(CLOSING.fullmatch(token)) or (token == QUOTE and quoted)
+        text += token if open_before or closes else f" {token}"
+        quoted ^= token == QUOTE
+        open_before = bool(OPENING.fullmatch(token)) or (token == QUOTE and quoted)
+    return text
+
+
+def sentence_case(text: str) -> str:
+    """Lower-case English text with a capital where a sentence begins, and in "I"."""
+    return str(SENTENCE.sub(lambda found: found[0][:-1] + found[0][-1].upper(), text))
 
 
 class Vocabulary:
