@@ -26,6 +26,7 @@ from factorcell.model import Conditioned, States
 from factorcell.vocabulary import END, START, UNKNOWN
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
+LIKELY = 256  # tokens that mostly hold enough of the probability to draw among
 BLOCK = 128  # tokens that a draw skips at once
 
 
@@ -122,10 +123,20 @@ class Draw:
         weights = logs.exp()
         if self.top_p == 1:
             return weights
-        ordered, order = weights.sort(dim=1, descending=True)
-        before = ordered.cumsum(1, dtype=torch.double) - ordered  # of a token: what the likelier ones hold
-        outside = before >= self.top_p * ordered.sum(1, keepdim=True, dtype=torch.double)
-        return weights.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), 0.0)
+        return weights.masked_fill(weights < _least_of(self.top_p, weights), 0.0)
+
+
+def _least_of(share: float, weights: Tensor) -> Tensor:
+    """The smallest weight (N, 1) among the fewest of `weights` (N, V) that hold the `share` of them."""
+    wanted, count = share * weights.sum(1, keepdim=True, dtype=torch.double), LIKELY
+    while True:
+        largest = weights.topk(min(count, weights.shape[1]), dim=1).values
+        sums = largest.cumsum(1, dtype=torch.double)
+        if count >= weights.shape[1] or bool((sums[:, -1:] >= wanted).all()):
+            break
+        count *= 4
+    last = ((sums - largest) < wanted).sum(1, keepdim=True) - 1
+    return largest.gather(1, last)
 
 
 def drawn(weights: Tensor, places: Tensor) -> Tensor:
