@@ -205,9 +205,13 @@ def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.Capture
     assert len(whole.splitlines()) == 6
     assert cli.main(command) == 2
     assert "exists already" in capsys.readouterr().err
-    out.write_text("".join(line + "\n" for line in whole.splitlines()[:4]))
+    out.write_text("".join(line + "\n" for line in whole.splitlines()[:4]) + '{"number": 4, "te')
     assert cli.main([*command, "--resume"]) == 0
-    assert out.read_text() == whole
+    before, after = ([json.loads(line) for line in text.splitlines()] for text in (whole, out.read_text()))
+    for old, new in zip(before, after, strict=True):
+        assert {**new, "log_probability": 0, "perplexity": 0} == {**old, "log_probability": 0, "perplexity": 0}
+        assert new["log_probability"] == pytest.approx(old["log_probability"], abs=1e-5)
+    whole = out.read_text()
     for other in (["--number", "2"], ["--number", "3", "--each", "stars"]):
         assert cli.main([*command, *other, "--resume"]) == 2
         assert "nothing resumed" in capsys.readouterr().err

@@ -167,5 +167,5 @@ def test_an_option_is_drawn_where_the_model_has_it(model: str, bias: str, contex
 
 def test_classes_have_the_papers_names() -> None:
     for model in MODELS:
-        assert space.class_of(CONFIG.with_model(model)) == model
-    assert space.class_of(space.configured(CONFIG, {"output_bias": "one_hot"})) == "concat+factor+one_hot"
+        assert CONFIG.with_model(model).model_name == model
+    assert space.configured(CONFIG, {"output_bias": "one_hot"}).model_name == "concat+factor+one_hot"

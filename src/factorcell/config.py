@@ -290,6 +290,13 @@ class Config:
             lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
         return "\n".join(lines) + "\n"
 
+    @property
+    def model_name(self) -> str:
+        """The name of the model class: one of `MODELS`, else what it adapts."""
+        adapted = (self.model.adapt, self.model.output_bias)
+        named = (name for name, parts in MODELS.items() if parts == adapted)
+        return next(named, "+".join(sum(adapted, ())) or "unadapted")
+
     def with_model(self, name: str) -> "Config":
         """This config with the adaptations of one of `MODELS`."""
         adapt, output_bias = MODELS[choose("model", name, MODELS)]

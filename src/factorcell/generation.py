@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell import beams, gaps
+from factorcell import beams, gaps, store
 from factorcell.config import UserError, choose
 from factorcell.context import ContextSchema
 from factorcell.decoding import Choice, Clock, Draw, Rules, Written, drawing, greedy, steps, write
@@ -143,6 +144,20 @@ def generate(
                 if job * size + index >= first:
                     readable = _readable(run, [*prompted, *run.vocabulary.decode(text.tokens)], case)
                     yield {"number": job * size + index, "context": dict(contexts[place]), **_row(text, readable)}
+
+
+def resumed(file: Path, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
+    """How many rows `file` has of `number` texts for each of `contexts`; `UserError` where it has others.
+
+    A last line that was cut off is taken away, so that more can be added.
+    """
+    rows = store.read_rows(file)
+    for index, row in enumerate(rows):
+        place = index // number
+        if place >= len(contexts) or row.get("number") != index or row.get("context") != contexts[place]:
+            raise UserError(f"{file} line {index + 1}: not text {index} of what is asked for; nothing resumed")
+    store.write_rows(file, rows)
+    return len(rows)
 
 
 def stream(

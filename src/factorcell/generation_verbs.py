@@ -128,12 +128,7 @@ def _done(given: argparse.Namespace, contexts: Sequence[Row]) -> int:
         return 0
     if not given.resume:
         raise UserError(f"{given.out}: exists already; choose another file, or --resume to go on with it")
-    rows = store.read_rows(given.out)
-    for number, row in enumerate(rows):
-        place = number // given.number
-        if place >= len(contexts) or row.get("number") != number or row.get("context") != contexts[place]:
-            raise UserError(f"{given.out} line {number + 1}: not text {number} of this command; nothing resumed")
-    return len(rows)
+    return generation.resumed(given.out, contexts, given.number)
 
 
 def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:

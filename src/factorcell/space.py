@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from factorcell.config import MODELS, OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, choose
+from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, choose
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -142,10 +142,3 @@ def configured(config: Config, params: Mapping[str, Any]) -> Config:
             part = dataclasses.replace(getattr(config, section), **{name: value})
             config = dataclasses.replace(config, **{section: part})
     return config
-
-
-def class_of(config: Config) -> str:
-    """The name of the config's model class: one of `MODELS`, else what it adapts."""
-    adapted = (config.model.adapt, config.model.output_bias)
-    named = (name for name, parts in MODELS.items() if parts == adapted)
-    return next(named, "+".join(sum(adapted, ())) or "unadapted")

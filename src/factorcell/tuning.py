@@ -77,7 +77,7 @@ def search(
         "source": experiment.name_of(source),
         "dev": None if dev is None else experiment.name_of(dev),
         "target": target,
-        "models": list(models) or [space.class_of(config)],
+        "models": list(models) or [config.model_name],
         **{f"{part}.{key}": value for part, values in config.to_dict().items() for key, value in values.items()},
         **{f"range of {key}": vars(v) if isinstance(v, space.Range) else v for key, v in ranges.items()},
     }
@@ -300,7 +300,7 @@ class Search:
         for frozen in self._trials():
             params, kept = dict(frozen.params), frozen.user_attrs
             row: Row = {"number": frozen.number, "state": STATES[frozen.state.name]}
-            row["model"] = params.pop("model", space.class_of(self.config))
+            row["model"] = params.pop("model", self.config.model_name)
             row |= {"params": params, "perplexity": min(frozen.intermediate_values.values(), default=None)}
             row |= {
                 key: kept[key]

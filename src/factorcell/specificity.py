@@ -1,0 +1,121 @@
+"""Does the text that a model writes fit its context (thesis 2018, chapter 6)?
+
+Every model writes texts for each value of a column; a judge that has learned from real texts says which value each was
+written for. How often it is right is the model's context-specificity. Beside it stand what the same model is worth as
+a language model and as a classifier of real texts by Bayes' rule.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from factorcell import evaluation, store
+from factorcell.classification import classify
+from factorcell.config import UserError
+from factorcell.generation import PLAIN, Manner, every, generate, resumed
+from factorcell.judging import Judge, correlation
+from factorcell.run import Run
+
+AGAINST = ("accuracy", "perplexity", "rank")  # what specificity is held against (figures 6.1 to 6.4)
+
+Row = dict[str, Any]
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The run folders among `folders` and right below them, as a search or a comparison leaves them."""
+    found: list[Path] = []
+    for folder in folders:
+        inside = [path.parent for path in sorted(folder.glob("*/weights.safetensors"))]
+        runs = [folder] if (folder / "config.json").is_file() else inside
+        if not runs:
+            raise UserError(f"{folder}: no trained run, nor a folder of runs")
+        found += runs
+    return list(dict.fromkeys(found))
+
+
+def contexts(
+    run: Run, target: str, number: int, context: Mapping[str, str], draw: Sequence[str], seed: int
+) -> list[dict[str, str]]:
+    """`number` contexts for each value of `target`; each draws values of the columns `draw`, others are `context`'s."""
+    if number < 1:
+        raise UserError(f"{number} texts of each value; it must be 1 or more")
+    choices = {name: every(run.schema, name) for name in draw}
+    for name in {target, *draw} & set(context):
+        raise UserError(f"--context gives {name} a value, which is to have several")
+    wanted = []
+    for value in every(run.schema, target):
+        for _ in range(number):
+            random = np.random.default_rng([seed, len(wanted)])
+            drawn = {name: str(random.choice(names)) for name, names in choices.items() if name != target}
+            wanted.append({**context, target: value, **drawn})
+    return wanted
+
+
+def write(
+    run: Run, wanted: Sequence[Mapping[str, str]], manner: Manner, file: Path, *, progress: bool = False
+) -> list[Row]:
+    """A text for each context `wanted`, kept in `file` as they are done; what is there already is not written again."""
+    done = resumed(file, wanted, 1) if file.exists() else 0
+    rows = generate(run, wanted, manner=manner, unknown="group", first=done)
+    with tqdm(
+        total=len(wanted), initial=done, desc=f"{run.folder.name} writes", unit="text", disable=not progress
+    ) as bar:
+        for row in rows:
+            store.append_row(file, row)
+            bar.update()
+    return store.read_rows(file)
+
+
+def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> Row:
+    """All figures of one model: of its `texts`, and of the real texts of the table `held`."""
+    target = judge.target
+    judged = judge.judge([{"text": row["text"], target: row["context"][target]} for row in texts])
+    whole = evaluation.evaluate(run, run.prepare(held, unknown="group"))
+    accuracy = classify(run, held, target, unknown="group").metrics()["accuracy"] if run.model.adapted else None
+    return {
+        "name": run.folder.name,
+        "model": run.config.model_name,
+        "rank": run.config.model.rank if "factor" in run.config.model.adapt else None,
+        "perplexity": whole["perplexity"],
+        "accuracy": accuracy,
+        "specificity": judged.pop("accuracy"),
+        "specificity_error": judged.pop("accuracy_error"),
+        **judged,
+    }
+
+
+def compare(
+    folders: Sequence[Path],
+    judge: Judge,
+    held: Any,
+    out: Path,
+    *,
+    number: int = 200,
+    manner: Manner = PLAIN,
+    context: Mapping[str, str] | None = None,
+    draw: Sequence[str] = (),
+    progress: bool = False,
+) -> Iterator[Row]:
+    """The figures of each run, one after another; its texts are in `out`, which a second call goes on with."""
+    out.mkdir(parents=True, exist_ok=True)
+    for folder in folders:
+        run = Run.open(folder)
+        wanted = contexts(run, judge.target, number, context or {}, draw, manner.seed)
+        name = "-".join(folder.resolve().parts[-2:])
+        yield measure(run, judge, write(run, wanted, manner, out / f"{name}.jsonl", progress=progress), held)
+
+
+def correlations(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Pearson's r of specificity with what it is held against, over all models, and over those with a rank."""
+    found = []
+    for name in AGAINST:
+        ranked = [row for row in rows if row["rank"] is not None]
+        for models, chosen in (("all", rows), ("with a rank", ranked)):
+            known = [row for row in chosen if row[name] is not None]
+            if len(known) >= 3 and not (name == "rank" and models == "all"):
+                pair = [row[name] for row in known], [row["specificity"] for row in known]
+                found.append({"against": name, "models": models, **correlation(*pair)})
+    return found
