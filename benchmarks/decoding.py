@@ -1,0 +1,127 @@
+"""Texts in their contexts: how fast each way of writing is, beside the limit of the model's steps alone.
+
+    python benchmarks/decoding.py runs/hotels --column rating --tokens 70 --out decoding.jsonl
+
+Every contender writes texts of exactly so many tokens, for all values of a column by turns, in random order within each
+round; a figure is the median of the rounds, by the clock. "Rows" are hypotheses that the model looks at: one a token
+for a plain draw, 120 for a stochastic beam. The limit is `LanguageModel.step` alone, on as many texts at once as a
+decoder takes, of one context each. Nothing else may run on the machine.
+"""
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from factorcell import kernels
+from factorcell.decoding import ROWS
+from factorcell.generation import Manner, condition, every, generate
+from factorcell.run import Run
+
+LIMIT = "the steps alone"
+
+
+def manners(tokens: int) -> dict[str, Manner]:
+    """The contenders; the stochastic beam is that of the thesis."""
+    length: dict[str, Any] = {"most": tokens, "least": tokens}
+    return {
+        "sample": Manner(**length),
+        "sample, top p .9": Manner(**length, top_p=0.9),
+        "sample, no trigram twice": Manner(**length, no_repeat=3),
+        "greedy": Manner("greedy", **length),
+        "beam 8": Manner("beam", **length),
+        "stochastic beam 8 of 120": Manner("stochastic", **length, no_repeat=3),
+    }
+
+
+class Bench:
+    """One run, the rows of its model that were looked at, and the seconds of each contender."""
+
+    def __init__(self, run: Run, column: str, tokens: int) -> None:
+        self.run, self.tokens, self.rows = run, tokens, 0
+        self.contexts = [{column: value} for value in every(run.schema, column)]
+        self.rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        step = run.model.step
+
+        def counted(token: torch.Tensor, *rest: Any) -> Any:
+            self.rows += len(token)
+            return step(token, *rest)
+
+        run.model.step = counted  # type: ignore[method-assign]
+
+    def write(self, name: str, manner: Manner, texts: int) -> None:
+        """Write `texts` texts."""
+        contexts = [self.contexts[number % len(self.contexts)] for number in range(texts)]
+        self.rows, begin = 0, time.perf_counter()
+        written = sum(row["tokens"] for row in generate(self.run, contexts, manner=manner))
+        self.keep(name, time.perf_counter() - begin, written)
+
+    def steps(self, count: int) -> None:
+        """So many steps of the model and nothing else."""
+        with self.run.scoring():
+            conditioned, _ = condition(self.run, self.contexts, range(len(self.contexts)))
+            conditioned = conditioned.select(torch.arange(ROWS) % len(self.contexts))
+            token, states = torch.randint(3, len(self.run.vocabulary), (ROWS,)), None
+            self.rows, begin = 0, time.perf_counter()
+            for _ in range(count):
+                _, states = self.run.model.step(token, conditioned, states)
+            self.keep(LIMIT, time.perf_counter() - begin, self.rows)
+
+    def keep(self, name: str, seconds: float, tokens: int) -> None:
+        """A round of one contender."""
+        self.rates[name]["tokens_per_second"].append(tokens / seconds)
+        self.rates[name]["rows_per_second"].append(self.rows / seconds)
+
+    def figures(self) -> list[dict[str, Any]]:
+        """A row for each contender; `share` is that of the limit's rows a second."""
+        medians = {
+            name: {what: statistics.median(values) for what, values in rates.items()}
+            for name, rates in self.rates.items()
+        }
+        limit = medians[LIMIT]["rows_per_second"]
+        return [{"contender": name, **own, "share": own["rows_per_second"] / limit} for name, own in medians.items()]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Texts in their contexts: tokens a second of each way of writing.")
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("--column", required=True, help="context column whose values the texts have by turns")
+    parser.add_argument("--tokens", type=int, default=70, help="tokens of a text (default: 70)")
+    parser.add_argument("--texts", type=int, default=256, help="texts of a round; of beams fewer (default: 256)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="file of JSON lines to add to")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    bench = Bench(Run.open(options.run), options.column, options.tokens)
+    contenders = manners(options.tokens)
+    for _ in range(options.rounds):
+        for name in random.sample([LIMIT, *contenders], len(contenders) + 1):
+            if name == LIMIT:
+                bench.steps(max(1, options.texts * options.tokens // ROWS))
+            else:
+                several = contenders[name].method in ("beam", "stochastic")
+                bench.write(name, contenders[name], max(8, options.texts // (32 if several else 1)))
+    rows = bench.figures()
+    print("| | tokens/s | rows/s | share of the limit |\n|---|---:|---:|---:|")
+    for row in rows:
+        rates = f"{row['tokens_per_second']:,.0f} | {row['rows_per_second']:,.0f}"
+        print(f"| {row['contender']} | {rates} | {row['share']:.2f} |")
+    if options.out:
+        with options.out.open("a", encoding="utf-8") as file:
+            for row in rows:
+                about = {"threads": options.threads, "kernel": kernels.variant(), "machine": platform.processor()}
+                file.write(json.dumps({"what": "decoding", **about, **row}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
