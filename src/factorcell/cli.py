@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import (
+    advice_verbs,
     baseline_verbs,
     classification,
     completion_verbs,
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     baseline_verbs.add(verbs)
     completion_verbs.add(verbs)
     replay_verbs.add(verbs)
+    advice_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")
