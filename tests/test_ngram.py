@@ -133,7 +133,7 @@ def test_all_probabilities_are_those_of_the_targets(tmp_path: Path, rows: list[d
     model = fit(tmp_path / "model", rows, 3)
     corpus = model.prepare([*rows, *UNSEEN])
     found = []
-    for histories, grams, wanted in model._blocks(corpus):
+    for histories, grams, wanted in model.blocks(corpus):
         everything = model.probabilities(histories)
         assert grams[0].tolist() == wanted.tolist()
         np.testing.assert_allclose(everything.sum(1), 1, atol=1e-12)
@@ -153,11 +153,11 @@ def test_nothing_depends_on_how_much_is_looked_up_at_once(
     assert len(nats) == len(ranks) == corpus.targets
     monkeypatch.setattr(ngram, "TOKENS", 1)
     monkeypatch.setattr(ngram, "CELLS", 1)
-    assert len(list(model._blocks(corpus))) == len(corpus)
+    assert len(list(model.blocks(corpus))) == len(corpus)
     np.testing.assert_array_equal(model.nats(corpus), nats)
     np.testing.assert_array_equal(model.ranks(corpus), ranks)
     monkeypatch.setattr(ngram, "TOKENS", 30)
-    assert 1 < len(list(model._blocks(corpus))) < len(corpus)
+    assert 1 < len(list(model.blocks(corpus))) < len(corpus)
     np.testing.assert_array_equal(model.nats(corpus), nats)
 
 

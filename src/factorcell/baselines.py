@@ -79,27 +79,37 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
 
 
 def linear(train: Corpus, test: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> Classification:
+    """`test` judged by a `Linear` model of `train`."""
+    return Linear(train, order=order, seed=seed, progress=progress)(test)
+
+
+class Linear:
     """Logistic regression on hashed n-grams of 1 to `order` tokens, by Adagrad, on the texts of values not rare.
 
     A text is the sum of its n-grams over the root of their number; a step touches the weights that it needs.
     """
-    names, labels = _names(train), torch.from_numpy(_labels(train))
-    buckets = min(1 << 20, 1 << (CELLS // len(names)).bit_length() - 1)
-    weights, squares = torch.zeros(2, buckets, len(names))
-    bags, random = _Bags(train, order, buckets), np.random.default_rng(seed)
-    rows = np.flatnonzero(labels.numpy() >= 0)
-    steps = [batch for _ in range(EPOCHS) for batch in _batches(random.permutation(rows))]
-    for step, batch in enumerate(tqdm(steps, desc="linear", unit="step", disable=not progress)):
-        used, places, starts = bags.take(batch)
-        own = F.embedding(used, weights).requires_grad_()
-        (gradient,) = torch.autograd.grad(F.cross_entropy(_logits(own, places, starts), labels[batch]), own)
-        squares[used] += gradient**2
-        weights[used] -= RATE * (1 - step / len(steps)) * gradient / (squares[used].sqrt() + 1e-8)
-    bags, parts = _Bags(test, order, buckets), []
-    for batch in _batches(np.arange(len(test))):
-        used, places, starts = bags.take(batch)
-        parts.append(F.log_softmax(_logits(F.embedding(used, weights), places, starts).double(), 1))
-    return _told(names, torch.cat(parts).numpy(), _labels(test))
+
+    def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
+        self.order, self.names, labels = order, _names(train), torch.from_numpy(_labels(train))
+        self.buckets = min(1 << 20, 1 << (CELLS // len(self.names)).bit_length() - 1)
+        self.weights, squares = torch.zeros(2, self.buckets, len(self.names))
+        bags, random = _Bags(train, order, self.buckets), np.random.default_rng(seed)
+        rows = np.flatnonzero(labels.numpy() >= 0)
+        steps = [batch for _ in range(EPOCHS) for batch in _batches(random.permutation(rows))]
+        for step, batch in enumerate(tqdm(steps, desc="linear", unit="step", disable=not progress)):
+            used, places, starts = bags.take(batch)
+            own = F.embedding(used, self.weights).requires_grad_()
+            (gradient,) = torch.autograd.grad(F.cross_entropy(_logits(own, places, starts), labels[batch]), own)
+            squares[used] += gradient**2
+            self.weights[used] -= RATE * (1 - step / len(steps)) * gradient / (squares[used].sqrt() + 1e-8)
+
+    def __call__(self, test: Corpus) -> Classification:
+        """The texts of `test`, of the vocabulary and the values of training."""
+        bags, parts = _Bags(test, self.order, self.buckets), []
+        for batch in _batches(np.arange(len(test))):
+            used, places, starts = bags.take(batch)
+            parts.append(F.log_softmax(_logits(F.embedding(used, self.weights), places, starts).double(), 1))
+        return _told(self.names, torch.cat(parts).numpy(), _labels(test))
 
 
 def _batches(rows: Ids) -> list[Ids]:
@@ -142,24 +152,36 @@ class _Bags:
 
 
 def fasttext(train: Corpus, test: Corpus, *, order: int = 2, seed: int = 0) -> Classification:
+    """`test` judged by a `FastText` model of `train`."""
+    return FastText(train, order=order, seed=seed)(test)
+
+
+class FastText:
     """fastText with hashed n-grams up to `order`, 10 dimensions and 5 passes (Joulin et al. 2017, section 3.1)."""
-    try:
-        library = importlib.import_module("fasttext")
-    except ImportError:
-        raise UserError("fastText is not installed; the extra brings it: pip install 'factorcell[fasttext]'") from None
-    names, labels = _names(train), _labels(train)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "train.txt"
-        lines = (f"__label__{label} {text}\n" for label, text in zip(labels, _lines(train), strict=True) if label >= 0)
-        path.write_text("".join(lines), encoding="utf-8")
-        model = library.train_supervised(
-            input=str(path), dim=10, lr=0.5, epoch=5, wordNgrams=order, thread=1, seed=seed, verbose=0
-        )
-    log_posterior = np.full((len(test), len(names)), -np.inf)
-    found, probabilities = model.predict(_lines(test), k=-1)
-    for row, (labelled, p) in enumerate(zip(found, probabilities, strict=True)):
-        log_posterior[row, [int(label.removeprefix("__label__")) for label in labelled]] = np.log(p)
-    return _told(names, log_posterior, _labels(test))
+
+    def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0) -> None:
+        try:
+            library = importlib.import_module("fasttext")
+        except ImportError:
+            hint = "pip install 'factorcell[fasttext]'"
+            raise UserError(f"fastText is not installed; the extra brings it: {hint}") from None
+        self.names, labels = _names(train), _labels(train)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "train.txt"
+            texts = zip(labels, _lines(train), strict=True)
+            lines = (f"__label__{label} {text}\n" for label, text in texts if label >= 0)
+            path.write_text("".join(lines), encoding="utf-8")
+            self.model = library.train_supervised(
+                input=str(path), dim=10, lr=0.5, epoch=5, wordNgrams=order, thread=1, seed=seed, verbose=0
+            )
+
+    def __call__(self, test: Corpus) -> Classification:
+        """The texts of `test`, of the vocabulary and the values of training."""
+        log_posterior = np.full((len(test), len(self.names)), -np.inf)
+        found, probabilities = self.model.predict(_lines(test), k=-1)
+        for row, (labelled, p) in enumerate(zip(found, probabilities, strict=True)):
+            log_posterior[row, [int(label.removeprefix("__label__")) for label in labelled]] = np.log(p)
+        return _told(self.names, log_posterior, _labels(test))
 
 
 def _lines(corpus: Corpus) -> list[str]:

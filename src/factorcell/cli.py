@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import (
+    advice_verbs,
     baseline_verbs,
     classification,
     completion_verbs,
@@ -20,6 +21,7 @@ from factorcell import (
     report,
     screen,
     space,
+    specificity_verbs,
     trials,
     tuning,
 )
@@ -80,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     completion_verbs.add(verbs)
     replay_verbs.add(verbs)
     generation_verbs.add(verbs)
+    specificity_verbs.add(verbs)
+    advice_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")

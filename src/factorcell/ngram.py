@@ -197,7 +197,7 @@ class NGram:
     def nats(self, corpus: Corpus) -> Floats:
         """Nats of every target of `corpus`, text after text (T)."""
         found = []
-        for histories, grams, _ in self._blocks(corpus):
+        for histories, grams, _ in self.blocks(corpus):
             probability = np.full(len(grams[0]), self.uniform)
             for level, history, gram in zip(self.levels, histories, grams, strict=True):
                 probability = level.share[gram] + level.left[history] * probability
@@ -207,7 +207,7 @@ class NGram:
     def ranks(self, corpus: Corpus) -> Ids:
         """The rank of every target among all tokens (T), 1 the most probable; ties count against it."""
         found, size = [], max(1, CELLS // len(self.vocabulary))
-        for histories, _, wanted in self._blocks(corpus):
+        for histories, _, wanted in self.blocks(corpus):
             for begin in range(0, len(wanted), size):
                 rows = slice(begin, begin + size)
                 everything = self.probabilities([history[rows] for history in histories])
@@ -228,7 +228,7 @@ class NGram:
         everything[:, START] = 0.0
         return everything
 
-    def _blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:
+    def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:
         """For some texts at a time, ids of each target's history and n-gram at every order, and the targets."""
         if corpus.vocabulary.tokens != self.vocabulary.tokens:
             raise UserError(f"{self.folder}: has another vocabulary than these texts were read with")

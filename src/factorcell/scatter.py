@@ -25,19 +25,19 @@ def accuracy_against_perplexity(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(WIDTH, 3.9), facecolor="none")
     axes = figure.add_axes((0.1, 0.13, 0.85, 0.68))
     shown = [row for row in rows if row["state"] == "complete" and row.get("accuracy") is not None]
-    palette = colours(_models(rows))
+    palette = colours(models_of(rows))
     for row in shown:
         mark = _shape(row), palette[row["model"]], _size(row["params"].get("rank"))
         axes.plot(row["perplexity"], 100 * row["accuracy"], mark[0], color=mark[1], ms=mark[2], alpha=0.75, mew=0)
     perplexities = [float(row["perplexity"]) for row in shown]
-    _axis(axes, "x", perplexities, max(perplexities) > WIDE * min(perplexities))
+    scaled(axes, "x", perplexities, max(perplexities) > WIDE * min(perplexities))
     axes.invert_xaxis()
-    _axis(axes, "y", [100 * float(row["accuracy"]) for row in shown], False)
+    scaled(axes, "y", [100 * float(row["accuracy"]) for row in shown], False)
     axes.set_xlabel("perplexity (lower to the right)")
     axes.set_title("accuracy (per cent)", loc="left", fontsize=9, color=MUTED, pad=6)
-    _dress(axes)
+    dress(axes)
     ranks = sorted({row["params"]["rank"] for row in shown if "rank" in row["params"]})
-    _legend(figure, _models(shown), palette, ranks)
+    _legend(figure, models_of(shown), palette, ranks)
     return figure
 
 
@@ -49,7 +49,7 @@ def perplexity_by_option(rows: Sequence[Row], options: Mapping[str, str], logs: 
     lines = math.ceil(len(options) / 2)
     height = 0.5 + 1.75 * lines
     figure = Figure(figsize=(WIDTH, height), facecolor="none")
-    palette = colours(_models(rows))
+    palette = colours(models_of(rows))
     best = min(float(row["perplexity"]) for row in rows)
     edge = REACH * best
     for index, (name, note) in enumerate(options.items()):
@@ -72,15 +72,15 @@ def perplexity_by_option(rows: Sequence[Row], options: Mapping[str, str], logs: 
             )
             if row["perplexity"] == best:
                 axes.plot(_place(axes, row, name), best, "o", ms=9, mfc="none", mec=INK, mew=0.9, clip_on=False)
-        _axis(axes, "y", [min(float(row["perplexity"]), edge) for row in rows], False)
+        scaled(axes, "y", [min(float(row["perplexity"]), edge) for row in rows], False)
         axes.set_title(name.replace("_", " "), loc="left", fontsize=9, color=INK, pad=5)
         axes.set_title(note, loc="right", fontsize=8, color=MUTED, pad=5)
-        _dress(axes)
-    _legend(figure, _models(rows), palette, [])
+        dress(axes)
+    _legend(figure, models_of(rows), palette, [])
     return figure
 
 
-def _models(rows: Sequence[Row]) -> list[str]:
+def models_of(rows: Sequence[Row]) -> list[str]:
     """The model classes of the rows: the papers' in the papers' order, then others."""
     there = {str(row["model"]) for row in rows}
     return [model for model in SHAPES if model in there] + sorted(there - SHAPES.keys())
@@ -102,7 +102,7 @@ def _options_axis(axes: Axes, values: Sequence[float | str], logarithmic: bool) 
         axes.set_xticks(range(len(names)), names)
         axes.set_xlim(-0.6, len(names) - 0.4)
     else:
-        _axis(axes, "x", [float(value) for value in values], logarithmic)
+        scaled(axes, "x", [float(value) for value in values], logarithmic)
 
 
 def _place(axes: Axes, row: Row, name: str) -> float:
@@ -114,7 +114,7 @@ def _place(axes: Axes, row: Row, name: str) -> float:
     return float(names.index(value)) + 0.5 * (int(row["number"]) * 0.618 % 1 - 0.5)
 
 
-def _axis(axes: Axes, which: str, values: Sequence[float], logarithmic: bool) -> None:
+def scaled(axes: Axes, which: str, values: Sequence[float], logarithmic: bool) -> None:
     """Limits and round ticks around `values`."""
     low, high = min(values), max(values)
     axis: Axis = axes.xaxis if which == "x" else axes.yaxis
@@ -157,7 +157,7 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _dress(axes: Axes) -> None:
+def dress(axes: Axes) -> None:
     """The look of the other charts."""
     axes.set_facecolor("none")
     axes.spines[:].set_visible(False)

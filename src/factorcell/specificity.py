@@ -5,6 +5,7 @@ written for. How often it is right is the model's context-specificity. Beside it
 a language model and as a classifier of real texts by Bayes' rule.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,8 @@ from factorcell import evaluation, store
 from factorcell.classification import classify
 from factorcell.config import UserError
 from factorcell.generation import PLAIN, Manner, every, generate, resumed
-from factorcell.judging import Judge, correlation
+from factorcell.judging import Judge
 from factorcell.run import Run
-
-AGAINST = ("accuracy", "perplexity", "rank")  # what specificity is held against (figures 6.1 to 6.4)
 
 Row = dict[str, Any]
 
@@ -45,7 +44,7 @@ def contexts(
     choices = {name: every(run.schema, name) for name in draw}
     for name in {target, *draw} & set(context):
         raise UserError(f"--context gives {name} a value, which is to have several")
-    wanted = []
+    wanted: list[dict[str, str]] = []
     for value in every(run.schema, target):
         for _ in range(number):
             random = np.random.default_rng([seed, len(wanted)])
@@ -104,18 +103,22 @@ def compare(
     for folder in folders:
         run = Run.open(folder)
         wanted = contexts(run, judge.target, number, context or {}, draw, manner.seed)
-        name = "-".join(folder.resolve().parts[-2:])
-        yield measure(run, judge, write(run, wanted, manner, out / f"{name}.jsonl", progress=progress), held)
+        yield measure(run, judge, write(run, wanted, manner, out / _file(folder), progress=progress), held)
 
 
-def correlations(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Pearson's r of specificity with what it is held against, over all models, and over those with a rank."""
-    found = []
-    for name in AGAINST:
-        ranked = [row for row in rows if row["rank"] is not None]
-        for models, chosen in (("all", rows), ("with a rank", ranked)):
-            known = [row for row in chosen if row[name] is not None]
-            if len(known) >= 3 and not (name == "rank" and models == "all"):
-                pair = [row[name] for row in known], [row["specificity"] for row in known]
-                found.append({"against": name, "models": models, **correlation(*pair)})
-    return found
+def examples(out: Path, folders: Sequence[Path], target: str, count: int = 2) -> list[Row]:
+    """The first texts of each value, of each model."""
+    rows = []
+    for folder in folders:
+        seen: Counter[str] = Counter()
+        for row in store.read_rows(out / _file(folder)):
+            value = row["context"][target]
+            seen[value] += 1
+            if seen[value] <= count:
+                rows.append({"name": folder.name, "value": value, "text": row["text"]})
+    return rows
+
+
+def _file(folder: Path) -> str:
+    """Where the texts of a run are: two names, since runs of several searches may share one."""
+    return "-".join(folder.resolve().parts[-2:]) + ".jsonl"

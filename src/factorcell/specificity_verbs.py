@@ -6,7 +6,7 @@ from typing import Any
 
 from factorcell import generation_verbs, options, screen, specificity, specificity_report, store
 from factorcell.config import UserError
-from factorcell.judging import KINDS, Judge
+from factorcell.judging import KINDS, Judge, correlations
 from factorcell.run import Run
 
 Row = dict[str, Any]
@@ -17,7 +17,7 @@ def add(verbs: Any) -> None:
     verb = options.verb(verbs, "specificity", judge, "does the text that models write fit its context?")
     verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of run folders")
     verb.add_argument("--target", required=True, help="categorical context column whose values texts are written for")
-    verb.add_argument("--train", required=True, type=Path, metavar="TABLE", help="real texts that the judge learns from")
+    verb.add_argument("--train", required=True, type=Path, metavar="TABLE", help="real texts to learn to judge from")
     verb.add_argument("--dev", required=True, type=Path, metavar="TABLE", help="real texts that all are measured on")
     verb.add_argument("--out", required=True, type=Path, help="folder of the texts, the figures and the page")
     verb.add_argument("--judge", choices=tuple(KINDS), default="linear", help="the classifier (default: linear)")
@@ -65,14 +65,16 @@ def judge(given: argparse.Namespace) -> None:
     ):
         rows.append(row)
         screen.say(f"{row['name']}: {row['specificity']:.3f} of {row['texts']:,} texts judged to fit")
-    related = specificity.correlations(rows)
+    related = correlations(rows)
     real: Row = {"name": "real texts", **judged.real, "specificity": judged.real["accuracy"]}
-    real.pop("accuracy")
-    store.write_rows(given.out / "results.jsonl", [*rows, real, *related])
-    page = specificity_report.page(given.target, rows, real, related, specificity.examples(given.out, folders))
+    del real["accuracy"]  # that of a model is of Bayes' rule
+    results = [*rows, real, {"correlations": related}]
+    store.write_rows(given.out / "results.jsonl", results)
+    examples = specificity.examples(given.out, folders, given.target)
+    page = specificity_report.page(given.target, rows, real, related, examples)
     (given.out / "specificity.html").write_text(page, encoding="utf-8")
     if given.json:
-        return screen.lines([*rows, real, *related])
+        return screen.lines(results)
     screen.table(*specificity_report.table(rows, real))
     screen.say(f"the page: {given.out / 'specificity.html'}")
     return None
