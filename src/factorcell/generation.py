@@ -97,14 +97,19 @@ def known(run: Run, text: str, what: str) -> tuple[int, ...]:
 
 
 def every(schema: ContextSchema, column: str) -> list[str]:
-    """The values of a categorical context column, in their order as numbers, if they are numbers, else as words."""
+    """The values of a categorical context column, `in_order`."""
     variable = schema.variable(column)
     if variable.kind != "category":
         raise UserError(f"{column} is a {variable.kind}: only a category has a list of values")
+    return in_order(variable.values[1:])
+
+
+def in_order(values: Sequence[str]) -> list[str]:
+    """Values in their order as numbers, if all are, else as words."""
     try:
-        return sorted(variable.values[1:], key=float)
+        return sorted(values, key=float)
     except ValueError:
-        return sorted(variable.values[1:])
+        return sorted(values)
 
 
 def generate(

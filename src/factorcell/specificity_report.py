@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from factorcell import plots, report, specificity_charts
+from factorcell.generation import in_order
 
 Row = Mapping[str, Any]
 
@@ -40,14 +41,12 @@ def table(rows: Sequence[Row], real: Row) -> tuple[list[dict[str, str]], list[st
 
 def page(target: str, rows: Sequence[Row], real: Row, correlations: Mapping[str, Row], examples: Sequence[Row]) -> str:
     """The page of the models' texts for the values of `target`."""
-    best = {1: True, 2: False, 3: False, 4: True}
+    header = ("model", *(title for title, _ in COLUMNS.values()))
     lines = [
         (row["name"], *(report.shown(row.get(name), form) for name, (_, form) in COLUMNS.items()))
         for row in (*rows, real)
     ]
-    header = ("model", *(title for title, _ in COLUMNS.values()))
-    figures = report.table(header, lines[:-1], best) + f"<h3>Real texts</h3>{report.table(header, lines[-1:])}"
-    sections = [("How well the texts fit", _charts(rows, real, correlations) + figures)]
+    sections = [("How well the texts fit", _charts(rows, real, correlations) + report.table(header, lines))]
     sections.append(("By value", _by_value(target, rows, real)))
     sections.append(("What was written", _examples(target, examples)))
     told = HOW.format(texts=rows[0]["texts"], target=target)
@@ -63,13 +62,14 @@ def _plain(value: Any, form: str) -> str:
 
 def _charts(rows: Sequence[Row], real: Row, correlations: Mapping[str, Row]) -> str:
     """The figures of the thesis, where the models have what they show."""
-    content = ""
+    charts = ""
     if any(row["accuracy"] is not None for row in rows):
         figure = specificity_charts.specificity_against_accuracy(rows, correlations, real["specificity"])
         note = "Who tells real texts apart writes texts that can be told apart."
-        content += report.chart(figure, "accuracy", "Specificity over accuracy on real texts", note)
+        charts += report.chart(figure, "accuracy", "Specificity over accuracy on real texts", note)
     figure = specificity_charts.specificity_against_rank_and_perplexity(rows, correlations, real["specificity"])
-    content += report.chart(figure, "rank", "Specificity over rank and over perplexity")
+    charts += report.chart(figure, "rank", "Specificity over rank and over perplexity")
+    content = f'<div class="grid">{charts}</div>'
     lines = [
         (
             AGAINST[name],
@@ -88,7 +88,7 @@ def _charts(rows: Sequence[Row], real: Row, correlations: Mapping[str, Row]) -> 
 
 def _by_value(target: str, rows: Sequence[Row], real: Row) -> str:
     """How often the texts of each value are judged to fit."""
-    names = list(real["confusion"]["labels"])
+    names = in_order(real["confusion"]["labels"])
     lines = [
         (row["name"], *(report.shown(row["by_value"].get(name), ".1%") for name in names)) for row in (*rows, real)
     ]
