@@ -70,7 +70,8 @@ def corners(heights: Floats, slopes: Floats, errors: Ids) -> tuple[Floats, Ids]:
 def best_step(heights: Floats, slopes: Floats, errors: Ids) -> tuple[float, int]:
     """The t with the fewest errors along lines heights + t slopes, and how many they are.
 
-    It is the middle of the widest part that has so few; a part without an end goes as far beyond its corner as the corners lie apart.
+    It is the middle of the widest part that has so few; a part without an end goes as far beyond its corner as the
+    corners lie apart.
     """
     places, totals = corners(heights, slopes, errors)
     if not len(places):

@@ -106,9 +106,8 @@ def _form(path: Path) -> str:
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Lines that are not blank, each with where it is."""
     try:
-        with path.open("rb") as file:
-            lines = gzip.open(file) if path.suffix == ".gz" else file
-            for number, line in enumerate(lines, 1):
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            for number, line in enumerate(file, 1):
                 if text := line.decode("utf-8-sig").strip():
                     yield f"{path} line {number}", text
     except FileNotFoundError:

@@ -66,7 +66,7 @@ class Weights:
             isinstance(value, (int, float)) and np.isfinite(value) for value in found.values()
         )
         if not numbers:
-            raise UserError(f"{path}: {str(found):.60} is not an object of names and finite numbers")
+            raise UserError(f"{path}: {found!s:.60} is not an object of names and finite numbers")
         return cls({name: float(value) for name, value in found.items()})
 
     def save(self, path: str | Path) -> None:
@@ -74,7 +74,7 @@ class Weights:
         store.write_json(Path(path), dict(self.values))
 
     def array(self, names: Sequence[str]) -> Floats:
-        """The weights of the features `names` (F,), 0 of one that is not there; `UserError` for one that is too many."""
+        """The weights of the features `names` (F,), 0 of one that has none; `UserError` for a weight of none of them."""
         for name in self.values:
             choose("weight", name, names)
         return np.array([self.values.get(name, 0.0) for name in names])
@@ -311,11 +311,9 @@ def by_depth(scored: Scored, weights: Weights) -> list[Row]:
     errors = [distances(one.reference or "", one.texts) for one in scored.nbest.utterances]
     words = sum(len((one.reference or "").split()) for one in scored.nbest.utterances)
     longest = max(len(one) for one in errors)
-    depths = [
-        step * 10**power for power in range(len(str(longest))) for step in (1, 2, 5) if step * 10**power < longest
-    ]
+    depths = (step * 10**power for power in range(len(str(longest))) for step in (1, 2, 5))
     rows = []
-    for depth in (*depths, longest):
+    for depth in (*(depth for depth in depths if depth < longest), longest):
         pairs = list(zip(features, errors, strict=True))
         rescored = sum(int(one[(part[:depth] @ wanted).argmax()]) for part, one in pairs)
         oracle = sum(int(one[:depth].min()) for one in errors)

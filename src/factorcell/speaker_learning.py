@@ -1,7 +1,7 @@
 """Rescoring that learns who speaks: after each utterance the speaker's vector moves by the gradient of the chosen text.
 
 Nobody's reference is read. The i-th utterances of all speakers are rescored together, for a speaker's vector depends
-on nothing but the speaker's own earlier utterances.
+on nothing but the speaker's own earlier utterances. All of it is computed by floats, as `Learner` does.
 
 Shapes: B utterances, H hypotheses of an utterance, N hypotheses of all of them, k numbers of a speaker's vector.
 """
@@ -63,7 +63,7 @@ def learn(
             found |= zip(part, lists, strict=True)
             pairs = zip(utterances, lists, strict=True)
             best = [int((features_of(one, values) @ wanted).argmax()) for one, values in pairs]
-            slopes = _gradients(learner, corpus.select(np.cumsum([0, *sizes[:-1]]) + best), vectors)
+            slopes = _gradients(learner, corpus.select(np.cumsum([0, *sizes[:-1]], dtype=np.int64) + best), vectors)
             for place, one, choice, slope in zip(part, utterances, best, slopes, strict=True):
                 if (name := names[place]) is not None:
                     people[name] = learner.moved(people[name], one.texts[choice], slope)
@@ -105,7 +105,7 @@ def of_people(learner: Learner, corpus: Corpus, ids: Ids) -> Corpus:
 def _nats(learner: Learner, corpus: Corpus, vectors: NDArray[np.float32]) -> Floats:
     """Nats (N,) of the texts of people with `vectors` (N, k)."""
     found = np.zeros(len(corpus))
-    with learner.run.scoring():
+    with torch.inference_mode():
         for rows in corpus.batches(TOKENS):
             found[rows] = _of(learner, corpus, rows, torch.from_numpy(vectors[rows])).double().cpu().numpy()
     return found
