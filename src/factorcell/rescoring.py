@@ -74,7 +74,7 @@ class Weights:
         store.write_json(Path(path), dict(self.values))
 
     def array(self, names: Sequence[str]) -> Floats:
-        """The weights of the features `names` (F,), 0 of one that has none; `UserError` for a weight of none of them."""
+        """The weights (F,) of the features `names`, 0 where none is given; `UserError` for a weight of no feature."""
         for name in self.values:
             choose("weight", name, names)
         return np.array([self.values.get(name, 0.0) for name in names])
