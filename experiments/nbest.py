@@ -220,7 +220,7 @@ def measure(out: Path) -> list[Row]:
     judge("first pass, reweighted", *nothing)
     judge("4-gram", *(rescoring.score(NGram.open(out / "fourgram"), lists) for lists in (tune, test)))
     unadapted = Run.open(out / "unadapted")
-    judge("unadapted", *(rescoring.score(unadapted, lists) for lists in (tune, test)))
+    judge("unadapted", *(rescoring.score(unadapted, lists, unknown="group") for lists in (tune, test)))
     run = Run.open(out / "factorcell")
     bare = [read_nbest([_without(row) for row in store.read_rows(out / name)]) for name in ("tune.jsonl", "test.jsonl")]
     judge("FactorCell, no context", *(rescoring.score(run, lists) for lists in bare))

@@ -28,7 +28,7 @@ ROWS: list[dict[str, Any]] = [
         "speaker": "ann",
         "hour": 12.5,
     },
-    {"id": 7, "hypotheses": [{"text": "", "acoustic": -1.0, "lm": -2.0}], "speaker": None},
+    {"id": 7, "hypotheses": [{"text": "", "acoustic": -1.0, "lm": -2.0}], "reference": "", "speaker": None},
 ]
 BYTELOG = 1024 * math.log(1.0001)
 TIMED = "(-900) <s> ( st: 0 et: 0 g: 0 a: -5 ) so ( st: 1 et: 9 g: -70 a: -800 ) s ( st: 1 et: 4 g: 0 a: -300 ) "
@@ -56,9 +56,10 @@ def test_json_lines_and_rows_are_the_same(tmp_path: Path) -> None:
         assert (first.id, second.id) == ("a1", "7")
         assert first.texts == ("so it is", "so is it")
         assert first.scores.tolist() == [[-31.5, -9.0], [-32.0, -9.5]]
-        assert (first.reference, second.reference) == ("so is it", None)
+        assert (first.reference, second.reference) == ("so is it", "")
         assert (first.columns, second.columns) == ({"speaker": "ann", "hour": 12.5}, {"speaker": None})
-        assert not found.referenced
+        assert found.referenced
+        assert found.columns == ["speaker", "hour"]
 
 
 def test_kaldi_negates_costs_and_keeps_order(tmp_path: Path) -> None:
@@ -136,6 +137,7 @@ def hypothesis(**fields: Any) -> list[dict[str, Any]]:
         (changed(hypotheses=[{"text": "so", "lm": 1.0}]), "with and without acoustic"),
         (changed(id=None), "line 2: no id"),
         (changed(id="7"), "x.jsonl: utterance '7' comes twice"),
+        (changed(reference=None), "x.jsonl: utterance a1 has no reference, others have; all or none must have one"),
         (changed(reference=3), "line 2: reference is 3, not a text"),
         (changed(speaker=["ann"]), "line 2: speaker is ['ann']"),
         (written('{"id": 1,\n'), "x line 1: not valid JSON"),
@@ -192,6 +194,7 @@ def test_references_and_columns_from_files(tmp_path: Path) -> None:
     """Of every utterance; a column of a table wins over the list's own; who is missing is named."""
     nbest = read_nbest(ROWS)
     (tmp_path / "text").write_text("7\na1 so was it\nb1 other\n")
+    assert not read_nbest([{**row, "reference": None} for row in ROWS]).referenced
     said = with_references(nbest, tmp_path / "text")
     assert [one.reference for one in said.utterances] == ["so was it", ""]
     assert said.referenced

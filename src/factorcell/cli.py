@@ -17,6 +17,7 @@ from factorcell import (
     parallel,
     replay_verbs,
     report,
+    rescoring_verbs,
     screen,
     space,
     trials,
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     baseline_verbs.add(verbs)
     completion_verbs.add(verbs)
     replay_verbs.add(verbs)
+    rescoring_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")

@@ -73,11 +73,19 @@ class NBest:
             if utterance.id in seen:
                 raise UserError(f"utterance {utterance.id!r} comes twice; ids must differ")
             seen.add(utterance.id)
+            if (utterance.reference is None) == self.referenced:
+                without = utterance.id if self.referenced else self.utterances[0].id
+                raise UserError(f"utterance {without} has no reference, others have; all or none must have one")
 
     @property
     def referenced(self) -> bool:
-        """Whether every utterance has a reference."""
-        return all(utterance.reference is not None for utterance in self.utterances)
+        """Whether utterances have references: all or none."""
+        return self.utterances[0].reference is not None
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that any utterance has."""
+        return list(dict.fromkeys(name for utterance in self.utterances for name in utterance.columns))
 
 
 def read_nbest(source: Any, form: str = "auto") -> NBest:

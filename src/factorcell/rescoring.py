@@ -210,8 +210,8 @@ def fit(
 ) -> tuple[Weights, dict[str, float]]:
     """Weights fitted to lists, and what they reach: `word_errors`, or `nats` of a list; the module says how.
 
-    `objective` is errors or likelihood where all utterances have references. `UserError` where some have none, or none
-    has one and there is no language model of a first pass to share with.
+    `objective` is errors or likelihood where there are references. `UserError` where there are none, nor scores of a
+    first pass's language model to share with.
     """
     choose("objective", objective, OBJECTIVES)
     nbest, names = scored.nbest, scored.names
@@ -234,9 +234,6 @@ def fit(
 def _fit_share(scored: Scored) -> tuple[Weights, dict[str, float]]:
     """What lists without references tell: how the model and the first pass's share a weight."""
     nbest = scored.nbest
-    if any(utterance.reference is not None for utterance in nbest.utterances):
-        missing = next(one.id for one in nbest.utterances if one.reference is None)
-        raise UserError(f"utterance {missing} has no reference, others have; all or none must have one")
     if LM not in nbest.names:
         has = ", ".join(nbest.names) or "none"
         raise UserError(f"no references, and no score {LM!r} to share with (scores: {has}): weights cannot be fitted")
@@ -299,9 +296,9 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], random: np.random.Generato
     return {
         **dict(zip(("by", "value"), key, strict=True)),
         **{"utterances": len(rows), "words": int(words)},
-        **{"first": first / words, "rescored": rescored / words, "oracle": oracle / words},
+        **{"first": float(first / words), "rescored": float(rescored / words), "oracle": float(oracle / words)},
         **{kind: sum(row[kind] for row in rows) for kind in KINDS},
-        **{"gain": (first - rescored) / words, "gain_low": float(low), "gain_high": float(high)},
+        **{"gain": float((first - rescored) / words), "gain_low": float(low), "gain_high": float(high)},
     }
 
 
