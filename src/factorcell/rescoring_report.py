@@ -17,10 +17,10 @@ CHANGED = 20  # utterances that are shown word by word
 COLUMNS = ("value", "utterances", "words", "first", "rescored", "oracle", "gain")
 HOW = (
     "A hypothesis is chosen by the weighted sum of its scores, of log p by the model, in nats, and of its words; of "
-    "equal ones the first in the list. The word error rate is the number of words to substitute, delete and insert over "
-    "that of the references' words, which are what spaces part. First is the list's first hypothesis, oracle the one "
-    "with the fewest errors. A gain is how far the rate has fallen, in points, with the middle 95 % of 1,000 draws of "
-    "utterances with replacement."
+    "equal ones the first in the list. The word error rate is the number of words to substitute, delete and insert "
+    "over that of the references' words, which are what spaces part. First is the list's first hypothesis, oracle the "
+    "one with the fewest errors. A gain is how far the rate has fallen, in points, with the middle 95 % of 1,000 "
+    "draws of utterances with replacement."
 )
 STYLE = (
     "<style>.said del { color: var(--muted); } .said ins { color: var(--accent); text-decoration: none; "
