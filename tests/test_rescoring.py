@@ -231,6 +231,8 @@ def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
     assert named["hall", "1"]["rescored"] == pytest.approx(
         sum(row["errors"] for row in half) / sum(row["words"] for row in half)
     )
+    assert named["hall", "1"]["gain_low"] <= named["hall", "1"]["gain"]
+    assert summarise(rows[:9])[0]["gain_low"] is None
     assert overall["oracle"] <= min(overall["first"], overall["rescored"])
     with pytest.raises(UserError, match=r"unknown column 'hal' .did you mean 'hall'"):
         summarise(rows, ["hal"])

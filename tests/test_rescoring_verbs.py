@@ -182,6 +182,10 @@ def test_page_is_whole(folder: Path) -> None:
     for row in summary:
         assert f"{row['oracle']:.2%}" in reader.text
     assert "1.5" in reader.text
+    many = [{**summary[1], "value": f"v{number}"} for number in range(20)]
+    folded = rescoring_report.page("x", "y", rows, [summary[0], *many], depths, weights.values)
+    assert "<details><summary>8 more</summary>" in folded
+    assert folded.index("v11") < folded.index("<details>") < folded.index("v12")
     assert page.count("<svg") == 1
     moved = [row for row in rows if row["errors"] != row["errors_first"]]
     assert moved

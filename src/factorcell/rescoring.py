@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 AT_ONCE = 4_000  # hypotheses that are read at once
 OBJECTIVES = ("errors", "likelihood")
-DRAWS = 1_000  # of utterances, for intervals
+DRAWS, FEW = 1_000, 10  # of utterances, for intervals; fewer utterances than FEW have none
 ROW = "the rows given row 1: "  # how a table in memory names its first row
 KINDS = ("substituted", "deleted", "inserted")
 
@@ -272,7 +272,8 @@ def summarise(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> lis
     """Word error rates of rows of `rescore`: of all utterances, and for every value of the columns `by`.
 
     A row: by, value, utterances, words; `first`, `rescored`, `oracle` as shares of the words; the kinds of errors;
-    `gain`, how much lower the rate is than that of the first pass, with an interval of 95 % over draws of utterances.
+    `gain`, how much lower the rate is than that of the first pass, with an interval of 95 % over draws of utterances,
+    `gain_low` and `gain_high`, None of few utterances.
     """
     groups: dict[tuple[str, str], list[Row]] = {("all", "all"): list(rows)}
     for name in by:
@@ -292,13 +293,13 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], random: np.random.Generato
         raise UserError(f"the references of {' '.join(key)} have no words: there is no word error rate")
     draws = random.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), DRAWS) @ counts
     gains = (draws[:, 1] - draws[:, 2]) / np.maximum(draws[:, 0], 1)
-    low, high = np.quantile(gains, (0.025, 0.975))
+    low, high = np.quantile(gains, (0.025, 0.975)).tolist() if len(rows) >= FEW else (None, None)
     return {
         **dict(zip(("by", "value"), key, strict=True)),
         **{"utterances": len(rows), "words": int(words)},
         **{"first": float(first / words), "rescored": float(rescored / words), "oracle": float(oracle / words)},
         **{kind: sum(row[kind] for row in rows) for kind in KINDS},
-        **{"gain": float((first - rescored) / words), "gain_low": float(low), "gain_high": float(high)},
+        **{"gain": float((first - rescored) / words), "gain_low": low, "gain_high": high},
     }
 
 

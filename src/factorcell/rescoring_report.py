@@ -14,13 +14,14 @@ from factorcell.nbest import align
 Row = Mapping[str, Any]
 
 CHANGED = 20  # utterances that are shown word by word
+MOST = 12  # values of a column that are shown at once
 COLUMNS = ("value", "utterances", "words", "first", "rescored", "oracle", "gain")
 HOW = (
     "A hypothesis is chosen by the weighted sum of its scores, of log p by the model, in nats, and of its words; of "
     "equal ones the first in the list. The word error rate is the number of words to substitute, delete and insert "
     "over that of the references' words, which are what spaces part. First is the list's first hypothesis, oracle the "
     "one with the fewest errors. A gain is how far the rate has fallen, in points, with the middle 95 % of 1,000 "
-    "draws of utterances with replacement."
+    "draws of utterances with replacement, where there are ten of them."
 )
 STYLE = (
     "<style>.said del { color: var(--muted); } .said ins { color: var(--accent); text-decoration: none; "
@@ -56,8 +57,7 @@ def page(
         overall = summary[0]
         rates = f"from {overall['first']:.1%} to {overall['rescored']:.1%}"
         lead += f" The word error rate goes {rates}; the best choice in every list would be {overall['oracle']:.1%}."
-    sections = [("Word errors", _errors(summary, depths))] if summary else []
-    sections.append(("Weights", _weights(weights)))
+    sections = [("Word errors", _errors(summary, depths, weights))] if summary else [("Weights", _weights(weights))]
     if moved:
         sections.append(("What has changed most", _changes(moved)))
     sections.append(("How it was measured", f"<p>{html.escape(HOW)}</p>"))
@@ -81,7 +81,7 @@ def wer_by_depth(rows: Sequence[Row]) -> Figure:
     axes.set_xticks([], minor=True)
     axes.set_ylim(0, 1.12 * max(max(row["rescored"], row["oracle"]) for row in rows) or 1.0)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.spines[:].set_visible(False)
     axes.spines["bottom"].set(visible=True, color=plots.RULE)
     axes.tick_params(length=0, labelsize=8, labelcolor=plots.MUTED, pad=4)
@@ -99,21 +99,25 @@ def _value(row: Row) -> str:
 
 
 def _gain(row: Row) -> str:
-    """Points with their interval: +2.1 [+1.0, +3.2]."""
+    """Points with their interval, if they have one: +2.1 [+1.0, +3.2]."""
+    if row["gain_low"] is None:
+        return f"{100 * row['gain']:+.2f}"
     point, low, high = (f"{100 * row[f'gain{end}']:+.2f}" for end in ("", "_low", "_high"))
     return f"{point} [{low}, {high}]"
 
 
-def _errors(summary: Sequence[Row], depths: Sequence[Row]) -> str:
-    """The rates, overall and by the values of columns, and the chart of the length of lists."""
+def _errors(summary: Sequence[Row], depths: Sequence[Row], weights: Mapping[str, float]) -> str:
+    """The rates, overall and by the values of columns, the chart of the length of lists, the weights beside it."""
     figure = wer_by_depth(depths)
     note = "If lists were shorter: 1 is the first pass."
     chart = report.chart(figure, "depths", "Word error rate over the length of the lists", note)
     overall = [row for row in summary if row["by"] == "all"]
-    content = f'<div class="grid"><div>{_rates(overall)}{_kinds(overall[0])}</div>{chart}</div>'
+    content = f'{_rates(overall)}{_kinds(overall[0])}<div class="grid">{chart}<div>{_weights(weights)}</div></div>'
     for name in dict.fromkeys(row["by"] for row in summary if row["by"] != "all"):
         rows = [row for row in summary if row["by"] == name]
-        content += f"<h3>By {html.escape(str(name))}</h3>{_rates(rows)}"
+        content += f"<h3>By {html.escape(str(name))}</h3>{_rates(rows[:MOST])}"
+        if rows[MOST:]:
+            content += f"<details><summary>{len(rows) - MOST:,} more</summary>{_rates(rows[MOST:])}</details>"
     return content
 
 
@@ -170,7 +174,7 @@ def _change(row: Row) -> str:
     content = f'<p><span class="muted">{html.escape(row["id"])}, {title}</span> {html.escape(against)}</p>'
     for name, text in lines:
         errors = {"first": "errors_first", "chosen": "errors"}[name]
-        count = f", {row[errors]} errors" if errors in row else ""
+        count = f", {row[errors]} error{"s" * (row[errors] != 1)}" if errors in row else ""
         content += f'<p><span class="muted">{name}{count}</span> {differences(against, text)}</p>'
     return f"<div>{content}</div>"
 
