@@ -1,7 +1,10 @@
 """N-best lists of a recogniser that does not exist: a noisy channel over real texts. This is a SIMULATION.
 
     python experiments/nbest.py make DATA OUT
-    python experiments/nbest.py measure OUT        # after training OUT/factorcell and OUT/unadapted, see README.md
+    for model in factorcell unadapted; do
+        factorcell train OUT/train.parquet --config experiments/nbest.toml --model $model --out OUT/$model
+    done
+    python experiments/nbest.py measure OUT
 
 DATA holds train.parquet and dev.parquet of oral arguments (text, speaker, role, case). A word w that was said sounds,
 to the recogniser, like the word v of its vocabulary by
@@ -99,7 +102,8 @@ class Ear:
             after = costs + GAP[letter]
             after[:, 1:] = np.minimum(after[:, 1:], costs[:, :-1] + SWAP[letter][self.letters])
             costs = np.minimum.accumulate(after - added, axis=1) + added
-        return costs[np.arange(len(self.ids)), self.lengths]
+        found: Floats = costs[np.arange(len(self.ids)), self.lengths]
+        return found
 
     def _near(self, word: str) -> tuple[NDArray[np.int64], Floats]:
         """Ids and distances of the `NEAR` words that sound most like `word`."""
@@ -144,7 +148,9 @@ def hear(model: NGram, ear: Ear, words: list[str], random: np.random.Generator) 
         ids, distance = ear.near(word)
         loud = GAP[[LETTERS.index(letter) for letter in sound(word)]].sum()
         grow(ids, evidence(distance), float(evidence(np.array([loud]))[0]))
-        between = np.array([column[one] for one in random.choice(SHORT, 2, replace=False) if one in column])
+        between = np.array(
+            [column[one] for one in random.choice(SHORT, 2, replace=False) if one in column], dtype=np.int64
+        )
         loudness = [
             GAP[[LETTERS.index(letter) for letter in sound(model.vocabulary.tokens[one])]].sum() for one in between
         ]

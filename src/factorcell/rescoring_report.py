@@ -174,7 +174,7 @@ def _change(row: Row) -> str:
     content = f'<p><span class="muted">{html.escape(row["id"])}, {title}</span> {html.escape(against)}</p>'
     for name, text in lines:
         errors = {"first": "errors_first", "chosen": "errors"}[name]
-        count = f", {row[errors]} error{"s" * (row[errors] != 1)}" if errors in row else ""
+        count = f", {row[errors]} {'error' if row[errors] == 1 else 'errors'}" if errors in row else ""
         content += f'<p><span class="muted">{name}{count}</span> {differences(against, text)}</p>'
     return f"<div>{content}</div>"
 
