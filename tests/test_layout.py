@@ -19,13 +19,12 @@ ORDER = """
 config vocabulary store tables kernels recurrence gpu gpu_recurrence gpu_softmax softmax dropout adapters cells |
 context prefix biases output adaptive | columns kinds tokens data | model parallel | run card | start rows training
 evaluation classification decoding beams gaps generation ngram baselines | completion compiled_search popularity slips
-forgiving online completer blend assistant progressive systems replay_summary online_tuning | nbest rescoring
-likelihood_ratios hidden_units embeddings value_ngrams advice_texts advice judging specificity |
-maps plots scatter replay_charts token_charts
-embedding_charts specificity_charts report trials replay_report rescoring_report explain_report contexts_report
-specificity_report advice_report | experiment finetuning separate mixture space tuning | serve | demo | screen options
-domains baseline_verbs interactive completion_verbs replay_verbs generation_verbs rescoring_verbs explain_verbs
-contexts_verbs specificity_verbs advice_verbs cli
+forgiving online completer blend assistant progressive systems replay_summary online_tuning | nbest list_weights
+rescoring speaker_learning likelihood_ratios hidden_units embeddings value_ngrams advice_texts advice judging
+specificity | maps plots scatter replay_charts token_charts embedding_charts specificity_charts report trials
+replay_report rescoring_report explain_report contexts_report specificity_report advice_report | experiment finetuning
+separate mixture space tuning | serve | demo | screen options domains baseline_verbs interactive completion_verbs
+replay_verbs generation_verbs rescoring_verbs explain_verbs contexts_verbs specificity_verbs advice_verbs cli
 """
 PLACES = {name: place for place, name in enumerate(ORDER.replace("|", " ").split())}
 

@@ -19,6 +19,7 @@ from factorcell import (
     parallel,
     replay_verbs,
     report,
+    rescoring_verbs,
     screen,
     space,
     specificity_verbs,
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     generation_verbs.add(verbs)
     specificity_verbs.add(verbs)
     advice_verbs.add(verbs)
+    rescoring_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")
