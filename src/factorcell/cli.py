@@ -10,6 +10,7 @@ from factorcell import (
     baseline_verbs,
     classification,
     completion_verbs,
+    contexts_verbs,
     demo,
     domains,
     experiment,
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     baseline_verbs.add(verbs)
     completion_verbs.add(verbs)
     replay_verbs.add(verbs)
+    contexts_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")
