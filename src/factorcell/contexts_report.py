@@ -103,18 +103,23 @@ def _predictions(rows: Sequence[Row]) -> str:
         '<p class="muted">Gradient-boosted trees on the embedding, five-fold cross-validated: accuracy beside that of '
         "always saying the largest group, or the share of variance explained (R²).</p>"
     )
-    header = ("column", "values", "groups", "accuracy", "largest group", "R²", "correlation")
-    return note + report.table(header, [_prediction(row) for row in rows])
+    cells = [_prediction(row) for row in rows]
+    kept = [place for place in range(len(HEADER)) if any(line[place] is not None for line in cells)]
+    return note + report.table([HEADER[place] for place in kept], [[line[place] for place in kept] for line in cells])
+
+
+HEADER = ("column", "values", "groups", "accuracy", "largest group", "R²", "correlation")
 
 
 def _prediction(row: Row) -> tuple[Any, ...]:
+    """The cells of `HEADER`; an accuracy with its standard error over the folds."""
     accuracy = None
     if "accuracy" in row:
         error = row["deviation"] / math.sqrt(row["folds"])
         accuracy = (row["accuracy"], f"{row['accuracy']:.1%} ± {error:.1%}")
     counts = (report.shown(row.get(key), ",.0f") for key in ("values", "groups"))
-    figures = (report.shown(row.get(key), form) for key, form in FORMS)
-    return (row["column"], *counts, accuracy, *figures)
+    majority, r2, correlation = (report.shown(row.get(key), form) for key, form in FORMS)
+    return (row["column"], *counts, accuracy, majority, r2, correlation)
 
 
 FORMS = (("majority", ".1%"), ("r2", ".3f"), ("correlation", ".3f"))

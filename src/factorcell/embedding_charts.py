@@ -33,7 +33,7 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
             [row["y"] for row in order],
             c=[colours.get(row["group"], MUTED) for row in order],
             s=[11 if row["group"] in colours else 4 for row in order],
-            alpha=0.6,
+            alpha=0.45,
             lw=0,
             zorder=2,
         )
