@@ -116,7 +116,8 @@ def _show(found: Row, given: argparse.Namespace) -> None:
         _show_words(entry["rows"])
     for entry in found["maps"]:
         screen.show(f"\n{contexts_report.agreed(entry['agreement'])}")
-        screen.table(entry["ellipses"] or [], ("group", "count", "x", "y", "wide", "high"))
+        if entry["ellipses"]:
+            screen.table(entry["ellipses"], ("group", "count", "x", "y", "wide", "high"))
     for row in found["predictions"]:
         of = f"{row['column']} from the embedding of {row['variable']} ({row['values']:,} values)"
         if "accuracy" in row:
@@ -157,6 +158,8 @@ def _show_neighbours(rows: Sequence[Row], measure: str) -> None:
 
 def _show_words(rows: Sequence[Row]) -> None:
     """Raised and lowered tokens side by side."""
+    if not rows:
+        return screen.show("no token is raised or lowered")
     raised = [row for row in rows if row["nats"] > 0]
     lowered = [row for row in rows if row["nats"] < 0]
     lines: list[Row] = [{} for _ in range(max(len(raised), len(lowered)))]
@@ -164,4 +167,4 @@ def _show_words(rows: Sequence[Row]) -> None:
         for line, row in zip(lines, chosen, strict=False):
             line[side] = screen.visible(row["token"])
             line["nats" if side == "raised" else "nats "] = f"{row['nats']:+.2f}"
-    screen.table(lines, ("raised", "nats", "lowered", "nats "))
+    return screen.table(lines, ("raised", "nats", "lowered", "nats "))

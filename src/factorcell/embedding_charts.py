@@ -95,7 +95,7 @@ def boosted_words(rows: Sequence[Row], title: str) -> Figure:
     return figure
 
 
-def _visible(token: str, most: int = 16) -> str:
+def _visible(token: str, most: int = 14) -> str:
     """A token as a label: white space has a sign, what is long is cut."""
     token = "␣" if token.isspace() else token
     return (token if len(token) <= most else token[: most - 1] + "…").replace("$", r"\$")
