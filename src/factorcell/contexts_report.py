@@ -14,8 +14,8 @@ WORDS = (
     "recurrent layer does with the context is not in it."
 )
 MAP = (
-    "Embeddings on their first two principal axes, which hold {x:.0%} and {y:.0%} of their variance. The model never "
-    "saw the column that colours them."
+    "Embeddings on their first two principal axes, which hold {x:.0%} and {y:.0%} of their variance, coloured by what "
+    "a table says of their values."
 )
 
 
@@ -32,7 +32,7 @@ def page(name: str, found: Row) -> str:
         sections.append(("Words that a context raises and lowers", _words(found["words"])))
     sections += [(f"The map by {entry['column']}", _map(entry, place)) for place, entry in enumerate(found["maps"])]
     if found["predictions"]:
-        sections.append(("What the embedding tells of columns it never saw", _predictions(found["predictions"])))
+        sections.append(("What the embedding tells of other columns", _predictions(found["predictions"])))
     values = f"{found['values']:,} values of {found['variable']}, each an embedding learned from its texts alone."
     return report.page(
         f"What {name} has learned about contexts",

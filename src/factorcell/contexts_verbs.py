@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 def add(verbs: Any) -> None:
     """Add the verb to those of the command line."""
-    text = "what a run has learned about contexts: neighbours, words they raise, maps, columns it never saw"
+    text = "what a run has learned about contexts: neighbours, words they raise, maps, what they tell of other columns"
     verb = options.verb(verbs, "contexts", run, text)
     verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
     verb.add_argument(

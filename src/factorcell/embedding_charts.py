@@ -52,19 +52,26 @@ def map_of_numbers(points: Sequence[Row], title: str) -> Figure:
 
     Points: x, y, number. The ends of the bar are the 2nd and 98th of 100 numbers, so that a few do not take it all.
     """
-    figure, axes = _map(points, (), True)
+    figure, axes = _map(points, (), True, above=0.34)
     numbers = np.array([row["number"] for row in points], dtype=np.float64)
     low, high = np.quantile(numbers, (0.02, 0.98)).tolist()
     shares = np.clip((numbers - low) / ((high - low) or 1.0), 0, 1)
     axes.scatter([row["x"] for row in points], [row["y"] for row in points], c=SCALE(shares), s=13, alpha=0.85, lw=0)
     height = figure.get_figheight()
     bar = figure.add_axes((0.56, 1 - 0.2 / height, 0.3, 0.09 / height))
-    bar.bar(range(STEPS), 1, width=1.02, color=[to_hex(SCALE(step / (STEPS - 1))) for step in range(STEPS)], lw=0)
-    bar.set_xlim(-0.5, STEPS - 0.5)
+    bar.bar(
+        range(STEPS),
+        1,
+        width=1.5,
+        align="edge",
+        color=[to_hex(SCALE(step / (STEPS - 1))) for step in range(STEPS)],
+        lw=0,
+    )
+    bar.set_xlim(0, STEPS)
     bar.set_ylim(0, 1)
     bar.set_axis_off()
     middle = 1 - 0.155 / height
-    for x, text, side in ((0.545, f"{low:.3g}", "right"), (0.875, f"{high:.3g}", "left"), (0.035, title, "left")):
+    for x, text, side in ((0.545, f"{low:.3g}", "right"), (0.875, f"{high:.3g}", "left"), (0.025, title, "left")):
         figure.text(x, middle, text, fontsize=8.5, color=INK if text == title else MUTED, ha=side, va="center")
     return figure
 
@@ -101,22 +108,22 @@ def _visible(token: str, most: int = 14) -> str:
     return (token if len(token) <= most else token[: most - 1] + "…").replace("$", r"\$")
 
 
-def _map(points: Sequence[Row], ellipses: Sequence[Row], dots: bool) -> tuple[Figure, Axes]:
-    """Empty axes of equal scale, wide enough for what is drawn."""
+def _map(points: Sequence[Row], ellipses: Sequence[Row], dots: bool, above: float = 0.06) -> tuple[Figure, Axes]:
+    """Empty axes of equal scale, wide enough for what is drawn, and so many inches free above them."""
     reach = [(row["x"] + side * _half(row)[0], row["y"] + side * _half(row)[1]) for row in ellipses for side in (-1, 1)]
     if dots or not reach:
         reach += [(row["x"], row["y"]) for row in points]
     low, high = np.min(reach, axis=0), np.max(reach, axis=0)
     room = MARGIN * np.maximum(high - low, 1e-9)
-    (left, below), (right, above) = low - room, high + room
-    tall = float(np.clip((above - below) / (right - left), 0.55, 1.2))
+    (left, bottom), (right, top) = low - room, high + room
     inside = 0.95 * WIDTH
-    height = tall * inside + 0.55
+    tall = inside * float(np.clip((top - bottom) / (right - left), 0.55, 1.2))
+    height = tall + above + 0.06
     figure = Figure(figsize=(WIDTH, height), facecolor="none")
-    axes = figure.add_axes((0.035, 0.22 / height, inside / WIDTH, tall * inside / height))
+    axes = figure.add_axes((0.025, 0.06 / height, inside / WIDTH, tall / height))
     _bare(axes)
     axes.set_xlim(left, right)
-    axes.set_ylim(below, above)
+    axes.set_ylim(bottom, top)
     axes.set_aspect("equal", adjustable="datalim")
     axes.spines[:].set(visible=True, color=RULE)
     axes.set_xticks([])
@@ -149,7 +156,7 @@ def _name(axes: Axes, ellipses: Sequence[Row], colours: dict[str, str]) -> None:
         if np.hypot(x - centre[0], y - centre[1]) > 12:
             end = axes.transData.inverted().transform((x, y))
             axes.plot((row["x"], end[0]), (row["y"], end[1]), color=colours[row["group"]], lw=0.8, alpha=0.6, zorder=4)
-        axes.plot(row["x"], row["y"], "o", ms=2.5, color=colours[row["group"]], zorder=5)
+            axes.plot(row["x"], row["y"], "o", ms=2.5, color=colours[row["group"]], zorder=5)
 
 
 def _apart(axes: Axes, names: Sequence[Text]) -> list[tuple[float, float]]:
