@@ -116,13 +116,16 @@ def test_numbers_that_are_all_the_same() -> None:
 
 
 def test_bars_of_words() -> None:
-    rows = [{"token": token, "nats": nats} for token, nats in (("sea", 2.5), (" ", 0.5), ("$x" * 20, -1.25))]
+    rows = [
+        {"token": token, "nats": nats}
+        for token, nats in (("sea", 2.5), ("\u0331", 1.0), (" ", 0.5), ("$x" * 20, -1.25))
+    ]
     figure = embedding_charts.boosted_words(rows, "city=Nice against what is expected")
     shown = texts_inside(figure)
-    assert {"sea", "␣", "+2.50", "+0.50", "−1.25", "city=Nice against what is expected"} <= set(shown)
+    assert {"sea", "␣", "◌\u0331", "+2.50", "+0.50", "−1.25", "city=Nice against what is expected"} <= set(shown)
     bars: Any = figure.axes[0].patches
-    assert [bar.get_width() for bar in bars] == [2.5, 0.5, -1.25]
-    assert [to_hex(bar.get_facecolor()) for bar in bars] == [ACCENT, ACCENT, LOSS]
+    assert [bar.get_width() for bar in bars] == [2.5, 1.0, 0.5, -1.25]
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [ACCENT, ACCENT, ACCENT, LOSS]
     assert words(embedding_charts.boosted_words([], "nothing")) == ["nothing"]
     low, high = figure.axes[0].get_xlim()
     assert all(low < value < high for value in itertools.chain((2.5, -1.25)))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import contexts_report, embeddings, options, screen, store
+from factorcell import contexts_report, embedding_charts, embeddings, options, screen, store
 from factorcell.config import UserError
 from factorcell.embeddings import Embeddings
 from factorcell.run import Run
@@ -165,6 +165,6 @@ def _show_words(rows: Sequence[Row]) -> None:
     lines: list[Row] = [{} for _ in range(max(len(raised), len(lowered)))]
     for side, chosen in (("raised", raised), ("lowered", lowered)):
         for line, row in zip(lines, chosen, strict=False):
-            line[side] = screen.visible(row["token"])
+            line[side] = screen.visible(embedding_charts.sign(row["token"]))
             line["nats" if side == "raised" else "nats "] = f"{row['nats']:+.2f}"
     return screen.table(lines, ("raised", "nats", "lowered", "nats "))

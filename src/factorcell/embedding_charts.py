@@ -1,5 +1,6 @@
 """Charts of what a model has learned about contexts: rows of `embeddings` go in, a matplotlib `Figure` comes out."""
 
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,7 +72,8 @@ def map_of_numbers(points: Sequence[Row], title: str) -> Figure:
     bar.set_ylim(0, 1)
     bar.set_axis_off()
     middle = 1 - 0.155 / height
-    for x, text, side in ((0.545, f"{low:.3g}", "right"), (0.875, f"{high:.3g}", "left"), (0.025, title, "left")):
+    first, last = (f"{end:.3g}".replace("-", "−") for end in (low, high))
+    for x, text, side in ((0.545, first, "right"), (0.875, last, "left"), (0.025, title, "left")):
         figure.text(x, middle, text, fontsize=8.5, color=INK if text == title else MUTED, ha=side, va="center")
     return figure
 
@@ -92,7 +94,7 @@ def boosted_words(rows: Sequence[Row], title: str) -> Figure:
         shift, side = (0.015 * reach, "left") if value >= 0 else (-0.015 * reach, "right")
         label = f"{value:+.2f}".replace("-", "−")
         axes.text(value + shift, y, label, fontsize=7.5, color=INK, va="center", ha=side)
-    axes.set_yticks(range(len(rows)), [_visible(str(row["token"])) for row in rows], fontsize=8.5, color=INK)
+    axes.set_yticks(range(len(rows)), [_label(str(row["token"])) for row in rows], fontsize=8.5, color=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     low, high = min(nats, default=0.0), max(nats, default=0.0)
     axes.set_xlim(min(0.0, low - 0.3 * reach), max(0.0, high + 0.3 * reach))
@@ -102,9 +104,16 @@ def boosted_words(rows: Sequence[Row], title: str) -> Figure:
     return figure
 
 
-def _visible(token: str, most: int = 14) -> str:
-    """A token as a label: white space has a sign, what is long is cut."""
-    token = "␣" if token.isspace() else token
+def sign(token: str) -> str:
+    """A token that can be seen: a sign for white space, a ring under a mark that has no letter."""
+    if token.isspace():
+        return "␣"
+    return f"◌{token}" if unicodedata.combining(token[:1] or " ") else token
+
+
+def _label(token: str, most: int = 14) -> str:
+    """A token beside its bar; what is long is cut."""
+    token = sign(token)
     return (token if len(token) <= most else token[: most - 1] + "…").replace("$", r"\$")
 
 
