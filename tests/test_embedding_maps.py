@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn import ensemble, metrics, model_selection
 
 from factorcell import embeddings
 from factorcell.config import UserError
@@ -206,6 +207,27 @@ def test_predict_numbers() -> None:
     assert embeddings.predict(known, noise)["r2"] < 0.2
     with pytest.raises(UserError, match=r"height has 9 values; to predict it takes 10"):
         embeddings.predict(known, Column("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float)))
+
+
+def test_predictions_are_those_of_folds_drawn_by_the_seed() -> None:
+    """Every value is told by the trees that never saw it: the same by scikit-learn's own cross-validation."""
+    known, groups = clouds((9, 9), apart=0.3), groups_of((9, 9))
+    numbers = known.vectors.sum(1) + np.random.default_rng(1).normal(size=18)
+    names = np.array(groups.names)
+    folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=4)
+    trees = ensemble.GradientBoostingClassifier(random_state=4)
+    guessed = model_selection.cross_val_predict(trees, known.vectors, names, cv=folds)
+    found = embeddings.predict(known, groups, seed=4)
+    assert found["accuracy"] == pytest.approx((guessed == names).mean())
+    shares = [(guessed == names)[test].mean() for _, test in folds.split(known.vectors, names)]
+    assert found["deviation"] == pytest.approx(np.std(shares, ddof=1))
+    lines = model_selection.KFold(5, shuffle=True, random_state=4)
+    told = model_selection.cross_val_predict(
+        ensemble.GradientBoostingRegressor(random_state=4), known.vectors, numbers, cv=lines
+    )
+    row = embeddings.predict(known, Column("height", numbers=numbers), seed=4)
+    assert row["r2"] == pytest.approx(metrics.r2_score(numbers, told))
+    assert row["correlation"] == pytest.approx(np.corrcoef(numbers, told)[0, 1])
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
