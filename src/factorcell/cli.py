@@ -11,6 +11,7 @@ from factorcell import (
     baseline_verbs,
     classification,
     completion_verbs,
+    contexts_verbs,
     demo,
     domains,
     experiment,
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     specificity_verbs.add(verbs)
     advice_verbs.add(verbs)
     rescoring_verbs.add(verbs)
+    contexts_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")
