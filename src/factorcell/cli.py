@@ -13,6 +13,7 @@ from factorcell import (
     demo,
     domains,
     experiment,
+    explain_verbs,
     options,
     parallel,
     replay_verbs,
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     baseline_verbs.add(verbs)
     completion_verbs.add(verbs)
     replay_verbs.add(verbs)
+    explain_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")
