@@ -10,7 +10,7 @@ import torch
 from factorcell import hidden_units
 from factorcell.classification import auc
 from factorcell.config import UserError
-from factorcell.hidden_units import along, aucs, few_examples, final_states, indicators, labelled, states
+from factorcell.hidden_units import along, aucs, few_examples, final_states, halves, indicators, labelled, states
 from factorcell.run import Run
 from small import make_letters
 
@@ -97,14 +97,10 @@ def test_every_token_counts(run: Run) -> None:
     every, texts = states(run, TEXTS), [text for text in TEXTS if len(text) > 2]
     values = ["yes" if number % 2 else "no" for number, _ in enumerate(texts)]
     found = indicators(run, texts, values, every_token=True, seed=3)
-    order = np.random.default_rng(3).permutation(len(texts))
+    parts = halves(np.array([int(value == "yes") for value in values]), 3)
     by_text = dict(zip(TEXTS, every, strict=True))
-    halves = [[texts[row] for row in order[part]] for part in (slice(0, None, 2), slice(1, None, 2))]
-    joined = [np.concatenate([by_text[text] for text in half]) for half in halves]
-    wanted = [
-        np.concatenate([np.full(len(texts[row]), values[row] == "yes") for row in order[part]])
-        for part in (slice(0, None, 2), slice(1, None, 2))
-    ]
+    joined = [np.concatenate([by_text[texts[row]] for row in part]) for part in parts]
+    wanted = [np.concatenate([np.full(len(texts[row]), values[row] == "yes") for row in part]) for part in parts]
     scores = [auc(joined[0][:, unit].astype(np.float64), wanted[0]) for unit in range(8)]
     best = int(np.abs(np.array(scores) - 0.5).argmax())
     yes = next(row for row in found if row["value"] == "yes")
@@ -112,6 +108,25 @@ def test_every_token_counts(run: Run) -> None:
     assert yes["hidden_unit"] == best
     assert yes["auc"] == pytest.approx(judged)
     assert yes["correlation"] == pytest.approx(np.corrcoef(joined[1][:, best], wanted[1])[0, 1], abs=1e-5)
+
+
+def test_halves_have_every_value_alike() -> None:
+    """All rows but the negative ones, once, in no order."""
+    labels = np.array([0] * 7 + [1] * 2 + [-1] * 3 + [2] * 30)
+    for seed in range(20):
+        first, second = halves(labels, seed)
+        assert sorted([*first, *second]) == [row for row in range(42) if labels[row] >= 0]
+        counts = [np.bincount(labels[half], minlength=3) for half in (first, second)]
+        assert np.abs(counts[0] - counts[1]).max() <= 1
+        assert counts[0][1] == counts[1][1] == 1
+        assert list(labels[first]) != sorted(labels[first])
+    assert not np.array_equal(halves(labels, 0)[0], halves(labels, 1)[0])
+
+
+def test_a_unit_that_never_moves_has_no_correlation(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setattr(hidden_units, "final_states", lambda run, texts, progress: np.ones((len(texts), 2), np.float32))
+    rows = indicators(run, ["a"] * 4, ["x", "y"] * 2)
+    assert [(row["auc"], row["correlation"]) for row in rows] == [(0.5, None), (0.5, None)]
 
 
 def test_only_so_many_states_are_compared(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,27 @@ def test_models_stand_one_above_the_other() -> None:
     assert len(boxes(figure)) == 2 * len(WORDS)
 
 
+def test_short_texts_stand_beside_each_other() -> None:
+    """Where they fit; a text of two lines, and models with their names, stand alone. All tokens are there."""
+    words = ["Paris", "Grünbach", "a" * 30, "Villeneuve-sur-Lot and more than one line of letters can hold", "Nice"]
+    rows = [
+        {"unit": "char", "tokens": [{"token": mark, "ratio": 1.0, "value": 0.5} for mark in word]} for word in words
+    ]
+    figure = ratio_text(rows, ["a", "b"])
+    texts_inside(figure)
+    tops = [patch.get_y() for patch in boxes(figure)]
+    begins = [tops[sum(map(len, words[:number]))] for number in range(len(words))]
+    assert begins[0] == begins[1] == begins[2] < begins[3] < begins[4]
+    assert len(tops) == len("".join(words))
+    alone = boxes(ratio_text([{**row, "model": "m"} for row in rows[:2]], ["a", "b"]))
+    assert alone[0].get_y() < alone[5].get_y()
+    curves = unit_along(rows, "unit").axes[1:]
+    assert len(curves) == 6
+    heights = [round(axes.get_position().y0, 6) for axes in curves]
+    assert heights[0] == heights[1] == heights[2] > heights[3] > heights[4] > heights[5]
+    assert curves[0].get_position().x1 < curves[1].get_position().x0
+
+
 def test_a_unit_runs_above_its_letters() -> None:
     """Each point above the middle of its letter, all of them in sight, zero in the middle."""
     values = np.sin(np.arange(70)).tolist()

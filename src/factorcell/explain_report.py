@@ -15,7 +15,8 @@ from factorcell.token_charts import FULL, SHADE, readable
 
 Row = Mapping[str, Any]
 
-STRONGEST = 12  # tokens of a text in the table of the strongest
+STRONGEST = 12  # tokens in the table of the strongest of either side
+DRAWN = 20  # texts in a figure; the page has all of them
 RATIO = (
     "The figure of a token is log p(token | what is before it, {first}) less the same given {second}, in nats: "
     "0.7 makes it twice as likely, 2.3 ten times. Those of a text, its end (¶) included, add up to the difference of "
@@ -44,11 +45,11 @@ def explanation(name: str, rows: Sequence[Row], words: Sequence[Row] = (), runs:
         sections.append(("The strongest tokens", _strongest(rows, between)))
     if words:
         sections.append(("Words raised and lowered", _words(words, between)))
-    figure = token_charts.running_posterior(rows)
+    figure = token_charts.running_posterior(rows[:DRAWN])
     chart = report.chart(figure, "posterior", "Running posterior", POSTERIOR + mean)
     sections.append(("What the model believes so far", chart))
     if len(between) == 2:
-        figure = token_charts.ratio_text(rows, between)
+        figure = token_charts.ratio_text(rows[:DRAWN], between)
         alt = f"Texts with tokens shaded by the ratio between {between[0]} and {between[1]}"
         sections.append(("As a figure", report.chart(figure, "ratios", alt)))
     sections.append(("All figures", _all(rows, between)))

@@ -223,7 +223,7 @@ def _show_units(target: str, rows: Sequence[Row], drawn: Sequence[Row], regressi
             "hidden_unit": str(row["hidden_unit"]),
             "is": "high" if row["sign"] > 0 else "low",
             "auc": row["auc"],
-            "correlation": f"{row['correlation']:+.2f}",
+            "correlation": None if row["correlation"] is None else f"{row['correlation']:+.2f}",
             "texts": row["texts"],
         }
         for row in rows

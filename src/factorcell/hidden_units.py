@@ -8,6 +8,7 @@ Shapes: B texts, T tokens of one, N states, H hidden units, K values.
 """
 
 import importlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -100,11 +101,10 @@ def indicators(
     `every_token`. `sign` is -1 for a unit that is lower where the value is; `correlation` is the point-biserial one.
     """
     names = _names(values, 2)
-    order = np.random.default_rng(seed).permutation([row for row, value in enumerate(values) if value in names])
-    labels = np.array([names.index(values[row]) for row in order])
+    labels = _labels(values, names)
     found: list[tuple[Floats, Ids]] = []
-    for part in (slice(0, None, 2), slice(1, None, 2)):
-        chosen, own = [texts[row] for row in order[part]], labels[part]
+    for rows_of_half in halves(labels, seed):
+        chosen, own = [texts[row] for row in rows_of_half], labels[rows_of_half]
         if every_token:
             fits = max(2, int(np.searchsorted(_read(run, chosen).lengths.cumsum(), STATES)))
             read = states(run, chosen[:fits], progress=progress)
@@ -115,21 +115,33 @@ def indicators(
     chosen_by, judged_by = aucs(first, of_first, len(names)), aucs(second, of_second, len(names))
     rows: list[Row] = []
     for index, name in enumerate(names):
-        unit = int(np.nan_to_num(np.abs(chosen_by[index] - 0.5)).argmax())
+        unit = int(np.abs(chosen_by[index] - 0.5).argmax())
         sign = 1 if chosen_by[index, unit] >= 0.5 else -1
         auc = judged_by[index, unit] if sign == 1 else 1 - judged_by[index, unit]
         correlation = _correlation(second[:, unit], of_second == index)
         count = int((labels == index).sum())
-        rows.append(
-            {"value": name, "hidden_unit": unit, "sign": sign, "auc": float(auc), "correlation": correlation}
-            | {"texts": count}
-        )
+        row = {"value": name, "hidden_unit": unit, "sign": sign, "auc": float(auc), "correlation": correlation}
+        rows.append({**row, "texts": count})
     return sorted(rows, key=lambda row: -row["auc"])
+
+
+def halves(labels: Ids, seed: int) -> tuple[Ids, Ids]:
+    """The rows of `labels` (B,) that are not negative, shuffled, in two halves with texts of every value in both."""
+    random = np.random.default_rng(seed)
+    order = random.permutation(np.flatnonzero(labels >= 0))
+    order = order[np.argsort(labels[order], kind="stable")]  # by value, so that every other row is half of each
+    return random.permutation(order[::2]), random.permutation(order[1::2])
+
+
+def _labels(values: Sequence[str], names: Sequence[str]) -> Ids:
+    """The place of each value among `names` (B,), -1 of others."""
+    places = {name: index for index, name in enumerate(names)}
+    return np.array([places.get(value, -1) for value in values])
 
 
 def _names(values: Sequence[str], least: int) -> list[str]:
     """The values that at least so many texts have, two at least."""
-    counts = {name: values.count(name) for name in sorted(set(values))}
+    counts = dict(sorted(Counter(values).items()))
     names = [name for name, count in counts.items() if count >= least]
     if len(names) < 2:
         most = ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: -item[1])[:5])
@@ -150,10 +162,10 @@ def aucs(states: Floats, labels: Ids, count: int) -> NDArray[np.float64]:
     return found
 
 
-def _correlation(values: Floats, wanted: NDArray[np.bool_]) -> float:
-    """The point-biserial correlation of `values` (N,) with being `wanted` (N,); NaN if one of them never varies."""
-    if wanted.all() or not wanted.any() or np.ptp(values) == 0:
-        return float("nan")
+def _correlation(values: Floats, wanted: NDArray[np.bool_]) -> float | None:
+    """The point-biserial correlation of `values` (N,) with being `wanted` (N,); None if `values` never vary."""
+    if np.ptp(values) == 0:
+        return None
     return float(np.corrcoef(values, wanted)[0, 1])
 
 
@@ -171,7 +183,7 @@ def few_examples(states: Floats, values: Sequence[str], *, examples: int = 30, r
             "logistic regression needs scikit-learn; the extra brings it: pip install 'factorcell[analysis]'"
         ) from None
     names = _names(values, examples + 1)
-    labels = np.array([names.index(value) if value in names else -1 for value in values])
+    labels = _labels(values, names)
     accuracies, tested = [], 0
     for repeat in range(repeats):
         order = np.random.default_rng((seed, repeat)).permutation(len(labels))

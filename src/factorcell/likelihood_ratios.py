@@ -153,7 +153,7 @@ def raised(
                 both = (_log_probabilities(run, corpus, rows) for corpus in corpora)
                 for ours, theirs in zip(*both, strict=True):
                     weight = (ours.exp() + theirs.exp()) / 2
-                    total += (weight * (ours - theirs)).nan_to_num_(0.0).sum(0).double().cpu()  # the start: inf - inf
+                    total += (weight * (ours - theirs)).sum(0).double().cpu()  # NaN of the start token
                     mass += weight.sum(0).double().cpu()
     counts, ratios, tokens = (mass / len(runs)).tolist(), (total / mass).tolist(), runs[0].vocabulary.tokens
     kept = [index for index in range(size) if index != START and counts[index] >= least]

@@ -24,6 +24,7 @@ COLUMNS = 56  # letters of a line
 MARGIN = 0.08  # inches
 COLUMN = (WIDTH - 2 * MARGIN) / COLUMNS
 SIZE = 72 * COLUMN / 0.602 * 0.97  # points: a letter of DejaVu Sans Mono is 0.602 of its size wide
+APART = 4  # letters between texts beside each other
 LINE = 0.21  # inches from line to line of a text
 CURVE = 0.42  # inches of a curve above its letters
 TICK: dict[str, Any] = {"fontsize": 6, "ha": "right", "va": "center"}
@@ -39,20 +40,24 @@ def ratio_text(rows: Sequence[Row], between: Sequence[str]) -> Figure:
     the first of `between` makes it likelier, one under it the second; it is the thicker, the stronger the ratio.
     """
     laid = [lines([token["token"] for token in row["tokens"]], row["unit"]) for row in rows]
+    beside = not any(row.get("model") for row in rows)
     heads = [0.24 if row.get("model") else 0.06 for row in rows]
-    height = 0.42 + sum(head + LINE * len(each) for head, each in zip(heads, laid, strict=True)) + 0.06
+    flow = _flow(laid, beside)
+    height = 0.48 + LINE * len(flow) + sum(heads[line[0][0]] for line in flow if line[0][1] is laid[line[0][0]][0])
     figure = Figure(figsize=(WIDTH, height), facecolor="none")
     axes = _sheet(figure, 0, height)
     _scale(axes, between)
     top = 0.42
-    for row, each, head in zip(rows, laid, heads, strict=True):
-        if row.get("model"):
-            axes.text(0, top + head - 0.09, titled(row["model"]), fontsize=8.5, color=MUTED, va="center")
-        top += head
-        for line in each:
-            for place, begin, width, shown in line:
-                _token(axes, row["tokens"][place], begin * COLUMN, top, width * COLUMN, shown)
-            top += LINE
+    for line in flow:
+        number, first = line[0]
+        if first is laid[number][0]:
+            top += heads[number]
+            if rows[number].get("model"):
+                axes.text(0, top - 0.09, titled(rows[number]["model"]), fontsize=8.5, color=MUTED, va="center")
+        for text, part in line:
+            for place, begin, width, shown in part:
+                _token(axes, rows[text]["tokens"][place], begin * COLUMN, top, width * COLUMN, shown)
+        top += LINE
     return figure
 
 
@@ -144,23 +149,37 @@ def running_posterior(rows: Sequence[Row]) -> Figure:
 def _strips(laid: Sequence[Sequence[Line]], head: float) -> tuple[Figure, list[list[tuple[Axes, Line]]]]:
     """A figure with an empty axes for a curve over every line of texts, below `head` inches; the letters are there."""
     step, apart = CURVE + LINE + 0.03, 0.13
-    height = head + sum(step * len(each) + apart for each in laid)
+    flow = _flow(laid, beside=True)
+    height = head + step * len(flow) + apart * len({line[0][0] for line in flow})
     figure = Figure(figsize=(WIDTH, height), facecolor="none")
     sheet, top = _sheet(figure, 0, height), head
-    strips: list[list[tuple[Axes, Line]]] = []
-    for each in laid:
-        strips.append([])
-        for line in each:
-            for _, begin, width, shown in line:
+    strips: list[list[tuple[Axes, Line]]] = [[] for _ in laid]
+    for line in flow:
+        for text, part in line:
+            for _, begin, width, shown in part:
                 _letters(sheet, (begin + width / 2) * COLUMN, top + CURVE + LINE / 2 - 0.02, shown, INK)
-            end = (line[-1][1] + line[-1][2]) * COLUMN
-            axes = figure.add_axes((MARGIN / WIDTH, 1 - (top + CURVE) / height, end / WIDTH, CURVE / height))
+            begin, end = part[0][1], part[-1][1] + part[-1][2]
+            left, wide = (MARGIN + begin * COLUMN) / WIDTH, (end - begin) * COLUMN / WIDTH
+            axes = figure.add_axes((left, 1 - (top + CURVE) / height, wide, CURVE / height))
             axes.axis("off")
-            axes.set_xlim(0, end / COLUMN)
-            strips[-1].append((axes, line))
-            top += step
-        top += apart
+            axes.set_xlim(begin, end)
+            strips[text].append((axes, part))
+        number = line[0][0]
+        top += step + (apart if len(strips[number]) == len(laid[number]) else 0.0)
     return figure, strips
+
+
+def _flow(laid: Sequence[Sequence[Line]], beside: bool) -> list[list[tuple[int, Line]]]:
+    """The lines of texts from top to bottom; `beside`: texts of one line stand beside each other where they fit."""
+    flow: list[list[tuple[int, Line]]] = []
+    for number, own in enumerate(laid):
+        if beside and flow and len(own) == 1 and len(laid[flow[-1][-1][0]]) == 1:
+            begin = flow[-1][-1][1][-1][1] + flow[-1][-1][1][-1][2] + APART
+            if begin + own[0][-1][1] + own[0][-1][2] <= COLUMNS:
+                flow[-1].append((number, [(place, begin + left, width, text) for place, left, width, text in own[0]]))
+                continue
+        flow += [[(number, line)] for line in own]
+    return flow
 
 
 def _sheet(figure: Figure, top: float, bottom: float) -> Axes:
