@@ -58,7 +58,7 @@ def test_tokens_have_their_nats_and_signs() -> None:
     assert bars == [[("top", "3")], [], [("bottom", "1")], [("bottom", "2")]]
     opacities = [float(re.findall(r"rgba\([^)]*, ([\d.]+)\)", style)[0]) for style, *_ in spans]
     assert opacities[0] > opacities[3] > opacities[2] > opacities[1] > 0
-    assert [content for *_, content in spans][2:] == ["<i>kvetch</i>", "¶"]
+    assert [content for *_, content in spans] == ["&lt;b&gt;lovely&lt;/b&gt;", "room", "<i>kvetch</i>", "¶"]
     assert "+0.25 nats in all" in text
     assert "rating=<1>" in text
 
@@ -70,19 +70,20 @@ def test_strongest_tokens_of_both_sides() -> None:
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", part) for part in (first, second)]
     assert cells[0] == [
         "&lt;b&gt;lovely&lt;/b&gt;",
-        "… ",
+        "",
         "1",
         "2.25",
         "room",
-        "… &lt;b&gt;lovely&lt;/b&gt;",
+        "&lt;b&gt;lovely&lt;/b&gt;",
         "1",
         "0.10",
     ]
-    assert cells[1][:4] == ["¶", "… &lt;b&gt;lovely&lt;/b&gt; room kvetch", "1", "1.50"]
+    assert cells[1][:4] == ["¶", "&lt;b&gt;lovely&lt;/b&gt; room kvetch", "1", "1.50"]
     many = [token(f"w{index}", index + 1.0) for index in range(20)]
     strongest = re.findall(r"<h3>rating=5</h3>(.*?)</table>", explanation("run", [row(*many)]), flags=re.DOTALL)[0]
     assert re.findall(r"<td>(w\d+)</td>", strongest) == [f"w{index}" for index in range(19, 7, -1)]
     assert explain_report.STRONGEST == 12
+    assert "<td>… w15 w16 w17 w18</td>" in strongest
 
 
 def test_words_and_an_ensemble() -> None:
@@ -119,7 +120,7 @@ def test_page_of_units(told: bool) -> None:
         {"value": "eu", "hidden_unit": 131, "sign": 1, "auc": 0.99, "correlation": 0.89, "texts": 1678},
         {"value": "<es>", "hidden_unit": 56, "sign": -1, "auc": 0.83, "correlation": -0.34, "texts": 544},
     ]
-    drawn = [{"value": "eu", "hidden_unit": 131, "unit": "char", "tokens": [{"token": "a", "value": 0.5}]}]
+    drawn = [{"value": "eu", "sign": -1, "hidden_unit": 131, "unit": "char", "tokens": [{"token": "a", "value": 0.5}]}]
     regression = {"examples": 30, "values": ["eu", "es"], "repeats": 10, "accuracy": 0.746, "deviation": 0.01}
     regression |= {"chance": 0.6, "tested": 2222}
     page = units_page("unadapted", "language", rows, drawn if told else [], regression if told else None, "after all")
@@ -128,5 +129,5 @@ def test_page_of_units(told: bool) -> None:
     assert "56 (low)" in text
     assert "by the states after all" in text
     assert ("74.6% of 2,222 texts" in text) is told
-    assert ("hidden unit 131, the best for eu" in text) is told
+    assert ("hidden unit 131, low in eu" in text) is told
     assert page.count("<svg") == int(told)

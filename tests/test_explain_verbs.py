@@ -17,6 +17,7 @@ from factorcell.run import Run
 from small import CONTEXT, make_run
 
 TEXTS = ["the sea is cold", "cold sand"]
+UNITS = ["the sea sun"] * 6 + ["the sea cold"] * 6, ["sun"] * 6 + ["cold"] * 6
 FIVE, ONE = {"stars": "5"}, {"stars": "1"}
 
 
@@ -190,11 +191,11 @@ def test_units_to_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(units(folder, *more)) == 0
     *rows, drawn, regression = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     run = Run.open(folder / "run")
-    texts, values = ["the sea sun"] * 6 + ["the sea cold"] * 6, ["sun"] * 6 + ["cold"] * 6
+    texts, values = UNITS
     assert rows == indicators(run, texts, values, seed=4)
     assert rows[0]["auc"] == 1.0  # all texts of a kind are the same
     best = next(row for row in rows if row["value"] == "sun")
-    assert (drawn["value"], drawn["hidden_unit"]) == ("sun", best["hidden_unit"])
+    assert (drawn["value"], drawn["hidden_unit"], drawn["sign"]) == ("sun", best["hidden_unit"], best["sign"])
     assert [token["token"] for token in drawn["tokens"]] == ["the", "sea"]
     assert regression == few_examples(final_states(run, texts), values, examples=3, repeats=2, seed=4)
 
@@ -206,6 +207,10 @@ def test_units_to_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert lines[0].split() == ["kind", "hidden", "unit", "is", "auc", "correlation", "texts"]
     assert lines[-1].startswith("logistic regression with 3 examples of each value: accuracy 1.0000")
     assert "after every token" in page.read_text(encoding="utf-8")
+    rows = indicators(Run.open(folder / "run"), *UNITS, every_token=True)
+    assert main(units(folder, "--examples", "0", "--every-token", "--json")) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+    assert rows != indicators(Run.open(folder / "run"), *UNITS)
     assert main(units(folder, "--examples", "0")) == 0
     assert "logistic" not in capsys.readouterr().out
 

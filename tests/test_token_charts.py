@@ -195,11 +195,21 @@ def test_a_posterior_runs_from_the_prior_over_all_lines() -> None:
         assert one[0] == pytest.approx(1 / 8)
         assert two[0] == one[-1]
         assert np.allclose([*one[1:], *two[1:]], shares[:, index])
+    pair: dict[str, Any] = {
+        "unit": "word",
+        "tokens": [{"token": "x", "posterior": {"a": 0.9, "b": 0.1}}],
+        "posterior": {"a": 0.9, "b": 0.1},
+    }
+    named = running_posterior([{**pair, "model": "factorcell"}, {**pair, "model": "concatcell"}])
+    assert [line.get_color() for line in named.axes[1].lines[:2]] == [FIRST, SECOND]  # as in the chart of ratios
+    assert {"FactorCell", "ConcatCell"} <= set(texts_inside(named))
     coloured = [line.get_color() for line in first.lines[:8]]
     assert sorted(set(coloured) & set(OTHERS)) == sorted(OTHERS[:6])
+    dashed = [line for line in first.lines[:8] if line.get_color() in OTHERS]
+    assert len({str(vars(line)["_unscaled_dash_pattern"]) for line in dashed}) == 6
 
 
-def test_charts_can_be_written(tmp_path: Any) -> None:
+def test_charts_can_be_written() -> None:
     """As SVG and PNG, with nothing but an end too, and dollars that are no formula."""
     row = {
         "unit": "word",

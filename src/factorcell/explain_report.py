@@ -120,18 +120,23 @@ def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
         for number, row in enumerate(rows, 1):
             for place, token in enumerate(row["tokens"]):
                 if sign * token["ratio"] > 0:
-                    before = "".join if row["unit"] in ("char", "grapheme") else " ".join
-                    start = max(0, place - (12 if before == "".join else 4))
-                    lead = before(readable(each["token"]) for each in row["tokens"][start:place])
-                    found.append((sign * token["ratio"], readable(token["token"]), lead, row.get("model", str(number))))
+                    where = row.get("model", str(number))
+                    found.append((sign * token["ratio"], readable(token["token"]), _before(row, place), where))
         found.sort(key=lambda entry: -entry[0])
         cells = [
-            (token, f"… {lead}", str(titled(where)), report.shown(ratio, ".2f"))
+            (token, lead, str(titled(where)), report.shown(ratio, ".2f"))
             for ratio, token, lead, where in found[:STRONGEST]
         ]
-        where = "model" if rows[0].get("model") else "text"
-        parts.append(f"<div><h3>{_text(name)}</h3>{report.table(('token', 'after', where, 'nats'), cells)}</div>")
+        header = ("token", "after", "model" if rows[0].get("model") else "text", "nats")
+        parts.append(f"<div><h3>{_text(name)}</h3>{report.table(header, cells)}</div>")
     return f'<div class="grid">{"".join(parts)}</div>'
+
+
+def _before(row: Row, place: int) -> str:
+    """The few tokens before one."""
+    gap, most = (" ", 4) if row["unit"] in ("word", "space") else ("", 12)
+    start = max(0, place - most)
+    return "… " * (start > 0) + gap.join(readable(token["token"]) for token in row["tokens"][start:place])
 
 
 def _words(words: Sequence[Row], between: Sequence[str]) -> str:
@@ -172,10 +177,15 @@ def _all(rows: Sequence[Row], between: Sequence[str]) -> str:
     return "".join(parts)
 
 
+def drawn_unit(row: Row) -> str:
+    """Which unit is drawn, and what of."""
+    return f"hidden unit {row['hidden_unit']}, {'high' if row['sign'] > 0 else 'low'} in {row['value']}"
+
+
 def units_page(
     name: str, target: str, rows: Sequence[Row], drawn: Sequence[Row], regression: Row | None, when: str
 ) -> str:
-    """The page of hidden units: `rows` of `indicators`, `drawn` of `along` with the `value`, `few_examples` if any."""
+    """The page of hidden units: `rows` of `indicators`, `drawn` of `along` with `value` and `sign`, `few_examples`."""
     header = (target, "hidden unit", "AUC", "correlation", "texts")
     cells = [
         (
@@ -190,7 +200,7 @@ def units_page(
     note = f'<p class="muted">{_text(UNITS.format(when=when))}</p>'
     sections = [("The unit that best indicates each value", report.table(header, cells, best={2: True}) + note)]
     if drawn:
-        title = f"hidden unit {drawn[0]['hidden_unit']}, the best for {drawn[0]['value']}"
+        title = drawn_unit(drawn[0])
         figure = token_charts.unit_along(drawn, title)
         note = "The value of the unit after every token: blue above zero, orange below it."
         sections.insert(0, ("Along texts", report.chart(figure, "unit", title, note)))

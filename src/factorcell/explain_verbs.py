@@ -199,7 +199,7 @@ def units(given: argparse.Namespace) -> None:
         value = choose(f"value of {given.target}", given.value, [row["value"] for row in rows])
     best = next(row for row in rows if row["value"] == value)
     along = hidden_units.along(run, given.text, best["hidden_unit"]) if given.text else []
-    drawn = [{"value": value, **row} for row in along]
+    drawn = [{"value": value, "sign": best["sign"], **row} for row in along]
     regression = None
     if given.examples:
         states = hidden_units.final_states(run, texts, progress=not given.json)
@@ -230,7 +230,7 @@ def _show_units(target: str, rows: Sequence[Row], drawn: Sequence[Row], regressi
     ]
     screen.table(shares, (target, "hidden_unit", "is", "auc", "correlation", "texts"))
     for row in drawn:
-        screen.show(f"\nhidden unit {row['hidden_unit']}, the best for {row['value']}")
+        screen.show(f"\n{explain_report.drawn_unit(row)}")
         screen.table(
             [{"token": readable(token["token"]), "value": f"{token['value']:+.3f}"} for token in row["tokens"]],
             ("token", "value"),

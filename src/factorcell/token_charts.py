@@ -28,7 +28,8 @@ APART = 4  # letters between texts beside each other
 LINE = 0.21  # inches from line to line of a text
 CURVE = 0.42  # inches of a curve above its letters
 TICK: dict[str, Any] = {"fontsize": 6, "ha": "right", "va": "center"}
-MOST_NAMED = 6  # values that are told apart by colour
+DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (0, (1, 2)))  # with the colours
+MOST_NAMED = len(DASHES)  # values that are told apart
 
 Line = list[tuple[int, float, float, str]]  # of its tokens: which one, where it begins, how wide it is, how it reads
 
@@ -99,7 +100,7 @@ def unit_along(rows: Sequence[Row], title: str) -> Figure:
     values = [float(token["value"]) for row in rows for token in row["tokens"]]
     reach = 1.05 * max((abs(value) for value in values), default=1.0) or 1.0
     laid = [lines([token["token"] for token in row["tokens"]], row["unit"]) for row in rows]
-    figure, strips = _strips(laid, 0.3)
+    figure, strips = _strips(laid, 0.3, [""] * len(rows))
     figure.text(MARGIN / WIDTH, 1 - 0.14 / figure.get_figheight(), title, fontsize=9, color=MUTED, va="center")
     for row, own in zip(rows, strips, strict=True):
         for axes, line in own:
@@ -117,16 +118,19 @@ def unit_along(rows: Sequence[Row], title: str) -> Figure:
 def running_posterior(rows: Sequence[Row]) -> Figure:
     """How probable each context is after every token of texts, above their letters; the bottom is 0, the top 1.
 
-    Rows: tokens (token, posterior by name), unit, posterior of the whole text. The `MOST_NAMED` contexts that end
-    highest have a colour each, all others are grey.
+    Rows: tokens (token, posterior by name), unit, posterior of the whole text, model if any. The `MOST_NAMED` contexts
+    that end highest have colour and dashes of their own, all others are grey.
     """
     names = list(rows[0]["posterior"])
     highest = {name: max(float(row["posterior"][name]) for row in rows) for name in names}
     ranked = sorted(names, key=lambda name: -highest[name])
-    palette = dict(zip(sorted(ranked[:MOST_NAMED], key=names.index), OTHERS, strict=False))
+    colours = (FIRST, SECOND) if len(names) == 2 else OTHERS
+    palette = dict(zip(sorted(ranked[:MOST_NAMED], key=names.index), colours, strict=False))
+    dashes: dict[str, Any] = dict(zip(palette, DASHES, strict=False))
     laid = [lines([token["token"] for token in row["tokens"]], row["unit"]) for row in rows]
     columns = max(1, min(len(palette), 60 // (max(map(len, palette)) + 5)))
-    figure, strips = _strips(laid, 0.14 + 0.19 * -(-len(palette) // columns))
+    models = [titled(row.get("model", "")) for row in rows]
+    figure, strips = _strips(laid, 0.14 + 0.19 * -(-len(palette) // columns), models)
     for row, own in zip(rows, strips, strict=True):
         before = [1 / len(names)] * len(names)
         for axes, line in own:
@@ -135,26 +139,37 @@ def running_posterior(rows: Sequence[Row]) -> Figure:
                 course = [before[index], *(float(row["tokens"][place]["posterior"][name]) for place, *_ in line)]
                 before[index] = course[-1]
                 look = {"color": palette.get(name, RULE), "lw": 1.6 if name in palette else 0.8}
+                look |= {"ls": dashes.get(name, "-")}
                 axes.plot(places, course, solid_joinstyle="round", zorder=3 if name in palette else 2, **look)
             for height in (0.0, 0.5, 1.0):
                 axes.axhline(height, color=RULE, lw=0.6, zorder=1)
             for height in (0, 1):
                 axes.annotate(f"{height}", (0, height), (-1.5, 0), textcoords="offset points", color=MUTED, **TICK)
             axes.set_ylim(-0.04, 1.04)
-    marks = [Line2D([], [], color=colour, lw=2.2, label=_cut(name, 40)) for name, colour in palette.items()]
-    legend(figure, marks, columns, top=1.0, gap=0.4, length=1.1)
+    marks = [
+        Line2D([], [], color=colour, ls=dashes[name], lw=2.0, label=_cut(name, 40)) for name, colour in palette.items()
+    ]
+    legend(figure, marks, columns, top=1.0, gap=0.4, length=1.9)
     return figure
 
 
-def _strips(laid: Sequence[Sequence[Line]], head: float) -> tuple[Figure, list[list[tuple[Axes, Line]]]]:
+def _strips(
+    laid: Sequence[Sequence[Line]], head: float, titles: Sequence[str]
+) -> tuple[Figure, list[list[tuple[Axes, Line]]]]:
     """A figure with an empty axes for a curve over every line of texts, below `head` inches; the letters are there."""
-    step, apart = CURVE + LINE + 0.03, 0.13
-    flow = _flow(laid, beside=True)
-    height = head + step * len(flow) + apart * len({line[0][0] for line in flow})
+    step, apart, titled_by = CURVE + LINE + 0.03, 0.13, [0.2 if title else 0.0 for title in titles]
+    flow = _flow(laid, beside=not any(titles))
+    begun = {line[0][0] for line in flow}
+    height = head + step * len(flow) + sum(apart + titled_by[number] for number in begun)
     figure = Figure(figsize=(WIDTH, height), facecolor="none")
     sheet, top = _sheet(figure, 0, height), head
     strips: list[list[tuple[Axes, Line]]] = [[] for _ in laid]
     for line in flow:
+        number = line[0][0]
+        if not strips[number]:
+            if titles[number]:
+                sheet.text(0, top + titled_by[number] / 2, titles[number], fontsize=8.5, color=MUTED, va="center")
+            top += titled_by[number]
         for text, part in line:
             for _, begin, width, shown in part:
                 _letters(sheet, (begin + width / 2) * COLUMN, top + CURVE + LINE / 2 - 0.02, shown, INK)
@@ -164,7 +179,6 @@ def _strips(laid: Sequence[Sequence[Line]], head: float) -> tuple[Figure, list[l
             axes.axis("off")
             axes.set_xlim(begin, end)
             strips[text].append((axes, part))
-        number = line[0][0]
         top += step + (apart if len(strips[number]) == len(laid[number]) else 0.0)
     return figure, strips
 
