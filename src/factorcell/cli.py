@@ -15,6 +15,7 @@ from factorcell import (
     demo,
     domains,
     experiment,
+    explain_verbs,
     generation_verbs,
     options,
     parallel,
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     advice_verbs.add(verbs)
     rescoring_verbs.add(verbs)
     contexts_verbs.add(verbs)
+    explain_verbs.add(verbs)
 
     verb = options.verb(verbs, "report", make_report, "one page about one or more runs")
     verb.add_argument("runs", nargs="+", type=Path, help="run folders")

@@ -111,15 +111,17 @@ class LanguageModel(nn.Module):
     def forward(self, batch: Batch, conditioned: Conditioned | None = None) -> Tensor:
         """Exact nats (B, T) of all targets of `batch`, zero on padding."""
         conditioned = conditioned or self.condition(batch.context)
-        hidden = self._read(F.embedding(batch.tokens[:, :-1], self.embedding), conditioned, batch.lengths)
-        nats = self.output.nats(hidden, batch.tokens[:, 1:], conditioned.tilt)
+        nats = self.output.nats(self.hidden(batch, conditioned), batch.tokens[:, 1:], conditioned.tilt)
         return nats.masked_fill(~batch.mask(), 0.0)
+
+    def hidden(self, batch: Batch, conditioned: Conditioned) -> Tensor:
+        """Hidden states (B, T, H) of the last layer that predict the targets: after the start token and all but one."""
+        return self._read(F.embedding(batch.tokens[:, :-1], self.embedding), conditioned, batch.lengths)
 
     def ranks(self, batch: Batch) -> Tensor:
         """The rank (B, T) of each target among all tokens, 1 the most probable, ties against it; zero on padding."""
         conditioned, inside = self.condition(batch.context), batch.mask()
-        inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
-        hidden = self._read(inputs, conditioned, batch.lengths)[inside]
+        hidden = self.hidden(batch, conditioned)[inside]
         text, wanted = inside.nonzero()[:, 0], batch.tokens[:, 1:][inside]
         ranks, size = torch.zeros_like(batch.tokens[:, 1:]), max(1, RANKED // len(self.embedding))
         found = []

@@ -106,7 +106,9 @@ def chart(figure: Figure, name: str, alt: str, caption: str = "") -> str:
     content = re.sub(r' (width|height)="[\d.]+pt"', "", content)
     content = re.sub(r'\bid="', f'id="{name}-', content)
     content = content.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
-    content = re.sub(r"font-family: [^;\"]*", "font-family: var(--text)", content)
+    # Letters that stand under a curve keep the width they were set in; all others are of the page.
+    fonts = {True: "font-family: ui-monospace, monospace", False: "font-family: var(--text)"}
+    content = re.sub(r"font-family: [^;\"]*", lambda found: fonts["Mono'" in found[0]], content)
     for colour, variable in THEME.items():
         content = content.replace(colour, variable)
     content = content.replace("<svg ", f'<svg role="img" aria-label="{_text(alt)}" ', 1)
