@@ -115,8 +115,8 @@ class Draw:
 
     def weights(self, logs: Tensor) -> Tensor:
         """Log probabilities (N, V), -inf where forbidden -> the weights (N, V) to draw by, 0 where left out."""
-        logs = logs / self.temperature
-        logs = logs - logs.amax(1, keepdim=True)
+        if self.temperature != 1:
+            logs = (logs - logs.amax(1, keepdim=True)) / self.temperature
         if self.top_k and self.top_k < logs.shape[1]:
             least = logs.topk(self.top_k, dim=1).values[:, -1:]
             logs = logs.masked_fill(logs < least, -torch.inf)
