@@ -1,6 +1,8 @@
 """What models put into the gap of a sentence for each value of a column, side by side (thesis 2018, tables 6.1 to 6.3).
 
 python experiments/thesis_fillers.py runs/hotels/factor30 runs/hotels/concat --column rating --template "i ____ ."
+
+A column a run, a line a value, a table in Markdown for each template.
 """
 
 import argparse
