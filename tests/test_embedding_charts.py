@@ -54,8 +54,8 @@ def test_ellipses_lie_where_their_rows_say() -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_long_ellipse_is_inside_its_map(turned: bool) -> None:
-    """Its ends too, whether it lies or stands."""
+def test_a_long_ellipse_is_inside_its_map(turned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Its ends too, whether it lies or stands; a circle is drawn as one, and nothing is said about it."""
     places = [(0.0, 0.0), (9.0, 0.1), (4.0, 0.2), (5.0, -0.1)]
     rows = [{"x": y if turned else x, "y": x if turned else y, "group": "a"} for x, y in places]
     figure = embedding_charts.map_of_groups(rows, embeddings.ellipses(rows))
@@ -65,6 +65,10 @@ def test_a_long_ellipse_is_inside_its_map(turned: bool) -> None:
     vertices = np.asarray(edge.vertices)
     assert (vertices.min(0) > low).all()
     assert (vertices.max(0) < high).all()
+    width, height = figure.axes[0].get_window_extent().size
+    assert (high - low)[0] / width == pytest.approx((high - low)[1] / height)
+    words(figure)  # draws it
+    assert not caplog.records
 
 
 def test_points_have_the_colour_of_their_group_and_others_are_grey() -> None:
