@@ -139,6 +139,8 @@ def test_maps_and_predictions(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert f"R² {r2['r2']:.3f}" in text
     assert "of nearest neighbours have the same side" in text
     assert "of its nearest neighbour correlate with" in text
+    distant = rows_of(capsys, folder, "--map", str(told), "--by", "side", "--measure", "distance")
+    assert distant[-1] == {"kind": "agreement", **embeddings.agreement(known, side, "distance")}
     others = rows_of(capsys, folder, "--predict", str(told), "--by", "height", "--seed", "1")
     assert [row["kind"] for row in others] == ["prediction"]
     assert others[0]["r2"] != r2["r2"]

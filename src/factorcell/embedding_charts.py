@@ -123,17 +123,16 @@ def _map(points: Sequence[Row], ellipses: Sequence[Row], dots: bool, above: floa
     if dots or not reach:
         reach += [(row["x"], row["y"]) for row in points]
     low, high = np.min(reach, axis=0), np.max(reach, axis=0)
-    room = MARGIN * np.maximum(high - low, 1e-9)
-    (left, bottom), (right, top) = low - room, high + room
+    middle, wide = (low + high) / 2, (1 + 2 * MARGIN) * np.maximum(high - low, 1e-9)
     inside = 0.95 * WIDTH
-    tall = inside * float(np.clip((top - bottom) / (right - left), 0.55, 1.2))
+    tall = inside * float(np.clip(wide[1] / wide[0], 0.55, 1.2))
+    half = max(wide[0] / inside, wide[1] / tall) / 2 * np.array([inside, tall])  # an inch is as much up as across
     height = tall + above + 0.06
     figure = Figure(figsize=(WIDTH, height), facecolor="none")
     axes = figure.add_axes((0.025, 0.06 / height, inside / WIDTH, tall / height))
     _bare(axes)
-    axes.set_xlim(left, right)
-    axes.set_ylim(bottom, top)
-    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xlim(middle[0] - half[0], middle[0] + half[0])
+    axes.set_ylim(middle[1] - half[1], middle[1] + half[1])
     axes.spines[:].set(visible=True, color=RULE)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -151,7 +150,6 @@ def _half(row: Row) -> tuple[float, float]:
 
 def _name(axes: Axes, ellipses: Sequence[Row], colours: dict[str, str]) -> None:
     """The name of every group at its centre, moved where two would touch; a thin line then leads back."""
-    axes.apply_aspect()
     names = [
         axes.text(row["x"], row["y"], str(row["group"])[:24].replace("$", r"\$"), fontsize=8.5, zorder=6)
         for row in ellipses
