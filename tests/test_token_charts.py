@@ -215,9 +215,12 @@ def test_charts_can_be_written() -> None:
         "unit": "word",
         "tokens": [{"token": "</s>", "ratio": 0.0, "value": 0.0, "posterior": {"$a": 0.5, "$b": 0.5}}],
     }
-    dollars = {"unit": "word", "tokens": [{"token": "$5", "ratio": 1.0}, {"token": "$9", "ratio": 0.0}]}
+    price = {"token": "$\\no$", "ratio": 1.0, "value": 1.0, "posterior": {"$\\a$": 0.5, "$\\b$": 0.5}}
+    dollars = {"unit": "word", "tokens": [price], "posterior": price["posterior"], "model": "$\\m$"}
     for figure in (
-        ratio_text([row, dollars], ["$a", "b$"]),
+        ratio_text([row, dollars], ["$\\a$", "$\\b$"]),
+        unit_along([dollars], "$\\u$"),
+        running_posterior([dollars]),
         unit_along([row], "a"),
         unit_along([{"unit": "char", "tokens": []}], "a"),
         running_posterior([{**row, "posterior": {"$a": 0.5, "$b": 0.5}}]),

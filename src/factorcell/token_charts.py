@@ -54,7 +54,7 @@ def ratio_text(rows: Sequence[Row], between: Sequence[str]) -> Figure:
         if first is laid[number][0]:
             top += heads[number]
             if rows[number].get("model"):
-                axes.text(0, top - 0.09, titled(rows[number]["model"]), fontsize=8.5, color=MUTED, va="center")
+                axes.text(0, top - 0.09, _plain(titled(rows[number]["model"])), fontsize=8.5, color=MUTED, va="center")
         for text, part in line:
             for place, begin, width, shown in part:
                 _token(axes, rows[text]["tokens"][place], begin * COLUMN, top, width * COLUMN, shown)
@@ -88,8 +88,8 @@ def _scale(axes: Axes, between: Sequence[str]) -> None:
         axes.add_patch(Rectangle((left + step * width / steps, 0.06), width / steps, 0.1, facecolor=shade(ratio), lw=0))
     for place, name in ((-FULL, f"−{FULL:g}"), (0.0, "0 nats"), (FULL, f"+{FULL:g}")):
         axes.text(left + width * (place / FULL + 1) / 2, 0.26, name, fontsize=7, color=MUTED, ha="center", va="center")
-    axes.text(left - 0.12, 0.11, f"▁ {_cut(between[1], 24)}", fontsize=7.5, color=INK, ha="right", va="center")
-    axes.text(left + width + 0.12, 0.11, f"▔ {_cut(between[0], 24)}", fontsize=7.5, color=INK, va="center")
+    axes.text(left - 0.12, 0.11, f"▁ {_plain(_cut(between[1], 24))}", fontsize=7.5, color=INK, ha="right", va="center")
+    axes.text(left + width + 0.12, 0.11, f"▔ {_plain(_cut(between[0], 24))}", fontsize=7.5, color=INK, va="center")
 
 
 def unit_along(rows: Sequence[Row], title: str) -> Figure:
@@ -101,7 +101,7 @@ def unit_along(rows: Sequence[Row], title: str) -> Figure:
     reach = 1.05 * max((abs(value) for value in values), default=1.0) or 1.0
     laid = [lines([token["token"] for token in row["tokens"]], row["unit"]) for row in rows]
     figure, strips = _strips(laid, 0.3, [""] * len(rows))
-    figure.text(MARGIN / WIDTH, 1 - 0.14 / figure.get_figheight(), title, fontsize=9, color=MUTED, va="center")
+    figure.text(MARGIN / WIDTH, 1 - 0.14 / figure.get_figheight(), _plain(title), fontsize=9, color=MUTED, va="center")
     for row, own in zip(rows, strips, strict=True):
         for axes, line in own:
             places = [begin + width / 2 for _, begin, width, _ in line]
@@ -147,7 +147,8 @@ def running_posterior(rows: Sequence[Row]) -> Figure:
                 axes.annotate(f"{height}", (0, height), (-1.5, 0), textcoords="offset points", color=MUTED, **TICK)
             axes.set_ylim(-0.04, 1.04)
     marks = [
-        Line2D([], [], color=colour, ls=dashes[name], lw=2.0, label=_cut(name, 40)) for name, colour in palette.items()
+        Line2D([], [], color=colour, ls=dashes[name], lw=2.0, label=_plain(_cut(name, 40)))
+        for name, colour in palette.items()
     ]
     legend(figure, marks, columns, top=1.0, gap=0.4, length=1.9)
     return figure
@@ -168,7 +169,9 @@ def _strips(
         number = line[0][0]
         if not strips[number]:
             if titles[number]:
-                sheet.text(0, top + titled_by[number] / 2, titles[number], fontsize=8.5, color=MUTED, va="center")
+                sheet.text(
+                    0, top + titled_by[number] / 2, _plain(titles[number]), fontsize=8.5, color=MUTED, va="center"
+                )
             top += titled_by[number]
         for text, part in line:
             for _, begin, width, shown in part:
@@ -207,7 +210,12 @@ def _sheet(figure: Figure, top: float, bottom: float) -> Axes:
 
 def _letters(axes: Axes, x: float, y: float, shown: str, colour: str, style: str = "normal") -> None:
     look: dict[str, Any] = {"family": "DejaVu Sans Mono", "size": SIZE, "color": colour, "style": style}
-    axes.text(x, y, shown, ha="center", va="center", parse_math=False, **look)
+    axes.text(x, y, _plain(shown), ha="center", va="center", **look)
+
+
+def _plain(text: str) -> str:
+    """`text` whose dollars begin no formula."""
+    return text.replace("$", r"\$")
 
 
 def lines(tokens: Sequence[str], unit: str) -> list[Line]:
