@@ -25,6 +25,7 @@ import argparse
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from tqdm import tqdm
 
 from factorcell import rescoring, speaker_learning, store
 from factorcell.config import Config
-from factorcell.nbest import read_nbest
+from factorcell.nbest import NBest, read_nbest
 from factorcell.ngram import NGram
 from factorcell.online import Rule
 from factorcell.rescoring import Scored, Weights
@@ -229,17 +230,25 @@ def measure(out: Path) -> list[Row]:
         return weights
 
     nothing = [Scored(lists, tuple(np.zeros(len(one.texts)) for one in lists.utterances)) for lists in (tune, test)]
+
+    def scored(model: Run | NGram, name: str, both: Sequence[NBest]) -> list[Scored]:
+        """Kept in a file of that name, so that a measurement that was stopped goes on."""
+        kept = out / f"{name}.scores.jsonl"
+        return [rescoring.score(model, lists, unknown="group", kept=kept, progress=True) for lists in both]
+
     judge("first pass, reweighted", *nothing)
-    judge("4-gram", *(rescoring.score(NGram.open(out / "fourgram"), lists) for lists in (tune, test)))
-    unadapted = Run.open(out / "unadapted")
-    judge("unadapted", *(rescoring.score(unadapted, lists, unknown="group") for lists in (tune, test)))
-    run = Run.open(out / "factorcell")
+    judge("4-gram", *scored(NGram.open(out / "fourgram"), "fourgram", (tune, test)))
+    unadapted = Run.open(out / "unadapted", precision="bfloat16")
+    judge("unadapted", *scored(unadapted, "unadapted", (tune, test)))
+    run = Run.open(out / "factorcell", precision="bfloat16")
     bare = [read_nbest([_without(row) for row in store.read_rows(out / name)]) for name in ("tune.jsonl", "test.jsonl")]
-    judge("FactorCell, no context", *(rescoring.score(run, lists) for lists in bare))
-    weights = judge("FactorCell, context", *(rescoring.score(run, lists, unknown="group") for lists in (tune, test)))
+    weights = judge("FactorCell, context", *scored(run, "context", (tune, test)))
     rule = Rule.of(run)
-    learned = [speaker_learning.learn(run, lists, weights, unknown="group", rule=rule) for lists in (tune, test)]
+    learned = [
+        speaker_learning.learn(run, lists, weights, unknown="group", rule=rule, progress=True) for lists in (tune, test)
+    ]
     judge("FactorCell, learning", *learned)
+    judge("FactorCell, no context", *scored(run, "bare", bare))
     return rows
 
 

@@ -55,10 +55,9 @@ def corners(heights: Floats, slopes: Floats, errors: Ids) -> tuple[Floats, Ids]:
         here, lift = heights[rows], slopes[rows] - slopes[rows, now][:, None]
         above = here[np.arange(len(rows)), now][:, None] - here
         meets = np.divide(above, lift, out=np.full_like(above, np.inf), where=lift > 0)
-        first = meets.min(axis=1)
-        steepest = np.where(meets <= first[:, None], slopes[rows], -np.inf).argmax(axis=1)
+        first, after = meets.min(axis=1), meets.argmin(axis=1)
         going = np.isfinite(first)
-        rows, before, now, first = rows[going], now[going], steepest[going], first[going]
+        rows, before, now, first = rows[going], now[going], after[going], first[going]
         moves.append(first)
         changes.append(errors[rows, now] - errors[rows, before])
     places, where = np.unique(np.concatenate(moves), return_inverse=True)
