@@ -87,7 +87,7 @@ def fewest_errors(
 ) -> tuple[Floats, int]:
     """Weights (F,) with few errors, and how many: the best that line searches from `starts` and random ones reach.
 
-    Earlier starts win where errors are equal. No weights have fewer along any line of a feature.
+    Earlier starts win where errors are equal. What does not vary within lists has weight 0.
     """
     random = np.random.default_rng(seed)
     scale = deviations(features)
@@ -98,7 +98,7 @@ def fewest_errors(
         reached, found = _descend(scaled, errors, point, random)
         if found < fewest:
             best, fewest = reached, found
-    return best / scale, fewest
+    return best / scale * (features.var(axis=1).max(axis=0) > 0), fewest
 
 
 def _descend(features: Floats, errors: Ids, weights: Floats, random: np.random.Generator) -> tuple[Floats, int]:
