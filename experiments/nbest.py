@@ -25,6 +25,7 @@ import argparse
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,9 @@ from tqdm import tqdm
 
 from factorcell import rescoring, speaker_learning, store
 from factorcell.config import Config
-from factorcell.nbest import read_nbest
+from factorcell.nbest import NBest, read_nbest
 from factorcell.ngram import NGram
-from factorcell.online import Rule
-from factorcell.rescoring import Scored, Weights
+from factorcell.rescoring import Scored
 from factorcell.run import Run
 from factorcell.vocabulary import END, SPECIALS, START, splitter
 
@@ -217,30 +217,37 @@ def ends_of(corpus: Any) -> NDArray[np.int64]:
     return ends
 
 
-def measure(out: Path) -> list[Row]:
-    """A row a system, with weights fitted on tune.jsonl and word error rates on test.jsonl, by whether known."""
-    tune, test = read_nbest(out / "tune.jsonl"), read_nbest(out / "test.jsonl")
-    rows: list[Row] = []
+def measure(out: Path) -> Iterator[Row]:
+    """Rows for each system, with weights fitted on tune.jsonl and word error rates on test.jsonl, by whether known.
 
-    def judge(name: str, fitted: Scored, judged: Scored) -> Weights:
-        weights, _ = rescoring.fit(fitted)
-        summary = rescoring.summarise(rescoring.rescore(judged, weights), ["known"])
-        rows.extend({"system": name, **row, "weights": dict(weights.values)} for row in summary)
-        return weights
-
+    Scores are kept in files, so that a measurement that was stopped goes on.
+    """
+    tune, test = (read_nbest(out / name) for name in ("tune.jsonl", "test.jsonl"))
     nothing = [Scored(lists, tuple(np.zeros(len(one.texts)) for one in lists.utterances)) for lists in (tune, test)]
-    judge("first pass, reweighted", *nothing)
-    judge("4-gram", *(rescoring.score(NGram.open(out / "fourgram"), lists) for lists in (tune, test)))
-    unadapted = Run.open(out / "unadapted")
-    judge("unadapted", *(rescoring.score(unadapted, lists, unknown="group") for lists in (tune, test)))
-    run = Run.open(out / "factorcell")
+    yield from judged("first pass, reweighted", nothing)
+    yield from judged("4-gram", scored(NGram.open(out / "fourgram"), out / "fourgram.scores.jsonl", (tune, test)))
+    unadapted = Run.open(out / "unadapted", precision="bfloat16")
+    yield from judged("unadapted", scored(unadapted, out / "unadapted.scores.jsonl", (tune, test)))
+    run = Run.open(out / "factorcell", precision="bfloat16")
+    plain = scored(run, out / "context.scores.jsonl", (tune, test))
+    yield from judged("FactorCell, context", plain)
+    weights, _ = rescoring.fit(plain[0])
+    learned = [speaker_learning.learn(run, lists, weights, unknown="group", progress=True) for lists in (tune, test)]
+    yield from judged("FactorCell, learning", learned)
     bare = [read_nbest([_without(row) for row in store.read_rows(out / name)]) for name in ("tune.jsonl", "test.jsonl")]
-    judge("FactorCell, no context", *(rescoring.score(run, lists) for lists in bare))
-    weights = judge("FactorCell, context", *(rescoring.score(run, lists, unknown="group") for lists in (tune, test)))
-    rule = Rule.of(run)
-    learned = [speaker_learning.learn(run, lists, weights, unknown="group", rule=rule) for lists in (tune, test)]
-    judge("FactorCell, learning", *learned)
-    return rows
+    yield from judged("FactorCell, no context", scored(run, out / "bare.scores.jsonl", bare))
+
+
+def judged(name: str, both: Sequence[Scored]) -> list[Row]:
+    """Rows of a system, of lists to tune on and lists to judge."""
+    weights, _ = rescoring.fit(both[0])
+    summary = rescoring.summarise(rescoring.rescore(both[1], weights), ["known"])
+    return [{"system": name, **row, "weights": dict(weights.values)} for row in summary]
+
+
+def scored(model: Run | NGram, kept: Path, both: Sequence[NBest]) -> list[Scored]:
+    """The lists with the scores of a model, those of new speakers as of rare ones."""
+    return [rescoring.score(model, lists, unknown="group", kept=kept, progress=True) for lists in both]
 
 
 def _without(row: Row) -> Row:
@@ -258,7 +265,7 @@ def main() -> None:
         data, out = given.folders
         return make(data, out, given.seed)
     for row in measure(given.folders[0]):
-        print(json.dumps(row))
+        print(json.dumps(row), flush=True)
     return None
 
 

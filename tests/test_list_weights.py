@@ -76,6 +76,8 @@ def test_fewest_errors_are_not_beaten_by_a_grid(seed: int) -> None:
     grid = min(errors_at(features, errors, np.array([np.cos(a), np.sin(a)])) for a in angles)
     assert errors_at(features, errors, weights) == fewest <= grid
     assert fewest < errors_at(features, errors, start)
+    constant = np.concatenate([features, np.ones((20, 6, 1))], axis=2)
+    assert fewest_errors(constant, errors, [np.ones(3)], seed)[0][2] == 0
     assert fewest_errors(features, errors, [start], seed)[0].tolist() == weights.tolist()
 
 

@@ -155,6 +155,8 @@ def hypothesis(**fields: Any) -> list[dict[str, Any]]:
         (written("a b\n"), "x line 1: 'a b' is not ACOUSTIC LM WORDS-COUNT WORD ...; lists are JSON lines, Kaldi's or"),
         (lambda folder: folder / "nowhere", "nowhere: there is no such file or folder"),
         (lambda folder: kaldi(folder / "k", words="a 1 2\n"), "k/words line 1: 'a' is not UTTERANCE-NUMBER"),
+        (lambda folder: kaldi(folder / "k", words="a-b 1 2\n"), "k/words line 1: 'a-b' is not UTTERANCE-NUMBER"),
+        (lambda folder: kaldi(folder / "k", words="-1 b\n"), "k/words line 1: '-1' is not UTTERANCE-NUMBER"),
         (lambda folder: kaldi(folder / "k", words="a-1 17 2\n"), "k/words: numbers of words, not words"),
         (
             lambda folder: kaldi(folder / "k", words="a-1 b\na-2 c\n", lm_cost="a-1 2\n"),

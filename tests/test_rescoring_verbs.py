@@ -191,6 +191,8 @@ def test_page_is_whole(folder: Path) -> None:
     assert moved
     shown = set(re.findall(r"(test-\d), said", reader.text))
     assert shown == {row["id"] for row in moved}
+    even = [{**row, "errors": row["errors_first"]} for row in rows]
+    assert ", said" not in rescoring_report.page("x", "y", even, summary, depths, weights.values)
 
 
 def test_differences_are_marked() -> None:

@@ -55,10 +55,9 @@ def corners(heights: Floats, slopes: Floats, errors: Ids) -> tuple[Floats, Ids]:
         here, lift = heights[rows], slopes[rows] - slopes[rows, now][:, None]
         above = here[np.arange(len(rows)), now][:, None] - here
         meets = np.divide(above, lift, out=np.full_like(above, np.inf), where=lift > 0)
-        first = meets.min(axis=1)
-        steepest = np.where(meets <= first[:, None], slopes[rows], -np.inf).argmax(axis=1)
+        first, after = meets.min(axis=1), meets.argmin(axis=1)
         going = np.isfinite(first)
-        rows, before, now, first = rows[going], now[going], steepest[going], first[going]
+        rows, before, now, first = rows[going], now[going], after[going], first[going]
         moves.append(first)
         changes.append(errors[rows, now] - errors[rows, before])
     places, where = np.unique(np.concatenate(moves), return_inverse=True)
@@ -88,7 +87,7 @@ def fewest_errors(
 ) -> tuple[Floats, int]:
     """Weights (F,) with few errors, and how many: the best that line searches from `starts` and random ones reach.
 
-    Earlier starts win where errors are equal. No weights have fewer along any line of a feature.
+    Earlier starts win where errors are equal. What does not vary within lists has weight 0.
     """
     random = np.random.default_rng(seed)
     scale = deviations(features)
@@ -99,7 +98,7 @@ def fewest_errors(
         reached, found = _descend(scaled, errors, point, random)
         if found < fewest:
             best, fewest = reached, found
-    return best / scale, fewest
+    return best / scale * (features.var(axis=1).max(axis=0) > 0), fewest
 
 
 def _descend(features: Floats, errors: Ids, weights: Floats, random: np.random.Generator) -> tuple[Floats, int]:
