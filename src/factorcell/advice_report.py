@@ -77,7 +77,7 @@ def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
         for row in found["columns"]
     )
     note = (
-        "The bar goes from the least to the most, its dark end is what a softmax bias can reach, the dot is expected."
+        "The bar goes from the least to the most, the dot is expected. The dash: what of the most is a softmax bias's."
     )
     note += " Diamonds were measured." if runs else ""
     gains = report.chart(gains_expected(_lines(found, runs)), "gains", "Expected gains of the columns", note)
@@ -141,15 +141,16 @@ def _text(value: object) -> str:
 def gains_expected(rows: Sequence[Row]) -> Figure:
     """Gains of columns as bars from least to most, with the expected one and those measured.
 
-    Rows: name, least, expected, most, most_by_bias, measured (a list).
+    Rows: name, least, expected, most, measured (a list) and, of one column, most_by_bias.
     """
     figure = Figure(figsize=(WIDTH, 0.75 + 0.36 * len(rows)), facecolor="none")
     height = figure.get_figheight()
     axes = figure.add_axes((0.3, 0.32 / height, 0.66, 1 - 0.62 / height))
     for y, row in enumerate(rows):
-        low, bias, high = (100 * float(row[name]) for name in ("least", "most_by_bias", "most"))
-        axes.plot((low, high), (y, y), color=LOSS, alpha=0.3, lw=7, solid_capstyle="butt", zorder=2)
-        axes.plot((low, max(low, bias)), (y, y), color=LOSS, alpha=0.45, lw=7, solid_capstyle="butt", zorder=2)
+        ends = 100 * float(row["least"]), 100 * float(row["most"])
+        axes.plot(ends, (y, y), color=LOSS, alpha=0.35, lw=7, solid_capstyle="butt", zorder=2)
+        if "most_by_bias" in row:
+            axes.plot(100 * row["most_by_bias"], y, "|", color=LOSS, ms=10, mew=1.5, zorder=3)
         axes.plot(100 * row["expected"], y, "o", color=ACCENT, ms=6, zorder=4)
         axes.text(
             100 * row["expected"],
