@@ -305,3 +305,10 @@ def test_charts_hold_every_figure(found: dict[str, Any]) -> None:
     axes = advice_report.guessed(found["columns"]).axes[0]
     assert sum(line.get_marker() == "o" for line in axes.lines) == 4 * len(rows)
     assert rank_correlation(places, [row["most"] for row in rows])["r"] > 0.5
+
+
+def test_agreement_of_runs() -> None:
+    """Spearman's, of the runs that something was expected of."""
+    runs = [{"expected": gain, "measured": gain**2} for gain in (0.1, 0.2, 0.3)] + [{"expected": None, "measured": 1.0}]
+    assert advice_report.agreement(runs) == "rank correlation of expected and measured: 1.00 (3 runs)"
+    assert advice_report.agreement(runs[2:]) == ""

@@ -138,7 +138,7 @@ def test_exponents_are_where_the_likelihood_is_highest(case: Case, fitted: Value
         return float(tilted(case.model, tune, [ratios], [labels], np.array([exponent])).sum())
 
     assert 0.1 < beta < 2
-    assert likelihood(beta) > max(likelihood(beta + 0.03), likelihood(beta - 0.03))
+    assert likelihood(beta) > max(likelihood(beta + 0.01), likelihood(beta - 0.01))
     both = exponents(case.model, tune, [ratios, ratios], [labels, labels])
     assert both.sum() == pytest.approx(beta, abs=2e-3)
     nothing = np.random.default_rng(0).permutation(labels)

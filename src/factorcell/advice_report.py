@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from factorcell import report
+from factorcell.judging import rank_correlation
 from factorcell.plots import ACCENT, INK, LOSS, MUTED, RULE, WIDTH
 
 Row = Mapping[str, Any]
@@ -70,6 +71,15 @@ def beside(runs: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
     return rows, list(rows[0])
 
 
+def agreement(runs: Sequence[Row]) -> str:
+    """How expected and measured gains go together, in a line; empty of fewer than three runs."""
+    there = [row for row in runs if row["expected"] is not None]
+    found = rank_correlation([row["expected"] for row in there], [row["measured"] for row in there])
+    return (
+        "" if found["r"] is None else f"rank correlation of expected and measured: {found['r']:.2f} ({found['n']} runs)"
+    )
+
+
 def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
     """The page of the advice on the table called `name`; `runs` as `advice.measured` gives them."""
     lines = "".join(
@@ -88,7 +98,7 @@ def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
         ("What they could save", f'<div class="grid">{gains}{guesses}</div>'),
     ]
     if runs:
-        sections.append(("Measured", _html(*beside(runs))))
+        sections.append(("Measured", _html(*beside(runs)) + (f"<p>{line}</p>" if (line := agreement(runs)) else "")))
     sections.append(("All figures", _html(*table(found)) + _details(found["columns"])))
     sections.append(("How it was estimated", f"<p>{_text(HOW)}</p><p>{_text(CANNOT)}</p>"))
     return report.page(
