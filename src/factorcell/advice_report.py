@@ -17,9 +17,9 @@ Row = Mapping[str, Any]
 SHORT = 20  # letters of a name that fit beside a chart
 AFTER = ("5", "10", "20", "all")  # tokens that the value is guessed from
 CANNOT = (
-    "What these estimates cannot see: values that are alike and lend each other texts, how much a small or briefly "
-    "trained model forgets (it gains more), what the column does for writing or classifying texts, and what more "
-    "rows would teach of rare values."
+    "What these estimates cannot see: values that are alike and lend each other texts; how much a small or briefly "
+    "trained model forgets (it gains more) or fails to learn of many values (it gains less); what the column does for "
+    "writing or classifying texts; what more rows would teach of rare values."
 )
 HOW = (
     "Nothing is trained. Held-out texts are read by an n-gram model that knows the words before, by one that is also "

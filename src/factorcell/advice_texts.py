@@ -22,7 +22,7 @@ from factorcell.value_ngrams import Texts, ValueNGram
 ROWS = 100_000  # read of a table, unless more are wanted
 HELD_OUT, MOST_HELD = 0.1, 6000  # share and number of texts that are not counted; half fits, half judges
 VALUES = 2000  # at most so many values of a column; rarer ones are one
-TUNED, JUDGED, PRODUCTS = 4000, (6000, 30_000), 1.0e11  # targets that fit, that judge, multiplications of the latter
+TUNED, JUDGED, PRODUCTS = 4000, (10_000, 30_000), 3.0e11  # targets that fit, that judge, multiplications of the latter
 BINS = 10  # quantiles that stand for the values of a number
 ORDERS = {"word": 3, "space": 3, "char": 6, "grapheme": 6}  # of the n-gram models
 
