@@ -31,7 +31,7 @@ from factorcell.context import RARE, ContextSchema, Variable
 from factorcell.data import Corpus, prepare
 from factorcell.kinds import parse_column
 from factorcell.run import Run
-from factorcell.value_ngrams import Narrow, ValueNGram, exponents, inferred, normalised, posterior, tilted
+from factorcell.value_ngrams import ValueNGram, exponents, inferred, normalised, posterior, tilted
 
 LEAST = 20  # rows that say anything at all
 VOCABULARY = 20_000  # at most so many tokens
@@ -64,7 +64,7 @@ def advise(source: Any, data: DataConfig, *, rows: int = ROWS, seed: int = 0, pr
     bar = tqdm(columns, desc="judging", unit=" columns", disable=not progress)
     judged = [(column, *_judge(split, column, seed)) for column in bar]
     judged.sort(key=lambda item: -item[1]["most"])
-    together = _together(split, [(column, ratios) for column, _, ratios in judged], [row for _, row, _ in judged])
+    together = _together(split, [(column, model) for column, _, model in judged], [row for _, row, _ in judged])
     found = [row for _, row, _ in judged]
     for row in found:
         row["advice"], row["why"] = recommend(row)
@@ -77,28 +77,29 @@ def advise(source: Any, data: DataConfig, *, rows: int = ROWS, seed: int = 0, pr
     return {**size, "columns": found, "all": together}
 
 
-def _judge(split: Split, column: Column, seed: int) -> tuple[Row, Narrow]:
-    """The figures of one column, and log r_v(w) of its values."""
+def _judge(split: Split, column: Column, seed: int) -> tuple[Row, ValueNGram]:
+    """The figures of one column, and what was counted."""
     train, tune, test = split.labels(column)
     model = ValueNGram(split.model, split.train, train, len(column.values))
     model.fit_prior(split.tune, tune)
     ratios = model.ratios()
     model.beta = float(exponents(split.model, split.tune, [ratios], [tune])[0])
-    model.fit_longer(split.tune, tune, tilted(split.model, split.tune, [ratios], [tune], np.array([model.beta])))
+    first = tilted(split.model, split.tune, [ratios], [tune], np.array([model.beta]))
+    model.fit_longer(split.tune, tune, np.exp(first))
     counts = np.bincount(train[train < len(column.values)], minlength=len(column.values))
     prior = np.log((counts + 0.5) / (counts + 0.5).sum())
     guesses = _guesses(split, model, prior, tune, test)
     first, every = guesses.pop("first"), guesses.pop("every")
     known, own = split.test.each(test), np.arange(len(split.test.wanted))
-    gains = every[own, known] - split.test.base
+    gains = every[own, known] - split.nothing
     linear = _linear(split, column, prior, seed)
     told = max([guesses, linear], key=lambda row: row["information"])
-    length = len(own) / len(test)
+    length = len(own) / max(1, int((test < len(prior)).sum()))  # targets that the value of one text is spread over
     row = {
         "column": column.name,
         "kind": column.kind,
         **_described(column, counts),
-        "perplexity_nothing": _exp(-split.test.base.mean()),
+        "perplexity_nothing": _exp(-split.nothing.mean()),
         "perplexity_inferring": guesses["perplexity_inferring"],
         "perplexity_knowing": _exp(-every[own, known].mean()),
         "most": _gain(gains.mean()),
@@ -111,7 +112,7 @@ def _judge(split: Split, column: Column, seed: int) -> tuple[Row, Narrow]:
     }
     row["bound"] = _gain(row["entropy"] / length)
     row["expected"] = expected(row["least"], row["most"])
-    return row, model.beta * ratios
+    return row, model
 
 
 def _guesses(split: Split, model: ValueNGram, prior: Floats, tune: Ids, test: Ids) -> Row:
@@ -181,32 +182,35 @@ def _described(column: Column, counts: Ids) -> Row:
     }
 
 
-def _together(split: Split, ratios: Sequence[tuple[Column, Narrow]], rows: Sequence[Row]) -> Row:
-    """The columns one after the other: what each adds to the stronger ones is kept in its row. All in the end."""
-    labels = [split.labels(column) for column, _ in ratios]
-    gained, beta = 0.0, np.zeros(0)
-    for count, row in enumerate(rows, 1):
-        tables = [table for _, table in ratios[:count]]
-        beta = exponents(split.model, split.tune, tables, [label[1] for label in labels[:count]])
-        logs = tilted(split.model, split.test, tables, [label[2] for label in labels[:count]], beta)
-        nats = float((logs - split.test.base).mean())
-        row["added"] = _gain(nats - gained)
-        others = [(column.name, column.labels) for column, _ in ratios if column.name != row["column"]]
-        told = [(_told(other, ratios[count - 1][0].labels), name) for name, other in others]
-        row["told_by"], row["told"] = (max(told)[1], max(told)[0]) if told else (None, None)
+def _together(split: Split, models: Sequence[tuple[Column, ValueNGram]], rows: Sequence[Row]) -> Row:
+    """The columns one after the other: what each adds to the stronger ones is kept in its row. All in the end.
+
+    Their ratios are multiplied, with exponents fitted anew; then the longer histories of each have their say in turn.
+    """
+    gained = _nats(rows[0]["most"])
+    rows[0]["added"] = rows[0]["most"]
+    tunes, tests = zip(*(split.labels(column)[1:] for column, _ in models), strict=True)
+    for count in range(2, len(rows) + 1):
+        some = [model for _, model in models[:count]]
+        tables = [model.ratios() for model in some]
+        beta = exponents(split.model, split.tune, tables, tunes[:count])
+        tune = np.exp(tilted(split.model, split.tune, tables, tunes[:count], beta))
+        test = np.exp(tilted(split.model, split.test, tables, tests[:count], beta))
+        for model, fits, judges in zip(some, tunes, tests, strict=False):
+            tune = model.fit_longer(split.tune, fits, tune)
+            test = model.lengthen(split.test, judges, test)
+        nats = float((np.log(test) - split.nothing).mean())
+        rows[count - 1]["added"] = _gain(nats - gained)
         gained = nats
-    alone = sum(_nats(row["most_by_bias"]) for row in rows)
-    beyond = max(_nats(row["most"]) - _nats(row["most_by_bias"]) for row in rows)
+    for row, (column, _) in zip(rows, models, strict=True):
+        told = [(_told(other.labels, column.labels), other.name) for other, _ in models if other is not column]
+        row["told"], row["told_by"] = max(told, default=(None, None))
+    alone = sum(_nats(row["most"]) for row in rows)
+    known = [_nats(row["least"]) for row in rows]
     overlap = min(1.0, max(0.0, gained) / alone) if alone > 0 else 0.0
-    most = _gain(gained + max(0.0, beyond))
-    least = _gain(max(overlap * sum(_nats(row["least"]) for row in rows), max(_nats(row["least"]) for row in rows)))
-    return {
-        "columns": [row["column"] for row in rows],
-        "most": most,
-        "most_by_bias": _gain(gained),
-        "least": least,
-        "expected": expected(least, most),
-    }
+    least, most = _gain(max(overlap * sum(known), *known)), _gain(gained)
+    names = [row["column"] for row in rows]
+    return {"columns": names, "least": least, "expected": expected(least, most), "most": most}
 
 
 def _told(first: Ids, second: Ids) -> float:
@@ -291,10 +295,10 @@ def recommend(row: Row) -> tuple[str, str]:
         return "leave out", "it has not two values with enough texts each, so it says nothing"
     if row["most"] < max(WORTH, 2 * row["most_error"]):
         return "leave out", f"it saves at most {most}, no more than chance"
-    if row["added"] < NEW * row["most_by_bias"] and row["added"] < PLENTY:
+    if row["added"] < min(NEW * row["most"], PLENTY):
         return (
             "leave out",
-            f"stronger columns say the same: of {row['most_by_bias']:.1%} it adds {row['added']:.1%} to them",
+            f"stronger columns say the same: of {most} it adds {max(0.0, row['added']):.1%} to them",
         )
     if row["expected"] < WORTH:
         given = f"{row['information'] / row['entropy']:.0%} of it can be read off the text"

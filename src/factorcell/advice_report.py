@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from factorcell import report
+from factorcell.judging import rank_correlation
 from factorcell.plots import ACCENT, INK, LOSS, MUTED, RULE, WIDTH
 
 Row = Mapping[str, Any]
@@ -16,9 +17,9 @@ Row = Mapping[str, Any]
 SHORT = 20  # letters of a name that fit beside a chart
 AFTER = ("5", "10", "20", "all")  # tokens that the value is guessed from
 CANNOT = (
-    "What these estimates cannot see: values that are alike and lend each other texts, how much a small or briefly "
-    "trained model forgets (it gains more), what the column does for writing or classifying texts, and what more "
-    "rows would teach of rare values."
+    "What these estimates cannot see: values that are alike and lend each other texts; how much a small or briefly "
+    "trained model forgets (it gains more) or fails to learn of many values (it gains less); what the column does for "
+    "writing or classifying texts; what more rows would teach of rare values."
 )
 HOW = (
     "Nothing is trained. Held-out texts are read by an n-gram model that knows the words before, by one that is also "
@@ -70,6 +71,15 @@ def beside(runs: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
     return rows, list(rows[0])
 
 
+def agreement(runs: Sequence[Row]) -> str:
+    """How expected and measured gains go together, in a line; empty of fewer than three runs."""
+    there = [row for row in runs if row["expected"] is not None]
+    found = rank_correlation([row["expected"] for row in there], [row["measured"] for row in there])
+    return (
+        "" if found["r"] is None else f"rank correlation of expected and measured: {found['r']:.2f} ({found['n']} runs)"
+    )
+
+
 def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
     """The page of the advice on the table called `name`; `runs` as `advice.measured` gives them."""
     lines = "".join(
@@ -77,7 +87,7 @@ def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
         for row in found["columns"]
     )
     note = (
-        "The bar goes from the least to the most, its dark end is what a softmax bias can reach, the dot is expected."
+        "The bar goes from the least to the most, the dot is expected. The dash: what of the most is a softmax bias's."
     )
     note += " Diamonds were measured." if runs else ""
     gains = report.chart(gains_expected(_lines(found, runs)), "gains", "Expected gains of the columns", note)
@@ -88,7 +98,7 @@ def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
         ("What they could save", f'<div class="grid">{gains}{guesses}</div>'),
     ]
     if runs:
-        sections.append(("Measured", _html(*beside(runs))))
+        sections.append(("Measured", _html(*beside(runs)) + (f"<p>{line}</p>" if (line := agreement(runs)) else "")))
     sections.append(("All figures", _html(*table(found)) + _details(found["columns"])))
     sections.append(("How it was estimated", f"<p>{_text(HOW)}</p><p>{_text(CANNOT)}</p>"))
     return report.page(
@@ -141,15 +151,16 @@ def _text(value: object) -> str:
 def gains_expected(rows: Sequence[Row]) -> Figure:
     """Gains of columns as bars from least to most, with the expected one and those measured.
 
-    Rows: name, least, expected, most, most_by_bias, measured (a list).
+    Rows: name, least, expected, most, measured (a list) and, of one column, most_by_bias.
     """
     figure = Figure(figsize=(WIDTH, 0.75 + 0.36 * len(rows)), facecolor="none")
     height = figure.get_figheight()
     axes = figure.add_axes((0.3, 0.32 / height, 0.66, 1 - 0.62 / height))
     for y, row in enumerate(rows):
-        low, bias, high = (100 * float(row[name]) for name in ("least", "most_by_bias", "most"))
-        axes.plot((low, high), (y, y), color=LOSS, alpha=0.3, lw=7, solid_capstyle="butt", zorder=2)
-        axes.plot((low, max(low, bias)), (y, y), color=LOSS, alpha=0.45, lw=7, solid_capstyle="butt", zorder=2)
+        ends = 100 * float(row["least"]), 100 * float(row["most"])
+        axes.plot(ends, (y, y), color=LOSS, alpha=0.35, lw=7, solid_capstyle="butt", zorder=2)
+        if "most_by_bias" in row:
+            axes.plot(100 * row["most_by_bias"], y, "|", color=LOSS, ms=10, mew=1.5, zorder=3)
         axes.plot(100 * row["expected"], y, "o", color=ACCENT, ms=6, zorder=4)
         axes.text(
             100 * row["expected"],

@@ -17,12 +17,12 @@ from factorcell.context import Variable
 from factorcell.data import Corpus
 from factorcell.ngram import NGram
 from factorcell.tables import open_table
-from factorcell.value_ngrams import Texts
+from factorcell.value_ngrams import Texts, ValueNGram
 
 ROWS = 100_000  # read of a table, unless more are wanted
 HELD_OUT, MOST_HELD = 0.1, 6000  # share and number of texts that are not counted; half fits, half judges
 VALUES = 2000  # at most so many values of a column; rarer ones are one
-TUNED, JUDGED, PRODUCTS = 4000, (6000, 30_000), 1.0e11  # targets that fit, that judge, multiplications of the latter
+TUNED, JUDGED, PRODUCTS = 4000, (10_000, 30_000), 3.0e11  # targets that fit, that judge, multiplications of the latter
 BINS = 10  # quantiles that stand for the values of a number
 ORDERS = {"word": 3, "space": 3, "char": 6, "grapheme": 6}  # of the n-gram models
 
@@ -94,6 +94,7 @@ class Split:
     train: Texts
     tune: Texts
     test: Texts
+    nothing: NDArray[np.float64]  # log probabilities of the targets of `test` (T,) by the model of a single value
 
     @classmethod
     def of(cls, corpus: Corpus, data: DataConfig, values: int, seed: int) -> "Split":
@@ -101,17 +102,26 @@ class Split:
         order = np.random.default_rng(seed).permutation(len(corpus))
         held = min(MOST_HELD, max(4, int(HELD_OUT * len(corpus))))
         judging = int(np.clip(PRODUCTS / (values * len(corpus.vocabulary)), *JUDGED))
-        tune = _first(corpus, order[: held // 2], TUNED)
-        test = _first(corpus, order[held // 2 : held], judging)
-        rows = np.sort(order[held:]), tune, test
+        few, more = order[: held // 2], order[held // 2 : held]
+        rows = order[held:], _first(corpus, few, TUNED), _first(corpus, more, judging)
         parts = [corpus.select(part) for part in rows]
         model = NGram(Path(), replace(data, context=()), corpus.vocabulary, ngram.count(parts[0], ORDERS[data.unit]))
-        return cls(corpus, model, rows, *(Texts.find(model, part) for part in parts))
+        train, tune, test = (Texts.find(model, part, counted=part is parts[0]) for part in parts)
+        return cls(corpus, model, rows, train, tune, test, _of_one_value(model, train, tune, test))
 
     def labels(self, column: Column) -> tuple[Ids, Ids, Ids]:
         """The labels of the three parts."""
         train, tune, test = (column.labels[rows] for rows in self.rows)
         return train, tune, test
+
+
+def _of_one_value(model: NGram, train: Texts, tune: Texts, test: Texts) -> NDArray[np.float64]:
+    """What columns are held against: all that the models of values do, but with one value, that of all texts."""
+    labels = [np.zeros(len(texts.starts) - 1, dtype=np.int64) for texts in (train, tune, test)]
+    single = ValueNGram(model, train, labels[0], 1)
+    single.fit_longer(tune, labels[1], np.exp(tune.base))
+    logs: NDArray[np.float64] = np.log(single.lengthen(test, labels[2], np.exp(test.base)))
+    return logs
 
 
 def _first(corpus: Corpus, rows: Ids, targets: int) -> Ids:

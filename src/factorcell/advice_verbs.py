@@ -44,4 +44,6 @@ def advise(given: argparse.Namespace) -> None:
         screen.show(f"{row['column']}: {row['advice']}: {row['why']}")
     if runs:
         screen.table(*advice_report.beside(runs))
+    if agreement := advice_report.agreement(runs):
+        screen.show(agreement)
     return screen.say(advice_report.CANNOT)

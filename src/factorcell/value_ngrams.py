@@ -47,6 +47,15 @@ class Counted:
         dense[rows, self.keys[places] % self.size] = self.counts[places]
         return dense
 
+    def with_value(self, items: Ids, values: Ids) -> Floats:
+        """Counts (T,) of one value each."""
+        if not len(self.keys):
+            return np.zeros(len(items))
+        wanted = items * self.size + values
+        places = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        found = (self.keys[places] == wanted) & (items >= 0) & (values < self.size)
+        return np.where(found, self.counts[places], 0).astype(np.float64)
+
 
 @dataclass(frozen=True)
 class Texts:
@@ -55,18 +64,19 @@ class Texts:
     wanted: Ids
     histories: list[Ids]
     grams: list[Ids]
-    base: Floats  # log p(w | h) of each target (T,)
     starts: Ids  # where the targets of each text begin (B + 1)
+    base: Floats  # log p(w | h) of each target (T,); none of texts that are only counted
 
     @classmethod
-    def find(cls, model: NGram, corpus: Corpus) -> "Texts":
+    def find(cls, model: NGram, corpus: Corpus, *, counted: bool = False) -> "Texts":
         """The texts of `corpus`."""
         blocks = list(model.blocks(corpus))
         histories, grams = (
             [np.concatenate(order) for order in zip(*(block[side] for block in blocks), strict=True)] for side in (0, 1)
         )
         starts = np.append(0, np.cumsum(corpus.lengths))
-        return cls(targets(corpus), histories, grams, -model.nats(corpus), starts)
+        base = np.zeros(0) if counted else -model.nats(corpus)
+        return cls(targets(corpus), histories, grams, starts, base)
 
     def each(self, of_texts: Ids) -> Ids:
         """What holds of each text (B,), for each of its targets (T,)."""
@@ -90,7 +100,8 @@ class ValueNGram:
             (Counted(history, values, size), Counted(gram, values, size))
             for history, gram in zip(train.histories[1:], train.grams[1:], strict=True)
         ]
-        self.alpha, self.beta, self.alphas = 1.0, 1.0, [0.0] * len(self.longer)
+        self.alpha, self.beta = 1.0, 1.0
+        self.alphas: list[float] = []
 
     def fit_prior(self, tune: Texts, labels: Ids) -> None:
         """Fit alpha: how many targets a value needs to be trusted as much as all texts together."""
@@ -101,9 +112,10 @@ class ValueNGram:
 
     def ratios(self) -> Narrow:
         """log r_v(w) (K + 1, V); 0 where the value is missing."""
-        expected = self.alpha * self.plain
-        shares = (self.counts + expected) / (self.totals + self.alpha)[:, None]
-        logs: Narrow = np.log(shares / self.plain).astype(np.float32)
+        plain = self.plain.astype(np.float32)
+        shares = self.counts + np.float32(self.alpha) * plain
+        shares /= (self.totals + self.alpha).astype(np.float32)[:, None] * plain
+        logs: Narrow = np.log(shares)
         return logs
 
     def logs(self, texts: Texts) -> tuple[Narrow, Narrow]:
@@ -120,28 +132,39 @@ class ValueNGram:
         probabilities = np.exp(first)
         for level, alpha in enumerate(self.alphas):
             if np.isfinite(alpha):
-                history, gram = self.seen(texts, level)
+                histories, grams = self.longer[level]
+                history, gram = histories.of(texts.histories[level + 1]), grams.of(texts.grams[level + 1])
                 probabilities = (gram + alpha * probabilities) / (history + alpha)
         logs: Narrow = np.log(probabilities).astype(np.float32)
         return logs
 
-    def seen(self, texts: Texts, level: int) -> tuple[Narrow, Narrow]:
-        """c_v(h) and c_v(h w) (T, K + 1) of histories of `level` + 1 tokens."""
-        histories, grams = self.longer[level]
-        return histories.of(texts.histories[level + 1]), grams.of(texts.grams[level + 1])
-
-    def fit_longer(self, tune: Texts, labels: Ids, first: Floats) -> None:
-        """Fit alpha_n, infinite where an order does not help, from p_1 of the texts' own values (T,)."""
-        values, rows = tune.each(labels), np.arange(len(tune.wanted))
-        probability = np.exp(first)
+    def fit_longer(self, tune: Texts, labels: Ids, first: Floats) -> Floats:
+        """Fit alpha_n, infinite where an order does not help, from p_1 of the texts' own values (T,); p_n of these."""
+        self.alphas, probability = [], first
         for level in range(len(self.longer)):
-            history, gram = (part[rows, values].astype(np.float64) for part in self.seen(tune, level))
-            nats = {alpha: -np.log((gram + alpha * probability) / (history + alpha)).sum() for alpha in ALPHAS} | {
-                np.inf: -np.log(probability).sum()
-            }
-            self.alphas[level] = alpha = min(nats, key=lambda alpha: nats[alpha])
+            history, gram = self.own(tune, labels, level)
+            tried = {alpha: (gram + alpha * probability) / (history + alpha) for alpha in ALPHAS}
+            tried[np.inf] = probability
+            best = min(tried, key=lambda alpha: -np.log(tried[alpha]).sum())
+            self.alphas.append(best)
+            probability = tried[best]
+        return probability
+
+    def lengthen(self, texts: Texts, labels: Ids, first: Floats) -> Floats:
+        """p_n (T,) of the texts' own values from p_1, or from whatever stands in its place."""
+        probability = first
+        for level, alpha in enumerate(self.alphas):
             if np.isfinite(alpha):
+                history, gram = self.own(texts, labels, level)
                 probability = (gram + alpha * probability) / (history + alpha)
+        return probability
+
+    def own(self, texts: Texts, labels: Ids, level: int) -> tuple[Floats, Floats]:
+        """c_v(h) and c_v(h w) (T,) of the texts' own values, of histories of `level` + 1 tokens."""
+        histories, grams = self.longer[level]
+        values = texts.each(labels)
+        history = histories.with_value(texts.histories[level + 1], values)
+        return history, grams.with_value(texts.grams[level + 1], values)
 
 
 def blocks(model: NGram, texts: Texts) -> Iterator[tuple[slice, Narrow]]:
