@@ -10,7 +10,6 @@ decoder takes, of one context each. Nothing else may run on the machine.
 
 import argparse
 import json
-import platform
 import random
 import statistics
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from factorcell import kernels
+from factorcell.config import PRECISIONS
 from factorcell.decoding import ROWS
 from factorcell.generation import Manner, condition, every, generate
 from factorcell.run import Run
@@ -99,10 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--texts", type=int, default=256, help="texts of a round; of beams fewer (default: 256)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="numbers in matrix products")
     parser.add_argument("--out", type=Path, help="file of JSON lines to add to")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    bench = Bench(Run.open(options.run), options.column, options.tokens)
+    bench = Bench(Run.open(options.run, precision=options.precision), options.column, options.tokens)
     contenders = manners(options.tokens)
     for _ in range(options.rounds):
         for name in random.sample([LIMIT, *contenders], len(contenders) + 1):
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out:
         with options.out.open("a", encoding="utf-8") as file:
             for row in rows:
-                about = {"threads": options.threads, "kernel": kernels.variant(), "machine": platform.processor()}
+                about = {"threads": options.threads, "precision": options.precision, "kernel": kernels.variant()}
                 file.write(json.dumps({"what": "decoding", **about, **row}) + "\n")
 
 

@@ -143,7 +143,7 @@ def drawn(weights: Tensor, places: Tensor) -> Tensor:
     """The tokens (N, S) at the `places` (N, S) in [0, 1) of the running sum of `weights` (N, V)."""
     count, size = weights.shape
     blocks = F.pad(weights, (0, -size % BLOCK)).view(count, -1, BLOCK)
-    ends = blocks.sum(2, dtype=torch.double).cumsum(1)
+    ends = blocks.sum(2).double().cumsum(1)
     wanted = places * ends[:, -1:]
     block = torch.searchsorted(ends, wanted, right=True).clamp(max=ends.shape[1] - 1)
     rest = wanted - F.pad(ends, (1, 0)).gather(1, block)
