@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import thesis_fillers
 from factorcell import cli, generation
 from factorcell.config import UserError
 from factorcell.generation import METHODS, Manner, condition, every, fill, generate, stream
@@ -216,6 +217,20 @@ def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.Capture
         assert cli.main([*command, *other, "--resume"]) == 2
         assert "nothing resumed" in capsys.readouterr().err
     assert out.read_text() == whole
+
+
+def test_fillers_of_several_models_stand_side_by_side(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe prints a table for each template: a line a value, the highest first, a column a run."""
+    folder, template = str(run.folder), "the ____ and sand"
+    given = ["x", folder, folder, "--column", "stars", "--template", template, "--most", "2"]
+    monkeypatch.setattr("sys.argv", given)
+    thesis_fillers.main()
+    lines = capsys.readouterr().out.splitlines()
+    best = [row["filler"] for row in fill(run, template, [{"stars": "5"}, {"stars": "1"}], most=2)]
+    assert lines[0] == f"“{template}”"
+    assert lines[-3:-1] == [f"| 5 | {best[0]} | {best[0]} |", f"| 1 | {best[1]} | {best[1]} |"]
 
 
 @pytest.mark.parametrize(
