@@ -143,6 +143,7 @@ def test_a_number_has_no_values(tmp_path: Path) -> None:
         ({"manner": Manner(stops=(" ",))}, "no token"),
         ({"contexts": [{"city": "Olso", "stars": "1"}]}, "'Olso'.*Oslo"),
         ({"contexts": [{"town": "Oslo"}]}, "town"),
+        ({"contexts": {"city": "Oslo"}}, "not one mapping"),
     ],
 )
 def test_mistakes_of_a_list(run: Run, options: dict[str, Any], words: str) -> None:
@@ -167,8 +168,9 @@ def test_mistakes_of_a_manner(run: Run) -> None:
     """What cannot be is refused before anything is written."""
     with pytest.raises(UserError, match="did you mean 'beam'"):
         Manner("beem")
-    with pytest.raises(UserError, match="seed is -1"):
-        Manner(seed=-1)
+    for seed in (-1, 1 << 63):
+        with pytest.raises(UserError, match=f"seed is {seed}"):
+            Manner(seed=seed)
     with pytest.raises(UserError, match="temperature"):
         Manner(temperature=0)
     with pytest.raises(UserError, match="left to right"):
@@ -213,7 +215,8 @@ def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.Capture
         assert {**new, "log_probability": 0, "perplexity": 0} == {**old, "log_probability": 0, "perplexity": 0}
         assert new["log_probability"] == pytest.approx(old["log_probability"], abs=1e-5)
     whole = out.read_text()
-    for other in (["--number", "2"], ["--number", "3", "--each", "stars"]):
+    other_ways: list[list[str]] = [["--number", "2"], ["--each", "stars"], ["--seed", "1"], ["--prompt", "the"]]
+    for other in other_ways:
         assert cli.main([*command, *other, "--resume"]) == 2
         assert "nothing resumed" in capsys.readouterr().err
     assert out.read_text() == whole
@@ -240,6 +243,7 @@ def test_fillers_of_several_models_stand_side_by_side(
         (["--each", "town"], "unknown context variable 'town'"),
         (["--context", "city"], "NAME=VALUE"),
         (["--stream", "--number", "2"], "--stream"),
+        (["--stream", "--fill", "the ____"], "--stream"),
         (["--context", "city=Rome"], "'Rome'"),
         (["--fill", "the sea"], "0 gaps"),
         (["--temperature", "0"], "temperature is 0"),

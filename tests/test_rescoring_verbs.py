@@ -74,6 +74,8 @@ def test_share_of_zero_is_the_first_pass(folder: Path) -> None:
     out = folder / "best.jsonl"
     assert main(command(folder, "--share", "0", "--out", str(out))) == 0
     assert [row["place"] for row in store.read_rows(out)] == [1] * 8
+    assert main(command(folder, "--share", "1", "--out", str(out))) == 2  # what is there stays
+    out.unlink()
     assert main(command(folder, "--share", "1", "--out", str(out))) == 0
     assert any(row["place"] > 1 for row in store.read_rows(out))
 
@@ -84,9 +86,11 @@ def test_learning_and_kept_scores(folder: Path, capsys: pytest.CaptureFixture[st
     tune = ["--tune", str(folder / "tune.jsonl"), "--scores", str(kept), "--out", str(out)]
     assert main(command(folder, *tune, "--learn")) == 0
     assert len(store.read_rows(kept)) == 9
+    out.unlink()
     assert main(command(folder, *tune)) == 0
     assert len(store.read_rows(kept)) == 17
     before = store.read_rows(out)
+    out.unlink()
     assert main(command(folder, *tune)) == 0
     assert (len(store.read_rows(kept)), store.read_rows(out)) == (17, before)
     assert main(command(folder, "--context", "who=zoe", "--learn", "--json")) == 0

@@ -136,6 +136,7 @@ def test_an_unadapted_model_alone_has_a_page(runs: list[Path], tmp_path: Path) -
         (["--context", "stars=1"], "several"),
         (["--judge", "linear", "--order", "1"], "lacks '5'"),
         (["--draw", "town"], "town"),
+        (["--draw", "stars"], "is the target"),
     ],
 )
 def test_mistakes(runs: list[Path], tmp_path: Path, more: list[str], words: str, capsys: Any) -> None:

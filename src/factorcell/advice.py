@@ -110,6 +110,8 @@ def _judge(split: Split, column: Column, seed: int) -> tuple[Row, ValueNGram]:
         "majority": float(counts.max() / max(1, counts.sum())),
         "least": _gain(told["information"] / length),
     }
+    row["most"] = max(0.0, row["most"])  # below it is noise
+    row["least"] = min(row["least"], row["most"])
     row["bound"] = _gain(row["entropy"] / length)
     row["expected"] = expected(row["least"], row["most"])
     return row, model
@@ -208,7 +210,8 @@ def _together(split: Split, models: Sequence[tuple[Column, ValueNGram]], rows: S
     alone = sum(_nats(row["most"]) for row in rows)
     known = [_nats(row["least"]) for row in rows]
     overlap = min(1.0, max(0.0, gained) / alone) if alone > 0 else 0.0
-    least, most = _gain(max(overlap * sum(known), *known)), _gain(gained)
+    most = max(0.0, _gain(gained))
+    least = min(most, _gain(max(overlap * sum(known), *known)))
     names = [row["column"] for row in rows]
     return {"columns": names, "least": least, "expected": expected(least, most), "most": most}
 

@@ -86,7 +86,9 @@ class Embeddings:
         if name in self.values:
             return self.values.index(name)
         folded = {known.casefold(): known for known in reversed(self.values)}
-        near = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3)]
+        begun = [folded[text] for text in sorted(folded, key=len) if text.startswith(name.casefold())]
+        alike = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3)]
+        near = list(dict.fromkeys([*begun[:3], *alike]))[:3]
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"such as {', '.join(self.values[:5])}"
         raise UserError(
             f"{self.variable} {name!r} was never seen in training or is a rare value; "

@@ -160,6 +160,8 @@ def _show(rows: Sequence[Row], words: Sequence[Row], between: Sequence[str], col
             gap = " " if row["unit"] in ("word", "space") else ""
             screen.show(gap.join(marked(readable(token["token"]), token["ratio"], colour) for token in row["tokens"]))
             screen.show(f"{row['ratio']:+.2f} nats in all; {between[0]} has {row['posterior'][between[0]]:.1%}")
+            if strange := [readable(token["token"]) for token in row["tokens"] if not token["known"]]:
+                screen.show(f"read as unknown: {', '.join(dict.fromkeys(strange))}")
             continue
         shares = [
             {"token": readable(token["token"]), **{name: f"{token['posterior'][name]:.1%}" for name in between}}

@@ -12,7 +12,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from factorcell.vocabulary import END, UNKNOWN, join, sentence_case, split
 
 METHODS = ("sample", "greedy", "beam", "stochastic", "distinct")
 SEVERAL = ("beam", "distinct")  # those that find several texts of a context at once
-TOGETHER = {"sample": 512, "greedy": 512, "beam": 16, "stochastic": 8, "distinct": 8}  # contexts written at once
+TOGETHER = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8, "distinct": 8}  # contexts written at once
 GAP = re.compile("_{2,}")
 NARROW, WIDE = 8, 120  # beginnings of a beam, and of a stochastic one (thesis 2018, section 6.3.1)
 
@@ -64,8 +64,8 @@ class Manner:
 
     def __post_init__(self) -> None:
         choose("method", self.method, METHODS)
-        if self.seed < 0:
-            raise UserError(f"seed is {self.seed}; it must be 0 or more")
+        if not 0 <= self.seed < 1 << 63:
+            raise UserError(f"seed is {self.seed}; it must be 0 or more, of 63 bits")
         self.draw()
         Rules(self.most, self.least, no_repeat=self.no_repeat)
 
@@ -128,12 +128,14 @@ def generate(
     A column that is not given is expected. All begin with `prompt`, whose words the run need not know. With `case`
     sentences begin with capitals. A list that was stopped goes on from text `first`.
     """
+    if isinstance(contexts, Mapping):
+        raise UserError("contexts are a list of mappings, column -> value, not one mapping")
     if number < 1 or not contexts:
         raise UserError(f"{number} texts of each of {len(contexts)} contexts: both must be 1 or more")
     if manner.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or distinct")
     rules, clock, data = manner.rules(run), Clock(manner.seconds), run.config.data
-    prompted = split(prompt, data)
+    prompted, about = split(prompt, data), origin(run, manner, prompt)
     size = number if manner.method in SEVERAL else 1  # texts that are searched for together
     jobs = [place for place in range(len(contexts)) for _ in range(number // size)]
     for start in range(first // size, len(jobs), TOGETHER[manner.method]):
@@ -148,19 +150,38 @@ def generate(
             for index, text in enumerate(texts):
                 if job * size + index >= first:
                     readable = _readable(run, [*prompted, *run.vocabulary.decode(text.tokens)], case)
-                    yield {"number": job * size + index, "context": dict(contexts[place]), **_row(text, readable)}
+                    yield {
+                        **about,
+                        "number": job * size + index,
+                        "context": dict(contexts[place]),
+                        **_row(text, readable),
+                    }
 
 
-def resumed(file: Path, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
-    """How many rows `file` has of `number` texts for each of `contexts`; `UserError` where it has others.
+def origin(run: Run, manner: Manner, prompt: str = "") -> Row:
+    """What every row of `generate` says of itself: the run, and what of the manner is not as usual."""
+    chosen = {
+        field.name: getattr(manner, field.name)
+        for field in fields(manner)
+        if getattr(manner, field.name) != field.default and field.name != "seconds"
+    }
+    chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
+    return {"run": run.folder.name, "manner": {**chosen, **({"prompt": prompt} if prompt else {})}}
+
+
+def resumed(file: Path, about: Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
+    """How many rows `file` has of `number` texts for each of `contexts`, all of one origin; else a `UserError`.
 
     A last line that was cut off is taken away, so that more can be added.
     """
     rows = store.read_rows(file)
     for index, row in enumerate(rows):
         place = index // number
-        if place >= len(contexts) or row.get("number") != index or row.get("context") != contexts[place]:
-            raise UserError(f"{file} line {index + 1}: not text {index} of what is asked for; nothing resumed")
+        wanted = {**about, "number": index, "context": contexts[place] if place < len(contexts) else "no further one"}
+        for name, value in wanted.items():
+            if row.get(name) != value:
+                found = f"{name} is {row.get(name)!r}, where {value!r} is asked for"
+                raise UserError(f"{file} line {index + 1}: {found}; nothing resumed")
     store.write_rows(file, rows)
     return len(rows)
 

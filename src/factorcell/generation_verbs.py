@@ -82,11 +82,15 @@ def generate(given: argparse.Namespace) -> None:
     how = manner(given)
     run = Run.open(given.run, device=given.device, precision=given.precision)
     contexts = expand(run, options.context(given.context), given.each)
+    if given.fill is not None and given.stream:
+        raise UserError("--fill finds whole fillers: no --stream")
     if given.fill is not None:
         return _fill(run, contexts, given)
     if given.stream:
         return _stream(run, contexts, how, given)
-    count, done = len(contexts) * given.number, _done(given, contexts)
+    if not run.model.adapted and contexts[0]:
+        screen.say(f"{given.run} is not adapted: it writes alike in every context")
+    count, done = len(contexts) * given.number, _done(given, generation.origin(run, how, given.prompt), contexts)
     rows = generation.generate(
         run,
         contexts,
@@ -122,13 +126,13 @@ def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[
     return [{**context, **dict(zip(each, chosen, strict=True))} for chosen in itertools.product(*values)]
 
 
-def _done(given: argparse.Namespace, contexts: Sequence[Row]) -> int:
+def _done(given: argparse.Namespace, about: Row, contexts: Sequence[Row]) -> int:
     """How many texts the file has already."""
     if given.out is None or not given.out.exists():
         return 0
     if not given.resume:
         raise UserError(f"{given.out}: exists already; choose another file, or --resume to go on with it")
-    return generation.resumed(given.out, contexts, given.number)
+    return generation.resumed(given.out, about, contexts, given.number)
 
 
 def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:

@@ -100,6 +100,8 @@ def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting
         raise UserError("there is no text to explain")
     if len(contexts) < 2:
         raise UserError("one context has nothing to be compared with; give two or more")
+    if not any(run.model.adapted for run in runs):
+        raise UserError(f"{runs[0].folder} is not adapted: it reads texts alike in every context")
     for one, other in combinations(contexts, 2):
         if dict(one) == dict(other):
             raise UserError(f"the contexts are the same ({shown(one)}): there is nothing to compare")

@@ -33,6 +33,7 @@ from factorcell.tables import open_table
 Floats = NDArray[np.float64]
 Edit = tuple[str, str, str]  # equal, substituted, deleted or inserted; the word of the reference; that of the text
 
+LARGEST = 1e9  # nats; what is more is no score of an utterance, and its sums would have no digits left
 FORMATS = ("auto", "jsonl", "kaldi", "srilm")
 MODEL, WORDS, LM = "model", "words", "lm"  # what weights call the rescoring model, the length, the first pass's model
 KALDI_TEXTS = ("words_text", "words")
@@ -132,7 +133,7 @@ def _number(text: str, where: str, valid: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not -LARGEST <= value <= LARGEST:
         raise UserError(f"{where}: {text!r} is not a finite number; a line is {valid}")
     return value
 
@@ -181,7 +182,7 @@ def _hypothesis(one: Any, names: Sequence[str], where: str) -> tuple[str, list[f
         raise UserError(f"{where}: with and without {differ}; all hypotheses must have the scores of the first")
     for name in names:
         value = one[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST <= value <= LARGEST:
             raise UserError(f"{where}: {name} is {value!r:.40}; a score is a finite number, a log probability in nats")
     return one["text"], [float(one[name]) for name in names]
 

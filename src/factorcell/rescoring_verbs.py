@@ -59,6 +59,8 @@ def add(verbs: Any) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """`factorcell rescore`."""
+    if given.out is not None and given.out.exists():
+        raise UserError(f"{given.out}: exists already; choose another file")
     lists = _read(given.lists, given.reference, given.utt2context, given.format)
     for name in given.by:
         choose("column", name, lists.columns)
@@ -74,9 +76,19 @@ def run(given: argparse.Namespace) -> None:
         name, of = name_of(given.lists), name_of(given.run)
         page = rescoring_report.page(name, of, rows, summary, depths, weights.values)
         store.write(given.page, page.encode())
+    _warn(model, lists, options.context(given.context), summary)
     if given.json:
         return screen.lines([{"weights": dict(weights.values)}, *(summary or rows)])
     return _show(rows, summary, weights)
+
+
+def _warn(model: Run | NGram, lists: NBest, context: dict[str, str], summary: list[dict[str, Any]]) -> None:
+    """Say what the user would not expect: a context that nobody gives, a rescoring that harms."""
+    columns = model.schema.columns()
+    if columns and not {*columns} & {*lists.columns, *context}:
+        screen.say(f"the lists have none of the columns {', '.join(columns)}: the model reads them without context")
+    if summary and (summary[0]["gain_high"] or 0) < 0:
+        screen.say("more errors than the first pass: fit the weights on lists with references (--tune)")
 
 
 def _read(path: Path, reference: Path | None, columns: Path | None, form: str) -> NBest:

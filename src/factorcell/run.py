@@ -139,7 +139,10 @@ class Run:
                 )
         missing = tuple(variable.name for variable in self.schema.variables if variable.source not in given)
         rows = [{**context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)]
-        return self.prepare(rows, unknown=unknown, optional=missing)
+        try:
+            return self.prepare(rows, unknown=unknown, optional=missing)
+        except UserError as error:
+            raise UserError(str(error).replace("the rows given row", "context", 1)) from None
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

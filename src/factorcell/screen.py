@@ -35,6 +35,8 @@ def lines(rows: Sequence[Row]) -> None:
 def table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Rows as an aligned table; columns that no row has are left out."""
     columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    if not columns:
+        return
     cells = [[name.replace("_", " ") for name in columns]]
     cells += [[_cell(name, row.get(name)) for name in columns] for row in rows]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]

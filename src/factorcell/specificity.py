@@ -16,7 +16,7 @@ from tqdm import tqdm
 from factorcell import evaluation, store
 from factorcell.classification import classify
 from factorcell.config import UserError
-from factorcell.generation import PLAIN, Manner, every, generate, resumed
+from factorcell.generation import PLAIN, Manner, every, generate, origin, resumed
 from factorcell.judging import Judge
 from factorcell.run import Run
 
@@ -42,13 +42,15 @@ def contexts(
     if number < 1:
         raise UserError(f"{number} texts of each value; it must be 1 or more")
     choices = {name: every(run.schema, name) for name in draw}
+    if target in draw:
+        raise UserError(f"{target} is the target: each of its values is written for, none is drawn")
     for name in {target, *draw} & set(context):
         raise UserError(f"--context gives {name} a value, which is to have several")
     wanted: list[dict[str, str]] = []
     for value in every(run.schema, target):
         for _ in range(number):
             random = np.random.default_rng([seed, len(wanted)])
-            drawn = {name: str(random.choice(names)) for name, names in choices.items() if name != target}
+            drawn = {name: str(random.choice(names)) for name, names in choices.items()}
             wanted.append({**context, target: value, **drawn})
     return wanted
 
@@ -57,7 +59,7 @@ def write(
     run: Run, wanted: Sequence[Mapping[str, str]], manner: Manner, file: Path, *, progress: bool = False
 ) -> list[Row]:
     """A text for each context `wanted`, kept in `file` as they are done; what is there already is not written again."""
-    done = resumed(file, wanted, 1) if file.exists() else 0
+    done = resumed(file, origin(run, manner), wanted, 1) if file.exists() else 0
     rows = generate(run, wanted, manner=manner, unknown="group", first=done)
     with tqdm(
         total=len(wanted), initial=done, desc=f"{run.folder.name} writes", unit="text", disable=not progress
