@@ -173,6 +173,9 @@ def test_mistakes_of_a_manner(run: Run) -> None:
             Manner(seed=seed)
     with pytest.raises(UserError, match="temperature"):
         Manner(temperature=0)
+    for method in ("greedy", "beam", "distinct"):
+        with pytest.raises(UserError, match="choose sample or stochastic"):
+            Manner(method, top_k=3)
     with pytest.raises(UserError, match="left to right"):
         next(stream(run, CONTEXTS[0], manner=Manner("beam")))
 

@@ -30,6 +30,7 @@ from factorcell.run import Run
 from factorcell.vocabulary import END, UNKNOWN, join, sentence_case, split
 
 METHODS = ("sample", "greedy", "beam", "stochastic", "distinct")
+DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
 SEVERAL = ("beam", "distinct")  # those that find several texts of a context at once
 TOGETHER = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8, "distinct": 8}  # contexts written at once
 GAP = re.compile("_{2,}")
@@ -66,7 +67,8 @@ class Manner:
         choose("method", self.method, METHODS)
         if not 0 <= self.seed < 1 << 63:
             raise UserError(f"seed is {self.seed}; it must be 0 or more, of 63 bits")
-        self.draw()
+        if self.draw() != Draw() and self.method not in DRAWN:
+            raise UserError(f"{self.method} texts have no temperature, top_k or top_p; choose {' or '.join(DRAWN)}")
         Rules(self.most, self.least, no_repeat=self.no_repeat)
 
     def draw(self) -> Draw:
