@@ -65,7 +65,8 @@ def _charts(rows: Sequence[Row], real: Row, correlations: Mapping[str, Row]) -> 
     charts = ""
     if any(row["accuracy"] is not None for row in rows):
         figure = specificity_charts.specificity_against_accuracy(rows, correlations, real["specificity"])
-        note = "Who tells real texts apart writes texts that can be told apart."
+        error = max(row["specificity_error"] for row in rows)
+        note = f"A mark is a model; one standard error of its share is up to {error:.1%}."
         charts += report.chart(figure, "accuracy", "Specificity over accuracy on real texts", note)
     figure = specificity_charts.specificity_against_rank_and_perplexity(rows, correlations, real["specificity"])
     charts += report.chart(figure, "rank", "Specificity over rank and over perplexity")
