@@ -34,6 +34,7 @@ def add(verbs: Any) -> None:
     verb.add_argument("--out", type=Path, metavar="FILE", help="write the rows there (JSON lines) as they are done")
     verb.add_argument("--resume", action="store_true", help="go on with a file that was begun with the same options")
     options.computing(verb)
+    verb.set_defaults(again="; with --out, the same command with --resume goes on")
 
 
 def add_manner(verb: argparse.ArgumentParser) -> None:

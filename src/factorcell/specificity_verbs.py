@@ -31,6 +31,7 @@ def add(verbs: Any) -> None:
     verb.add_argument("--resume", action="store_true", help="go on with a folder begun with the same options")
     verb.add_argument("--json", action="store_true", help="print rows of JSON")
     verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
+    verb.set_defaults(again="; the same command with --resume goes on")
 
 
 def judge(given: argparse.Namespace) -> None:
