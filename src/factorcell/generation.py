@@ -178,7 +178,7 @@ def resumed(file: Path, about: Row, contexts: Sequence[Mapping[str, Any]], numbe
     """
     rows = store.read_rows(file)
     for index, row in enumerate(rows):
-        place = index // number
+        place = index // max(1, number)
         wanted = {**about, "number": index, "context": contexts[place] if place < len(contexts) else "no further one"}
         for name, value in wanted.items():
             if row.get(name) != value:
