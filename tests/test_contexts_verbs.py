@@ -15,8 +15,8 @@ from factorcell.config import Config
 from factorcell.data import prepare
 from factorcell.embeddings import Embeddings
 from factorcell.run import Run
+from pages import Reader
 from small import make_run
-from test_replay_report import _Reader
 
 Row = dict[str, Any]
 
@@ -151,7 +151,7 @@ def test_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told, path = str(folder / "told.jsonl"), folder / "page.html"
     more = ["--map", told, "--predict", told, "--by", "side", "--by", "height", "--points", "--page", str(path)]
     rows = rows_of(capsys, folder, "--near", "<city 3>", "--words", *more)
-    page, reader = path.read_text(encoding="utf-8"), _Reader()
+    page, reader = path.read_text(encoding="utf-8"), Reader()
     reader.feed(page)
     assert reader.open == []
     assert "<city" not in page

@@ -7,7 +7,7 @@ import pytest
 
 from factorcell import explain_report
 from factorcell.explain_report import explanation, units_page
-from test_replay_report import _Reader
+from pages import Reader
 
 Row = dict[str, Any]
 BETWEEN = ["rating=5", "rating=<1>"]
@@ -33,7 +33,7 @@ ROW = row(token("<b>lovely</b>", 2.25), token("room", 0.1), token("kvetch", -0.6
 
 def read(page: str) -> str:
     """The text of a page that is well nested and asks nothing of the network."""
-    reader = _Reader()
+    reader = Reader()
     reader.feed(page)
     assert reader.open == []
     ids = re.findall(r'\bid="([^"]+)"', page)

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from matplotlib.text import Text
 from factorcell import replay_charts, replay_report
 from factorcell.plots import COLOURS, titled
 from factorcell.replay_summary import summarise
+from pages import Reader
 from test_plots import texts
 from test_replay_summary import find, invented, row
 
@@ -133,33 +133,10 @@ def test_table_has_all_figures(summary: Row) -> None:
     assert mpc["ms"] == "10.0 + 0.0"
 
 
-class _Reader(HTMLParser):
-    """Tags that are open, and all text outside of style."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "br", "img", "link"):
-            self.open.append(tag)
-        assert not any(name in ("src", "href") and "//" in (value or "") for name, value in attributes)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        pass
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_page_is_whole_and_asks_nothing_of_the_network(summary: Row) -> None:
     """Well nested; names are text, not tags; every split is there."""
     page = replay_report.page("<test>.parquet", summary)
-    reader = _Reader()
+    reader = Reader()
     reader.feed(page)
     assert reader.open == []
     assert "Completing <test>.parquet" in reader.text

@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from factorcell.cli import main
 from factorcell.nbest import read_nbest
 from factorcell.rescoring import Weights, by_depth, rescore, score, summarise
 from factorcell.run import Run
+from pages import Reader
 from test_speaker_learning import TEXTS, make
 
 
@@ -147,29 +147,6 @@ def test_lists_of_other_scores_cannot_be_tuned_on(folder: Path, capsys: pytest.C
     assert "tune.jsonl: has the scores am; " in capsys.readouterr().err
 
 
-class _Reader(HTMLParser):
-    """Tags that are open, and the text outside of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "br", "img", "link"):
-            self.open.append(tag)
-        assert not any(name in ("src", "href") and "//" in (value or "") for name, value in attributes)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        pass
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_page_is_whole(folder: Path) -> None:
     """Well nested; texts are texts, not tags; rates, weights and groups are there as the rows have them."""
     scored = score(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
@@ -177,7 +154,7 @@ def test_page_is_whole(folder: Path) -> None:
     rows, depths = rescore(scored, weights), by_depth(scored, weights)
     summary = summarise(rows, ["hall"])
     page = rescoring_report.page("<lists>", "a run", rows, summary, depths, weights.values)
-    reader = _Reader()
+    reader = Reader()
     reader.feed(page)
     assert reader.open == []
     assert "Rescoring <lists>" in reader.text

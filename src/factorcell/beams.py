@@ -161,9 +161,7 @@ class _Search:
         kept = total.masked_fill(flat == END, -torch.inf).topk(min(self.width, total.shape[1]), dim=1)
         ends = total.masked_fill(flat != END, -torch.inf).topk(min(self.best, total.shape[1]), dim=1)
         for scored in (ends, kept):
-            firsts = torch.arange(len(scores), device=tokens.device)[:, None] * scores.shape[1]
-            parents = (firsts + scored.indices // tokens.shape[1]).flatten()
-            grown = front.grown(flat.gather(1, scored.indices).flatten(), states, parents)
+            grown = front.children(tokens, scored.indices, states)
             done = (grown.tokens[:, -1] == END) | self.rules.stopped(grown.tokens, step + 1)
             done = done.view(scored.values.shape)
             written_now = _apart(grown.tokens[:, -step - 1 :], done)

@@ -177,6 +177,15 @@ class Front:
         front = front if parents is None else front.select(parents)
         return Front(torch.cat([front.tokens, tokens[:, None]], 1), front.contexts, front.states)
 
+    def children(self, tokens: Tensor, kept: Tensor, states: States) -> "Front":
+        """As `grown`, for B groups of as many texts each, whose texts may grow by `tokens` (N, L).
+
+        Of each group the children at the places `kept` (B, K) among all of its own.
+        """
+        firsts = torch.arange(len(kept), device=kept.device)[:, None] * (len(tokens) // max(1, len(kept)))
+        parents = (firsts + kept // tokens.shape[1]).flatten()
+        return self.grown(tokens.view(len(kept), -1).gather(1, kept).flatten(), states, parents)
+
 
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabilities (n, V) -> values (n, ...)
 

@@ -68,9 +68,7 @@ def fill(
             or _settled(kept.values, found, best, (rules.most + len(right)) ** penalty)
         ):
             break
-        firsts = torch.arange(len(scores), device=tokens.device)[:, None] * scores.shape[1]
-        parents = (firsts + kept.indices // tokens.shape[1]).flatten()
-        front = front.grown(tokens.view(total.shape).gather(1, kept.indices).flatten(), states, parents)
+        front = front.children(tokens, kept.indices, states)
         scores = kept.values
     return [[filler for _, filler in own] for own in found]
 

@@ -8,9 +8,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from factorcell import plots, report, scatter
+from factorcell import judging, plots, report, scatter
 
 Row = Mapping[str, Any]
 
@@ -42,16 +40,8 @@ def rank_correlation(rows: Sequence[Row], name: str) -> float | None:
     pairs = [(row["params"][name], row["perplexity"]) for row in rows if name in row["params"]]
     if len(pairs) < ENOUGH or any(isinstance(value, str) for value, _ in pairs):
         return None
-    first, second = (_ranks(np.array(side, dtype=float)) for side in zip(*pairs, strict=True))
-    if first.std() == 0 or second.std() == 0:
-        return None
-    return float(np.corrcoef(first, second)[0, 1])
-
-
-def _ranks(values: Any) -> Any:
-    """The rank of each value, equal ones sharing their mean."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[which]
+    found: float | None = judging.rank_correlation(*zip(*pairs, strict=True))["r"]
+    return found
 
 
 def page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[str]) -> str:
