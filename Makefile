@@ -17,13 +17,14 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check-slow bench lint types format clean
+.PHONY: help demo test check-slow bench docs lint types format clean
 
 help:
 	@echo 'make demo        train four models of place names, write demo.html (minutes)'
 	@echo 'make test        lint, types and tests'
 	@echo 'make check-slow  the tests that take minutes'
 	@echo 'make bench       every measurement in benchmarks/, into $(BENCH) and runs/speed.md; on a quiet machine'
+	@echo 'make docs        the documentation site, into site/; a broken link is an error'
 	@echo 'make lint        ruff: rules and format, nothing changed'
 	@echo 'make types       mypy, strict'
 	@echo 'make format      ruff: rewrite the files'
@@ -64,10 +65,14 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/gpu.py --out $(BENCH)
 
+docs: $(STAMP)
+	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs site
+	@echo 'Open site/index.html in a browser.'
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean:
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
