@@ -86,7 +86,9 @@ class Verbs(SphinxDirective):
         parts = []
         for verb in verbs_of(help_of()):
             parts.append(f"## {verb}\n\n```text\n{help_of(verb)}```\n")
-            parts += [f"```text\n{help_of(verb, inner)}```\n" for inner in verbs_of(help_of(verb)) if verb == "baseline"]
+            parts += [
+                f"```text\n{help_of(verb, inner)}```\n" for inner in verbs_of(help_of(verb)) if verb == "baseline"
+            ]
         return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
 
 
