@@ -322,7 +322,7 @@ def test_the_kernel_is_for_the_coupled_cell_only(kind: str, monkeypatch: pytest.
 def test_packed_before_is_packed_within(hidden: int, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, forward and backward; what was packed for other kernels or other numbers is not read."""
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
-    for half in (False, True) if variant == VARIANTS[-1] else (False,):
+    for half in (False, True) if variant == kernels.VARIANTS[-1] else (False,):
         with kernels.precision("bfloat16" if half else "float32", torch.device("cpu")):
             a = learned(arrays(3, 6, hidden, 2, norm=True, ragged=True), double=False)
             weight = a["weight"]
