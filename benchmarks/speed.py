@@ -30,10 +30,10 @@ from torch.nn import functional as F
 from factorcell import kernels, softmax
 from factorcell.cells import Cell
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig
-from factorcell.context import RARE, ContextSchema, Variable
 from factorcell.data import Corpus
 from factorcell.output import Proposal
 from factorcell.run import Run
+from factorcell.schema import RARE, ContextSchema, Variable
 from factorcell.training import Trainer, target_counts
 from factorcell.vocabulary import END, SPECIALS, START, Vocabulary
 

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from factorcell import store
 from factorcell.config import Config, UserError, choose
-from factorcell.experiment import fit
+from factorcell.fit import fit
 from factorcell.run import Run
 
 HERE = Path(__file__).parent

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from factorcell.adaptive import AdaptiveOutput, cutoffs
 from factorcell.config import INSIDE, Config, ModelConfig, UserError
-from factorcell.context import MISSING, Context, ContextSchema, Variable
+from factorcell.context import Context
 from factorcell.data import prepare
 from factorcell.output import Output, Tilt
 from factorcell.run import Run
+from factorcell.schema import MISSING, ContextSchema, Variable
 from factorcell.start import Start, part_of
 from factorcell.training import Trainer, target_counts, train
 from factorcell.vocabulary import END, START

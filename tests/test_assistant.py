@@ -16,9 +16,9 @@ from factorcell.blend import SOURCES
 from factorcell.cli import main
 from factorcell.completer import Completer
 from factorcell.config import UserError
+from factorcell.counts import FILE, Counts
 from factorcell.interactive import Menu, talk
 from factorcell.online import Learner, User, learn_one
-from factorcell.popularity import FILE, Counts
 from factorcell.run import Run
 from small import make_letters
 from test_completer import NASTY

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from factorcell.biases import HashBias, OneHotBias, _prime, sparse_bias
 from factorcell.config import ModelConfig, UserError, penalties
-from factorcell.context import MISSING, RARE, Context, ContextSchema, Variable
+from factorcell.context import Context
 from factorcell.rows import RowAdam
 from factorcell.run import Run
+from factorcell.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.training import Trainer, train
 from factorcell.vocabulary import START
 from small import ROWS, make_run
@@ -261,8 +262,8 @@ MEMORY = """
 import torch
 from factorcell.biases import HashBias
 from factorcell.config import ModelConfig
-from factorcell.context import ContextSchema, Variable
 from factorcell.output import Output, Tilt
+from factorcell.schema import ContextSchema, Variable
 import numpy as np
 torch.set_num_threads(1)
 V, C, E = 68_000, 5_800, 8

@@ -11,9 +11,10 @@ from factorcell.blend import DEFAULT, FEATURES, SOURCES, Blend, Candidate, Weigh
 from factorcell.completer import Completer, Suggestions
 from factorcell.completion import Suggestion
 from factorcell.config import Config, UserError
-from factorcell.experiment import fit
+from factorcell.counts import FILE, Counts
+from factorcell.fit import fit
 from factorcell.online import User, learn_one
-from factorcell.popularity import FILE, Counts, History, Popularity
+from factorcell.popularity import History, Popularity
 from factorcell.run import Run
 from small import make_letters
 

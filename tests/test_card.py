@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from factorcell import card, experiment
+from factorcell import card, results
 from factorcell.config import Config
+from factorcell.fit import fit
 from factorcell.run import Run
 from small import CONTEXT, ROWS
 
@@ -21,12 +22,12 @@ def run(tmp_path: Path) -> Run:
             "training": {"epochs": 1},
         }
     )
-    return experiment.fit(ROWS, ROWS, config, tmp_path / "run")
+    return fit(ROWS, ROWS, config, tmp_path / "run")
 
 
 def test_card_has_the_numbers_reached(run: Run) -> None:
     """Texts, context, development figures, and the results that were noted later."""
-    result = experiment.evaluate(run, ROWS, by=["city"])["evaluation"]
+    result = results.evaluate(run, ROWS, by=["city"])["evaluation"]
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
     assert "10 texts" in text

@@ -14,7 +14,7 @@ import synthetic
 from factorcell import classification
 from factorcell.classification import auc, classify, classify_points, judge, log_likelihoods
 from factorcell.config import Config, UserError
-from factorcell.experiment import fit
+from factorcell.fit import fit
 from factorcell.run import Run
 from small import CONTEXT, ROWS, make_run, nats_of
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from factorcell.columns import Categories, Numbers, category_name, is_missing
 from factorcell.config import DataConfig, UserError
-from factorcell.context import MISSING, RARE, ContextSchema, Variable
 from factorcell.kinds import column_readers, parse_column
+from factorcell.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.tables import open_table
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from factorcell.config import ADAPTERS, CELLS, ModelConfig
-from factorcell.context import RARE, Context, ContextSchema, Variable
+from factorcell.context import Context
 from factorcell.data import Batch
 from factorcell.model import LanguageModel
+from factorcell.schema import RARE, ContextSchema, Variable
 from factorcell.vocabulary import END, START
 
 V, B = 6, 3

@@ -13,7 +13,7 @@ import torch
 from factorcell import embeddings
 from factorcell.config import Config, UserError
 from factorcell.embeddings import Column, Embeddings
-from factorcell.experiment import fit
+from factorcell.fit import fit
 from factorcell.run import Run
 from factorcell.vocabulary import START, UNKNOWN
 from small import make_letters, make_run

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import ADAPTERS, OUTPUT_BIASES, ModelConfig, UserError
-from factorcell.context import MISSING, RARE, Context, ContextSchema, Variable
+from factorcell.context import Context
 from factorcell.data import Batch
 from factorcell.model import LanguageModel
 from factorcell.output import Proposal, Samples
+from factorcell.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.vocabulary import END, START
 from small import place
 

@@ -10,8 +10,10 @@ import torch
 
 from factorcell import evaluation
 from factorcell.config import OUTPUT_BIASES, UserError
-from factorcell.evaluation import Tally, evaluate, evaluate_by, top_accuracy
-from factorcell.run import Run, targets
+from factorcell.data import targets
+from factorcell.evaluation import evaluate, evaluate_by, top_accuracy
+from factorcell.run import Run
+from factorcell.scoring import Tally
 from factorcell.vocabulary import UNKNOWN
 from small import ROWS, make_run, nats_of
 

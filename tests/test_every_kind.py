@@ -14,11 +14,11 @@ import torch
 from factorcell.card import text as card_of
 from factorcell.classification import classify, classify_points, log_likelihoods
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.context import ContextSchema
 from factorcell.data import Corpus, prepare
 from factorcell.evaluation import evaluate, evaluate_by
-from factorcell.experiment import fit
+from factorcell.fit import fit
 from factorcell.run import Run
+from factorcell.schema import ContextSchema
 from factorcell.training import train
 from small import nats_of
 from test_kinds import CONTEXT, rows_of_all_kinds

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from factorcell.columns import Numbers, to_hour, to_time, to_weekday, to_yearday
 from factorcell.config import DataConfig, UserError
-from factorcell.context import HARMONICS, ContextSchema, Variable
 from factorcell.kinds import Ragged, Reader, Texts, Vectors, column_readers, new_schema, parse_column, to_vector
+from factorcell.schema import HARMONICS, ContextSchema, Variable
 from factorcell.tables import open_table
 
 NOON = "2024-02-29T12:30:36"  # a Thursday in a leap year

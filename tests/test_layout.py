@@ -16,15 +16,16 @@ PACKAGE = "factorcell"
 
 # A module imports from the layers before its own, and within its layer from the modules named before it.
 ORDER = """
-config vocabulary store tables kernels recurrence gpu gpu_recurrence gpu_softmax softmax dropout adapters cells |
-context prefix biases output adaptive | columns kinds tokens data | model parallel | run card | start rows training
-evaluation classification decoding beams gaps generation ngram baselines | completion compiled_search popularity slips
-forgiving online completer blend assistant progressive systems replay_summary online_tuning | nbest list_weights
-rescoring speaker_learning likelihood_ratios hidden_units embeddings value_ngrams advice_texts advice judging
-specificity | maps plots scatter replay_charts token_charts embedding_charts specificity_charts report trials
-replay_report rescoring_report explain_report contexts_report specificity_report advice_report | experiment finetuning
-separate mixture space tuning | serve | demo | screen options domains baseline_verbs interactive completion_verbs
-replay_verbs generation_verbs rescoring_verbs explain_verbs contexts_verbs specificity_verbs advice_verbs cli
+config store vocabulary tables schema context columns kinds tokens data counts | kernels recurrence gpu
+gpu_recurrence gpu_softmax softmax dropout adapters cells encoder prefix biases output adaptive model devices run card
+scoring | decoding beams gaps generation | completion compiled_search popularity slips forgiving online completer blend
+assistant progressive systems replay_summary online_tuning | evaluation classification ngram baselines results nbest
+list_weights rescoring speaker_learning likelihood_ratios hidden_units embeddings value_ngrams advice_texts advice
+judging specificity | parallel start rows training fit compare finetuning separate mixture space tuning | maps plots
+scatter replay_charts token_charts embedding_charts specificity_charts report trials replay_report rescoring_report
+explain_report contexts_report specificity_report advice_report | serve | screen demo options domains baseline_verbs
+interactive completion_verbs replay_verbs
+generation_verbs rescoring_verbs explain_verbs contexts_verbs specificity_verbs advice_verbs cli
 """
 PLACES = {name: place for place, name in enumerate(ORDER.replace("|", " ").split())}
 
@@ -206,7 +207,7 @@ def test_fine_tree_passes_every_check(tmp_path: Path) -> None:
         (backward_arrows, "config.py", "from .cli import main\n"),
         (backward_arrows, "serve/app.py", "from ..cli import main\n"),
         (backward_arrows, "serve/page.py", "from .. import cli\n"),
-        (backward_arrows, "vocabulary.py", "def f():\n    from factorcell.store import save\n"),
+        (backward_arrows, "vocabulary.py", "def f():\n    from factorcell.tables import save\n"),
         (backward_arrows, "model.py", "if TYPE_CHECKING:\n    from factorcell.run import Run\n"),
         (backward_arrows, "run.py", "import factorcell\n"),
         (backward_arrows, "run.py", "from factorcell import Run\n"),

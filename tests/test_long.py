@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import demo, experiment, store
+from factorcell import demo, store
+from factorcell.compare import compare as compare_models
 from factorcell.config import PAPER_MODELS, Config
 
 pytestmark = pytest.mark.slow
@@ -55,7 +56,7 @@ def test_the_papers_order_on_place_names(tmp_path: Path) -> None:
     content = demo.CONFIG.to_dict()
     content["training"] |= {"epochs": 0.6, "evaluations": 2}
     config = Config.from_dict(content)
-    reached = experiment.compare(demo.table("train"), demo.table("dev"), None, config, tmp_path / "runs")
+    reached = compare_models(demo.table("train"), demo.table("dev"), None, config, tmp_path / "runs")
     perplexity = [row["perplexity"] for row in reached]
     assert [row["model"] for row in reached] == list(PAPER_MODELS)
     assert perplexity == sorted(perplexity, reverse=True)

@@ -13,10 +13,10 @@ import torch
 import small
 from factorcell import mixture, store
 from factorcell.config import Config, UserError
-from factorcell.data import prepare
+from factorcell.data import prepare, targets
 from factorcell.evaluation import evaluate_by
 from factorcell.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
-from factorcell.run import Run, targets
+from factorcell.run import Run
 from factorcell.vocabulary import Vocabulary
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -153,7 +153,7 @@ def test_selected_conditions_are_those_conditions(tmp_path: Path) -> None:
 def test_without_variables_nothing_is_adapted() -> None:
     """A table of plain texts makes a plain model."""
     from factorcell.config import ModelConfig
-    from factorcell.context import ContextSchema
+    from factorcell.schema import ContextSchema
 
     model = LanguageModel(ModelConfig(embedding_size=3, hidden_size=4), 6, ContextSchema())
     assert model.encoder is None

@@ -13,10 +13,9 @@ import pytest
 import synthetic
 from factorcell import ngram
 from factorcell.config import Config, UserError
-from factorcell.data import Corpus, prepare
+from factorcell.data import Corpus, prepare, targets
 from factorcell.evaluation import evaluate, evaluate_by, top_accuracy
 from factorcell.ngram import FALLBACK, NGram, discounts
-from factorcell.run import targets
 from factorcell.vocabulary import END, START, UNKNOWN, Vocabulary
 from small import ROWS, make_run
 

@@ -12,9 +12,10 @@ from factorcell.blend import DEFAULT, FEATURES, Blend, Weights
 from factorcell.cli import main
 from factorcell.completer import Completer
 from factorcell.config import UserError
+from factorcell.counts import FILE, Counts
 from factorcell.online import Learner, Rule
 from factorcell.online_tuning import perplexity, proposals, rates, reciprocal_rank
-from factorcell.popularity import FILE, Counts, Popularity
+from factorcell.popularity import Popularity
 from factorcell.progressive import Stream, read
 from factorcell.run import Run
 from small import make_letters

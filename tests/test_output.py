@@ -10,8 +10,9 @@ from torch import Tensor
 
 from factorcell.biases import TABLES
 from factorcell.config import INSIDE, OUTPUT_BIASES, ModelConfig
-from factorcell.context import MISSING, RARE, Context, ContextSchema, Variable
+from factorcell.context import Context
 from factorcell.output import Output, Proposal, Samples, Tilt
+from factorcell.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.vocabulary import START
 from small import place
 

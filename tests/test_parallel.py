@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import processes
 import synthetic
-from factorcell import parallel, store
+from factorcell import devices, parallel, store
 from factorcell.config import UserError
 from factorcell.context import Context
 from factorcell.data import Batch
@@ -219,20 +219,20 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU if there is one, of several that of the process; a plain word where there is none."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert parallel.find_device("auto") == parallel.find_device("cpu") == torch.device("cpu")
+    assert devices.find_device("auto") == devices.find_device("cpu") == torch.device("cpu")
     with pytest.raises(UserError, match=r"^device is 'cuda', but PyTorch finds no GPU here; choose from auto, cpu$"):
-        parallel.find_device("cuda")
+        devices.find_device("cuda")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert parallel.find_device("auto") == parallel.find_device("cuda") == torch.device("cuda", 0)
-    assert parallel.find_device("cpu") == torch.device("cpu")
+    assert devices.find_device("auto") == devices.find_device("cuda") == torch.device("cuda", 0)
+    assert devices.find_device("cpu") == torch.device("cpu")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert parallel.find_device("auto") == torch.device("cuda", 1)
+    assert devices.find_device("auto") == torch.device("cuda", 1)
     assert World(device=torch.device("cuda", 1)).generators == [torch.device("cuda", 1)]
     assert World().generators == []
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UserError, match="process 3 of this machine has no GPU, there are 2"):
-        parallel.find_device("cuda")
+        devices.find_device("cuda")
 
 
 def test_processor_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from factorcell.config import CELLS, ModelConfig
-from factorcell.context import MISSING, RARE, Context, ContextSchema, Variable
+from factorcell.context import Context
 from factorcell.data import Batch
 from factorcell.decoding import Draw, Rules, drawing, steps, write
 from factorcell.model import LanguageModel
 from factorcell.prefix import Prefix
+from factorcell.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.vocabulary import END, START
 
 V = 7

@@ -8,7 +8,8 @@ import pytest
 
 from factorcell import store
 from factorcell.config import UserError
-from factorcell.run import Run, target_offsets, targets
+from factorcell.data import target_offsets, targets
+from factorcell.run import Run
 from factorcell.vocabulary import END, START
 from small import ROWS, make_run
 

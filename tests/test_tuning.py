@@ -12,12 +12,14 @@ import optuna
 import pytest
 from filelock import FileLock
 
-from factorcell import experiment, space, store, tuning
+from factorcell import space, store, trials, tuning
 from factorcell.classification import classify
 from factorcell.config import Config, UserError
 from factorcell.data import prepare
+from factorcell.fit import fit, watched
 from factorcell.run import Run
 from factorcell.space import Range
+from factorcell.tuning import SearchOptions
 from small import CONTEXT, ROWS
 
 CONFIG = Config.from_dict(
@@ -41,7 +43,7 @@ def searched(folder: Path, count: int, **more: Any) -> list[dict[str, Any]]:
     """The rows of a search over `ROWS`, by number."""
     given = {"ranges": RANGES, "pruner": "none", **more}
     config = given.pop("config", CONFIG)
-    rows = tuning.search(ROWS, ROWS[:5], config, folder, count=count, **given)
+    rows = tuning.search(ROWS, ROWS[:5], config, folder, SearchOptions(count, **given), page=trials.page)
     return sorted(rows, key=lambda row: row["number"])
 
 
@@ -73,7 +75,7 @@ def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
     assert first["perplexity"] == min(row["perplexity"] for row in rows)
     recipe = Config.load(tmp_path / "s" / "best.toml")
     assert recipe == Run.open(tmp_path / "s" / first["folder"]).config
-    again = experiment.fit(ROWS, ROWS[:5], recipe, tmp_path / "again").best()
+    again = fit(ROWS, ROWS[:5], recipe, tmp_path / "again").best()
     assert again is not None
     assert again["perplexity"] == first["perplexity"]
     assert "<svg" in (tmp_path / "s" / "study.html").read_text(encoding="utf-8")
@@ -127,7 +129,7 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyte
     """Ctrl-C in the second trial, after its first evaluation; the same call ends as if nothing had been."""
     config = space.configured(CONFIG, {"dropout_input": 0.2, "save_every": 1, "log_every": 1})
     whole = searched(tmp_path / "whole", 3, config=config)
-    watched, steps = experiment.watched, []
+    steps: list[tuple[str, list[int]]] = []
 
     def stopping(run: Run, *given: Any, **more: Any) -> Iterator[dict[str, Any]]:
         begun: list[int] = []
@@ -138,7 +140,7 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyte
             if run.folder.name == "trial-0001" and row["split"] == "dev" and len(steps) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "watched", stopping)
+    monkeypatch.setattr("factorcell.tuning.watched", stopping)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "stopped", 3, config=config)
     kept = store.read_rows(tmp_path / "stopped" / "trials.jsonl")
@@ -153,10 +155,10 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyte
 PROCESS = """
 import os, signal, sys, time
 from pathlib import Path
-from factorcell import experiment, tuning
+from factorcell import tuning
 from test_tuning import ROWS, searched
 
-folder, doing, attempt, watched = Path(sys.argv[1]), sys.argv[2], tuning.Search.attempt, experiment.watched
+folder, doing, attempt, watched = Path(sys.argv[1]), sys.argv[2], tuning.Search.attempt, tuning.watched
 
 def met(self, trial, progress):
     "Nobody trains before both have claimed a trial."
@@ -175,7 +177,7 @@ def killed(*given, **more):
 if doing == "meet":
     tuning.Search.attempt = met
 else:
-    experiment.watched = killed
+    tuning.watched = killed
 import torch
 torch.set_num_threads(1)
 searched(folder, 6, storage=sys.argv[3] if len(sys.argv) > 3 else None)
@@ -216,7 +218,7 @@ def claims(folder: Path, count: int) -> tuple[tuning.Search, Callable[[], Any]]:
     """A search that has not begun, and how it claims."""
     study, guard = tuning.opened(folder, None, "s", "none")
     texts = tuning.Texts(ROWS, ROWS[:5], CONFIG, progress=False)
-    search = tuning.Search(study, guard, texts, CONFIG, folder, RANGES, (), None, "random")
+    search = tuning.Search(study, guard, texts, CONFIG, folder, SearchOptions(ranges=RANGES), None)
     return search, lambda: search.claim(count)
 
 
@@ -267,7 +269,7 @@ def test_a_failed_trial_is_kept_as_such_and_the_search_goes_on(tmp_path: Path) -
 def test_a_bug_is_raised_and_not_met_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that is no user's mistake ends the search; its trial has failed, so the next search passes it by."""
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "finish", lambda *given: 1 / 0)
+        patch.setattr("factorcell.tuning.finish", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             searched(tmp_path, 2)
     assert [row["state"] for row in searched(tmp_path, 2)] == ["failed", "complete"]
@@ -319,25 +321,23 @@ def test_texts_are_read_once_for_each_count(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_without_a_development_table_the_same_rows_are_held_out(tmp_path: Path) -> None:
-    rows = tuning.search(ROWS * 3, None, CONFIG, tmp_path / "s", count=1, ranges={"rank": (2,)})
-    run = experiment.fit(ROWS * 3, None, space.configured(CONFIG, {"rank": 2}), tmp_path / "run")
-    best = run.best()
-    assert best is not None
-    assert rows[0]["perplexity"] == best["perplexity"]
+    rows = tuning.search(ROWS * 3, None, CONFIG, tmp_path / "s", SearchOptions(1, ranges={"rank": (2,)}))
+    run = fit(ROWS * 3, None, space.configured(CONFIG, {"rank": 2}), tmp_path / "run")
+    assert rows[0]["perplexity"] == (run.best() or {})["perplexity"]
 
 
 def test_a_database_holds_many_studies(tmp_path: Path) -> None:
     """SQLite by its URL: two studies beside each other, each gone on with by its name."""
     url = f"sqlite:///{tmp_path}/studies.db"
     first = searched(tmp_path / "a", 1, storage=url)
-    searched(tmp_path / "b", 2, storage=url, name="second", models=["unadapted"])
+    searched(tmp_path / "b", 2, storage=url, study="second", models=["unadapted"])
     assert not (tmp_path / "a" / "study.journal").exists()
     assert optuna.get_all_study_names(url) == ["a", "second"]
     both = searched(tmp_path / "a", 2, storage=url)
     assert both[:1] == first
     assert timeless(both) == timeless(searched(tmp_path / "journal", 2, storage=str(tmp_path / "other.journal")))
     with pytest.raises(UserError, match="study second was begun with models"):
-        searched(tmp_path / "c", 2, storage=url, name="second", models=["factorcell"])
+        searched(tmp_path / "c", 2, storage=url, study="second", models=["factorcell"])
 
 
 def test_another_search_is_not_mixed_in(tmp_path: Path) -> None:
@@ -349,16 +349,16 @@ def test_another_search_is_not_mixed_in(tmp_path: Path) -> None:
         ({"ranges": {}}, "range of hidden_size = .*, not None"),
         ({"target": "city"}, "target = None, not 'city'"),
         ({"models": ["factorcell", "unadapted"]}, "models = "),
-        ({"name": "t"}, "s was begun with study = 's', not 't'; choose another --out"),
+        ({"study": "t"}, "s was begun with study = 's', not 't'; choose another --out"),
     ]
     for more, message in mistakes:
         with pytest.raises(UserError, match=message):
             searched(tmp_path / "s", 2, **more)
     with pytest.raises(UserError, match="begun with texts = 10, not 9"):
-        tuning.search(ROWS[1:], ROWS[:5], CONFIG, tmp_path / "s", ranges=RANGES)
+        tuning.search(ROWS[1:], ROWS[:5], CONFIG, tmp_path / "s", SearchOptions(ranges=RANGES))
     assert store.read_rows(tmp_path / "s" / "trials.jsonl") == rows
-    more_threads = space.configured(CONFIG, {"threads": 2})
-    assert len(searched(tmp_path / "s", 2, config=more_threads, sampler="tpe", pruner="median")) == 2
+    threads = space.configured(CONFIG, {"threads": 2})
+    assert len(searched(tmp_path / "s", 2, config=threads, sampler="tpe", pruner="median")) == 2
 
 
 def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +377,7 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="0 trials are no search"):
         searched(tmp_path / "s", 0)
     with pytest.raises(UserError, match="give --dev with --target"):
-        tuning.search(ROWS, None, CONFIG, tmp_path / "s", target="city")
+        tuning.search(ROWS, None, CONFIG, tmp_path / "s", SearchOptions(target="city"))
     assert not list(tmp_path.glob("s/trial-*"))
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be opened"):

@@ -2,12 +2,13 @@
 
 from factorcell.blend import Blend
 from factorcell.classification import classify, classify_points, log_likelihoods
+from factorcell.compare import compare
 from factorcell.completer import Completer
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
 from factorcell.data import Corpus, prepare
-from factorcell.evaluation import Tally, evaluate, evaluate_by
-from factorcell.experiment import compare, fit
+from factorcell.evaluation import evaluate, evaluate_by
 from factorcell.finetuning import finetune
+from factorcell.fit import fit
 from factorcell.forgiving import Forgiving
 from factorcell.generation import Manner, fill, generate, stream
 from factorcell.mixture import Mixture, mix, open_scorer
@@ -15,6 +16,7 @@ from factorcell.model import LanguageModel
 from factorcell.online import User, learn_one
 from factorcell.popularity import History, Popularity
 from factorcell.run import Run
+from factorcell.scoring import Tally
 from factorcell.separate import Separate, separate
 from factorcell.training import train
 

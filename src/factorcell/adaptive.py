@@ -24,8 +24,9 @@ from torch.nn import functional as F
 from factorcell import softmax
 from factorcell.biases import TABLES
 from factorcell.config import ModelConfig, UserError
-from factorcell.context import Context, ContextSchema
+from factorcell.context import Context
 from factorcell.output import Tilt
+from factorcell.schema import ContextSchema
 from factorcell.vocabulary import END, START
 
 SHARES = (16, 4)  # without cutoffs given: the head has a 16th of the vocabulary, the first cluster goes up to a quarter

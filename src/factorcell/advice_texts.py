@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from factorcell import ngram
 from factorcell.config import DataConfig, UserError
-from factorcell.context import Variable
 from factorcell.data import Corpus
 from factorcell.ngram import NGram
+from factorcell.schema import Variable
 from factorcell.tables import open_table
 from factorcell.value_ngrams import Texts, ValueNGram
 

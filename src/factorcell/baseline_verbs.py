@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import baselines, experiment, options, screen
+from factorcell import baselines, options, results, screen
 from factorcell.data import Corpus
 from factorcell.ngram import NGram
 
@@ -47,7 +47,7 @@ def _judging(verb: argparse.ArgumentParser) -> None:
 
 def count_ngrams(given: argparse.Namespace) -> None:
     """`factorcell baseline ngram`."""
-    data, vocabulary = experiment.reading(given.like, given.config)
+    data, vocabulary = results.reading(given.like, given.config)
     model = NGram.fit(given.train, data, given.out, order=given.order, vocabulary=vocabulary, progress=True)
     screen.say(f"{given.out}: {' + '.join(f'{len(table.keys):,}' for table in model.grams)} n-grams")
 
@@ -71,5 +71,5 @@ def judge_fasttext(given: argparse.Namespace) -> None:
 
 
 def _read(given: argparse.Namespace) -> tuple[Corpus, Corpus]:
-    data, vocabulary = experiment.reading(given.like, given.config)
+    data, vocabulary = results.reading(given.like, given.config)
     return baselines.read(given.train, given.test, given.target, data, vocabulary=vocabulary, progress=True)

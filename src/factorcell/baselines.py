@@ -22,9 +22,8 @@ from tqdm import tqdm
 
 from factorcell.classification import Classification, judge
 from factorcell.config import DataConfig, UserError, choose
-from factorcell.data import Corpus, prepare
-from factorcell.evaluation import Tally
-from factorcell.run import target_offsets, targets
+from factorcell.data import Corpus, prepare, target_offsets, targets
+from factorcell.scoring import Tally
 from factorcell.vocabulary import START, Vocabulary
 
 SMOOTHING = 0.5  # added to every count of naive Bayes

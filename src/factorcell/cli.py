@@ -14,7 +14,6 @@ from factorcell import (
     contexts_verbs,
     demo,
     domains,
-    experiment,
     explain_verbs,
     generation_verbs,
     options,
@@ -22,14 +21,17 @@ from factorcell import (
     replay_verbs,
     report,
     rescoring_verbs,
+    results,
     screen,
     space,
     specificity_verbs,
     trials,
     tuning,
 )
+from factorcell.compare import compare as compare_models
 from factorcell.config import MODELS, PAPER_MODELS, UserError
 from factorcell.evaluation import TOP
+from factorcell.fit import fit, summary
 from factorcell.mixture import open_scorer
 from factorcell.run import Run
 
@@ -171,16 +173,16 @@ def train(given: argparse.Namespace) -> None:
     """`factorcell train`."""
     config = options.config(given)
     options.threads(config.training.threads)
-    run = experiment.fit(given.train, given.dev, config, given.out, resume=given.resume, say=screen.say)
+    run = fit(given.train, given.dev, config, given.out, resume=given.resume, say=screen.say)
     if parallel.place()[0] == 0:
-        screen.say(f"{run.folder}: {experiment.summary(run)}")
+        screen.say(f"{run.folder}: {summary(run)}")
 
 
 def compare(given: argparse.Namespace) -> None:
     """`factorcell compare`."""
     config = options.config(given)
     options.threads(config.training.threads)
-    rows = experiment.compare(
+    rows = compare_models(
         given.train,
         given.dev,
         given.test,
@@ -209,15 +211,18 @@ def tune(given: argparse.Namespace) -> None:
         given.dev,
         config,
         given.out,
-        count=given.trials,
-        models=given.models,
-        ranges=space.ranges(given.space, asked),
-        target=given.target,
-        sampler=given.sampler,
-        pruner=given.pruner,
-        storage=given.storage,
-        name=given.study,
+        tuning.SearchOptions(
+            trials=given.trials,
+            models=given.models,
+            ranges=space.ranges(given.space, asked),
+            target=given.target,
+            sampler=given.sampler,
+            pruner=given.pruner,
+            storage=given.storage,
+            study=given.study,
+        ),
         say=screen.say,
+        page=trials.page,
     )
     screen.table(*trials.table(rows[:10]))
     screen.say(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
@@ -227,7 +232,7 @@ def evaluate(given: argparse.Namespace) -> None:
     """`factorcell evaluate`."""
     run = open_scorer(given.run, device=given.device, precision=given.precision)
     baseline = given.baseline and open_scorer(given.baseline, device=given.device, precision=given.precision)
-    rows = experiment.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top)
+    rows = results.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top)
     if given.json:
         return screen.lines(
             [rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])]
@@ -263,12 +268,12 @@ def classify(given: argparse.Namespace) -> None:
             samples=given.samples,
         )
     else:
-        points = experiment.read_points(given.points)
+        points = results.read_points(given.points)
         result = classification.classify_points(
             run, given.table, points, within=given.within, unknown=given.unknown, samples=given.samples
         )
     metrics = result.metrics()
-    experiment.note(
+    results.note(
         run,
         {
             "kind": "classify",
@@ -279,7 +284,7 @@ def classify(given: argparse.Namespace) -> None:
         },
     )
     if given.out:
-        experiment.write_predictions(given.out, result)
+        results.write_predictions(given.out, result)
     screen.judged(result, metrics, given.json)
 
 

@@ -21,12 +21,11 @@ import torch
 from factorcell import compiled_search
 from factorcell.completion import Found, Ids, Plain, Suggestion, Typed, Wanted
 from factorcell.config import UserError
+from factorcell.counts import UNITS
 from factorcell.online import User, user_variable
 from factorcell.run import Run
 from factorcell.slips import Meant, Slips, join, meant
 from factorcell.vocabulary import splitter
-
-UNITS = ("char", "grapheme")
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from factorcell.config import DataConfig, UserError
-from factorcell.context import MISSING, Bags, Context, ContextSchema
+from factorcell.context import Bags, Context
 from factorcell.kinds import Ragged, Reader, column_readers, new_schema
+from factorcell.schema import MISSING, ContextSchema
 from factorcell.tables import Table, line_count, open_table
 from factorcell.tokens import Ids, count, map_ids, tokenise
 from factorcell.vocabulary import END, Vocabulary
@@ -357,3 +358,16 @@ def _texts(table: Table, config: DataConfig, readers: list[Reader], progress: bo
             done += len(texts)
             bar.update(len(texts))
             yield texts
+
+
+def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
+    """Where the targets of each text begin among all targets (rows + 1): a text has one target less than tokens."""
+    offsets: NDArray[np.int64] = np.asarray(corpus.offsets) - np.arange(len(corpus.offsets))
+    return offsets
+
+
+def targets(corpus: Corpus) -> NDArray[np.int64]:
+    """The ids of all targets of `corpus`, text after text: every token but the start tokens."""
+    keep = np.ones(len(corpus.tokens), dtype=bool)
+    keep[np.asarray(corpus.offsets[:-1])] = False
+    return np.asarray(corpus.tokens)[keep].astype(np.int64)

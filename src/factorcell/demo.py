@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import experiment, store
+from factorcell import store
 from factorcell.classification import Classification, classify_points, log_likelihoods
 from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, TrainingConfig
 from factorcell.evaluation import evaluate
+from factorcell.fit import fit
 from factorcell.generation import Manner, generate
 from factorcell.run import Run
 from factorcell.tables import open_table
@@ -76,7 +77,7 @@ def run_demo(folder: Path, *, epochs: float | None = None, say: Callable[[str], 
     for name in PAPER_MODELS:
         say(f"{name} -> {folder / name}")
         earlier += _trained(folder / name)
-        run = experiment.fit(table("train"), table("dev"), config.with_model(name), folder / name, resume=True, say=say)
+        run = fit(table("train"), table("dev"), config.with_model(name), folder / name, resume=True, say=say)
         judged = _judge(run, places)
         models.append({"name": name, "title": name, **judged})
         curves += [{**row, "model": name} for row in run.log() if row["split"] == "dev"]

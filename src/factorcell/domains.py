@@ -4,9 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import experiment, options, screen
+from factorcell import options, screen
 from factorcell.config import Config
 from factorcell.finetuning import GENTLE, finetune, gentle
+from factorcell.fit import facts, summary
 from factorcell.mixture import mix, open_scorer
 from factorcell.run import Run
 from factorcell.separate import separate
@@ -62,8 +63,8 @@ def finetune_run(given: argparse.Namespace) -> None:
         resume=given.resume,
         say=screen.say,
     )
-    screen.say(f"{run.folder}: {experiment.summary(run)}; it was {run.log()[0]['perplexity']:.2f} before")
-    screen.table(experiment.facts(run)["finetuned"]["moved"], ("part", "values", "moved"))
+    screen.say(f"{run.folder}: {summary(run)}; it was {run.log()[0]['perplexity']:.2f} before")
+    screen.table(facts(run)["finetuned"]["moved"], ("part", "values", "moved"))
 
 
 def train_separate(given: argparse.Namespace) -> None:

@@ -6,63 +6,22 @@ all targets, and without out-of-vocabulary targets (the papers' tables have the 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from factorcell.columns import category_name, is_missing, to_number
 from factorcell.config import UserError
-from factorcell.context import ContextSchema
-from factorcell.data import Corpus
-from factorcell.run import target_offsets, targets
+from factorcell.data import Corpus, target_offsets, targets
+from factorcell.scoring import Ranker, Scorer, Tally
 from factorcell.tables import open_table
-from factorcell.vocabulary import UNKNOWN, Vocabulary
+from factorcell.vocabulary import UNKNOWN
 
 BINS = 5  # quantiles that stand for the values of a number
 
 TOP = (1, 3, 5)  # a prediction is right if the target is among so many most probable tokens
 
 Row = dict[str, Any]
-
-
-class Scorer(Protocol):
-    """What knows how likely texts are: a `Run`, an n-gram model, or several of them that act as one."""
-
-    folder: Path
-    vocabulary: Vocabulary
-    schema: ContextSchema
-
-    def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
-        """Texts from rows, tables or a file, as `nats` takes them."""
-
-    def nats(self, corpus: Corpus) -> NDArray[Any]:
-        """Nats of every target, text after text (`corpus.targets` values)."""
-
-
-class Ranker(Protocol):
-    """What knows the rank of every target of a corpus among all tokens, 1 the most probable."""
-
-    def ranks(self, corpus: Corpus) -> NDArray[np.int64]:
-        """Ranks of all targets, text after text."""
-
-
-@dataclass(frozen=True)
-class Tally:
-    """Nats and the targets they belong to. Tallies add up; the ratio is taken once."""
-
-    nats: float = 0.0
-    tokens: int = 0
-
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(self.nats + other.nats, self.tokens + other.tokens)
-
-    @property
-    def perplexity(self) -> float:
-        """exp(nats / tokens); NaN of nothing."""
-        return math.exp(self.nats / self.tokens) if self.tokens else math.nan
 
 
 def evaluate(run: Scorer, corpus: Corpus) -> Row:

@@ -9,7 +9,7 @@ import torch
 
 from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data import Corpus
-from factorcell.experiment import HELD_OUT, Say, begun, check_same, finish, learn
+from factorcell.fit import HELD_OUT, Say, begun, check_same, finish, learn
 from factorcell.run import Run
 from factorcell.start import ALL, Start, parts_named
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from factorcell.columns import LARGEST, Categories, Numbers, deviations, is_missing, shown, to_number
 from factorcell.config import DataConfig, UserError, choose
-from factorcell.context import KINDS, PERIODS, TIMES, ContextSchema, Variable
+from factorcell.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
 from factorcell.tables import Table
 from factorcell.vocabulary import splitter
 

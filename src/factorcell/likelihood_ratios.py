@@ -20,9 +20,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from factorcell.config import UserError
-from factorcell.data import Corpus
+from factorcell.data import Corpus, target_offsets
 from factorcell.model import RANKED
-from factorcell.run import Run, target_offsets
+from factorcell.run import Run
 from factorcell.tables import open_table
 from factorcell.vocabulary import END, START, split
 

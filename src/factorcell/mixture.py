@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from factorcell import store
 from factorcell.columns import Categories
 from factorcell.config import UserError
-from factorcell.context import ContextSchema, Variable
 from factorcell.data import Corpus
-from factorcell.evaluation import Scorer
-from factorcell.experiment import open_model
+from factorcell.results import open_model
+from factorcell.schema import ContextSchema, Variable
+from factorcell.scoring import Scorer
 from factorcell.separate import INDEX as SEPARATE
 from factorcell.separate import Separate
 from factorcell.tables import open_table

@@ -25,9 +25,8 @@ from tqdm import tqdm
 
 from factorcell import store
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.context import ContextSchema
-from factorcell.data import Corpus, prepare
-from factorcell.run import targets
+from factorcell.data import Corpus, prepare, targets
+from factorcell.schema import ContextSchema
 from factorcell.vocabulary import START, Vocabulary
 
 ORDERS = range(1, 8)

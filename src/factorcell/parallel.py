@@ -26,9 +26,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from factorcell.config import UserError
 from factorcell.data import Batch
+from factorcell.devices import CPU, find_device
 
 WAIT = timedelta(hours=2)  # for each other: the first may have much to read; for the dead torchrun does not wait
-CPU = torch.device("cpu")
 HESITATION = 5.0  # seconds in which torchrun ends the others, once one process has failed
 
 
@@ -139,19 +139,6 @@ class World:
         finally:
             if self.first:
                 self.barrier()
-
-
-def find_device(name: str) -> torch.device:
-    """The device called `name`: "cpu", "cuda", of several the one of this process, or "auto": a GPU if there is one."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "cpu" or (name == "auto" and not count):
-        return CPU
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    if not count:
-        raise UserError("device is 'cuda', but PyTorch finds no GPU here; choose from auto, cpu")
-    if local >= count:
-        raise UserError(f"process {local + 1} of this machine has no GPU, there are {count}: start as many processes")
-    return torch.device("cuda", local)
 
 
 def place() -> tuple[int, int]:

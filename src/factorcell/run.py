@@ -15,10 +15,10 @@ from torch import Tensor
 
 from factorcell import kernels, store
 from factorcell.config import PRECISIONS, Config, UserError, choose
-from factorcell.context import ContextSchema
-from factorcell.data import Batch, Corpus, prepare
+from factorcell.data import Batch, Corpus, prepare, target_offsets
+from factorcell.devices import find_device
 from factorcell.model import LanguageModel
-from factorcell.parallel import find_device
+from factorcell.schema import ContextSchema
 from factorcell.vocabulary import Vocabulary
 
 TOKENS = 20_000  # targets scored at once
@@ -202,16 +202,3 @@ class Run:
                 ]
             rows.append(scored)
         return rows
-
-
-def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
-    """Where the targets of each text begin among all targets (rows + 1): a text has one target less than tokens."""
-    offsets: NDArray[np.int64] = np.asarray(corpus.offsets) - np.arange(len(corpus.offsets))
-    return offsets
-
-
-def targets(corpus: Corpus) -> NDArray[np.int64]:
-    """The ids of all targets of `corpus`, text after text: every token but the start tokens."""
-    keep = np.ones(len(corpus.tokens), dtype=bool)
-    keep[np.asarray(corpus.offsets[:-1])] = False
-    return np.asarray(corpus.tokens)[keep].astype(np.int64)

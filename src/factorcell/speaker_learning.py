@@ -17,12 +17,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from factorcell.columns import category_name, is_missing
-from factorcell.context import MISSING
 from factorcell.data import Corpus
 from factorcell.nbest import MODEL, WORDS, NBest
 from factorcell.online import Learner, Rule, User
 from factorcell.rescoring import Floats, Scored, Weights, checked, contexts, features_of, parts, read
 from factorcell.run import TOKENS, Run
+from factorcell.schema import MISSING
 
 Ids = NDArray[np.int64]
 

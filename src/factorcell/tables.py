@@ -306,3 +306,8 @@ def _json_lines(path: Path, compression: str) -> Table:
             yield chunk
 
     return Table(str(path), names, read, path)
+
+
+def name_of(source: Any) -> str:
+    """A table as results name it: its file without the folder, or "rows"."""
+    return Path(source).name if isinstance(source, (str, Path)) else "rows"

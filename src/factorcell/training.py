@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from factorcell import kernels, store
 from factorcell.config import TrainingConfig, UserError
-from factorcell.data import Batch, Corpus
+from factorcell.data import Batch, Corpus, targets
+from factorcell.devices import find_device
 from factorcell.model import LanguageModel
 from factorcell.output import Picked, Proposal, Reads, Samples
-from factorcell.parallel import World, find_device
+from factorcell.parallel import World
 from factorcell.rows import RowAdam
-from factorcell.run import Run, targets
+from factorcell.run import Run
 from factorcell.start import Start
 from factorcell.vocabulary import START, UNKNOWN
 

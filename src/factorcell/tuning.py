@@ -10,23 +10,28 @@ study.journal   study.json   trials.jsonl   best.toml   study.html   trial-0000/
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
-from factorcell import experiment, space, store, trials
+from factorcell import results, space, store, tables
 from factorcell.config import Config, UserError, choose
 from factorcell.data import Corpus, prepare
-from factorcell.experiment import Row, Say
+from factorcell.fit import HELD_OUT, Say, finish, watched
+from factorcell.results import Row
 from factorcell.run import Run
 
 if TYPE_CHECKING:
     import optuna
     from filelock import BaseFileLock
+
+# The content of study.html from the name of the study, rows of trials, the target, and the options drawn by ratio.
+Page = Callable[[str, Sequence[Row], str | None, Collection[str]], str]
 
 SAMPLERS = ("random", "tpe")
 PRUNERS = ("median", "halving", "none")
@@ -34,56 +39,69 @@ BEGUN = "factorcell"  # the attribute of a study that says what it searches
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 
 
+@dataclass(frozen=True)
+class SearchOptions:
+    """What a search does: how many `trials` in all, which draw from `models`, if any, and `ranges`, and how.
+
+    `target` names the context column to classify in the development table. `storage`: a database's URL or a journal's
+    path. `study`: its name, by default that of the folder.
+    """
+
+    trials: int = 50
+    models: Sequence[str] = ()
+    ranges: space.Space = field(default_factory=lambda: space.DEFAULT)
+    target: str | None = None
+    sampler: str = "random"
+    pruner: str = "median"
+    storage: str | None = None
+    study: str | None = None
+
+
 def search(
     source: Any,
     dev: Any,
     config: Config,
     folder: str | Path,
+    options: SearchOptions | None = None,
     *,
-    count: int = 50,
-    models: Sequence[str] = (),
-    ranges: space.Space | None = None,
-    target: str | None = None,
-    sampler: str = "random",
-    pruner: str = "median",
-    storage: str | None = None,
-    name: str | None = None,
     say: Say | None = None,
+    page: Page | None = None,
 ) -> list[Row]:
-    """Train trials in `folder` until their study has `count`; its rows, the best first. Begun searches go on.
+    """Train trials in `folder` until their study has all of them; its rows, the best first. Begun searches resume.
 
-    Each trial draws from `models`, if any, and `ranges`. `target` names the context column to classify in `dev`.
-    `storage`: a database's URL or a journal's path.
+    `page` makes the content of study.html, which is written when the search ends or is stopped.
     """
+    options = options or SearchOptions()
+    count, target = options.trials, options.target
     if target and dev is None:
         raise UserError("texts are classified in a development table: give --dev with --target")
     if count < 1:
         raise UserError(f"{count} trials are no search; it takes at least 1")
-    choose("sampler", sampler, SAMPLERS)
+    choose("sampler", options.sampler, SAMPLERS)
     _optuna()
-    folder, ranges = Path(folder), space.DEFAULT if ranges is None else ranges
-    space.check(ranges, config)
+    folder = Path(folder)
+    space.check(options.ranges, config)
     texts = Texts(source, dev, config, progress=say is not None)
     corpus, _ = texts.counted(config.data.min_context_count)
     if target and corpus.schema.variable(target).kind != "category":
         kind = corpus.schema.variable(target).kind
         raise UserError(f"{target} is a {kind}; only a category can be the target of a search")
-    name = name or folder.resolve().name
-    study, guard = opened(folder, storage, name, pruner)
+    name = options.study or folder.resolve().name
+    study, guard = opened(folder, options.storage, name, options.pruner)
     begun = {
         "study": name,
         "texts": len(corpus),
         "targets": corpus.targets,
-        "source": experiment.name_of(source),
-        "dev": None if dev is None else experiment.name_of(dev),
+        "source": tables.name_of(source),
+        "dev": None if dev is None else tables.name_of(dev),
         "target": target,
-        "models": list(models) or [config.model_name],
+        "models": list(options.models) or [config.model_name],
         **{f"{part}.{key}": value for part, values in config.to_dict().items() for key, value in values.items()},
-        **{f"range of {key}": vars(v) if isinstance(v, space.Range) else v for key, v in ranges.items()},
+        **{f"range of {key}": vars(v) if isinstance(v, space.Range) else v for key, v in options.ranges.items()},
     }
     with guard:
         _same(study, folder, begun)
-    return Search(study, guard, texts, config, folder, ranges, models, target, sampler).go(count, say)
+    return Search(study, guard, texts, config, folder, options, page).go(say)
 
 
 def _optuna() -> Any:
@@ -155,7 +173,7 @@ class Texts:
             data = space.configured(self.config, {"min_context_count": least}).data
             corpus = prepare(self.source, data, progress=self.progress)
             if self.dev is None:
-                self.read[least] = corpus.split(experiment.HELD_OUT, self.config.training.seed)
+                self.read[least] = corpus.split(HELD_OUT, self.config.training.seed)
             else:
                 held = prepare(self.dev, data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
                 self.read[least] = corpus, held
@@ -172,16 +190,15 @@ class Search:
         texts: Texts,
         config: Config,
         folder: Path,
-        ranges: space.Space,
-        models: Sequence[str],
-        target: str | None,
-        sampler: str,
+        options: SearchOptions,
+        page: Page | None,
     ) -> None:
         self.study, self.guard, self.texts, self.config, self.folder = study, guard, texts, config, folder
-        self.ranges, self.models, self.target, self.sampler = ranges, models, target, sampler
+        self.options, self.page = options, page
 
-    def go(self, count: int, say: Say | None) -> list[Row]:
-        """Train until the study has `count` trials; then, or when stopped, write the page. Rows, the best first."""
+    def go(self, say: Say | None) -> list[Row]:
+        """Train until the study has all trials; then, or when stopped, write the page. Rows, the best first."""
+        count = self.options.trials
         with tqdm(desc="trials", total=count, unit="trial", disable=say is None, dynamic_ncols=True) as bar:
             try:
                 while (claimed := self.claim(count)) is not None:
@@ -198,7 +215,7 @@ class Search:
                             say(told(rows[trial.number]))
                 self._show(bar)
             finally:
-                rows = self.publish(page=True)
+                rows = self.publish(ended=True)
         return ranked(rows)
 
     def _show(self, bar: Any) -> None:
@@ -244,7 +261,7 @@ class Search:
     def attempt(self, trial: "optuna.Trial", progress: bool) -> None:
         """Train one trial and tell the study how it ended; when interrupted it stays as it is, to be gone on with."""
         states = _optuna().trial.TrialState
-        self.study.sampler = sampler(self.sampler, self.config.training.seed, trial.number)
+        self.study.sampler = sampler(self.options.sampler, self.config.training.seed, trial.number)
         try:
             pruned, result = self.trained(trial, progress)
         except Exception as error:
@@ -262,7 +279,7 @@ class Search:
 
     def trained(self, trial: "optuna.Trial", progress: bool) -> tuple[bool, Row]:
         """Train the run of `trial`, from its checkpoint if there is one: whether it was pruned, and its figures."""
-        config = space.draw(trial, self.ranges, self.models, self.config)
+        config = space.draw(trial, self.options.ranges, self.options.models, self.config)
         corpus, held = self.texts.counted(config.data.min_context_count)
         folder, pruned = self.path(trial.number), False
         going_on = (folder / "checkpoint.safetensors").exists()
@@ -271,19 +288,19 @@ class Search:
         else:
             shutil.rmtree(folder, ignore_errors=True)  # what a process left that was killed before the first checkpoint
             run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
-        with closing(experiment.watched(run, corpus, held, resume=going_on, progress=progress)) as rows:
+        with closing(watched(run, corpus, held, resume=going_on, progress=progress)) as rows:
             for row in rows:
                 if row["split"] == "dev" and self._hopeless(trial, row, config):
                     pruned = True
                     break
-        experiment.finish(run, corpus, self.texts.source)
+        finish(run, corpus, self.texts.source)
         best = run.best()
         if best is None or not math.isfinite(best["perplexity"]):
             raise UserError(f"{folder}: no finite perplexity on the development texts")
         result = {key: best[key] for key in ("perplexity", "perplexity_known")}
         result |= {"minutes": run.minutes(), "parameters": run.model.parameter_count()}
-        if self.target and run.model.adapted and not pruned:
-            accuracy = experiment.told_apart(run, self.texts.dev, self.target)["accuracy"]
+        if self.options.target and run.model.adapted and not pruned:
+            accuracy = results.told_apart(run, self.texts.dev, self.options.target)["accuracy"]
             result |= {"accuracy": accuracy} if math.isfinite(accuracy) else {}
         return pruned, result
 
@@ -311,8 +328,8 @@ class Search:
             made.append({**row, "folder": path.name if path.exists() else None})  # None: in another folder
         return made
 
-    def publish(self, page: bool = False) -> list[Row]:
-        """Write trials.jsonl and best.toml, and study.html if asked; the rows."""
+    def publish(self, ended: bool = False) -> list[Row]:
+        """Write trials.jsonl and best.toml, and study.html once the search has `ended`; the rows."""
         with self.guard:
             rows = self.rows()
             store.write_rows(self.folder / "trials.jsonl", rows)
@@ -321,9 +338,10 @@ class Search:
                 params = self._trials()[best[0]["number"]].params
                 config = space.configured(self.config, params)
                 store.write(self.folder / "best.toml", config.to_toml().encode())
-            if page:
-                logs = [name for name, values in self.ranges.items() if isinstance(values, space.Range) and values.log]
-                content = trials.page(self.study.study_name, ranked(rows), self.target, logs)
+            if ended and self.page is not None:
+                ranges = self.options.ranges.items()
+                logs = [name for name, values in ranges if isinstance(values, space.Range) and values.log]
+                content = self.page(self.study.study_name, ranked(rows), self.options.target, logs)
                 store.write(self.folder / "study.html", content.encode())
         return rows
 
@@ -349,10 +367,15 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     )
 
 
+def shown(value: Any) -> str:
+    """What was drawn, short: numbers to three digits."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def told(row: Row) -> str:
     """One trial in one line."""
     figures = "" if row["perplexity"] is None else f", perplexity {row['perplexity']:.2f}"
     figures += f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
     figures += f" ({row['error']})" if "error" in row else ""
-    drawn = ", ".join(f"{name} {trials.plain(value)}" for name, value in row["params"].items())
+    drawn = ", ".join(f"{name} {shown(value)}" for name, value in row["params"].items())
     return f"trial {row['number']} {row['state']}{figures}: {row['model']}, {drawn}"
