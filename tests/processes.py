@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import synthetic
 from factorcell import cli, parallel, store
 from factorcell.config import Config, UserError
 from factorcell.data import Batch, Corpus, prepare
@@ -27,6 +26,7 @@ from factorcell.model import LanguageModel
 from factorcell.parallel import World
 from factorcell.run import Run
 from factorcell.training import Trainer
+from tests import synthetic
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "full": {"loss": "full"},

@@ -20,7 +20,7 @@ from factorcell.schema import MISSING, ContextSchema, Variable
 from factorcell.start import Start, part_of
 from factorcell.training import Trainer, target_counts, train
 from factorcell.vocabulary import END, START
-from small import ROWS, make_run, nats_of
+from tests.small import ROWS, make_run, nats_of
 
 V, E, H, K, B, T = 11, 4, 3, 5, 3, 4
 SIZES = (2, 1)  # of the embeddings of the variables

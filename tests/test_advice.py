@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import synthetic
 from factorcell import advice_report, advice_texts, store
 from factorcell.advice import advise, expected, measured, recommend
 from factorcell.advice_texts import beginnings, columns_of, sample
@@ -17,7 +16,8 @@ from factorcell.cli import main
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data import prepare
 from factorcell.judging import rank_correlation
-from small import make_run
+from tests import synthetic
+from tests.small import make_run
 
 
 def data(*context: str, **more: Any) -> DataConfig:

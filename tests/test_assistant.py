@@ -20,8 +20,8 @@ from factorcell.counts import FILE, Counts
 from factorcell.interactive import Menu, talk
 from factorcell.online import Learner, User, learn_one
 from factorcell.run import Run
-from small import make_letters
-from test_completer import NASTY
+from tests.small import make_letters
+from tests.test_completer import NASTY
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from factorcell.cli import main
 from factorcell.config import Config, UserError
 from factorcell.data import Corpus
 from factorcell.vocabulary import START
-from small import CONTEXT, make_run
+from tests.small import CONTEXT, make_run
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 

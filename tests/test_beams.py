@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from every_text import best, conditioned, every_text
 from factorcell.beams import beam, distinct, stochastic
 from factorcell.config import UserError
 from factorcell.decoding import Draw, Rules, Written
 from factorcell.vocabulary import END, UNKNOWN
-from small import make_letters
+from tests.every_text import best, conditioned, every_text
+from tests.small import make_letters
 
 RUN = make_letters(spread=1.0)
 CITIES = ("Oslo", "Nice")

@@ -23,7 +23,7 @@ from factorcell.run import Run
 from factorcell.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.training import Trainer, train
 from factorcell.vocabulary import START
-from small import ROWS, make_run
+from tests.small import ROWS, make_run
 
 V = 30
 CITY = Variable("city", "category", values=(RARE, "a", "b", "c"), counts=(1, 3, 4, 2))

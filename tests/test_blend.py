@@ -16,7 +16,7 @@ from factorcell.fit import fit
 from factorcell.online import User, learn_one
 from factorcell.popularity import History, Popularity
 from factorcell.run import Run
-from small import make_letters
+from tests.small import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
 POPULAR = Popularity.fit(["abc"] * 5 + ["abba"] * 3 + ["cab"] * 3)

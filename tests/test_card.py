@@ -9,7 +9,7 @@ from factorcell import card, results
 from factorcell.config import Config
 from factorcell.fit import fit
 from factorcell.run import Run
-from small import CONTEXT, ROWS
+from tests.small import CONTEXT, ROWS
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import synthetic
 from factorcell import classification
 from factorcell.classification import auc, classify, classify_points, judge, log_likelihoods
 from factorcell.config import Config, UserError
 from factorcell.fit import fit
 from factorcell.run import Run
-from small import CONTEXT, ROWS, make_run, nats_of
+from tests import synthetic
+from tests.small import CONTEXT, ROWS, make_run, nats_of
 
 
 @pytest.fixture

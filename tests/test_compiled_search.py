@@ -21,8 +21,8 @@ from factorcell.completion import Found, Ids, Plain, Wanted, beam
 from factorcell.config import OUTPUT_BIASES
 from factorcell.run import Run
 from factorcell.vocabulary import END, START, UNKNOWN
-from small import make_letters
-from test_completion import CLOSE, same, typed_in, written_out
+from tests.small import make_letters
+from tests.test_completion import CLOSE, same, typed_in, written_out
 
 HERE = kernels.library()
 VARIANTS = [] if HERE is None else kernels.VARIANTS[: HERE.factorcell_best() + 1]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from elsewhere import DEVICE, Elsewhere
 from factorcell import store
 from factorcell.cli import main
 from factorcell.completer import Completer
@@ -20,8 +19,9 @@ from factorcell.completion import beam, search
 from factorcell.config import UserError
 from factorcell.run import Run
 from factorcell.vocabulary import SPECIALS
-from small import make_letters, make_run
-from test_completion import CLOSE, typed_in, written_out
+from tests.elsewhere import DEVICE, Elsewhere
+from tests.small import make_letters, make_run
+from tests.test_completion import CLOSE, typed_in, written_out
 
 NASTY = {
     "nothing": "",

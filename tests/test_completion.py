@@ -17,7 +17,7 @@ from factorcell.config import OUTPUT_BIASES
 from factorcell.model import LanguageModel
 from factorcell.run import Run
 from factorcell.vocabulary import END, START, UNKNOWN
-from small import make_letters
+from tests.small import make_letters
 
 CLOSE = 1e-4  # nats: products of 32 bits, in another order
 

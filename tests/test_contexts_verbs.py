@@ -15,8 +15,8 @@ from factorcell.config import Config
 from factorcell.data import prepare
 from factorcell.embeddings import Embeddings
 from factorcell.run import Run
-from pages import Reader
-from small import make_run
+from tests.pages import Reader
+from tests.small import make_run
 
 Row = dict[str, Any]
 

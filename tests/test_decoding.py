@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from every_text import conditioned, every_text, may_follow
 from factorcell.config import UserError
 from factorcell.decoding import Draw, Rules, Written, drawing, drawn, greedy, repeated, steps, write
 from factorcell.vocabulary import END, START, UNKNOWN
-from small import make_letters, make_run
+from tests.every_text import conditioned, every_text, may_follow
+from tests.small import make_letters, make_run
 
 RUN = make_letters(spread=1.0)
 FREE = Rules(most=3)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import synthetic
 from factorcell import store
 from factorcell.cli import main
 from factorcell.run import Run
+from tests import synthetic
 
 SMALL = "--embedding-size 8 --hidden-size 10 --min-count 1 --min-context-count 5 --threads 1".split()
 QUICK = "--epochs 2 --batch-tokens 300 --evaluations 2 --learning-rate 1e-2".split()

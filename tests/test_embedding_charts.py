@@ -13,9 +13,9 @@ from matplotlib.patches import Ellipse
 
 from factorcell import embedding_charts, embeddings
 from factorcell.plots import ACCENT, LOSS, MUTED, OTHERS
-from test_embeddings import clouds, groups_of
-from test_plots import words
-from test_replay_report import texts_inside
+from tests.test_embeddings import clouds, groups_of
+from tests.test_plots import words
+from tests.test_replay_report import texts_inside
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ from sklearn import ensemble, metrics, model_selection
 from factorcell import embeddings
 from factorcell.config import UserError
 from factorcell.embeddings import Column, Embeddings
-from test_embeddings import clouds, groups_of
+from tests.test_embeddings import clouds, groups_of
 
 Row = dict[str, Any]
 

@@ -16,7 +16,7 @@ from factorcell.embeddings import Column, Embeddings
 from factorcell.fit import fit
 from factorcell.run import Run
 from factorcell.vocabulary import START, UNKNOWN
-from small import make_letters, make_run
+from tests.small import make_letters, make_run
 
 Row = dict[str, Any]
 

@@ -20,7 +20,7 @@ from factorcell.model import LanguageModel
 from factorcell.output import Proposal, Samples
 from factorcell.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.vocabulary import END, START
-from small import place
+from tests.small import place
 
 Array = NDArray[np.float64]
 V, SIZE = 6, {"embedding_size": 3, "hidden_size": 4, "context_size": 3, "variable_size": 2, "number_size": 3, "rank": 2}

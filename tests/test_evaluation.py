@@ -15,7 +15,7 @@ from factorcell.evaluation import evaluate, evaluate_by, top_accuracy
 from factorcell.run import Run
 from factorcell.scoring import Tally
 from factorcell.vocabulary import UNKNOWN
-from small import ROWS, make_run, nats_of
+from tests.small import ROWS, make_run, nats_of
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from factorcell.fit import fit
 from factorcell.run import Run
 from factorcell.schema import ContextSchema
 from factorcell.training import train
-from small import nats_of
-from test_kinds import CONTEXT, rows_of_all_kinds
+from tests.small import nats_of
+from tests.test_kinds import CONTEXT, rows_of_all_kinds
 
 EVERY = ("city", "lat:number", *CONTEXT)
 ROWS = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(12)]

@@ -24,7 +24,7 @@ from factorcell import store, training
 from factorcell.config import Config, UserError
 from factorcell.run import Run
 from factorcell.schema import RARE, ContextSchema, Variable
-from small import make_run
+from tests.small import make_run
 
 ALL = {
     **thesis_sixteen.EXPERIMENTS,

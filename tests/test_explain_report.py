@@ -7,7 +7,7 @@ import pytest
 
 from factorcell import explain_report
 from factorcell.explain_report import explanation, units_page
-from pages import Reader
+from tests.pages import Reader
 
 Row = dict[str, Any]
 BETWEEN = ["rating=5", "rating=<1>"]

@@ -14,7 +14,7 @@ from factorcell.explain_verbs import contexts_between, marked
 from factorcell.hidden_units import few_examples, final_states, indicators
 from factorcell.likelihood_ratios import explain, raised
 from factorcell.run import Run
-from small import CONTEXT, make_run
+from tests.small import CONTEXT, make_run
 
 TEXTS = ["the sea is cold", "cold sand"]
 UNITS = ["the sea sun"] * 6 + ["the sea cold"] * 6, ["sun"] * 6 + ["cold"] * 6

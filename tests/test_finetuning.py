@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-import small
-import synthetic
 from factorcell import classify, finetune, fit, store
 from factorcell.config import Config, UserError
 from factorcell.finetuning import gentle
 from factorcell.run import Run
 from factorcell.training import Trainer
+from tests import small, synthetic
 
 TIMES = ("seconds", "tokens_per_second")
 

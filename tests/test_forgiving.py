@@ -10,7 +10,7 @@ from factorcell.completion import Suggestion
 from factorcell.forgiving import Forgiving
 from factorcell.popularity import History, Popularity
 from factorcell.slips import FIRST, SLIP, Slips
-from test_slips import slips_of, within
+from tests.test_slips import slips_of, within
 
 TEXTS = st.text("ab🇳", max_size=6)
 

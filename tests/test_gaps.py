@@ -6,12 +6,12 @@ import itertools
 import pytest
 import torch
 
-from every_text import conditioned, logs_after, may_follow
 from factorcell.config import UserError
 from factorcell.decoding import Rules
 from factorcell.gaps import fill
 from factorcell.vocabulary import END, UNKNOWN
-from small import make_letters
+from tests.every_text import conditioned, logs_after, may_follow
+from tests.small import make_letters
 
 Ids = tuple[int, ...]
 RUN = make_letters(("abc", "cab", "bad"), spread=1.0)

@@ -13,7 +13,7 @@ from factorcell.config import UserError
 from factorcell.generation import METHODS, Manner, condition, every, fill, generate, stream
 from factorcell.run import Run
 from factorcell.vocabulary import sentence_case, split
-from small import make_run
+from tests.small import make_run
 
 CONTEXTS = [{"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}, {"city": "Oslo", "stars": "1"}]
 SHORT = Manner(most=8)

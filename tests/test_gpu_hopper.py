@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from factorcell import gpu
+from tests import ROOT
 
 pytestmark = pytest.mark.skipif(gpu.triton is None, reason="Triton is not installed")
-SCRIPT = Path(__file__).parent / "hopper.py"
+SCRIPT = ROOT / "tests" / "hopper.py"
 SHARED = 227 * 1024  # bytes of shared memory that a program can have on a processor of the H100 and H200
 
 

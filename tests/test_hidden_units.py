@@ -12,7 +12,7 @@ from factorcell.classification import auc
 from factorcell.config import UserError
 from factorcell.hidden_units import along, aucs, few_examples, final_states, halves, indicators, labelled, states
 from factorcell.run import Run
-from small import make_letters
+from tests.small import make_letters
 
 RANDOM = np.random.default_rng(5)
 TEXTS = ["".join(RANDOM.choice(list("abc"), size=RANDOM.integers(1, 9))) for _ in range(60)]

@@ -14,7 +14,7 @@ from factorcell.config import Config
 from factorcell.data import prepare
 from factorcell.run import Run
 from factorcell.training import train
-from synthetic import NAMES, dialects
+from tests.synthetic import NAMES, dialects
 
 MODELS = ("unadapted", "softmaxbias", "factorcell", "sampled")
 

@@ -16,7 +16,7 @@ from factorcell.config import UserError
 from factorcell.likelihood_ratios import explain, raised, strength
 from factorcell.run import Run
 from factorcell.vocabulary import START
-from small import make_letters, make_run, nats_of
+from tests.small import make_letters, make_run, nats_of
 
 TEXTS = ("the sea is cold", "sun", "", "the kvetching sea", "the sun the sea the sand the cold")
 OSLO, NICE = {"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}

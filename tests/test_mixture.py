@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-import small
 from factorcell import mixture, store
 from factorcell.config import Config, UserError
 from factorcell.data import prepare, targets
@@ -18,6 +17,7 @@ from factorcell.evaluation import evaluate_by
 from factorcell.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
 from factorcell.run import Run
 from factorcell.vocabulary import Vocabulary
+from tests import small
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -17,7 +17,7 @@ from factorcell.model import LanguageModel
 from factorcell.output import Samples
 from factorcell.run import Run
 from factorcell.vocabulary import END, START, UNKNOWN
-from small import CONTEXT, ROWS, make_run
+from tests.small import CONTEXT, ROWS, make_run
 
 ADAPTS = [(), *((name,) for name in ADAPTERS), ("concat", "factor"), ADAPTERS]
 BIASES = [(), *((name,) for name in OUTPUT_BIASES), OUTPUT_BIASES]

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import synthetic
 from factorcell import ngram
 from factorcell.config import Config, UserError
 from factorcell.data import Corpus, prepare, targets
 from factorcell.evaluation import evaluate, evaluate_by, top_accuracy
 from factorcell.ngram import FALLBACK, NGram, discounts
 from factorcell.vocabulary import END, START, UNKNOWN, Vocabulary
-from small import ROWS, make_run
+from tests import synthetic
+from tests.small import ROWS, make_run
 
 Gram = tuple[int, ...]
 DATA = Config.from_dict({"data": {"min_count": 2}}).data

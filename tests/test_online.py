@@ -18,7 +18,7 @@ from factorcell.data import prepare
 from factorcell.online import OPTIMISERS, REACH, Floats, Learner, Rule, User, learn_one
 from factorcell.popularity import History
 from factorcell.run import Run
-from small import make_letters
+from tests.small import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
 

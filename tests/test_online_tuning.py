@@ -18,8 +18,8 @@ from factorcell.online_tuning import perplexity, proposals, rates, reciprocal_ra
 from factorcell.popularity import Popularity
 from factorcell.progressive import Stream, read
 from factorcell.run import Run
-from small import make_letters
-from test_systems import save
+from tests.small import make_letters
+from tests.test_systems import save
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
 ROWS = [

@@ -14,7 +14,7 @@ from factorcell.context import Context
 from factorcell.output import Output, Proposal, Samples, Tilt
 from factorcell.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.vocabulary import START
-from small import place
+from tests.small import place
 
 V, E, H, K, B, T = 9, 3, 4, 5, 4, 3
 SCHEMA = ContextSchema(

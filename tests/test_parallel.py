@@ -15,8 +15,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import processes
-import synthetic
 from factorcell import devices, parallel, store
 from factorcell.config import UserError
 from factorcell.context import Context
@@ -24,7 +22,8 @@ from factorcell.data import Batch
 from factorcell.output import Proposal
 from factorcell.parallel import World
 from factorcell.training import Loss
-from small import ROWS, make_run
+from tests import processes, synthetic
+from tests.small import ROWS, make_run
 
 TIMES = ("seconds", "tokens_per_second")
 

@@ -12,9 +12,9 @@ from matplotlib.text import Text
 from factorcell import replay_charts, replay_report
 from factorcell.plots import COLOURS, titled
 from factorcell.replay_summary import summarise
-from pages import Reader
-from test_plots import texts
-from test_replay_summary import find, invented, row
+from tests.pages import Reader
+from tests.test_plots import texts
+from tests.test_replay_summary import find, invented, row
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ from factorcell.cli import main
 from factorcell.counts import FILE, Counts
 from factorcell.replay_summary import summarise
 from factorcell.run import Run
-from test_systems import save
+from tests.test_systems import save
 
 TEXTS = ("abcab", "ab", "cab", "cab", "bacab", "abcab", "cabba", "ba", "bab", "abc")
 

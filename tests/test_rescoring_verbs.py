@@ -11,8 +11,8 @@ from factorcell.cli import main
 from factorcell.nbest import read_nbest
 from factorcell.rescoring import Weights, by_depth, rescore, score, summarise
 from factorcell.run import Run
-from pages import Reader
-from test_speaker_learning import TEXTS, make
+from tests.pages import Reader
+from tests.test_speaker_learning import TEXTS, make
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-import synthetic
 from factorcell import store
 from factorcell.config import Config, UserError
 from factorcell.data import Corpus, prepare
 from factorcell.run import Run
 from factorcell.training import Row, Trainer, train
+from tests import ROOT, synthetic
 
 FULL = Path("/dev/full")  # a device on which every write fails for want of space
 TIMES = ("seconds", "tokens_per_second")
@@ -104,11 +104,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_processes_lead_to_the_same_end(whole: Path, tmp_path: Path) -> None:
     """Killed twice, each time with a file half in place and half a row in the log, then resumed."""
     folder = tmp_path / "run"
-    tests = str(Path(__file__).parent)
     for replacements in (6, 3):
         # Files are counted from the start of the training: log, checkpoints and weights.
-        code = f"import pathlib, test_resume as t; t.go_until_killed(pathlib.Path({str(folder)!r}), {replacements})"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, *filter(None, sys.path)])}
+        code = f"from tests.test_resume import *; go_until_killed(Path({str(folder)!r}), {replacements})"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert (folder / "checkpoint.safetensors").exists()

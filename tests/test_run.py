@@ -11,7 +11,7 @@ from factorcell.config import UserError
 from factorcell.data import target_offsets, targets
 from factorcell.run import Run
 from factorcell.vocabulary import END, START
-from small import ROWS, make_run
+from tests.small import ROWS, make_run
 
 
 def test_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:

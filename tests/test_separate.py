@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import synthetic
 from factorcell import evaluate, separate, store
 from factorcell.config import Config, UserError
 from factorcell.evaluation import evaluate_by
@@ -15,6 +14,7 @@ from factorcell.mixture import open_scorer
 from factorcell.run import Run
 from factorcell.separate import Separate
 from factorcell.training import Trainer
+from tests import synthetic
 
 Rows = list[dict[str, Any]]
 

@@ -24,9 +24,9 @@ from factorcell.popularity import History
 from factorcell.run import Run
 from factorcell.slips import FIRST, SLIP, Meanings, Meant, Pattern, Slips, join, meant
 from factorcell.vocabulary import END
-from small import make_letters
-from test_completer import NASTY
-from test_completion import CLOSE, typed_in, written_out
+from tests.small import make_letters
+from tests.test_completer import NASTY
+from tests.test_completion import CLOSE, typed_in, written_out
 
 
 @cache

@@ -11,7 +11,7 @@ from factorcell.config import MODELS, Config, ModelConfig, UserError
 from factorcell.data import prepare
 from factorcell.model import LanguageModel
 from factorcell.space import Range
-from small import CONTEXT, ROWS
+from tests.small import CONTEXT, ROWS
 
 CONFIG = Config.from_dict({"data": {"context": CONTEXT, "min_count": 1, "min_context_count": 1}})
 EVERYTHING: space.Space = {

@@ -16,7 +16,7 @@ from factorcell.rescoring import Scored, Weights, score
 from factorcell.run import Run
 from factorcell.speaker_learning import begin, learn, turns
 from factorcell.training import observe
-from small import make_run
+from tests.small import make_run
 
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea", "cold", "")
 WEIGHTS = Weights({"acoustic": 1.0, "model": 0.5})

@@ -12,7 +12,7 @@ from factorcell.generation import Manner
 from factorcell.judging import Judge
 from factorcell.run import Run
 from factorcell.specificity import contexts, examples, find_runs, measure, write
-from small import ROWS, make_run
+from tests.small import ROWS, make_run
 
 TABLE = [{**row, "text": f"{row['text']} {word}"} for row in ROWS for word in ("sea", "sun", "sand", "cold", "the")]
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import small
 from factorcell.config import ADAPTERS, OUTPUT_BIASES, UserError
 from factorcell.data import Corpus
 from factorcell.model import LanguageModel
 from factorcell.run import Run
 from factorcell.start import PARTS, Start, part_of, parts_named
 from factorcell.training import Trainer, train
+from tests import small
 
 
 def values_of(model: LanguageModel) -> dict[str, Tensor]:

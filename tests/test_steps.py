@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-import synthetic
 from factorcell import store
 from factorcell.config import Config
 from factorcell.data import Corpus, prepare
 from factorcell.run import Run
 from factorcell.training import Trainer, learning_rate, train
+from tests import synthetic
 
 
 def begin(folder: Path, dropout: float = 0.0, **training: Any) -> tuple[Run, Corpus]:

@@ -15,7 +15,7 @@ from factorcell.online import Learner, User, learn_one
 from factorcell.popularity import History, Popularity
 from factorcell.run import Run
 from factorcell.systems import MostPopular, OwnTexts, Personal, Plain, reading, systems
-from small import make_letters
+from tests.small import make_letters
 
 ROW = {"text": "abcab", "user": "ann", "city": "Nice", "time": 1}
 OTHERS = {name: value for name, value in ROW.items() if name != "text"}

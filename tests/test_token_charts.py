@@ -28,7 +28,7 @@ from factorcell.token_charts import (
     shade,
     unit_along,
 )
-from test_replay_report import texts_inside
+from tests.test_replay_report import texts_inside
 
 WORDS = "my boyfriend and i ate here and there was nothing left , so we did not stay at this place again </s>".split()
 RATIOS = np.linspace(-4, 4, len(WORDS)).tolist()

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from factorcell import plots, scatter, trials
-from test_plots import texts, words
-from test_report import HOSTILE, Page, requests
+from tests.test_plots import texts, words
+from tests.test_report import HOSTILE, Page, requests
 
 MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 LOGS = ("learning_rate", "embedding_size")

@@ -20,7 +20,8 @@ from factorcell.fit import fit, watched
 from factorcell.run import Run
 from factorcell.space import Range
 from factorcell.tuning import SearchOptions
-from small import CONTEXT, ROWS
+from tests import ROOT
+from tests.small import CONTEXT, ROWS
 
 CONFIG = Config.from_dict(
     {
@@ -156,7 +157,7 @@ PROCESS = """
 import os, signal, sys, time
 from pathlib import Path
 from factorcell import tuning
-from test_tuning import ROWS, searched
+from tests.test_tuning import ROWS, searched
 
 folder, doing, attempt, watched = Path(sys.argv[1]), sys.argv[2], tuning.Search.attempt, tuning.watched
 
@@ -187,7 +188,7 @@ searched(folder, 6, storage=sys.argv[3] if len(sys.argv) > 3 else None)
 def process(folder: Path, *given: str) -> "subprocess.Popen[bytes]":
     """Another Python that searches in `folder`."""
     folder.mkdir(exist_ok=True)
-    path = ":".join([str(Path(__file__).parent), *sys.path])
+    path = ":".join([str(ROOT), *sys.path])
     return subprocess.Popen([sys.executable, "-c", PROCESS, str(folder), *given], env={"PYTHONPATH": path})
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import synthetic
 from factorcell import ngram
 from factorcell.config import Config
 from factorcell.data import Corpus, prepare
 from factorcell.ngram import NGram
 from factorcell.value_ngrams import Texts, ValueNGram, exponents, inferred, normalised, posterior, tilted
 from factorcell.vocabulary import START
+from tests import synthetic
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 DATA = Config.from_dict({"data": {"context": ["dialect"], "min_count": 1, "min_context_count": 1}}).data
