@@ -30,10 +30,10 @@ from factorcell import kernels
 from factorcell.compiled_search import Compiled, usable
 from factorcell.completer import Completer
 from factorcell.completion import Found, Plain, Wanted, beam
+from factorcell.data.tables import open_table
 from factorcell.online import Learner, User
 from factorcell.popularity import History
 from factorcell.run import Run
-from factorcell.tables import open_table
 
 K = 10
 BEAM, PLAIN, FLOATS, HALF = "published beam", "plain exact", "compiled", "compiled, bfloat16"

@@ -30,12 +30,12 @@ from torch.nn import functional as F
 from factorcell import kernels, softmax
 from factorcell.cells import Cell
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig
-from factorcell.data import Corpus
+from factorcell.data.data import Corpus
+from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import END, SPECIALS, START, Vocabulary
 from factorcell.output import Proposal
 from factorcell.run import Run
-from factorcell.schema import RARE, ContextSchema, Variable
 from factorcell.training import Trainer, target_counts
-from factorcell.vocabulary import END, SPECIALS, START, Vocabulary
 
 Once = Callable[[], object]
 CONTEXT, WORDS = 30, 50_000

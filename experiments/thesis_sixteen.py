@@ -15,8 +15,8 @@ import pyarrow as pa
 
 import thesis
 from factorcell.classification import classify
+from factorcell.data.tables import open_table
 from factorcell.run import Run
-from factorcell.tables import open_table
 from thesis import Experiment, Options, Row, Tables
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from factorcell.data.vocabulary import END, START
 from factorcell.decoding import Rules
 from factorcell.model import Conditioned
 from factorcell.run import Run
-from factorcell.vocabulary import END, START
 
 Texts = dict[tuple[int, ...], float]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from factorcell import cli, parallel, store
 from factorcell.config import Config, UserError
-from factorcell.data import Batch, Corpus, prepare
+from factorcell.data.data import Batch, Corpus, prepare
 from factorcell.model import LanguageModel
 from factorcell.parallel import World
 from factorcell.run import Run

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from factorcell.config import Config
-from factorcell.data import prepare
+from factorcell.data.data import prepare
 from factorcell.run import Run
 from factorcell.training import observe
 

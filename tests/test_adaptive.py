@@ -12,14 +12,14 @@ from torch import Tensor
 
 from factorcell.adaptive import AdaptiveOutput, cutoffs
 from factorcell.config import INSIDE, Config, ModelConfig, UserError
-from factorcell.context import Context
-from factorcell.data import prepare
+from factorcell.data.context import Context
+from factorcell.data.data import prepare
+from factorcell.data.schema import MISSING, ContextSchema, Variable
+from factorcell.data.vocabulary import END, START
 from factorcell.output import Output, Tilt
 from factorcell.run import Run
-from factorcell.schema import MISSING, ContextSchema, Variable
 from factorcell.start import Start, part_of
 from factorcell.training import Trainer, target_counts, train
-from factorcell.vocabulary import END, START
 from tests.small import ROWS, make_run, nats_of
 
 V, E, H, K, B, T = 11, 4, 3, 5, 3, 4

@@ -14,7 +14,7 @@ from factorcell.advice import advise, expected, measured, recommend
 from factorcell.advice_texts import beginnings, columns_of, sample
 from factorcell.cli import main
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data import prepare
+from factorcell.data.data import prepare
 from factorcell.judging import rank_correlation
 from tests import synthetic
 from tests.small import make_run

@@ -16,7 +16,7 @@ from factorcell.blend import SOURCES
 from factorcell.cli import main
 from factorcell.completer import Completer
 from factorcell.config import UserError
-from factorcell.counts import FILE, Counts
+from factorcell.data.counts import FILE, Counts
 from factorcell.interactive import Menu, talk
 from factorcell.online import Learner, User, learn_one
 from factorcell.run import Run

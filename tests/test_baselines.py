@@ -15,8 +15,8 @@ from factorcell import baselines, store
 from factorcell.baselines import fasttext, linear, naive_bayes, read
 from factorcell.cli import main
 from factorcell.config import Config, UserError
-from factorcell.data import Corpus
-from factorcell.vocabulary import START
+from factorcell.data.data import Corpus
+from factorcell.data.vocabulary import START
 from tests.small import CONTEXT, make_run
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]

@@ -9,8 +9,8 @@ import torch
 
 from factorcell.beams import beam, distinct, stochastic
 from factorcell.config import UserError
+from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.decoding import Draw, Rules, Written
-from factorcell.vocabulary import END, UNKNOWN
 from tests.every_text import best, conditioned, every_text
 from tests.small import make_letters
 

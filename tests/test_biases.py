@@ -17,12 +17,12 @@ from torch import Tensor
 
 from factorcell.biases import HashBias, OneHotBias, _prime, sparse_bias
 from factorcell.config import ModelConfig, UserError, penalties
-from factorcell.context import Context
+from factorcell.data.context import Context
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import START
 from factorcell.rows import RowAdam
 from factorcell.run import Run
-from factorcell.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.training import Trainer, train
-from factorcell.vocabulary import START
 from tests.small import ROWS, make_run
 
 V = 30

@@ -11,7 +11,7 @@ from factorcell.blend import DEFAULT, FEATURES, SOURCES, Blend, Candidate, Weigh
 from factorcell.completer import Completer, Suggestions
 from factorcell.completion import Suggestion
 from factorcell.config import Config, UserError
-from factorcell.counts import FILE, Counts
+from factorcell.data.counts import FILE, Counts
 from factorcell.fit import fit
 from factorcell.online import User, learn_one
 from factorcell.popularity import History, Popularity

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from factorcell.config import ADAPTERS, CELLS, ModelConfig
-from factorcell.context import Context
-from factorcell.data import Batch
+from factorcell.data.context import Context
+from factorcell.data.data import Batch
+from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import END, START
 from factorcell.model import LanguageModel
-from factorcell.schema import RARE, ContextSchema, Variable
-from factorcell.vocabulary import END, START
 
 V, B = 6, 3
 SIZE: dict[str, Any] = {

@@ -19,8 +19,8 @@ from factorcell.compiled_search import Compiled, PackedTyped, engine, search, us
 from factorcell.completer import Completer
 from factorcell.completion import Found, Ids, Plain, Wanted, beam
 from factorcell.config import OUTPUT_BIASES
+from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.run import Run
-from factorcell.vocabulary import END, START, UNKNOWN
 from tests.small import make_letters
 from tests.test_completion import CLOSE, same, typed_in, written_out
 

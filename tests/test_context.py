@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.columns import Numbers
 from factorcell.config import DataConfig, ModelConfig, UserError
-from factorcell.context import Bags, Context
+from factorcell.data.columns import Numbers
+from factorcell.data.context import Bags, Context
+from factorcell.data.kinds import Texts
+from factorcell.data.schema import HARMONICS, MISSING, RARE, ContextSchema, Variable
 from factorcell.encoder import ContextEncoder, NumberInputs, WordBag
-from factorcell.kinds import Texts
-from factorcell.schema import HARMONICS, MISSING, RARE, ContextSchema, Variable
 
 CONFIG = ModelConfig(variable_size=3, number_size=4, context_size=5)
 CITY = Variable("city", "category", values=(RARE, "a", "b"), counts=(2, 3, 5), rare=2, least=50)

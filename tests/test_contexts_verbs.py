@@ -12,7 +12,7 @@ import pytest
 from factorcell import contexts_report, embeddings, store
 from factorcell.cli import main
 from factorcell.config import Config
-from factorcell.data import prepare
+from factorcell.data.data import prepare
 from factorcell.embeddings import Embeddings
 from factorcell.run import Run
 from tests.pages import Reader

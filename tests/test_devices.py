@@ -13,14 +13,14 @@ from torch import Tensor
 from factorcell.beams import beam, distinct
 from factorcell.classification import log_likelihoods
 from factorcell.config import OUTPUT_BIASES, Config
-from factorcell.data import prepare
+from factorcell.data.data import prepare
 from factorcell.decoding import Draw, Rules, drawing, steps, write
 from factorcell.parallel import World
 from factorcell.run import Run
 from factorcell.training import Row, Trainer
+from tests.data.test_kinds import CONTEXT, rows_of_all_kinds
 from tests.elsewhere import DEVICE, Elsewhere
 from tests.small import ROWS, make_run
-from tests.test_kinds import CONTEXT, rows_of_all_kinds
 
 MISSING: dict[str, Any] = {"text": "sun and sea", "city": None, "stars": None, "lat": None, "lon": None}
 

@@ -12,10 +12,10 @@ import torch
 
 from factorcell import embeddings
 from factorcell.config import Config, UserError
+from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.embeddings import Column, Embeddings
 from factorcell.fit import fit
 from factorcell.run import Run
-from factorcell.vocabulary import START, UNKNOWN
 from tests.small import make_letters, make_run
 
 Row = dict[str, Any]

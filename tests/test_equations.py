@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import ADAPTERS, OUTPUT_BIASES, ModelConfig, UserError
-from factorcell.context import Context
-from factorcell.data import Batch
+from factorcell.data.context import Context
+from factorcell.data.data import Batch
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import END, START
 from factorcell.model import LanguageModel
 from factorcell.output import Proposal, Samples
-from factorcell.schema import MISSING, RARE, ContextSchema, Variable
-from factorcell.vocabulary import END, START
 from tests.small import place
 
 Array = NDArray[np.float64]

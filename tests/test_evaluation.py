@@ -10,11 +10,11 @@ import torch
 
 from factorcell import evaluation
 from factorcell.config import OUTPUT_BIASES, UserError
-from factorcell.data import targets
+from factorcell.data.data import targets
+from factorcell.data.vocabulary import UNKNOWN
 from factorcell.evaluation import evaluate, evaluate_by, top_accuracy
 from factorcell.run import Run
 from factorcell.scoring import Tally
-from factorcell.vocabulary import UNKNOWN
 from tests.small import ROWS, make_run, nats_of
 
 

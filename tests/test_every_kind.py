@@ -14,14 +14,14 @@ import torch
 from factorcell.card import text as card_of
 from factorcell.classification import classify, classify_points, log_likelihoods
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data import Corpus, prepare
+from factorcell.data.data import Corpus, prepare
+from factorcell.data.schema import ContextSchema
 from factorcell.evaluation import evaluate, evaluate_by
 from factorcell.fit import fit
 from factorcell.run import Run
-from factorcell.schema import ContextSchema
 from factorcell.training import train
+from tests.data.test_kinds import CONTEXT, rows_of_all_kinds
 from tests.small import nats_of
-from tests.test_kinds import CONTEXT, rows_of_all_kinds
 
 EVERY = ("city", "lat:number", *CONTEXT)
 ROWS = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(12)]

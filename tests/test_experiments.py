@@ -22,8 +22,8 @@ import thesis_subreddits
 import thesis_variables
 from factorcell import store, training
 from factorcell.config import Config, UserError
+from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.run import Run
-from factorcell.schema import RARE, ContextSchema, Variable
 from tests.small import make_run
 
 ALL = {

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from factorcell.config import UserError
+from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.decoding import Rules
 from factorcell.gaps import fill
-from factorcell.vocabulary import END, UNKNOWN
 from tests.every_text import conditioned, logs_after, may_follow
 from tests.small import make_letters
 

@@ -12,7 +12,8 @@ import pytest
 
 from factorcell import plots
 from factorcell.config import Config, UserError
-from factorcell.data import Corpus, prepare
+from factorcell.data.data import Corpus, prepare
+from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.judging import (
     COPIED,
     KINDS,
@@ -26,7 +27,6 @@ from factorcell.judging import (
     repeated,
 )
 from factorcell.specificity_charts import specificity_against_accuracy, specificity_against_rank_and_perplexity
-from factorcell.vocabulary import END, UNKNOWN
 
 DATA = Config.from_dict({"data": {"text": "review", "min_count": 2, "min_context_count": 5, "max_tokens": 12}}).data
 WORDS = {"1": "awful dirty rude cold", "3": "plain okay average usual", "5": "lovely clean kind warm"}

@@ -60,7 +60,8 @@ def places(root: Path) -> dict[str, int]:
     A module imports from the rooms above its own, and in its own room from the modules named before it.
     """
     order = (root / "docs" / "architecture.md").read_text(encoding="utf-8").split("```order\n")[1].split("```")[0]
-    numbers, found = itertools.count(), {}
+    numbers = itertools.count()
+    found: dict[str, int] = {}
     for line in order.splitlines():
         room, _, modules = line.rpartition(":")
         parts = room.split(".") if room else []

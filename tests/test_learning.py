@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config
-from factorcell.data import prepare
+from factorcell.data.data import prepare
 from factorcell.run import Run
 from factorcell.training import train
 from tests.synthetic import NAMES, dialects

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from factorcell import likelihood_ratios
 from factorcell.classification import classify
 from factorcell.config import UserError
+from factorcell.data.vocabulary import START
 from factorcell.likelihood_ratios import explain, raised, strength
 from factorcell.run import Run
-from factorcell.vocabulary import START
 from tests.small import make_letters, make_run, nats_of
 
 TEXTS = ("the sea is cold", "sun", "", "the kvetching sea", "the sun the sea the sand the cold")

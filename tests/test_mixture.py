@@ -12,11 +12,11 @@ import torch
 
 from factorcell import mixture, store
 from factorcell.config import Config, UserError
-from factorcell.data import prepare, targets
+from factorcell.data.data import prepare, targets
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import evaluate_by
 from factorcell.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
 from factorcell.run import Run
-from factorcell.vocabulary import Vocabulary
 from tests import small
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from factorcell.config import ADAPTERS, OUTPUT_BIASES
-from factorcell.context import Context
-from factorcell.data import Batch
+from factorcell.data.context import Context
+from factorcell.data.data import Batch
+from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.dropout import mask
 from factorcell.model import LanguageModel
 from factorcell.output import Samples
 from factorcell.run import Run
-from factorcell.vocabulary import END, START, UNKNOWN
 from tests.small import CONTEXT, ROWS, make_run
 
 ADAPTS = [(), *((name,) for name in ADAPTERS), ("concat", "factor"), ADAPTERS]
@@ -153,7 +153,7 @@ def test_selected_conditions_are_those_conditions(tmp_path: Path) -> None:
 def test_without_variables_nothing_is_adapted() -> None:
     """A table of plain texts makes a plain model."""
     from factorcell.config import ModelConfig
-    from factorcell.schema import ContextSchema
+    from factorcell.data.schema import ContextSchema
 
     model = LanguageModel(ModelConfig(embedding_size=3, hidden_size=4), 6, ContextSchema())
     assert model.encoder is None

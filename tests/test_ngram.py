@@ -12,10 +12,10 @@ import pytest
 
 from factorcell import ngram
 from factorcell.config import Config, UserError
-from factorcell.data import Corpus, prepare, targets
+from factorcell.data.data import Corpus, prepare, targets
+from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary
 from factorcell.evaluation import evaluate, evaluate_by, top_accuracy
 from factorcell.ngram import FALLBACK, NGram, discounts
-from factorcell.vocabulary import END, START, UNKNOWN, Vocabulary
 from tests import synthetic
 from tests.small import ROWS, make_run
 

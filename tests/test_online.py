@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from factorcell.completer import Completer
 from factorcell.config import Config, UserError
-from factorcell.data import prepare
+from factorcell.data.data import prepare
 from factorcell.online import OPTIMISERS, REACH, Floats, Learner, Rule, User, learn_one
 from factorcell.popularity import History
 from factorcell.run import Run

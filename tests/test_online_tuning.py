@@ -12,7 +12,7 @@ from factorcell.blend import DEFAULT, FEATURES, Blend, Weights
 from factorcell.cli import main
 from factorcell.completer import Completer
 from factorcell.config import UserError
-from factorcell.counts import FILE, Counts
+from factorcell.data.counts import FILE, Counts
 from factorcell.online import Learner, Rule
 from factorcell.online_tuning import perplexity, proposals, rates, reciprocal_rank
 from factorcell.popularity import Popularity

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from factorcell.biases import TABLES
 from factorcell.config import INSIDE, OUTPUT_BIASES, ModelConfig
-from factorcell.context import Context
+from factorcell.data.context import Context
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import START
 from factorcell.output import Output, Proposal, Samples, Tilt
-from factorcell.schema import MISSING, RARE, ContextSchema, Variable
-from factorcell.vocabulary import START
 from tests.small import place
 
 V, E, H, K, B, T = 9, 3, 4, 5, 4, 3

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from factorcell import devices, parallel, store
 from factorcell.config import UserError
-from factorcell.context import Context
-from factorcell.data import Batch
+from factorcell.data.context import Context
+from factorcell.data.data import Batch
 from factorcell.output import Proposal
 from factorcell.parallel import World
 from factorcell.training import Loss

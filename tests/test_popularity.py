@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from factorcell import popularity, store
 from factorcell.completion import Suggestion
 from factorcell.config import UserError
-from factorcell.counts import Counts
+from factorcell.data.counts import Counts
 from factorcell.popularity import BLOCK, History, Popularity
 
 TEXTS = st.text("ab\0é🇳", max_size=4)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from factorcell.config import CELLS, ModelConfig
-from factorcell.context import Context
-from factorcell.data import Batch
+from factorcell.data.context import Context
+from factorcell.data.data import Batch
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import END, START
 from factorcell.decoding import Draw, Rules, drawing, steps, write
 from factorcell.model import LanguageModel
 from factorcell.prefix import Prefix
-from factorcell.schema import MISSING, RARE, ContextSchema, Variable
-from factorcell.vocabulary import END, START
 
 V = 7
 SIZE: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 
 from factorcell import store
 from factorcell.cli import main
-from factorcell.counts import FILE, Counts
+from factorcell.data.counts import FILE, Counts
 from factorcell.replay_summary import summarise
 from factorcell.run import Run
 from tests.test_systems import save

@@ -18,7 +18,7 @@ import torch
 
 from factorcell import store
 from factorcell.config import Config, UserError
-from factorcell.data import Corpus, prepare
+from factorcell.data.data import Corpus, prepare
 from factorcell.run import Run
 from factorcell.training import Row, Trainer, train
 from tests import ROOT, synthetic

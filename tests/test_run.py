@@ -8,9 +8,9 @@ import pytest
 
 from factorcell import store
 from factorcell.config import UserError
-from factorcell.data import target_offsets, targets
+from factorcell.data.data import target_offsets, targets
+from factorcell.data.vocabulary import END, START
 from factorcell.run import Run
-from factorcell.vocabulary import END, START
 from tests.small import ROWS, make_run
 
 

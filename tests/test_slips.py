@@ -19,11 +19,11 @@ from factorcell.cli import main
 from factorcell.completer import Completer, Suggestions
 from factorcell.completion import Suggestion
 from factorcell.config import UserError
+from factorcell.data.vocabulary import END
 from factorcell.forgiving import Forgiving
 from factorcell.popularity import History
 from factorcell.run import Run
 from factorcell.slips import FIRST, SLIP, Meanings, Meant, Pattern, Slips, join, meant
-from factorcell.vocabulary import END
 from tests.small import make_letters
 from tests.test_completer import NASTY
 from tests.test_completion import CLOSE, typed_in, written_out

@@ -8,7 +8,7 @@ import pytest
 
 from factorcell import space
 from factorcell.config import MODELS, Config, ModelConfig, UserError
-from factorcell.data import prepare
+from factorcell.data.data import prepare
 from factorcell.model import LanguageModel
 from factorcell.space import Range
 from tests.small import CONTEXT, ROWS

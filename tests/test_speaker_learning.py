@@ -9,7 +9,7 @@ import torch
 
 from factorcell import rescoring
 from factorcell.config import Config, UserError
-from factorcell.data import prepare
+from factorcell.data.data import prepare
 from factorcell.nbest import NBest, read_nbest
 from factorcell.online import Learner, Rule
 from factorcell.rescoring import Scored, Weights, score

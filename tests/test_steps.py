@@ -11,7 +11,7 @@ import torch
 
 from factorcell import store
 from factorcell.config import Config
-from factorcell.data import Corpus, prepare
+from factorcell.data.data import Corpus, prepare
 from factorcell.run import Run
 from factorcell.training import Trainer, learning_rate, train
 from tests import synthetic

@@ -9,8 +9,8 @@ from factorcell import store
 from factorcell.blend import Blend
 from factorcell.completer import Completer
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.counts import FILE, Counts
-from factorcell.data import prepare
+from factorcell.data.counts import FILE, Counts
+from factorcell.data.data import prepare
 from factorcell.online import Learner, User, learn_one
 from factorcell.popularity import History, Popularity
 from factorcell.run import Run

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from factorcell.config import Config, TrainingConfig, UserError
-from factorcell.data import Corpus, prepare
+from factorcell.data.data import Corpus, prepare
 from factorcell.run import Run
 from factorcell.training import Trainer, due, learning_rate, target_counts, train
 

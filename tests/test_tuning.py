@@ -15,7 +15,7 @@ from filelock import FileLock
 from factorcell import space, store, trials, tuning
 from factorcell.classification import classify
 from factorcell.config import Config, UserError
-from factorcell.data import prepare
+from factorcell.data.data import prepare
 from factorcell.fit import fit, watched
 from factorcell.run import Run
 from factorcell.space import Range

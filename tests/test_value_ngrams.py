@@ -11,10 +11,10 @@ import pytest
 
 from factorcell import ngram
 from factorcell.config import Config
-from factorcell.data import Corpus, prepare
+from factorcell.data.data import Corpus, prepare
+from factorcell.data.vocabulary import START
 from factorcell.ngram import NGram
 from factorcell.value_ngrams import Texts, ValueNGram, exponents, inferred, normalised, posterior, tilted
-from factorcell.vocabulary import START
 from tests import synthetic
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]

@@ -5,7 +5,7 @@ from factorcell.classification import classify, classify_points, log_likelihoods
 from factorcell.compare import compare
 from factorcell.completer import Completer
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
-from factorcell.data import Corpus, prepare
+from factorcell.data.data import Corpus, prepare
 from factorcell.evaluation import evaluate, evaluate_by
 from factorcell.finetuning import finetune
 from factorcell.fit import fit

@@ -24,10 +24,10 @@ from torch.nn import functional as F
 from factorcell import softmax
 from factorcell.biases import TABLES
 from factorcell.config import ModelConfig, UserError
-from factorcell.context import Context
+from factorcell.data.context import Context
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import END, START
 from factorcell.output import Tilt
-from factorcell.schema import ContextSchema
-from factorcell.vocabulary import END, START
 
 SHARES = (16, 4)  # without cutoffs given: the head has a 16th of the vocabulary, the first cluster goes up to a quarter
 

@@ -27,10 +27,10 @@ from tqdm import tqdm
 from factorcell import baselines
 from factorcell.advice_texts import ROWS, Column, Ids, Split, beginnings, columns_of, sample
 from factorcell.config import DataConfig, UserError
-from factorcell.data import Corpus, prepare
-from factorcell.kinds import parse_column
+from factorcell.data.data import Corpus, prepare
+from factorcell.data.kinds import parse_column
+from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.run import Run
-from factorcell.schema import RARE, ContextSchema, Variable
 from factorcell.value_ngrams import ValueNGram, exponents, inferred, normalised, posterior, tilted
 
 LEAST = 20  # rows that say anything at all

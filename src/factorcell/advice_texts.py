@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from factorcell import ngram
 from factorcell.config import DataConfig, UserError
-from factorcell.data import Corpus
+from factorcell.data.data import Corpus
+from factorcell.data.schema import Variable
+from factorcell.data.tables import open_table
 from factorcell.ngram import NGram
-from factorcell.schema import Variable
-from factorcell.tables import open_table
 from factorcell.value_ngrams import Texts, ValueNGram
 
 ROWS = 100_000  # read of a table, unless more are wanted

@@ -7,7 +7,7 @@ from typing import Any
 from factorcell import advice, advice_report, options, screen, store
 from factorcell.advice_texts import ROWS
 from factorcell.config import UserError
-from factorcell.tables import name_of
+from factorcell.data.tables import name_of
 
 
 def add(verbs: Any) -> None:

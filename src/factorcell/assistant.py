@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from factorcell.blend import Blend
 from factorcell.completer import Completer, Suggestions, Written
-from factorcell.counts import FILE
+from factorcell.data.counts import FILE
 from factorcell.online import Learner, User, tells_apart
 from factorcell.popularity import Popularity
 from factorcell.run import Run

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import baselines, options, results, screen
-from factorcell.data import Corpus
+from factorcell.data.data import Corpus
 from factorcell.ngram import NGram
 
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.config import ModelConfig, penalties
-from factorcell.context import Context
-from factorcell.schema import MISSING, ContextSchema
+from factorcell.data.context import Context
+from factorcell.data.schema import MISSING, ContextSchema
 
 HASHES = 16  # bits of the Bloom filter that a pair sets
 AT_ONCE = 1 << 19  # pairs of a value and a token that are looked at together

@@ -3,8 +3,8 @@
 from typing import Any
 
 from factorcell import store
+from factorcell.data.schema import TIMES, Variable
 from factorcell.run import Run
-from factorcell.schema import TIMES, Variable
 
 Row = dict[str, Any]
 

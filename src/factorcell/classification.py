@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.columns import category_name, is_missing, to_number
 from factorcell.config import UserError, choose
-from factorcell.context import Context
-from factorcell.data import Batch, Corpus
+from factorcell.data.columns import category_name, is_missing, to_number
+from factorcell.data.context import Context
+from factorcell.data.data import Batch, Corpus
+from factorcell.data.tables import open_table
 from factorcell.model import Conditioned
 from factorcell.output import Proposal, Samples
 from factorcell.run import TOKENS, Run
-from factorcell.tables import open_table
 
 EARTH_RADIUS = 6371.0088  # km
 

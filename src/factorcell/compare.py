@@ -6,9 +6,9 @@ from typing import Any
 
 from factorcell import evaluation, store
 from factorcell.config import PAPER_MODELS, Config, UserError
+from factorcell.data.tables import name_of
 from factorcell.fit import Say, fit, tell
 from factorcell.results import note, told_apart
-from factorcell.tables import name_of
 
 Row = dict[str, Any]
 SCORES = ("accuracy", "macro_f1", "auc")

@@ -22,10 +22,10 @@ from torch.nn import functional as F
 from factorcell import kernels
 from factorcell.cells import Cell, Coupled
 from factorcell.completion import GROWTH, ROWS, WAITING, Completion, Found, Ids, Plain, Wanted
-from factorcell.context import Context
+from factorcell.data.context import Context
+from factorcell.data.vocabulary import END, START
 from factorcell.model import Conditioned, LanguageModel
 from factorcell.output import Output
-from factorcell.vocabulary import END, START
 
 LIMITS = ("seconds", "lost")
 COUNTS = ("k", "most", "empty", "rows", "waiting", "count", "expanded")

@@ -21,11 +21,11 @@ import torch
 from factorcell import compiled_search
 from factorcell.completion import Found, Ids, Plain, Suggestion, Typed, Wanted
 from factorcell.config import UserError
-from factorcell.counts import UNITS
+from factorcell.data.counts import UNITS
+from factorcell.data.vocabulary import splitter
 from factorcell.online import User, user_variable
 from factorcell.run import Run
 from factorcell.slips import Meant, Slips, join, meant
-from factorcell.vocabulary import splitter
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.cells import State
-from factorcell.context import Context
+from factorcell.data.context import Context
+from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model import Conditioned, LanguageModel, States
-from factorcell.vocabulary import END, START, UNKNOWN
 
 Ids = tuple[int, ...]  # tokens of a completion: after what is typed, before the end token
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from factorcell.assistant import Assistant
 from factorcell.blend import SOURCES, Blend, Weights
 from factorcell.completer import Completer, Suggestions
 from factorcell.config import UserError
-from factorcell.counts import FILE
+from factorcell.data.counts import FILE
 from factorcell.online import OPTIMISERS, Learner, Rule, User
 from factorcell.popularity import Popularity
 from factorcell.progressive import Stream

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from factorcell.cells import State
 from factorcell.config import UserError
+from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model import Conditioned, States
-from factorcell.vocabulary import END, START, UNKNOWN
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
 LIKELY = 256  # tokens that mostly hold enough of the probability to draw among

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from factorcell import store
 from factorcell.classification import Classification, classify_points, log_likelihoods
 from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, TrainingConfig
+from factorcell.data.tables import open_table
 from factorcell.evaluation import evaluate
 from factorcell.fit import fit
 from factorcell.generation import Manner, generate
 from factorcell.run import Run
-from factorcell.tables import open_table
 
 CONFIG = Config(
     data=DataConfig(context=("lat:number", "lon:number"), unit="char", min_count=10, max_tokens=40),

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from factorcell.columns import category_name, is_missing, to_number
 from factorcell.config import INSIDE, UserError, choose
-from factorcell.kinds import parse_column
+from factorcell.data.columns import category_name, is_missing, to_number
+from factorcell.data.kinds import parse_column
+from factorcell.data.tables import open_table
+from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.run import Run
-from factorcell.tables import open_table
-from factorcell.vocabulary import END, UNKNOWN
 
 MEASURES = ("cosine", "distance")
 SIGMA = 1.5  # deviations from the centre to the edge of an ellipse (TACL 2018, figure 6)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.config import ModelConfig, choose
-from factorcell.context import Bags, Context
-from factorcell.schema import MISSING, ContextSchema, Variable, waves
+from factorcell.data.context import Bags, Context
+from factorcell.data.schema import MISSING, ContextSchema, Variable, waves
 
 # Embeddings start near each other: what a rare value, of which training says little, starts with is noise for good.
 SPREAD = 0.1

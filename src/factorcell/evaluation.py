@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from factorcell.columns import category_name, is_missing, to_number
 from factorcell.config import UserError
-from factorcell.data import Corpus, target_offsets, targets
+from factorcell.data.columns import category_name, is_missing, to_number
+from factorcell.data.data import Corpus, target_offsets, targets
+from factorcell.data.tables import open_table
+from factorcell.data.vocabulary import UNKNOWN
 from factorcell.scoring import Ranker, Scorer, Tally
-from factorcell.tables import open_table
-from factorcell.vocabulary import UNKNOWN
 
 BINS = 5  # quantiles that stand for the values of a number
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from factorcell.config import Config, TrainingConfig, UserError
-from factorcell.data import Corpus
+from factorcell.data.data import Corpus
 from factorcell.fit import HELD_OUT, Say, begun, check_same, finish, learn
 from factorcell.run import Run
 from factorcell.start import ALL, Start, parts_named

@@ -8,11 +8,11 @@ from tqdm import tqdm
 
 from factorcell import card, parallel, store
 from factorcell.config import Config, UserError
-from factorcell.counts import FILE, UNITS, Counts
-from factorcell.data import Corpus, prepare
+from factorcell.data.counts import FILE, UNITS, Counts
+from factorcell.data.data import Corpus, prepare
+from factorcell.data.tables import name_of
 from factorcell.parallel import World
 from factorcell.run import Run
-from factorcell.tables import name_of
 from factorcell.training import train
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from factorcell.config import UserError
+from factorcell.data.vocabulary import END
 from factorcell.decoding import Clock, Front, Rules, Steps, begin, look
 from factorcell.model import Conditioned, States
-from factorcell.vocabulary import END
 
 
 @dataclass(frozen=True)

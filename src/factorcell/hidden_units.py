@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from factorcell.columns import category_name, is_missing
 from factorcell.config import UserError
-from factorcell.data import Batch, Corpus
+from factorcell.data.columns import category_name, is_missing
+from factorcell.data.data import Batch, Corpus
+from factorcell.data.tables import open_table
+from factorcell.data.vocabulary import split
 from factorcell.run import Run
-from factorcell.tables import open_table
-from factorcell.vocabulary import split
 
 STATES = 1 << 18  # states of all tokens that are compared at most
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from factorcell import baselines
 from factorcell.classification import Classification
-from factorcell.columns import category_name
 from factorcell.config import DataConfig, UserError, choose
-from factorcell.data import Corpus, prepare
-from factorcell.vocabulary import END, Vocabulary
+from factorcell.data.columns import category_name
+from factorcell.data.data import Corpus, prepare
+from factorcell.data.vocabulary import END, Vocabulary
 
 KINDS: dict[str, type[baselines.Linear] | type[baselines.FastText]] = {
     "linear": baselines.Linear,

@@ -20,11 +20,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from factorcell.config import UserError
-from factorcell.data import Corpus, target_offsets
+from factorcell.data.data import Corpus, target_offsets
+from factorcell.data.tables import open_table
+from factorcell.data.vocabulary import END, START, split
 from factorcell.model import RANKED
 from factorcell.run import Run
-from factorcell.tables import open_table
-from factorcell.vocabulary import END, START, split
 
 STRENGTHS = (0.5, 1.0, 2.0)  # nats from which a ratio is weak, clear or strong
 READS = ("unit", "lowercase", "strip_punctuation", "max_tokens")  # options that decide what the tokens of a text are

@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import store
-from factorcell.columns import Categories
 from factorcell.config import UserError
-from factorcell.data import Corpus
+from factorcell.data.columns import Categories
+from factorcell.data.data import Corpus
+from factorcell.data.schema import ContextSchema, Variable
+from factorcell.data.tables import open_table
 from factorcell.results import open_model
-from factorcell.schema import ContextSchema, Variable
 from factorcell.scoring import Scorer
 from factorcell.separate import INDEX as SEPARATE
 from factorcell.separate import Separate
-from factorcell.tables import open_table
 
 INDEX = "mixture.json"
 PRIOR = 100.0  # targets' worth of the weights of all texts in those of a value

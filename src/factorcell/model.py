@@ -18,14 +18,14 @@ from factorcell.adapters import Weights
 from factorcell.adaptive import AdaptiveOutput
 from factorcell.cells import Cell, State
 from factorcell.config import ModelConfig, UserError
-from factorcell.context import Context
-from factorcell.data import Batch
+from factorcell.data.context import Context
+from factorcell.data.data import Batch
+from factorcell.data.schema import ContextSchema
 from factorcell.dropout import mask
 from factorcell.encoder import ContextEncoder
 from factorcell.output import Output, Picked, Reads, Samples, Tilt
 from factorcell.prefix import Prefix
 from factorcell.recurrence import Packed
-from factorcell.schema import ContextSchema
 
 SOFTMAXES: dict[str, type[Output] | type[AdaptiveOutput]] = {"full": Output, "adaptive": AdaptiveOutput}
 

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import UserError, choose
-from factorcell.tables import open_table
+from factorcell.data.tables import open_table
 
 Floats = NDArray[np.float64]
 Edit = tuple[str, str, str]  # equal, substituted, deleted or inserted; the word of the reference; that of the text

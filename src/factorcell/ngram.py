@@ -25,9 +25,9 @@ from tqdm import tqdm
 
 from factorcell import store
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data import Corpus, prepare, targets
-from factorcell.schema import ContextSchema
-from factorcell.vocabulary import START, Vocabulary
+from factorcell.data.data import Corpus, prepare, targets
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import START, Vocabulary
 
 ORDERS = range(1, 8)
 TOKENS = 1 << 20  # of a corpus that are looked up at once

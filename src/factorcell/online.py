@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from factorcell import store
 from factorcell.config import UserError, choose
+from factorcell.data.schema import Variable
 from factorcell.popularity import History
 from factorcell.run import Run
-from factorcell.schema import Variable
 
 Floats = NDArray[np.float32]
 Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (s, k) -> change at rate 1, state

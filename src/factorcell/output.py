@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from factorcell import softmax
 from factorcell.biases import TABLES, HashBias, OneHotBias, Pairs
 from factorcell.config import INSIDE, ModelConfig
-from factorcell.context import Context
-from factorcell.schema import ContextSchema
-from factorcell.vocabulary import START
+from factorcell.data.context import Context
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import START
 
 BIASES_AT_ONCE = 1 << 21  # of texts and tokens
 

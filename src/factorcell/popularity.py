@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from factorcell.completion import Suggestion
 from factorcell.config import UserError
-from factorcell.counts import FILE, Counts
+from factorcell.data.counts import FILE, Counts
 from factorcell.run import Run
 
 BLOCK = 256  # texts of which only the most popular is looked at first

@@ -8,9 +8,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from factorcell.context import Context
+from factorcell.data.context import Context
+from factorcell.data.schema import ContextSchema
 from factorcell.encoder import NumberInputs, VectorMap, WordBag, embedded
-from factorcell.schema import ContextSchema
 
 
 class Prefix(nn.Module):

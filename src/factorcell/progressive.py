@@ -18,11 +18,11 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from factorcell import store
-from factorcell.columns import is_missing, shown, to_number, to_time
 from factorcell.completion import Suggestion
 from factorcell.config import DataConfig, UserError
-from factorcell.tables import open_table
-from factorcell.vocabulary import GRAPHEME, splitter
+from factorcell.data.columns import is_missing, shown, to_number, to_time
+from factorcell.data.tables import open_table
+from factorcell.data.vocabulary import GRAPHEME, splitter
 
 TYPED, LEFT = 2, 1  # characters that a prefix has at least, and that are left to complete
 COUNT = 10  # suggestions that are asked for

@@ -6,8 +6,8 @@ from typing import Any
 
 from factorcell import options, replay_report, replay_summary, screen, store, systems
 from factorcell.config import UserError
+from factorcell.data.tables import name_of
 from factorcell.progressive import known_prefixes, read, replay
-from factorcell.tables import name_of
 
 
 def add(verbs: Any) -> None:

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from factorcell import list_weights, store
-from factorcell.columns import category_name, is_missing
 from factorcell.config import UserError, choose
-from factorcell.data import Corpus
+from factorcell.data.columns import category_name, is_missing
+from factorcell.data.data import Corpus
 from factorcell.evaluation import text_tallies
 from factorcell.nbest import LM, MODEL, WORDS, NBest, Utterance, align, distances
 from factorcell.ngram import NGram

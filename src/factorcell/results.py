@@ -6,13 +6,13 @@ from typing import Any
 
 from factorcell import card, evaluation, ngram, store
 from factorcell.classification import Classification, classify
-from factorcell.columns import to_number
 from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.columns import to_number
+from factorcell.data.tables import name_of, open_table
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.ngram import NGram
 from factorcell.run import Run
 from factorcell.scoring import Scorer
-from factorcell.tables import name_of, open_table
-from factorcell.vocabulary import Vocabulary
 
 Row = dict[str, Any]
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from factorcell import kernels, store
 from factorcell.config import PRECISIONS, Config, UserError, choose
-from factorcell.data import Batch, Corpus, prepare, target_offsets
+from factorcell.data.data import Batch, Corpus, prepare, target_offsets
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.devices import find_device
 from factorcell.model import LanguageModel
-from factorcell.schema import ContextSchema
-from factorcell.vocabulary import Vocabulary
 
 TOKENS = 20_000  # targets scored at once
 

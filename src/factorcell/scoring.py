@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.data import Corpus
-from factorcell.schema import ContextSchema
-from factorcell.vocabulary import Vocabulary
+from factorcell.data.data import Corpus
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import Vocabulary
 
 
 class Scorer(Protocol):

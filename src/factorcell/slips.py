@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from factorcell.completion import Suggestion, Typed
 from factorcell.config import UserError
+from factorcell.data.vocabulary import END, UNKNOWN, Vocabulary
 from factorcell.model import LanguageModel
-from factorcell.vocabulary import END, UNKNOWN, Vocabulary
 
 Whole = NDArray[np.int64]
 Counts = NDArray[np.int8]

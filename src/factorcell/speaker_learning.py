@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from factorcell.columns import category_name, is_missing
-from factorcell.data import Corpus
+from factorcell.data.columns import category_name, is_missing
+from factorcell.data.data import Corpus
+from factorcell.data.schema import MISSING
 from factorcell.nbest import MODEL, WORDS, NBest
 from factorcell.online import Learner, Rule, User
 from factorcell.rescoring import Floats, Scored, Weights, checked, contexts, features_of, parts, read
 from factorcell.run import TOKENS, Run
-from factorcell.schema import MISSING
 
 Ids = NDArray[np.int64]
 

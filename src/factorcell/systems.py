@@ -20,12 +20,12 @@ from factorcell.blend import Blend
 from factorcell.completer import Completer
 from factorcell.completion import Suggestion
 from factorcell.config import Config, DataConfig, UserError, choose
-from factorcell.counts import FILE, Counts
+from factorcell.data.counts import FILE, Counts
+from factorcell.data.schema import ContextSchema
 from factorcell.online import Learner, User, tells_apart
 from factorcell.popularity import History, Popularity
 from factorcell.progressive import System
 from factorcell.run import Run
-from factorcell.schema import ContextSchema
 
 Row = Mapping[str, Any]
 

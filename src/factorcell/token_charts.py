@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from factorcell.data.vocabulary import END, SPECIALS
 from factorcell.likelihood_ratios import strength
 from factorcell.plots import ACCENT, INK, LOSS, MUTED, OTHERS, RULE, WIDTH, Row, legend, titled
-from factorcell.vocabulary import END, SPECIALS
 
 FIRST, SECOND = LOSS, ACCENT  # colours of the two contexts; the paper's figure has blue and red
 FULL = 3.0  # nats at which a token has the full shade

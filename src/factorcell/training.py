@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from factorcell import kernels, store
 from factorcell.config import TrainingConfig, UserError
-from factorcell.data import Batch, Corpus, targets
+from factorcell.data.data import Batch, Corpus, targets
+from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.devices import find_device
 from factorcell.model import LanguageModel
 from factorcell.output import Picked, Proposal, Reads, Samples
@@ -26,7 +27,6 @@ from factorcell.parallel import World
 from factorcell.rows import RowAdam
 from factorcell.run import Run
 from factorcell.start import Start
-from factorcell.vocabulary import START, UNKNOWN
 
 STRIDE = 1 << 18  # texts whose words are looked at together
 

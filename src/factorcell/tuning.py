@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from factorcell import results, space, store, tables
+from factorcell import results, space, store
 from factorcell.config import Config, UserError, choose
-from factorcell.data import Corpus, prepare
+from factorcell.data import tables
+from factorcell.data.data import Corpus, prepare
 from factorcell.fit import HELD_OUT, Say, finish, watched
 from factorcell.results import Row
 from factorcell.run import Run

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig
-from factorcell.vocabulary import END, START, UNKNOWN, Vocabulary, splitter
+from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary, splitter
 
 STRIDE = 1 << 24  # tokens mapped at once
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.columns import LARGEST, Categories, Numbers, deviations, is_missing, shown, to_number
 from factorcell.config import DataConfig, UserError, choose
-from factorcell.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
-from factorcell.tables import Table
-from factorcell.vocabulary import splitter
+from factorcell.data.columns import LARGEST, Categories, Numbers, deviations, is_missing, shown, to_number
+from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
+from factorcell.data.tables import Table
+from factorcell.data.vocabulary import splitter
 
 UNKNOWN_POLICIES = ("error", "group", "expected")
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most

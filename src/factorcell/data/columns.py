@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import UserError
-from factorcell.schema import MISSING, RARE, Variable, waves
+from factorcell.data.schema import MISSING, RARE, Variable, waves
 
 LARGEST = float(np.finfo(np.float32).max)
 

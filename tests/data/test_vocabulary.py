@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
-from factorcell.vocabulary import END, SPECIALS, START, UNKNOWN, Vocabulary, join, sentence_case, split
+from factorcell.data.vocabulary import END, SPECIALS, START, UNKNOWN, Vocabulary, join, sentence_case, split
 
 WORDS = DataConfig(unit="word")
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import data, tables, tokens
 from factorcell.config import DataConfig, UserError
-from factorcell.data import Corpus, prepare
-from factorcell.vocabulary import END, START, UNKNOWN, split
+from factorcell.data import data, tables, tokens
+from factorcell.data.data import Corpus, prepare
+from factorcell.data.vocabulary import END, START, UNKNOWN, split
 
 TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
 ROWS = [{"text": text, "city": city, "lat": lat} for text, city, lat in zip(TEXTS, "ABABC", range(5), strict=True)]

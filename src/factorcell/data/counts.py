@@ -9,8 +9,8 @@ from unicodedata import normalize
 
 from factorcell import store
 from factorcell.config import DataConfig, UserError
-from factorcell.tables import open_table
-from factorcell.vocabulary import splitter
+from factorcell.data.tables import open_table
+from factorcell.data.vocabulary import splitter
 
 FILE = "popularity.jsonl"  # in a run folder: the counted texts of training
 

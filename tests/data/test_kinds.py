@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.columns import Numbers, to_hour, to_time, to_weekday, to_yearday
 from factorcell.config import DataConfig, UserError
-from factorcell.kinds import Ragged, Reader, Texts, Vectors, column_readers, new_schema, parse_column, to_vector
-from factorcell.schema import HARMONICS, ContextSchema, Variable
-from factorcell.tables import open_table
+from factorcell.data.columns import Numbers, to_hour, to_time, to_weekday, to_yearday
+from factorcell.data.kinds import Ragged, Reader, Texts, Vectors, column_readers, new_schema, parse_column, to_vector
+from factorcell.data.schema import HARMONICS, ContextSchema, Variable
+from factorcell.data.tables import open_table
 
 NOON = "2024-02-29T12:30:36"  # a Thursday in a leap year
 NO_TIMES: list[Any] = ["", None, "2024", "12", "noon", 5, 12.5, pd.NaT, "2024-02-30", [], np.datetime64("NaT")]

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from pyarrow import csv
 from pyarrow import parquet as pq
 
-from factorcell import tables
 from factorcell.config import UserError
-from factorcell.tables import open_table
+from factorcell.data import tables
+from factorcell.data.tables import open_table
 
 ROWS = [
     {"text": 'she said "no", twice', "city": "Oslo"},

@@ -22,12 +22,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from factorcell.config import DataConfig, UserError
-from factorcell.context import Bags, Context
-from factorcell.kinds import Ragged, Reader, column_readers, new_schema
-from factorcell.schema import MISSING, ContextSchema
-from factorcell.tables import Table, line_count, open_table
-from factorcell.tokens import Ids, count, map_ids, tokenise
-from factorcell.vocabulary import END, Vocabulary
+from factorcell.data.context import Bags, Context
+from factorcell.data.kinds import Ragged, Reader, column_readers, new_schema
+from factorcell.data.schema import MISSING, ContextSchema
+from factorcell.data.tables import Table, line_count, open_table
+from factorcell.data.tokens import Ids, count, map_ids, tokenise
+from factorcell.data.vocabulary import END, Vocabulary
 
 CACHE_VERSION = 3  # of the arrays below; part of the key, so that older ones are not read
 POOL = 50  # batches' worth of shuffled rows that are sorted by length together

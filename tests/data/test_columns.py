@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.columns import Categories, Numbers, category_name, is_missing
 from factorcell.config import DataConfig, UserError
-from factorcell.kinds import column_readers, parse_column
-from factorcell.schema import MISSING, RARE, ContextSchema, Variable
-from factorcell.tables import open_table
+from factorcell.data.columns import Categories, Numbers, category_name, is_missing
+from factorcell.data.kinds import column_readers, parse_column
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.tables import open_table
 
 
 def read(values: list[Any], kind: str = "") -> Categories | Numbers:
