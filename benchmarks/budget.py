@@ -15,7 +15,7 @@ import torch
 
 from factorcell import progressive
 from factorcell.completer import Completer, Suggestions
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 
 def completed(completer: Completer, prefixes: list[str]) -> tuple[list[Suggestions], list[float]]:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from factorcell import store
 from factorcell.config import Config, UserError, choose
 from factorcell.fit import fit
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 HERE = Path(__file__).parent
 TRIAL = 0.01  # of the training texts; ten times that share of the others

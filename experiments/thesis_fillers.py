@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from factorcell.generation import every, fill
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import thesis
 from factorcell.classification import classify
 from factorcell.data.tables import open_table
-from factorcell.run import Run
+from factorcell.model.run import Run
 from thesis import Experiment, Options, Row, Tables
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer

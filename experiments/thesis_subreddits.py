@@ -16,8 +16,8 @@ import pyarrow as pa
 
 import thesis
 from factorcell.evaluation import column_values, text_tallies
-from factorcell.run import Run
-from factorcell.scoring import Tally
+from factorcell.model.run import Run
+from factorcell.model.scoring import Tally
 from thesis import Experiment, Row, Tables
 from thesis_sixteen import combined
 

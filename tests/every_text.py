@@ -8,8 +8,8 @@ from torch import Tensor
 
 from factorcell.data.vocabulary import END, START
 from factorcell.decoding import Rules
-from factorcell.model import Conditioned
-from factorcell.run import Run
+from factorcell.model.model import Conditioned
+from factorcell.model.run import Run
 
 Texts = dict[tuple[int, ...], float]
 

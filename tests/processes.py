@@ -22,9 +22,9 @@ from torch import Tensor
 from factorcell import cli, parallel, store
 from factorcell.config import Config, UserError
 from factorcell.data.data import Batch, Corpus, prepare
-from factorcell.model import LanguageModel
+from factorcell.model.model import LanguageModel
+from factorcell.model.run import Run
 from factorcell.parallel import World
-from factorcell.run import Run
 from factorcell.training import Trainer
 from tests import synthetic
 

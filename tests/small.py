@@ -10,7 +10,7 @@ import torch
 
 from factorcell.config import Config
 from factorcell.data.data import prepare
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.training import observe
 
 ROWS: list[dict[str, Any]] = [

@@ -18,8 +18,8 @@ from factorcell.completer import Completer
 from factorcell.config import UserError
 from factorcell.data.counts import FILE, Counts
 from factorcell.interactive import Menu, talk
+from factorcell.model.run import Run
 from factorcell.online import Learner, User, learn_one
-from factorcell.run import Run
 from tests.small import make_letters
 from tests.test_completer import NASTY
 

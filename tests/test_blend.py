@@ -13,9 +13,9 @@ from factorcell.completion import Suggestion
 from factorcell.config import Config, UserError
 from factorcell.data.counts import FILE, Counts
 from factorcell.fit import fit
+from factorcell.model.run import Run
 from factorcell.online import User, learn_one
 from factorcell.popularity import History, Popularity
-from factorcell.run import Run
 from tests.small import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}

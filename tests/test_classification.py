@@ -14,7 +14,7 @@ from factorcell import classification
 from factorcell.classification import auc, classify, classify_points, judge, log_likelihoods
 from factorcell.config import Config, UserError
 from factorcell.fit import fit
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests import synthetic
 from tests.small import CONTEXT, ROWS, make_run, nats_of
 

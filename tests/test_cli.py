@@ -287,7 +287,7 @@ def test_a_stop_says_how_to_go_on_where_one_can(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("factorcell.cli.fit", stopped)
-    monkeypatch.setattr("factorcell.run.Run.open", stopped)
+    monkeypatch.setattr("factorcell.model.run.Run.open", stopped)
     monkeypatch.setattr("factorcell.tuning.search", stopped)
     more = ["table.csv", "--target", "stars"] if verb == "classify" else ["--out", str(tmp_path / "run")]
     assert main([verb, "train.csv", *more]) == 130

@@ -14,13 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell import compiled_search, completion, kernels
+from factorcell import compiled_search, completion
 from factorcell.compiled_search import Compiled, PackedTyped, engine, search, usable
 from factorcell.completer import Completer
 from factorcell.completion import Found, Ids, Plain, Wanted, beam
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.run import Run
+from factorcell.model.kernels import kernels
+from factorcell.model.run import Run
 from tests.small import make_letters
 from tests.test_completion import CLOSE, same, typed_in, written_out
 

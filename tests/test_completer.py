@@ -18,7 +18,7 @@ from factorcell.completer import Completer
 from factorcell.completion import beam, search
 from factorcell.config import UserError
 from factorcell.data.vocabulary import SPECIALS
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests.elsewhere import DEVICE, Elsewhere
 from tests.small import make_letters, make_run
 from tests.test_completion import CLOSE, typed_in, written_out

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.cells import CELLS
 from factorcell.completion import Found, Ids, Typed, beam, search
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model import LanguageModel
-from factorcell.run import Run
+from factorcell.model.cells import CELLS
+from factorcell.model.model import LanguageModel
+from factorcell.model.run import Run
 from tests.small import make_letters
 
 CLOSE = 1e-4  # nats: products of 32 bits, in another order

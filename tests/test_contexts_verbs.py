@@ -14,7 +14,7 @@ from factorcell.cli import main
 from factorcell.config import Config
 from factorcell.data.data import prepare
 from factorcell.embeddings import Embeddings
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests.pages import Reader
 from tests.small import make_run
 

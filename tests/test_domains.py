@@ -7,7 +7,7 @@ import pytest
 
 from factorcell import store
 from factorcell.cli import main
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests import synthetic
 
 SMALL = "--embedding-size 8 --hidden-size 10 --min-count 1 --min-context-count 5 --threads 1".split()

@@ -15,7 +15,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.embeddings import Column, Embeddings
 from factorcell.fit import fit
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests.small import make_letters, make_run
 
 Row = dict[str, Any]

@@ -13,8 +13,8 @@ from factorcell.config import OUTPUT_BIASES, UserError
 from factorcell.data.data import targets
 from factorcell.data.vocabulary import UNKNOWN
 from factorcell.evaluation import evaluate, evaluate_by, top_accuracy
-from factorcell.run import Run
-from factorcell.scoring import Tally
+from factorcell.model.run import Run
+from factorcell.model.scoring import Tally
 from tests.small import ROWS, make_run, nats_of
 
 
@@ -50,7 +50,7 @@ def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPat
     """One batch, many batches and single texts give the same nats to 1e-5."""
     corpus = run.prepare(ROWS)
     once = run.nats(corpus)
-    monkeypatch.setattr("factorcell.run.TOKENS", 1)
+    monkeypatch.setattr("factorcell.model.run.TOKENS", 1)
     assert len(list(run.batches(corpus))) == len(corpus)
     np.testing.assert_allclose(run.nats(corpus), once, atol=1e-5)
     single = np.concatenate([run.nats(corpus.select(np.array([row]))) for row in range(len(corpus))])
@@ -116,7 +116,7 @@ def test_ranks_are_those_of_single_steps(tmp_path: Path, biases: list[str], monk
                 logs, state = run.model.step(torch.tensor([token]), conditioned, state)
                 expected.append(torch.log_softmax(logs, 1)[0].argsort(descending=True).tolist().index(target) + 1)
     assert run.ranks(corpus).tolist() == expected
-    monkeypatch.setattr("factorcell.model.RANKED", 1)
+    monkeypatch.setattr("factorcell.model.model.RANKED", 1)
     assert run.ranks(corpus).tolist() == expected
     found = top_accuracy(run, corpus)
     known = [rank for rank, target in zip(expected, targets(corpus), strict=True) if target != UNKNOWN]

@@ -23,7 +23,7 @@ import thesis_variables
 from factorcell import store, training
 from factorcell.config import Config, UserError
 from factorcell.data.schema import RARE, ContextSchema, Variable
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests.small import make_run
 
 ALL = {

@@ -13,7 +13,7 @@ from factorcell.config import UserError
 from factorcell.explain_verbs import contexts_between, marked
 from factorcell.hidden_units import few_examples, final_states, indicators
 from factorcell.likelihood_ratios import explain, raised
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests.small import CONTEXT, make_run
 
 TEXTS = ["the sea is cold", "cold sand"]

@@ -10,7 +10,7 @@ import torch
 from factorcell import classify, finetune, fit, store
 from factorcell.config import Config, UserError
 from factorcell.finetuning import gentle
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.training import Trainer
 from tests import small, synthetic
 

@@ -12,7 +12,7 @@ from factorcell import cli, generation
 from factorcell.config import UserError
 from factorcell.data.vocabulary import sentence_case, split
 from factorcell.generation import METHODS, Manner, condition, every, fill, generate, stream
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests.small import make_run
 
 CONTEXTS = [{"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}, {"city": "Oslo", "stars": "1"}]

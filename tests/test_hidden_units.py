@@ -11,7 +11,7 @@ from factorcell import hidden_units
 from factorcell.classification import auc
 from factorcell.config import UserError
 from factorcell.hidden_units import along, aucs, few_examples, final_states, halves, indicators, labelled, states
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests.small import make_letters
 
 RANDOM = np.random.default_rng(5)

@@ -12,7 +12,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.data.data import prepare
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.training import train
 from tests.synthetic import NAMES, dialects
 

@@ -15,7 +15,7 @@ from factorcell.classification import classify
 from factorcell.config import UserError
 from factorcell.data.vocabulary import START
 from factorcell.likelihood_ratios import explain, raised, strength
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests.small import make_letters, make_run, nats_of
 
 TEXTS = ("the sea is cold", "sun", "", "the kvetching sea", "the sun the sea the sand the cold")

@@ -16,7 +16,7 @@ from factorcell.data.data import prepare, targets
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import evaluate_by
 from factorcell.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
-from factorcell.run import Run
+from factorcell.model.run import Run
 from tests import small
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

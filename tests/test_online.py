@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from factorcell.completer import Completer
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare
+from factorcell.model.run import Run
 from factorcell.online import OPTIMISERS, REACH, Floats, Learner, Rule, User, learn_one
 from factorcell.popularity import History
-from factorcell.run import Run
 from tests.small import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}

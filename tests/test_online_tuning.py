@@ -13,11 +13,11 @@ from factorcell.cli import main
 from factorcell.completer import Completer
 from factorcell.config import UserError
 from factorcell.data.counts import FILE, Counts
+from factorcell.model.run import Run
 from factorcell.online import Learner, Rule
 from factorcell.online_tuning import perplexity, proposals, rates, reciprocal_rank
 from factorcell.popularity import Popularity
 from factorcell.progressive import Stream, read
-from factorcell.run import Run
 from tests.small import make_letters
 from tests.test_systems import save
 

@@ -15,11 +15,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import devices, parallel, store
+from factorcell import parallel, store
 from factorcell.config import UserError
 from factorcell.data.context import Context
 from factorcell.data.data import Batch
-from factorcell.output import Proposal
+from factorcell.model import devices
+from factorcell.model.output import Proposal
 from factorcell.parallel import World
 from factorcell.training import Loss
 from tests import processes, synthetic

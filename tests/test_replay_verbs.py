@@ -9,8 +9,8 @@ import pytest
 from factorcell import store
 from factorcell.cli import main
 from factorcell.data.counts import FILE, Counts
+from factorcell.model.run import Run
 from factorcell.replay_summary import summarise
-from factorcell.run import Run
 from tests.test_systems import save
 
 TEXTS = ("abcab", "ab", "cab", "cab", "bacab", "abcab", "cabba", "ba", "bab", "abc")

@@ -10,10 +10,10 @@ import pytest
 
 from factorcell import rescoring, store
 from factorcell.config import DataConfig, UserError
+from factorcell.model.run import Run
 from factorcell.nbest import NBest, read_nbest
 from factorcell.ngram import NGram
 from factorcell.rescoring import Scored, Weights, by_depth, chosen, fit, rescore, score, summarise
-from factorcell.run import Run
 from tests.small import ROWS, make_run
 
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea the sea", "cold", "")

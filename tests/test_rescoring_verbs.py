@@ -8,9 +8,9 @@ import pytest
 
 from factorcell import rescoring_report, store
 from factorcell.cli import main
+from factorcell.model.run import Run
 from factorcell.nbest import read_nbest
 from factorcell.rescoring import Weights, by_depth, rescore, score, summarise
-from factorcell.run import Run
 from tests.pages import Reader
 from tests.test_speaker_learning import TEXTS, make
 

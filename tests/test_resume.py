@@ -19,7 +19,7 @@ import torch
 from factorcell import store
 from factorcell.config import Config, UserError
 from factorcell.data.data import Corpus, prepare
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.training import Row, Trainer, train
 from tests import ROOT, synthetic
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from factorcell import kernels
+from factorcell.model.kernels import kernels
 from factorcell.rows import RowAdam
 
 HERE = kernels.library()

@@ -11,7 +11,7 @@ from factorcell import evaluate, separate, store
 from factorcell.config import Config, UserError
 from factorcell.evaluation import evaluate_by
 from factorcell.mixture import open_scorer
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.separate import Separate
 from factorcell.training import Trainer
 from tests import synthetic

@@ -21,8 +21,8 @@ from factorcell.completion import Suggestion
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
 from factorcell.forgiving import Forgiving
+from factorcell.model.run import Run
 from factorcell.popularity import History
-from factorcell.run import Run
 from factorcell.slips import FIRST, SLIP, Meanings, Meant, Pattern, Slips, join, meant
 from tests.small import make_letters
 from tests.test_completer import NASTY

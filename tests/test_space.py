@@ -9,7 +9,7 @@ import pytest
 from factorcell import space
 from factorcell.config import MODELS, Config, ModelConfig, UserError
 from factorcell.data.data import prepare
-from factorcell.model import LanguageModel
+from factorcell.model.model import LanguageModel
 from factorcell.space import Range
 from tests.small import CONTEXT, ROWS
 

@@ -10,10 +10,10 @@ import torch
 from factorcell import rescoring
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare
+from factorcell.model.run import Run
 from factorcell.nbest import NBest, read_nbest
 from factorcell.online import Learner, Rule
 from factorcell.rescoring import Scored, Weights, score
-from factorcell.run import Run
 from factorcell.speaker_learning import begin, learn, turns
 from factorcell.training import observe
 from tests.small import make_run

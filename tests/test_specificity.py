@@ -10,7 +10,7 @@ from factorcell import classification, cli, evaluation, specificity
 from factorcell.config import UserError
 from factorcell.generation import Manner
 from factorcell.judging import Judge
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.specificity import contexts, examples, find_runs, measure, write
 from tests.small import ROWS, make_run
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from factorcell.config import ADAPTERS, OUTPUT_BIASES, UserError
 from factorcell.data.data import Corpus
-from factorcell.model import LanguageModel
-from factorcell.run import Run
+from factorcell.model.model import LanguageModel
+from factorcell.model.run import Run
 from factorcell.start import PARTS, Start, part_of, parts_named
 from factorcell.training import Trainer, train
 from tests import small

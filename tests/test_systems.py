@@ -11,9 +11,9 @@ from factorcell.completer import Completer
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.counts import FILE, Counts
 from factorcell.data.data import prepare
+from factorcell.model.run import Run
 from factorcell.online import Learner, User, learn_one
 from factorcell.popularity import History, Popularity
-from factorcell.run import Run
 from factorcell.systems import MostPopular, OwnTexts, Personal, Plain, reading, systems
 from tests.small import make_letters
 

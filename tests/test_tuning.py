@@ -17,7 +17,7 @@ from factorcell.classification import classify
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare
 from factorcell.fit import fit, watched
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.space import Range
 from factorcell.tuning import SearchOptions
 from tests import ROOT

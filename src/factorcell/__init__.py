@@ -12,11 +12,11 @@ from factorcell.fit import fit
 from factorcell.forgiving import Forgiving
 from factorcell.generation import Manner, fill, generate, stream
 from factorcell.mixture import Mixture, mix, open_scorer
-from factorcell.model import LanguageModel
+from factorcell.model.model import LanguageModel
+from factorcell.model.run import Run
+from factorcell.model.scoring import Tally
 from factorcell.online import User, learn_one
 from factorcell.popularity import History, Popularity
-from factorcell.run import Run
-from factorcell.scoring import Tally
 from factorcell.separate import Separate, separate
 from factorcell.training import train
 

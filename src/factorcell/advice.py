@@ -30,7 +30,7 @@ from factorcell.config import DataConfig, UserError
 from factorcell.data.data import Corpus, prepare
 from factorcell.data.kinds import parse_column
 from factorcell.data.schema import RARE, ContextSchema, Variable
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.value_ngrams import ValueNGram, exponents, inferred, normalised, posterior, tilted
 
 LEAST = 20  # rows that say anything at all

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from factorcell.blend import Blend
 from factorcell.completer import Completer, Suggestions, Written
 from factorcell.data.counts import FILE
+from factorcell.model.run import Run
 from factorcell.online import Learner, User, tells_apart
 from factorcell.popularity import Popularity
-from factorcell.run import Run
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from factorcell.classification import Classification, judge
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.data import Corpus, prepare, target_offsets, targets
 from factorcell.data.vocabulary import START, Vocabulary
-from factorcell.scoring import Tally
+from factorcell.model.scoring import Tally
 
 SMOOTHING = 0.5  # added to every count of naive Bayes
 EPOCHS, BATCH, RATE = 3, 64, 0.5  # of the linear model: passes, texts a step, Adagrad's rate, which falls to zero

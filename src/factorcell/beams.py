@@ -21,7 +21,7 @@ from torch import Tensor
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
 from factorcell.decoding import Clock, Draw, Front, Rules, Steps, Written, begin, drawn, generator, look, written
-from factorcell.model import Conditioned
+from factorcell.model.model import Conditioned
 
 # Rows (n,) of the beam and their log probabilities (n, V), forbidden tokens at -inf -> tokens (n, L) to grow by.
 Propose = Callable[[Tensor, Tensor], Tensor]

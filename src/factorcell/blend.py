@@ -23,9 +23,9 @@ from factorcell.completer import Completer, Suggestions, Written
 from factorcell.completion import Suggestion
 from factorcell.config import UserError
 from factorcell.forgiving import Forgiving
+from factorcell.model.run import Run
 from factorcell.online import User
 from factorcell.popularity import History, Popularity
-from factorcell.run import Run
 
 Floats = NDArray[np.float64]
 

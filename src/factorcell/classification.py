@@ -21,9 +21,9 @@ from factorcell.data.columns import category_name, is_missing, to_number
 from factorcell.data.context import Context
 from factorcell.data.data import Batch, Corpus
 from factorcell.data.tables import open_table
-from factorcell.model import Conditioned
-from factorcell.output import Proposal, Samples
-from factorcell.run import TOKENS, Run
+from factorcell.model.model import Conditioned
+from factorcell.model.output import Proposal, Samples
+from factorcell.model.run import TOKENS, Run
 
 EARTH_RADIUS = 6371.0088  # km
 

@@ -33,7 +33,7 @@ from factorcell.config import MODELS, PAPER_MODELS, UserError
 from factorcell.evaluation import TOP
 from factorcell.fit import fit, summary
 from factorcell.mixture import open_scorer
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 Row = dict[str, Any]
 

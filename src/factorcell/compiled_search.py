@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from factorcell import kernels
-from factorcell.cells import Cell, Coupled
 from factorcell.completion import GROWTH, ROWS, WAITING, Completion, Found, Ids, Plain, Wanted
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import END, START
-from factorcell.model import Conditioned, LanguageModel
-from factorcell.output import Output
+from factorcell.model.cells import Cell, Coupled
+from factorcell.model.kernels import kernels
+from factorcell.model.model import Conditioned, LanguageModel
+from factorcell.model.output import Output
 
 LIMITS = ("seconds", "lost")
 COUNTS = ("k", "most", "empty", "rows", "waiting", "count", "expanded")

@@ -23,8 +23,8 @@ from factorcell.completion import Found, Ids, Plain, Suggestion, Typed, Wanted
 from factorcell.config import UserError
 from factorcell.data.counts import UNITS
 from factorcell.data.vocabulary import splitter
+from factorcell.model.run import Run
 from factorcell.online import User, user_variable
-from factorcell.run import Run
 from factorcell.slips import Meant, Slips, join, meant
 
 

@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.cells import State
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model import Conditioned, LanguageModel, States
+from factorcell.model.cells import State
+from factorcell.model.model import Conditioned, LanguageModel, States
 
 Ids = tuple[int, ...]  # tokens of a completion: after what is typed, before the end token
 Floats = NDArray[np.float64]

@@ -14,10 +14,10 @@ from factorcell.blend import SOURCES, Blend, Weights
 from factorcell.completer import Completer, Suggestions
 from factorcell.config import UserError
 from factorcell.data.counts import FILE
+from factorcell.model.run import Run
 from factorcell.online import OPTIMISERS, Learner, Rule, User
 from factorcell.popularity import Popularity
 from factorcell.progressive import Stream
-from factorcell.run import Run
 
 RISEN = 1500  # popular texts that are compared before and after a history (thesis 2018, section 5.4.2)
 

@@ -8,7 +8,7 @@ from typing import Any
 from factorcell import contexts_report, embedding_charts, embeddings, options, screen, store
 from factorcell.config import UserError
 from factorcell.embeddings import Embeddings
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 MOST = 10  # values that stand for all where none is named
 

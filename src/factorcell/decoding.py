@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from factorcell.cells import State
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model import Conditioned, States
+from factorcell.model.cells import State
+from factorcell.model.model import Conditioned, States
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
 LIKELY = 256  # tokens that mostly hold enough of the probability to draw among

@@ -23,7 +23,7 @@ from factorcell.data.tables import open_table
 from factorcell.evaluation import evaluate
 from factorcell.fit import fit
 from factorcell.generation import Manner, generate
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 CONFIG = Config(
     data=DataConfig(context=("lat:number", "lon:number"), unit="char", min_count=10, max_tokens=40),

@@ -9,7 +9,7 @@ from factorcell.config import Config
 from factorcell.finetuning import GENTLE, finetune, gentle
 from factorcell.fit import facts, summary
 from factorcell.mixture import mix, open_scorer
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.separate import separate
 from factorcell.start import ALL, PARTS
 

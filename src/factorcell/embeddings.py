@@ -25,7 +25,7 @@ from factorcell.data.columns import category_name, is_missing, to_number
 from factorcell.data.kinds import parse_column
 from factorcell.data.tables import open_table
 from factorcell.data.vocabulary import END, UNKNOWN
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 MEASURES = ("cosine", "distance")
 SIGMA = 1.5  # deviations from the centre to the edge of an ellipse (TACL 2018, figure 6)

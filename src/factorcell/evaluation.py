@@ -15,7 +15,7 @@ from factorcell.data.columns import category_name, is_missing, to_number
 from factorcell.data.data import Corpus, target_offsets, targets
 from factorcell.data.tables import open_table
 from factorcell.data.vocabulary import UNKNOWN
-from factorcell.scoring import Ranker, Scorer, Tally
+from factorcell.model.scoring import Ranker, Scorer, Tally
 
 BINS = 5  # quantiles that stand for the values of a number
 

@@ -12,7 +12,7 @@ from factorcell import explain_report, hidden_units, options, screen, store
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
 from factorcell.likelihood_ratios import column_texts, explain, raised, shown, strength
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.token_charts import readable
 
 # Background and letters of the 256 colours of a terminal, from weak to strong; the second context is underlined too.

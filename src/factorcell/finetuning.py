@@ -10,7 +10,7 @@ import torch
 from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.data import Corpus
 from factorcell.fit import HELD_OUT, Say, begun, check_same, finish, learn
-from factorcell.run import Run
+from factorcell.model.run import Run
 from factorcell.start import ALL, Start, parts_named
 
 # What few texts want other than many, unless it is said otherwise: an exact loss, small steps, a stop in time.

@@ -6,13 +6,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from factorcell import card, parallel, store
+from factorcell import parallel, store
 from factorcell.config import Config, UserError
 from factorcell.data.counts import FILE, UNITS, Counts
 from factorcell.data.data import Corpus, prepare
 from factorcell.data.tables import name_of
+from factorcell.model import card
+from factorcell.model.run import Run
 from factorcell.parallel import World
-from factorcell.run import Run
 from factorcell.training import train
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given

@@ -19,7 +19,7 @@ from torch import Tensor
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
 from factorcell.decoding import Clock, Front, Rules, Steps, begin, look
-from factorcell.model import Conditioned, States
+from factorcell.model.model import Conditioned, States
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from factorcell.config import UserError, choose
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import END, UNKNOWN, join, sentence_case, split
 from factorcell.decoding import Choice, Clock, Draw, Rules, Written, drawing, greedy, steps, write
-from factorcell.model import Conditioned, LanguageModel
-from factorcell.run import Run
+from factorcell.model.model import Conditioned, LanguageModel
+from factorcell.model.run import Run
 
 METHODS = ("sample", "greedy", "beam", "stochastic", "distinct")
 DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from factorcell import generation, options, screen, store
 from factorcell.config import UserError
 from factorcell.generation import METHODS, Manner
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 Row = dict[str, Any]
 

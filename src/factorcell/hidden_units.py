@@ -23,7 +23,7 @@ from factorcell.data.columns import category_name, is_missing
 from factorcell.data.data import Batch, Corpus
 from factorcell.data.tables import open_table
 from factorcell.data.vocabulary import split
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 STATES = 1 << 18  # states of all tokens that are compared at most
 

@@ -23,8 +23,8 @@ from factorcell.config import UserError
 from factorcell.data.data import Corpus, target_offsets
 from factorcell.data.tables import open_table
 from factorcell.data.vocabulary import END, START, split
-from factorcell.model import RANKED
-from factorcell.run import Run
+from factorcell.model.model import RANKED
+from factorcell.model.run import Run
 
 STRENGTHS = (0.5, 1.0, 2.0)  # nats from which a ratio is weak, clear or strong
 READS = ("unit", "lowercase", "strip_punctuation", "max_tokens")  # options that decide what the tokens of a text are

@@ -13,11 +13,11 @@ from tqdm import tqdm
 from factorcell.blend import Blend, Candidate
 from factorcell.completer import Completer
 from factorcell.config import UserError
+from factorcell.model.run import Run
+from factorcell.model.scoring import Tally
 from factorcell.online import AT_ONCE, Learner, Rule
 from factorcell.popularity import Popularity
 from factorcell.progressive import COUNT, Stream, rank_of
-from factorcell.run import Run
-from factorcell.scoring import Tally
 
 Row = dict[str, Any]
 

@@ -26,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from factorcell.config import UserError
 from factorcell.data.data import Batch
-from factorcell.devices import CPU, find_device
+from factorcell.model.devices import CPU, find_device
 
 WAIT = timedelta(hours=2)  # for each other: the first may have much to read; for the dead torchrun does not wait
 HESITATION = 5.0  # seconds in which torchrun ends the others, once one process has failed

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from factorcell.completion import Suggestion
 from factorcell.config import UserError
 from factorcell.data.counts import FILE, Counts
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 BLOCK = 256  # texts of which only the most popular is looked at first
 

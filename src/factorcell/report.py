@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from factorcell import plots, store
 from factorcell.maps import best_point, grid_of
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 Row = Mapping[str, Any]
 

@@ -30,9 +30,9 @@ from factorcell.config import UserError, choose
 from factorcell.data.columns import category_name, is_missing
 from factorcell.data.data import Corpus
 from factorcell.evaluation import text_tallies
+from factorcell.model.run import Run
 from factorcell.nbest import LM, MODEL, WORDS, NBest, Utterance, align, distances
 from factorcell.ngram import NGram
-from factorcell.run import Run
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]

@@ -7,11 +7,11 @@ from typing import Any
 from factorcell import nbest, options, rescoring, rescoring_report, screen, speaker_learning, store
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
+from factorcell.model.run import Run
 from factorcell.nbest import NBest
 from factorcell.ngram import NGram
 from factorcell.rescoring import Scored, Weights
 from factorcell.results import open_model
-from factorcell.run import Run
 
 SHOWN = 20  # values of a column in the terminal
 

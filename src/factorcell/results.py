@@ -4,15 +4,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import card, evaluation, ngram, store
+from factorcell import evaluation, ngram, store
 from factorcell.classification import Classification, classify
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.columns import to_number
 from factorcell.data.tables import name_of, open_table
 from factorcell.data.vocabulary import Vocabulary
+from factorcell.model import card
+from factorcell.model.run import Run
+from factorcell.model.scoring import Scorer
 from factorcell.ngram import NGram
-from factorcell.run import Run
-from factorcell.scoring import Scorer
 
 Row = dict[str, Any]
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from factorcell import kernels
+from factorcell.model.kernels import kernels
 
 SIZES = ("rows", "width", "threads", "next")
 ARRAYS = ("index", "table", "first", "second", "columns", "gradient", "constants")

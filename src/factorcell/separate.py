@@ -20,7 +20,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.data import Corpus, target_offsets
 from factorcell.data.tables import name_of
 from factorcell.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 INDEX = "separate.json"
 SHARED = 0  # the row of rare values in the schema, and the number of the run of all texts

@@ -18,7 +18,7 @@ from factorcell.classification import classify
 from factorcell.config import UserError
 from factorcell.generation import PLAIN, Manner, every, generate, origin, resumed
 from factorcell.judging import Judge
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 Row = dict[str, Any]
 

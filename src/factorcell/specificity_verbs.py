@@ -7,7 +7,7 @@ from typing import Any
 from factorcell import generation_verbs, options, screen, specificity, specificity_report, store
 from factorcell.config import UserError
 from factorcell.judging import KINDS, Judge, correlations
-from factorcell.run import Run
+from factorcell.model.run import Run
 
 Row = dict[str, Any]
 

@@ -22,10 +22,10 @@ from factorcell.completion import Suggestion
 from factorcell.config import Config, DataConfig, UserError, choose
 from factorcell.data.counts import FILE, Counts
 from factorcell.data.schema import ContextSchema
+from factorcell.model.run import Run
 from factorcell.online import Learner, User, tells_apart
 from factorcell.popularity import History, Popularity
 from factorcell.progressive import System
-from factorcell.run import Run
 
 Row = Mapping[str, Any]
 

@@ -16,16 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from factorcell import kernels, store
+from factorcell import store
 from factorcell.config import TrainingConfig, UserError
 from factorcell.data.data import Batch, Corpus, targets
 from factorcell.data.vocabulary import START, UNKNOWN
-from factorcell.devices import find_device
-from factorcell.model import LanguageModel
-from factorcell.output import Picked, Proposal, Reads, Samples
+from factorcell.model.devices import find_device
+from factorcell.model.kernels import kernels
+from factorcell.model.model import LanguageModel
+from factorcell.model.output import Picked, Proposal, Reads, Samples
+from factorcell.model.run import Run
 from factorcell.parallel import World
 from factorcell.rows import RowAdam
-from factorcell.run import Run
 from factorcell.start import Start
 
 STRIDE = 1 << 18  # texts whose words are looked at together

@@ -24,8 +24,8 @@ from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
 from factorcell.data.data import Corpus, prepare
 from factorcell.fit import HELD_OUT, Say, finish, watched
+from factorcell.model.run import Run
 from factorcell.results import Row
-from factorcell.run import Run
 
 if TYPE_CHECKING:
     import optuna
