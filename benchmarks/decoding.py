@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from factorcell.config import PRECISIONS
-from factorcell.decoding import ROWS
-from factorcell.generation import Manner, condition, every, generate
+from factorcell.generation.decoding import ROWS
+from factorcell.generation.generation import Manner, condition, every, generate
 from factorcell.model.kernels import kernels
 from factorcell.model.run import Run
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from factorcell.data.vocabulary import END, START
-from factorcell.decoding import Rules
+from factorcell.generation.decoding import Rules
 from factorcell.model.model import Conditioned
 from factorcell.model.run import Run
 

@@ -8,7 +8,7 @@ import pytest
 
 from factorcell import classification, cli, evaluation, specificity
 from factorcell.config import UserError
-from factorcell.generation import Manner
+from factorcell.generation.generation import Manner
 from factorcell.judging import Judge
 from factorcell.model.run import Run
 from factorcell.specificity import contexts, examples, find_runs, measure, write

@@ -10,7 +10,7 @@ from factorcell.evaluation import evaluate, evaluate_by
 from factorcell.finetuning import finetune
 from factorcell.fit import fit
 from factorcell.forgiving import Forgiving
-from factorcell.generation import Manner, fill, generate, stream
+from factorcell.generation.generation import Manner, fill, generate, stream
 from factorcell.mixture import Mixture, mix, open_scorer
 from factorcell.model.model import LanguageModel
 from factorcell.model.run import Run

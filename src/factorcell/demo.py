@@ -22,7 +22,7 @@ from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, Tra
 from factorcell.data.tables import open_table
 from factorcell.evaluation import evaluate
 from factorcell.fit import fit
-from factorcell.generation import Manner, generate
+from factorcell.generation.generation import Manner, generate
 from factorcell.model.run import Run
 
 CONFIG = Config(

@@ -8,9 +8,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from factorcell import generation, options, screen, store
+from factorcell import options, screen, store
 from factorcell.config import UserError
-from factorcell.generation import METHODS, Manner
+from factorcell.generation import generation
+from factorcell.generation.generation import METHODS, Manner
 from factorcell.model.run import Run
 
 Row = dict[str, Any]

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from factorcell import evaluation, store
 from factorcell.classification import classify
 from factorcell.config import UserError
-from factorcell.generation import PLAIN, Manner, every, generate, origin, resumed
+from factorcell.generation.generation import PLAIN, Manner, every, generate, origin, resumed
 from factorcell.judging import Judge
 from factorcell.model.run import Run
 

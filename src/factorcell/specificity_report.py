@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from factorcell import plots, report, specificity_charts
-from factorcell.generation import in_order
+from factorcell.generation.generation import in_order
 
 Row = Mapping[str, Any]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.beams import beam, distinct
 from factorcell.classification import log_likelihoods
 from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.data import prepare
-from factorcell.decoding import Draw, Rules, drawing, steps, write
+from factorcell.generation.beams import beam, distinct
+from factorcell.generation.decoding import Draw, Rules, drawing, steps, write
 from factorcell.model.run import Run
 from factorcell.parallel import World
 from factorcell.training import Row, Trainer

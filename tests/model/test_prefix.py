@@ -14,7 +14,7 @@ from factorcell.data.context import Context
 from factorcell.data.data import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
-from factorcell.decoding import Draw, Rules, drawing, steps, write
+from factorcell.generation.decoding import Draw, Rules, drawing, steps, write
 from factorcell.model.model import LanguageModel
 from factorcell.model.prefix import Prefix
 

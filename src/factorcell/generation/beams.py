@@ -20,7 +20,19 @@ from torch import Tensor
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
-from factorcell.decoding import Clock, Draw, Front, Rules, Steps, Written, begin, drawn, generator, look, written
+from factorcell.generation.decoding import (
+    Clock,
+    Draw,
+    Front,
+    Rules,
+    Steps,
+    Written,
+    begin,
+    drawn,
+    generator,
+    look,
+    written,
+)
 from factorcell.model.model import Conditioned
 
 # Rows (n,) of the beam and their log probabilities (n, V), forbidden tokens at -inf -> tokens (n, L) to grow by.

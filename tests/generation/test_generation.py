@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import thesis_fillers
-from factorcell import cli, generation
+from factorcell import cli
 from factorcell.config import UserError
 from factorcell.data.vocabulary import sentence_case, split
-from factorcell.generation import METHODS, Manner, condition, every, fill, generate, stream
+from factorcell.generation import generation
+from factorcell.generation.generation import METHODS, Manner, condition, every, fill, generate, stream
 from factorcell.model.run import Run
 from tests.small import make_run
 

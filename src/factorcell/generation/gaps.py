@@ -18,7 +18,7 @@ from torch import Tensor
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
-from factorcell.decoding import Clock, Front, Rules, Steps, begin, look
+from factorcell.generation.decoding import Clock, Front, Rules, Steps, begin, look
 from factorcell.model.model import Conditioned, States
 
 

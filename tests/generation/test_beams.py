@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.beams import beam, distinct, stochastic
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
-from factorcell.decoding import Draw, Rules, Written
+from factorcell.generation.beams import beam, distinct, stochastic
+from factorcell.generation.decoding import Draw, Rules, Written
 from tests.every_text import best, conditioned, every_text
 from tests.small import make_letters
 

@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell import beams, gaps, store
+from factorcell import store
 from factorcell.config import UserError, choose
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import END, UNKNOWN, join, sentence_case, split
-from factorcell.decoding import Choice, Clock, Draw, Rules, Written, drawing, greedy, steps, write
+from factorcell.generation import beams, gaps
+from factorcell.generation.decoding import Choice, Clock, Draw, Rules, Written, drawing, greedy, steps, write
 from factorcell.model.model import Conditioned, LanguageModel
 from factorcell.model.run import Run
 
