@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from factorcell import progressive
-from factorcell.completer import Completer, Suggestions
+from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.replay import progressive
 from factorcell.model.run import Run
 
 

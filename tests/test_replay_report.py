@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from factorcell import replay_charts, replay_report
+from factorcell.completion.replay.replay_summary import summarise
 from factorcell.plots import COLOURS, titled
-from factorcell.replay_summary import summarise
+from tests.completion.replay.test_replay_summary import find, invented, row
 from tests.pages import Reader
 from tests.test_plots import texts
-from tests.test_replay_summary import find, invented, row
 
 Row = dict[str, Any]
 

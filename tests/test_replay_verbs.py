@@ -8,10 +8,10 @@ import pytest
 
 from factorcell import store
 from factorcell.cli import main
+from factorcell.completion.replay.replay_summary import summarise
 from factorcell.data.counts import FILE, Counts
 from factorcell.model.run import Run
-from factorcell.replay_summary import summarise
-from tests.test_systems import save
+from tests.completion.replay.test_systems import save
 
 TEXTS = ("abcab", "ab", "cab", "cab", "bacab", "abcab", "cabba", "ba", "bab", "abc")
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from factorcell import rescoring
+from factorcell.completion.online import Learner, Rule
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare
 from factorcell.model.run import Run
 from factorcell.nbest import NBest, read_nbest
-from factorcell.online import Learner, Rule
 from factorcell.rescoring import Scored, Weights, score
 from factorcell.speaker_learning import begin, learn, turns
 from factorcell.training import observe

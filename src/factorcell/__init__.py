@@ -1,22 +1,22 @@
 """Language models that adapt to context: who is writing, where, when, about what."""
 
-from factorcell.blend import Blend
 from factorcell.classification import classify, classify_points, log_likelihoods
 from factorcell.compare import compare
-from factorcell.completer import Completer
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer
+from factorcell.completion.forgiving import Forgiving
+from factorcell.completion.online import User, learn_one
+from factorcell.completion.popularity import History, Popularity
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
 from factorcell.data.data import Corpus, prepare
 from factorcell.evaluation import evaluate, evaluate_by
 from factorcell.finetuning import finetune
 from factorcell.fit import fit
-from factorcell.forgiving import Forgiving
 from factorcell.generation.generation import Manner, fill, generate, stream
 from factorcell.mixture import Mixture, mix, open_scorer
 from factorcell.model.model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
-from factorcell.online import User, learn_one
-from factorcell.popularity import History, Popularity
 from factorcell.separate import Separate, separate
 from factorcell.training import train
 

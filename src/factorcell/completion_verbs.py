@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import online, online_tuning, options, progressive, screen
-from factorcell.assistant import Assistant
-from factorcell.blend import SOURCES, Blend, Weights
-from factorcell.completer import Completer, Suggestions
+from factorcell import options, screen
+from factorcell.completion import online
+from factorcell.completion.assistant import Assistant
+from factorcell.completion.blend import SOURCES, Blend, Weights
+from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.online import OPTIMISERS, Learner, Rule, User
+from factorcell.completion.popularity import Popularity
+from factorcell.completion.replay import online_tuning, progressive
+from factorcell.completion.replay.progressive import Stream
 from factorcell.config import UserError
 from factorcell.data.counts import FILE
 from factorcell.model.run import Run
-from factorcell.online import OPTIMISERS, Learner, Rule, User
-from factorcell.popularity import Popularity
-from factorcell.progressive import Stream
 
 RISEN = 1500  # popular texts that are compared before and after a history (thesis 2018, section 5.4.2)
 

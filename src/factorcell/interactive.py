@@ -12,9 +12,9 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
 from factorcell import screen
-from factorcell.assistant import Assistant
+from factorcell.completion.assistant import Assistant
+from factorcell.completion.online import User
 from factorcell.config import UserError
-from factorcell.online import User
 
 
 class Menu(Completer):

@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import options, replay_report, replay_summary, screen, store, systems
+from factorcell import options, replay_report, screen, store
+from factorcell.completion.replay import replay_summary, systems
+from factorcell.completion.replay.progressive import known_prefixes, read, replay
 from factorcell.config import UserError
 from factorcell.data.tables import name_of
-from factorcell.progressive import known_prefixes, read, replay
 
 
 def add(verbs: Any) -> None:

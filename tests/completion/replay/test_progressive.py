@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from factorcell.completion import Suggestion
-from factorcell.config import DataConfig, UserError
-from factorcell.progressive import (
+from factorcell.completion.completion import Suggestion
+from factorcell.completion.replay.progressive import (
     COUNT,
     Stream,
     known_prefixes,
@@ -25,6 +24,7 @@ from factorcell.progressive import (
     read,
     replay,
 )
+from factorcell.config import DataConfig, UserError
 
 DATA = DataConfig(unit="char")
 ROWS: list[dict[str, Any]] = [

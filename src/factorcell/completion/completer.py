@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from factorcell import compiled_search
-from factorcell.completion import Found, Ids, Plain, Suggestion, Typed, Wanted
+from factorcell.completion import compiled_search
+from factorcell.completion.completion import Found, Ids, Plain, Suggestion, Typed, Wanted
+from factorcell.completion.online import User, user_variable
+from factorcell.completion.slips import Meant, Slips, join, meant
 from factorcell.config import UserError
 from factorcell.data.counts import UNITS
 from factorcell.data.vocabulary import splitter
 from factorcell.model.run import Run
-from factorcell.online import User, user_variable
-from factorcell.slips import Meant, Slips, join, meant
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from factorcell import store
-from factorcell.blend import DEFAULT, FEATURES, Blend, Weights
 from factorcell.cli import main
-from factorcell.completer import Completer
+from factorcell.completion.blend import DEFAULT, FEATURES, Blend, Weights
+from factorcell.completion.completer import Completer
+from factorcell.completion.online import Learner, Rule
+from factorcell.completion.popularity import Popularity
+from factorcell.completion.replay.online_tuning import perplexity, proposals, rates, reciprocal_rank
+from factorcell.completion.replay.progressive import Stream, read
 from factorcell.config import UserError
 from factorcell.data.counts import FILE, Counts
 from factorcell.model.run import Run
-from factorcell.online import Learner, Rule
-from factorcell.online_tuning import perplexity, proposals, rates, reciprocal_rank
-from factorcell.popularity import Popularity
-from factorcell.progressive import Stream, read
+from tests.completion.replay.test_systems import save
 from tests.small import make_letters
-from tests.test_systems import save
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
 ROWS = [

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factorcell.blend import DEFAULT, FEATURES, SOURCES, Blend, Candidate, Weights
-from factorcell.completer import Completer, Suggestions
-from factorcell.completion import Suggestion
+from factorcell.completion.blend import DEFAULT, FEATURES, SOURCES, Blend, Candidate, Weights
+from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.completion import Suggestion
+from factorcell.completion.online import User, learn_one
+from factorcell.completion.popularity import History, Popularity
 from factorcell.config import Config, UserError
 from factorcell.data.counts import FILE, Counts
 from factorcell.fit import fit
 from factorcell.model.run import Run
-from factorcell.online import User, learn_one
-from factorcell.popularity import History, Popularity
 from tests.small import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}

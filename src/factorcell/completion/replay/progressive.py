@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from factorcell import store
-from factorcell.completion import Suggestion
+from factorcell.completion.completion import Suggestion
 from factorcell.config import DataConfig, UserError
 from factorcell.data.columns import is_missing, shown, to_number, to_time
 from factorcell.data.tables import open_table

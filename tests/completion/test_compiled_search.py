@@ -14,16 +14,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell import compiled_search, completion
-from factorcell.compiled_search import Compiled, PackedTyped, engine, search, usable
-from factorcell.completer import Completer
-from factorcell.completion import Found, Ids, Plain, Wanted, beam
+from factorcell.completion import compiled_search, completion
+from factorcell.completion.compiled_search import Compiled, PackedTyped, engine, search, usable
+from factorcell.completion.completer import Completer
+from factorcell.completion.completion import Found, Ids, Plain, Wanted, beam
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.kernels import kernels
 from factorcell.model.run import Run
+from tests.completion.test_completion import CLOSE, same, typed_in, written_out
 from tests.small import make_letters
-from tests.test_completion import CLOSE, same, typed_in, written_out
 
 HERE = kernels.library()
 VARIANTS = [] if HERE is None else kernels.VARIANTS[: HERE.factorcell_best() + 1]

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import store
-from factorcell.blend import Blend
-from factorcell.completer import Completer
-from factorcell.completion import Suggestion
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer
+from factorcell.completion.completion import Suggestion
+from factorcell.completion.online import Learner, User, tells_apart
+from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.replay.progressive import System
 from factorcell.config import Config, DataConfig, UserError, choose
 from factorcell.data.counts import FILE, Counts
 from factorcell.data.schema import ContextSchema
 from factorcell.model.run import Run
-from factorcell.online import Learner, User, tells_apart
-from factorcell.popularity import History, Popularity
-from factorcell.progressive import System
 
 Row = Mapping[str, Any]
 

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from factorcell import store
-from factorcell.blend import Blend
-from factorcell.completer import Completer
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer
+from factorcell.completion.online import Learner, User, learn_one
+from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.replay.systems import MostPopular, OwnTexts, Personal, Plain, reading, systems
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.counts import FILE, Counts
 from factorcell.data.data import prepare
 from factorcell.model.run import Run
-from factorcell.online import Learner, User, learn_one
-from factorcell.popularity import History, Popularity
-from factorcell.systems import MostPopular, OwnTexts, Personal, Plain, reading, systems
 from tests.small import make_letters
 
 ROW = {"text": "abcab", "user": "ann", "city": "Nice", "time": 1}

@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell import completer as completing
 from factorcell.cli import main
-from factorcell.completer import Completer, Suggestions
-from factorcell.completion import Suggestion
+from factorcell.completion import completer as completing
+from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.completion import Suggestion
+from factorcell.completion.forgiving import Forgiving
+from factorcell.completion.popularity import History
+from factorcell.completion.slips import FIRST, SLIP, Meanings, Meant, Pattern, Slips, join, meant
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
-from factorcell.forgiving import Forgiving
 from factorcell.model.run import Run
-from factorcell.popularity import History
-from factorcell.slips import FIRST, SLIP, Meanings, Meant, Pattern, Slips, join, meant
+from tests.completion.test_completer import NASTY
+from tests.completion.test_completion import CLOSE, typed_in, written_out
 from tests.small import make_letters
-from tests.test_completer import NASTY
-from tests.test_completion import CLOSE, typed_in, written_out
 
 
 @cache

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.completer import Completer
+from factorcell.completion.completer import Completer
+from factorcell.completion.online import OPTIMISERS, REACH, Floats, Learner, Rule, User, learn_one
+from factorcell.completion.popularity import History
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare
 from factorcell.model.run import Run
-from factorcell.online import OPTIMISERS, REACH, Floats, Learner, Rule, User, learn_one
-from factorcell.popularity import History
 from tests.small import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}

@@ -23,10 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import store
+from factorcell.completion.popularity import History
 from factorcell.config import UserError, choose
 from factorcell.data.schema import Variable
 from factorcell.model.run import Run
-from factorcell.popularity import History
 
 Floats = NDArray[np.float32]
 Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (s, k) -> change at rate 1, state

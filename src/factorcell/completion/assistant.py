@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from factorcell.blend import Blend
-from factorcell.completer import Completer, Suggestions, Written
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer, Suggestions, Written
+from factorcell.completion.online import Learner, User, tells_apart
+from factorcell.completion.popularity import Popularity
 from factorcell.data.counts import FILE
 from factorcell.model.run import Run
-from factorcell.online import Learner, User, tells_apart
-from factorcell.popularity import Popularity
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import store
-from factorcell.completer import Completer, Suggestions, Written
-from factorcell.completion import Suggestion
+from factorcell.completion.completer import Completer, Suggestions, Written
+from factorcell.completion.completion import Suggestion
+from factorcell.completion.forgiving import Forgiving
+from factorcell.completion.online import User
+from factorcell.completion.popularity import History, Popularity
 from factorcell.config import UserError
-from factorcell.forgiving import Forgiving
 from factorcell.model.run import Run
-from factorcell.online import User
-from factorcell.popularity import History, Popularity
 
 Floats = NDArray[np.float64]
 

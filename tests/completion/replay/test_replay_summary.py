@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from factorcell.completion.replay.replay_summary import FIGURES, LEAST, judged, summarise
 from factorcell.config import UserError
-from factorcell.replay_summary import FIGURES, LEAST, judged, summarise
 
 Row = dict[str, Any]
 

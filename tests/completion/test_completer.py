@@ -14,14 +14,14 @@ import torch
 
 from factorcell import store
 from factorcell.cli import main
-from factorcell.completer import Completer
-from factorcell.completion import beam, search
+from factorcell.completion.completer import Completer
+from factorcell.completion.completion import beam, search
 from factorcell.config import UserError
 from factorcell.data.vocabulary import SPECIALS
 from factorcell.model.run import Run
+from tests.completion.test_completion import CLOSE, typed_in, written_out
 from tests.elsewhere import DEVICE, Elsewhere
 from tests.small import make_letters, make_run
-from tests.test_completion import CLOSE, typed_in, written_out
 
 NASTY = {
     "nothing": "",

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell import popularity, store
-from factorcell.completion import Suggestion
+from factorcell import store
+from factorcell.completion import popularity
+from factorcell.completion.completion import Suggestion
+from factorcell.completion.popularity import BLOCK, History, Popularity
 from factorcell.config import UserError
 from factorcell.data.counts import Counts
-from factorcell.popularity import BLOCK, History, Popularity
 
 TEXTS = st.text("ab\0é🇳", max_size=4)
 

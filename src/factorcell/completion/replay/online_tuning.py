@@ -10,14 +10,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from factorcell.blend import Blend, Candidate
-from factorcell.completer import Completer
+from factorcell.completion.blend import Blend, Candidate
+from factorcell.completion.completer import Completer
+from factorcell.completion.online import AT_ONCE, Learner, Rule
+from factorcell.completion.popularity import Popularity
+from factorcell.completion.replay.progressive import COUNT, Stream, rank_of
 from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
-from factorcell.online import AT_ONCE, Learner, Rule
-from factorcell.popularity import Popularity
-from factorcell.progressive import COUNT, Stream, rank_of
 
 Row = dict[str, Any]
 
