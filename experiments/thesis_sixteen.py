@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 
 import thesis
-from factorcell.classification import classify
 from factorcell.data.tables import open_table
+from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
 from thesis import Experiment, Options, Row, Tables
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import thesis
-from factorcell import evaluation
+from factorcell.evaluation import evaluation
 from factorcell.model.run import Run
 from thesis import Experiment, Options, Row, Tables
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import contexts_report, embeddings, store
+from factorcell import contexts_report, store
 from factorcell.cli import main
 from factorcell.config import Config
 from factorcell.data.data import prepare
-from factorcell.embeddings import Embeddings
+from factorcell.evaluation import embeddings
+from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
 from tests.pages import Reader
 from tests.small import make_run

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from sklearn import ensemble, metrics, model_selection
 
-from factorcell import embeddings
 from factorcell.config import UserError
-from factorcell.embeddings import Column, Embeddings
-from tests.test_embeddings import clouds, groups_of
+from factorcell.evaluation import embeddings
+from factorcell.evaluation.embeddings import Column, Embeddings
+from tests.evaluation.test_embeddings import clouds, groups_of
 
 Row = dict[str, Any]
 

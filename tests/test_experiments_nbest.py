@@ -8,8 +8,8 @@ import pytest
 
 import nbest
 from factorcell.config import DataConfig
-from factorcell.nbest import distances
-from factorcell.ngram import NGram
+from factorcell.evaluation.ngram import NGram
+from factorcell.evaluation.rescoring.nbest import distances
 
 TEXTS = ("so is it the same right", "is that right", "the knight is right", "write it so", "a fact and a fax in 1990")
 

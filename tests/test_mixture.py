@@ -14,7 +14,7 @@ from factorcell import mixture, store
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare, targets
 from factorcell.data.vocabulary import Vocabulary
-from factorcell.evaluation import evaluate_by
+from factorcell.evaluation.evaluation import evaluate_by
 from factorcell.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
 from factorcell.model.run import Run
 from tests import small

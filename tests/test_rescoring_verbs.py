@@ -8,11 +8,11 @@ import pytest
 
 from factorcell import rescoring_report, store
 from factorcell.cli import main
+from factorcell.evaluation.rescoring.nbest import read_nbest
+from factorcell.evaluation.rescoring.rescoring import Weights, by_depth, rescore, score, summarise
 from factorcell.model.run import Run
-from factorcell.nbest import read_nbest
-from factorcell.rescoring import Weights, by_depth, rescore, score, summarise
+from tests.evaluation.rescoring.test_speaker_learning import TEXTS, make
 from tests.pages import Reader
-from tests.test_speaker_learning import TEXTS, make
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from factorcell import evaluate, separate, store
 from factorcell.config import Config, UserError
-from factorcell.evaluation import evaluate_by
+from factorcell.evaluation.evaluation import evaluate_by
 from factorcell.mixture import open_scorer
 from factorcell.model.run import Run
 from factorcell.separate import Separate

@@ -13,9 +13,9 @@ import pytest
 from filelock import FileLock
 
 from factorcell import space, store, trials, tuning
-from factorcell.classification import classify
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare
+from factorcell.evaluation.classification import classify
 from factorcell.fit import fit, watched
 from factorcell.model.run import Run
 from factorcell.space import Range

@@ -1,6 +1,5 @@
 """Language models that adapt to context: who is writing, where, when, about what."""
 
-from factorcell.classification import classify, classify_points, log_likelihoods
 from factorcell.compare import compare
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
@@ -9,7 +8,8 @@ from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
 from factorcell.data.data import Corpus, prepare
-from factorcell.evaluation import evaluate, evaluate_by
+from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
+from factorcell.evaluation.evaluation import evaluate, evaluate_by
 from factorcell.finetuning import finetune
 from factorcell.fit import fit
 from factorcell.generation.generation import Manner, fill, generate, stream

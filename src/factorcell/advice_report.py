@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from factorcell import report
-from factorcell.judging import rank_correlation
+from factorcell.evaluation.judging import rank_correlation
 from factorcell.plots import ACCENT, INK, LOSS, MUTED, RULE, WIDTH
 
 Row = Mapping[str, Any]

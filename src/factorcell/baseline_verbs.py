@@ -4,9 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import baselines, options, results, screen
+from factorcell import options, screen
 from factorcell.data.data import Corpus
-from factorcell.ngram import NGram
+from factorcell.evaluation import baselines, results
+from factorcell.evaluation.ngram import NGram
 
 
 def add(verbs: Any) -> None:

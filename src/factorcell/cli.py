@@ -9,7 +9,6 @@ from typing import Any
 from factorcell import (
     advice_verbs,
     baseline_verbs,
-    classification,
     completion_verbs,
     contexts_verbs,
     demo,
@@ -21,7 +20,6 @@ from factorcell import (
     replay_verbs,
     report,
     rescoring_verbs,
-    results,
     screen,
     space,
     specificity_verbs,
@@ -30,7 +28,8 @@ from factorcell import (
 )
 from factorcell.compare import compare as compare_models
 from factorcell.config import MODELS, PAPER_MODELS, UserError
-from factorcell.evaluation import TOP
+from factorcell.evaluation import classification, results
+from factorcell.evaluation.evaluation import TOP
 from factorcell.fit import fit, summary
 from factorcell.mixture import open_scorer
 from factorcell.model.run import Run

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import evaluation, store
+from factorcell import store
 from factorcell.config import PAPER_MODELS, Config, UserError
 from factorcell.data.tables import name_of
+from factorcell.evaluation import evaluation
+from factorcell.evaluation.results import note, told_apart
 from factorcell.fit import Say, fit, tell
-from factorcell.results import note, told_apart
 
 Row = dict[str, Any]
 SCORES = ("accuracy", "macro_f1", "auc")

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import contexts_report, embedding_charts, embeddings, options, screen, store
+from factorcell import contexts_report, embedding_charts, options, screen, store
 from factorcell.config import UserError
-from factorcell.embeddings import Embeddings
+from factorcell.evaluation import embeddings
+from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
 
 MOST = 10  # values that stand for all where none is named

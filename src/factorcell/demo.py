@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import store
-from factorcell.classification import Classification, classify_points, log_likelihoods
 from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, TrainingConfig
 from factorcell.data.tables import open_table
-from factorcell.evaluation import evaluate
+from factorcell.evaluation.classification import Classification, classify_points, log_likelihoods
+from factorcell.evaluation.evaluation import evaluate
 from factorcell.fit import fit
 from factorcell.generation.generation import Manner, generate
 from factorcell.model.run import Run

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from factorcell import report, token_charts
-from factorcell.likelihood_ratios import STRENGTHS, strength
+from factorcell.evaluation.likelihood_ratios import STRENGTHS, strength
 from factorcell.plots import titled
 from factorcell.token_charts import FULL, SHADE, readable
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import explain_report, hidden_units, options, screen, store
+from factorcell import explain_report, options, screen, store
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
-from factorcell.likelihood_ratios import column_texts, explain, raised, shown, strength
+from factorcell.evaluation import hidden_units
+from factorcell.evaluation.likelihood_ratios import column_texts, explain, raised, shown, strength
 from factorcell.model.run import Run
 from factorcell.token_charts import readable
 

@@ -25,8 +25,8 @@ from factorcell.data.columns import Categories
 from factorcell.data.data import Corpus
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
+from factorcell.evaluation.results import open_model
 from factorcell.model.scoring import Scorer
-from factorcell.results import open_model
 from factorcell.separate import INDEX as SEPARATE
 from factorcell.separate import Separate
 

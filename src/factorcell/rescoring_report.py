@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from factorcell import plots, report
-from factorcell.nbest import align
+from factorcell.evaluation.rescoring.nbest import align
 
 Row = Mapping[str, Any]
 

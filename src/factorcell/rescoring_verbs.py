@@ -4,14 +4,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import nbest, options, rescoring, rescoring_report, screen, speaker_learning, store
+from factorcell import options, rescoring_report, screen, store
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
+from factorcell.evaluation.ngram import NGram
+from factorcell.evaluation.rescoring import nbest, rescoring, speaker_learning
+from factorcell.evaluation.rescoring.nbest import NBest
+from factorcell.evaluation.rescoring.rescoring import Scored, Weights
+from factorcell.evaluation.results import open_model
 from factorcell.model.run import Run
-from factorcell.nbest import NBest
-from factorcell.ngram import NGram
-from factorcell.rescoring import Scored, Weights
-from factorcell.results import open_model
 
 SHOWN = 20  # values of a column in the terminal
 

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from factorcell.classification import Classification
+from factorcell.evaluation.classification import Classification
 
 Row = dict[str, Any]
 

@@ -4,9 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import generation_verbs, options, screen, specificity, specificity_report, store
+from factorcell import generation_verbs, options, screen, specificity_report, store
 from factorcell.config import UserError
-from factorcell.judging import KINDS, Judge, correlations
+from factorcell.evaluation import specificity
+from factorcell.evaluation.judging import KINDS, Judge, correlations
 from factorcell.model.run import Run
 
 Row = dict[str, Any]

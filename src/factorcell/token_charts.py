@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from factorcell.data.vocabulary import END, SPECIALS
-from factorcell.likelihood_ratios import strength
+from factorcell.evaluation.likelihood_ratios import strength
 from factorcell.plots import ACCENT, INK, LOSS, MUTED, OTHERS, RULE, WIDTH, Row, legend, titled
 
 FIRST, SECOND = LOSS, ACCENT  # colours of the two contexts; the paper's figure has blue and red

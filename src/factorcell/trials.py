@@ -8,7 +8,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from factorcell import judging, plots, report, scatter
+from factorcell import plots, report, scatter
+from factorcell.evaluation import judging
 
 Row = Mapping[str, Any]
 

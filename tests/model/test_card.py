@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from factorcell import results
 from factorcell.config import Config
+from factorcell.evaluation import results
 from factorcell.fit import fit
 from factorcell.model import card
 from factorcell.model.run import Run

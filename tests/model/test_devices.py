@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.classification import log_likelihoods
 from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.data import prepare
+from factorcell.evaluation.classification import log_likelihoods
 from factorcell.generation.beams import beam, distinct
 from factorcell.generation.decoding import Draw, Rules, drawing, steps, write
 from factorcell.model.run import Run

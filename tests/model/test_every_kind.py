@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.classification import classify, classify_points, log_likelihoods
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.data import Corpus, prepare
 from factorcell.data.schema import ContextSchema
-from factorcell.evaluation import evaluate, evaluate_by
+from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
+from factorcell.evaluation.evaluation import evaluate, evaluate_by
 from factorcell.fit import fit
 from factorcell.model.card import text as card_of
 from factorcell.model.run import Run

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell import likelihood_ratios
-from factorcell.classification import classify
 from factorcell.config import UserError
 from factorcell.data.vocabulary import START
-from factorcell.likelihood_ratios import explain, raised, strength
+from factorcell.evaluation import likelihood_ratios
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.likelihood_ratios import explain, raised, strength
 from factorcell.model.run import Run
 from tests.small import make_letters, make_run, nats_of
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import classification
-from factorcell.classification import auc, classify, classify_points, judge, log_likelihoods
 from factorcell.config import Config, UserError
+from factorcell.evaluation import classification
+from factorcell.evaluation.classification import auc, classify, classify_points, judge, log_likelihoods
 from factorcell.fit import fit
 from factorcell.model.run import Run
 from tests import synthetic

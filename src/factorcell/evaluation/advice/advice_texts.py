@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import ngram
 from factorcell.config import DataConfig, UserError
 from factorcell.data.data import Corpus
 from factorcell.data.schema import Variable
 from factorcell.data.tables import open_table
-from factorcell.ngram import NGram
-from factorcell.value_ngrams import Texts, ValueNGram
+from factorcell.evaluation import ngram
+from factorcell.evaluation.advice.value_ngrams import Texts, ValueNGram
+from factorcell.evaluation.ngram import NGram
 
 ROWS = 100_000  # read of a table, unless more are wanted
 HELD_OUT, MOST_HELD = 0.1, 6000  # share and number of texts that are not counted; half fits, half judges

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from factorcell import store
 from factorcell.config import UserError
-from factorcell.nbest import align, distances, read_nbest, with_columns, with_references
+from factorcell.evaluation.rescoring.nbest import align, distances, read_nbest, with_columns, with_references
 
 ROWS: list[dict[str, Any]] = [
     {

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import baselines
-from factorcell.classification import Classification
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.columns import category_name
 from factorcell.data.data import Corpus, prepare
 from factorcell.data.vocabulary import END, Vocabulary
+from factorcell.evaluation import baselines
+from factorcell.evaluation.classification import Classification
 
 KINDS: dict[str, type[baselines.Linear] | type[baselines.FastText]] = {
     "linear": baselines.Linear,

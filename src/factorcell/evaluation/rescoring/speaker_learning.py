@@ -20,9 +20,18 @@ from factorcell.completion.online import Learner, Rule, User
 from factorcell.data.columns import category_name, is_missing
 from factorcell.data.data import Corpus
 from factorcell.data.schema import MISSING
+from factorcell.evaluation.rescoring.nbest import MODEL, WORDS, NBest
+from factorcell.evaluation.rescoring.rescoring import (
+    Floats,
+    Scored,
+    Weights,
+    checked,
+    contexts,
+    features_of,
+    parts,
+    read,
+)
 from factorcell.model.run import TOKENS, Run
-from factorcell.nbest import MODEL, WORDS, NBest
-from factorcell.rescoring import Floats, Scored, Weights, checked, contexts, features_of, parts, read
 
 Ids = NDArray[np.int64]
 

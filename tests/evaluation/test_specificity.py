@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from factorcell import classification, cli, evaluation, specificity
+from factorcell import cli
 from factorcell.config import UserError
+from factorcell.evaluation import classification, evaluation, specificity
+from factorcell.evaluation.judging import Judge
+from factorcell.evaluation.specificity import contexts, examples, find_runs, measure, write
 from factorcell.generation.generation import Manner
-from factorcell.judging import Judge
 from factorcell.model.run import Run
-from factorcell.specificity import contexts, examples, find_runs, measure, write
 from tests.small import ROWS, make_run
 
 TABLE = [{**row, "text": f"{row['text']} {word}"} for row in ROWS for word in ("sea", "sun", "sand", "cold", "the")]

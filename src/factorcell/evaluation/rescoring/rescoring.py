@@ -25,14 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from factorcell import list_weights, store
+from factorcell import store
 from factorcell.config import UserError, choose
 from factorcell.data.columns import category_name, is_missing
 from factorcell.data.data import Corpus
-from factorcell.evaluation import text_tallies
+from factorcell.evaluation.evaluation import text_tallies
+from factorcell.evaluation.ngram import NGram
+from factorcell.evaluation.rescoring import list_weights
+from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance, align, distances
 from factorcell.model.run import Run
-from factorcell.nbest import LM, MODEL, WORDS, NBest, Utterance, align, distances
-from factorcell.ngram import NGram
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import rescoring
 from factorcell.completion.online import Learner, Rule
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare
+from factorcell.evaluation.rescoring import rescoring
+from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
+from factorcell.evaluation.rescoring.rescoring import Scored, Weights, score
+from factorcell.evaluation.rescoring.speaker_learning import begin, learn, turns
 from factorcell.model.run import Run
-from factorcell.nbest import NBest, read_nbest
-from factorcell.rescoring import Scored, Weights, score
-from factorcell.speaker_learning import begin, learn, turns
 from factorcell.training import observe
 from tests.small import make_run
 

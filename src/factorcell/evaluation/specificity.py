@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from factorcell import evaluation, store
-from factorcell.classification import classify
+from factorcell import store
 from factorcell.config import UserError
+from factorcell.evaluation import evaluation
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.judging import Judge
 from factorcell.generation.generation import PLAIN, Manner, every, generate, origin, resumed
-from factorcell.judging import Judge
 from factorcell.model.run import Run
 
 Row = dict[str, Any]

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import rescoring, store
+from factorcell import store
 from factorcell.config import DataConfig, UserError
+from factorcell.evaluation.ngram import NGram
+from factorcell.evaluation.rescoring import rescoring
+from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
+from factorcell.evaluation.rescoring.rescoring import Scored, Weights, by_depth, chosen, fit, rescore, score, summarise
 from factorcell.model.run import Run
-from factorcell.nbest import NBest, read_nbest
-from factorcell.ngram import NGram
-from factorcell.rescoring import Scored, Weights, by_depth, chosen, fit, rescore, score, summarise
 from tests.small import ROWS, make_run
 
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea the sea", "cold", "")

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from factorcell import list_weights
-from factorcell.list_weights import best_step, chosen, corners, errors_at, fewest_errors, likeliest, padded, share
+from factorcell.evaluation.rescoring import list_weights
+from factorcell.evaluation.rescoring.list_weights import (
+    best_step,
+    chosen,
+    corners,
+    errors_at,
+    fewest_errors,
+    likeliest,
+    padded,
+    share,
+)
 
 Floats = NDArray[np.float64]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import evaluation
 from factorcell.config import OUTPUT_BIASES, UserError
 from factorcell.data.data import targets
 from factorcell.data.vocabulary import UNKNOWN
-from factorcell.evaluation import evaluate, evaluate_by, top_accuracy
+from factorcell.evaluation import evaluation
+from factorcell.evaluation.evaluation import evaluate, evaluate_by, top_accuracy
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
 from tests.small import ROWS, make_run, nats_of

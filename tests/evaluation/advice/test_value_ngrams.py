@@ -9,12 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factorcell import ngram
 from factorcell.config import Config
 from factorcell.data.data import Corpus, prepare
 from factorcell.data.vocabulary import START
-from factorcell.ngram import NGram
-from factorcell.value_ngrams import Texts, ValueNGram, exponents, inferred, normalised, posterior, tilted
+from factorcell.evaluation import ngram
+from factorcell.evaluation.advice.value_ngrams import (
+    Texts,
+    ValueNGram,
+    exponents,
+    inferred,
+    normalised,
+    posterior,
+    tilted,
+)
+from factorcell.evaluation.ngram import NGram
 from tests import synthetic
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]

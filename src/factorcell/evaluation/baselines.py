@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from factorcell.classification import Classification, judge
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.data import Corpus, prepare, target_offsets, targets
 from factorcell.data.vocabulary import START, Vocabulary
+from factorcell.evaluation.classification import Classification, judge
 from factorcell.model.scoring import Tally
 
 SMOOTHING = 0.5  # added to every count of naive Bayes

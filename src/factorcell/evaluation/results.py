@@ -4,16 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import evaluation, ngram, store
-from factorcell.classification import Classification, classify
+from factorcell import store
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.columns import to_number
 from factorcell.data.tables import name_of, open_table
 from factorcell.data.vocabulary import Vocabulary
+from factorcell.evaluation import evaluation, ngram
+from factorcell.evaluation.classification import Classification, classify
+from factorcell.evaluation.ngram import NGram
 from factorcell.model import card
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
-from factorcell.ngram import NGram
 
 Row = dict[str, Any]
 

@@ -24,14 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from factorcell import baselines
-from factorcell.advice_texts import ROWS, Column, Ids, Split, beginnings, columns_of, sample
 from factorcell.config import DataConfig, UserError
 from factorcell.data.data import Corpus, prepare
 from factorcell.data.kinds import parse_column
 from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.evaluation import baselines
+from factorcell.evaluation.advice.advice_texts import ROWS, Column, Ids, Split, beginnings, columns_of, sample
+from factorcell.evaluation.advice.value_ngrams import ValueNGram, exponents, inferred, normalised, posterior, tilted
 from factorcell.model.run import Run
-from factorcell.value_ngrams import ValueNGram, exponents, inferred, normalised, posterior, tilted
 
 LEAST = 20  # rows that say anything at all
 VOCABULARY = 20_000  # at most so many tokens

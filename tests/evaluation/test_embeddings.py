@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import embeddings
 from factorcell.config import Config, UserError
 from factorcell.data.vocabulary import START, UNKNOWN
-from factorcell.embeddings import Column, Embeddings
+from factorcell.evaluation import embeddings
+from factorcell.evaluation.embeddings import Column, Embeddings
 from factorcell.fit import fit
 from factorcell.model.run import Run
 from tests.small import make_letters, make_run

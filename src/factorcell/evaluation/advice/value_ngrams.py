@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.data.data import Corpus, targets
-from factorcell.ngram import NGram
+from factorcell.evaluation.ngram import NGram
 
 BLOCK = 4_000_000  # probabilities that exist at one time
 ALPHAS = tuple(10.0 ** (power / 2) for power in range(0, 14))  # pseudo-counts that are tried

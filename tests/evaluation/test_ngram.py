@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import ngram
 from factorcell.config import Config, UserError
 from factorcell.data.data import Corpus, prepare, targets
 from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary
-from factorcell.evaluation import evaluate, evaluate_by, top_accuracy
-from factorcell.ngram import FALLBACK, NGram, discounts
+from factorcell.evaluation import ngram
+from factorcell.evaluation.evaluation import evaluate, evaluate_by, top_accuracy
+from factorcell.evaluation.ngram import FALLBACK, NGram, discounts
 from tests import synthetic
 from tests.small import ROWS, make_run
 

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import baselines, store
-from factorcell.baselines import fasttext, linear, naive_bayes, read
+from factorcell import store
 from factorcell.cli import main
 from factorcell.config import Config, UserError
 from factorcell.data.data import Corpus
 from factorcell.data.vocabulary import START
+from factorcell.evaluation import baselines
+from factorcell.evaluation.baselines import fasttext, linear, naive_bayes, read
 from tests.small import CONTEXT, make_run
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]

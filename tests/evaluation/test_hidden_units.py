@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import hidden_units
-from factorcell.classification import auc
 from factorcell.config import UserError
-from factorcell.hidden_units import along, aucs, few_examples, final_states, halves, indicators, labelled, states
+from factorcell.evaluation import hidden_units
+from factorcell.evaluation.classification import auc
+from factorcell.evaluation.hidden_units import (
+    along,
+    aucs,
+    few_examples,
+    final_states,
+    halves,
+    indicators,
+    labelled,
+    states,
+)
 from factorcell.model.run import Run
 from tests.small import make_letters
 
