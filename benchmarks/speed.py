@@ -35,7 +35,7 @@ from factorcell.model.cells import Cell
 from factorcell.model.kernels import kernels, softmax
 from factorcell.model.output import Proposal
 from factorcell.model.run import Run
-from factorcell.training import Trainer, target_counts
+from factorcell.training.training import Trainer, target_counts
 
 Once = Callable[[], object]
 CONTEXT, WORDS = 30, 50_000

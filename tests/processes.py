@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell import cli, parallel, store
+from factorcell import cli, store
 from factorcell.config import Config, UserError
 from factorcell.data.data import Batch, Corpus, prepare
 from factorcell.model.model import LanguageModel
 from factorcell.model.run import Run
-from factorcell.parallel import World
-from factorcell.training import Trainer
+from factorcell.training import parallel
+from factorcell.training.parallel import World
+from factorcell.training.training import Trainer
 from tests import synthetic
 
 TRAININGS: dict[str, dict[str, Any]] = {

@@ -288,7 +288,7 @@ def test_a_stop_says_how_to_go_on_where_one_can(
 
     monkeypatch.setattr("factorcell.cli.fit", stopped)
     monkeypatch.setattr("factorcell.model.run.Run.open", stopped)
-    monkeypatch.setattr("factorcell.tuning.search", stopped)
+    monkeypatch.setattr("factorcell.training.tuning.search", stopped)
     more = ["table.csv", "--target", "stars"] if verb == "classify" else ["--out", str(tmp_path / "run")]
     assert main([verb, "train.csv", *more]) == 130
     told = capsys.readouterr().err

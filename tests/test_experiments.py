@@ -20,10 +20,11 @@ import thesis_sixteen
 import thesis_sparse
 import thesis_subreddits
 import thesis_variables
-from factorcell import store, training
+from factorcell import store
 from factorcell.config import Config, UserError
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.model.run import Run
+from factorcell.training import training
 from tests.small import make_run
 
 ALL = {

@@ -1,6 +1,5 @@
 """Language models that adapt to context: who is writing, where, when, about what."""
 
-from factorcell.compare import compare
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.forgiving import Forgiving
@@ -10,15 +9,16 @@ from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, U
 from factorcell.data.data import Corpus, prepare
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
 from factorcell.evaluation.evaluation import evaluate, evaluate_by
-from factorcell.finetuning import finetune
-from factorcell.fit import fit
 from factorcell.generation.generation import Manner, fill, generate, stream
-from factorcell.mixture import Mixture, mix, open_scorer
 from factorcell.model.model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
-from factorcell.separate import Separate, separate
-from factorcell.training import train
+from factorcell.training.compare import compare
+from factorcell.training.finetuning import finetune
+from factorcell.training.fit import fit
+from factorcell.training.mixture import Mixture, mix, open_scorer
+from factorcell.training.separate import Separate, separate
+from factorcell.training.training import train
 
 __all__ = [
     "Blend",

@@ -16,23 +16,21 @@ from factorcell import (
     explain_verbs,
     generation_verbs,
     options,
-    parallel,
     replay_verbs,
     report,
     rescoring_verbs,
     screen,
-    space,
     specificity_verbs,
     trials,
-    tuning,
 )
-from factorcell.compare import compare as compare_models
 from factorcell.config import MODELS, PAPER_MODELS, UserError
 from factorcell.evaluation import classification, results
 from factorcell.evaluation.evaluation import TOP
-from factorcell.fit import fit, summary
-from factorcell.mixture import open_scorer
 from factorcell.model.run import Run
+from factorcell.training import parallel, space, tuning
+from factorcell.training.compare import compare as compare_models
+from factorcell.training.fit import fit, summary
+from factorcell.training.mixture import open_scorer
 
 Row = dict[str, Any]
 

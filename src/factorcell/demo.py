@@ -21,9 +21,9 @@ from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, Tra
 from factorcell.data.tables import open_table
 from factorcell.evaluation.classification import Classification, classify_points, log_likelihoods
 from factorcell.evaluation.evaluation import evaluate
-from factorcell.fit import fit
 from factorcell.generation.generation import Manner, generate
 from factorcell.model.run import Run
+from factorcell.training.fit import fit
 
 CONFIG = Config(
     data=DataConfig(context=("lat:number", "lon:number"), unit="char", min_count=10, max_tokens=40),

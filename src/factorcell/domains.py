@@ -6,12 +6,12 @@ from typing import Any
 
 from factorcell import options, screen
 from factorcell.config import Config
-from factorcell.finetuning import GENTLE, finetune, gentle
-from factorcell.fit import facts, summary
-from factorcell.mixture import mix, open_scorer
 from factorcell.model.run import Run
-from factorcell.separate import separate
-from factorcell.start import ALL, PARTS
+from factorcell.training.finetuning import GENTLE, finetune, gentle
+from factorcell.training.fit import facts, summary
+from factorcell.training.mixture import mix, open_scorer
+from factorcell.training.separate import separate
+from factorcell.training.start import ALL, PARTS
 
 Row = dict[str, Any]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from factorcell import parallel
 from factorcell.config import DEVICES, PRECISIONS, Config, UserError, choose
+from factorcell.training import parallel
 
 
 def add(parser: argparse.ArgumentParser, sections: Sequence[str] = ("data", "model", "training")) -> None:

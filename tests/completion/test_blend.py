@@ -14,8 +14,8 @@ from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.config import Config, UserError
 from factorcell.data.counts import FILE, Counts
-from factorcell.fit import fit
 from factorcell.model.run import Run
+from factorcell.training.fit import fit
 from tests.small import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}

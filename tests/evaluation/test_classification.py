@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from factorcell.config import Config, UserError
 from factorcell.evaluation import classification
 from factorcell.evaluation.classification import auc, classify, classify_points, judge, log_likelihoods
-from factorcell.fit import fit
 from factorcell.model.run import Run
+from factorcell.training.fit import fit
 from tests import synthetic
 from tests.small import CONTEXT, ROWS, make_run, nats_of
 

@@ -14,8 +14,8 @@ from factorcell.config import Config, UserError
 from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Column, Embeddings
-from factorcell.fit import fit
 from factorcell.model.run import Run
+from factorcell.training.fit import fit
 from tests.small import make_letters, make_run
 
 Row = dict[str, Any]

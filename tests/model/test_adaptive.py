@@ -18,8 +18,8 @@ from factorcell.data.vocabulary import END, START
 from factorcell.model.adaptive import AdaptiveOutput, cutoffs
 from factorcell.model.output import Output, Tilt
 from factorcell.model.run import Run
-from factorcell.start import Start, part_of
-from factorcell.training import Trainer, target_counts, train
+from factorcell.training.start import Start, part_of
+from factorcell.training.training import Trainer, target_counts, train
 from tests.small import ROWS, make_run, nats_of
 
 V, E, H, K, B, T = 11, 4, 3, 5, 3, 4

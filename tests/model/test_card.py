@@ -7,9 +7,9 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.evaluation import results
-from factorcell.fit import fit
 from factorcell.model import card
 from factorcell.model.run import Run
+from factorcell.training.fit import fit
 from tests.small import CONTEXT, ROWS
 
 

@@ -16,8 +16,8 @@ from factorcell.evaluation.classification import log_likelihoods
 from factorcell.generation.beams import beam, distinct
 from factorcell.generation.decoding import Draw, Rules, drawing, steps, write
 from factorcell.model.run import Run
-from factorcell.parallel import World
-from factorcell.training import Row, Trainer
+from factorcell.training.parallel import World
+from factorcell.training.training import Row, Trainer
 from tests.data.test_kinds import CONTEXT, rows_of_all_kinds
 from tests.elsewhere import DEVICE, Elsewhere
 from tests.small import ROWS, make_run

@@ -16,10 +16,10 @@ from factorcell.data.data import Corpus, prepare
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
 from factorcell.evaluation.evaluation import evaluate, evaluate_by
-from factorcell.fit import fit
 from factorcell.model.card import text as card_of
 from factorcell.model.run import Run
-from factorcell.training import train
+from factorcell.training.fit import fit
+from factorcell.training.training import train
 from tests.data.test_kinds import CONTEXT, rows_of_all_kinds
 from tests.small import nats_of
 

@@ -15,7 +15,7 @@ from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescoring import Scored, Weights, score
 from factorcell.evaluation.rescoring.speaker_learning import begin, learn, turns
 from factorcell.model.run import Run
-from factorcell.training import observe
+from factorcell.training.training import observe
 from tests.small import make_run
 
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea", "cold", "")

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import evaluate, separate, store
+from factorcell import evaluate, store
 from factorcell.config import Config, UserError
 from factorcell.evaluation.evaluation import evaluate_by
-from factorcell.mixture import open_scorer
 from factorcell.model.run import Run
-from factorcell.separate import Separate
-from factorcell.training import Trainer
+from factorcell.training import separate
+from factorcell.training.mixture import open_scorer
+from factorcell.training.separate import Separate
+from factorcell.training.training import Trainer
 from tests import synthetic
 
 Rows = list[dict[str, Any]]

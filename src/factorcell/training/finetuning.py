@@ -9,9 +9,9 @@ import torch
 
 from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.data import Corpus
-from factorcell.fit import HELD_OUT, Say, begun, check_same, finish, learn
 from factorcell.model.run import Run
-from factorcell.start import ALL, Start, parts_named
+from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn
+from factorcell.training.start import ALL, Start, parts_named
 
 # What few texts want other than many, unless it is said otherwise: an exact loss, small steps, a stop in time.
 GENTLE: dict[str, Any] = {

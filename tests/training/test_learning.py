@@ -13,7 +13,7 @@ import pytest
 from factorcell.config import Config
 from factorcell.data.data import prepare
 from factorcell.model.run import Run
-from factorcell.training import train
+from factorcell.training.training import train
 from tests.synthetic import NAMES, dialects
 
 MODELS = ("unadapted", "softmaxbias", "factorcell", "sampled")

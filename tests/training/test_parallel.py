@@ -15,14 +15,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import parallel, store
+from factorcell import store
 from factorcell.config import UserError
 from factorcell.data.context import Context
 from factorcell.data.data import Batch
 from factorcell.model import devices
 from factorcell.model.output import Proposal
-from factorcell.parallel import World
-from factorcell.training import Loss
+from factorcell.training import parallel
+from factorcell.training.parallel import World
+from factorcell.training.training import Loss
 from tests import processes, synthetic
 from tests.small import ROWS, make_run
 

@@ -6,15 +6,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from factorcell import parallel, store
+from factorcell import store
 from factorcell.config import Config, UserError
 from factorcell.data.counts import FILE, UNITS, Counts
 from factorcell.data.data import Corpus, prepare
 from factorcell.data.tables import name_of
 from factorcell.model import card
 from factorcell.model.run import Run
-from factorcell.parallel import World
-from factorcell.training import train
+from factorcell.training import parallel
+from factorcell.training.parallel import World
+from factorcell.training.training import train
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given
 

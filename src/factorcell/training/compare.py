@@ -9,7 +9,7 @@ from factorcell.config import PAPER_MODELS, Config, UserError
 from factorcell.data.tables import name_of
 from factorcell.evaluation import evaluation
 from factorcell.evaluation.results import note, told_apart
-from factorcell.fit import Say, fit, tell
+from factorcell.training.fit import Say, fit, tell
 
 Row = dict[str, Any]
 SCORES = ("accuracy", "macro_f1", "auc")

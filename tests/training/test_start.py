@@ -14,8 +14,8 @@ from factorcell.config import ADAPTERS, OUTPUT_BIASES, UserError
 from factorcell.data.data import Corpus
 from factorcell.model.model import LanguageModel
 from factorcell.model.run import Run
-from factorcell.start import PARTS, Start, part_of, parts_named
-from factorcell.training import Trainer, train
+from factorcell.training.start import PARTS, Start, part_of, parts_named
+from factorcell.training.training import Trainer, train
 from tests import small
 
 

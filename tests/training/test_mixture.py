@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import mixture, store
+from factorcell import store
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare, targets
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.evaluation import evaluate_by
-from factorcell.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
 from factorcell.model.run import Run
+from factorcell.training import mixture
+from factorcell.training.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
 from tests import small
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from factorcell.model.kernels import kernels
-from factorcell.rows import RowAdam
+from factorcell.training.rows import RowAdam
 
 HERE = kernels.library()
 VARIANTS = [] if HERE is None else kernels.VARIANTS[: HERE.factorcell_best() + 1]

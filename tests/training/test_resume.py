@@ -20,7 +20,7 @@ from factorcell import store
 from factorcell.config import Config, UserError
 from factorcell.data.data import Corpus, prepare
 from factorcell.model.run import Run
-from factorcell.training import Row, Trainer, train
+from factorcell.training.training import Row, Trainer, train
 from tests import ROOT, synthetic
 
 FULL = Path("/dev/full")  # a device on which every write fails for want of space
@@ -106,7 +106,7 @@ def test_killed_processes_lead_to_the_same_end(whole: Path, tmp_path: Path) -> N
     folder = tmp_path / "run"
     for replacements in (6, 3):
         # Files are counted from the start of the training: log, checkpoints and weights.
-        code = f"from tests.test_resume import *; go_until_killed(Path({str(folder)!r}), {replacements})"
+        code = f"from tests.training.test_resume import *; go_until_killed(Path({str(folder)!r}), {replacements})"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, done.stderr

@@ -25,9 +25,9 @@ from factorcell.model.kernels import kernels
 from factorcell.model.model import LanguageModel
 from factorcell.model.output import Picked, Proposal, Reads, Samples
 from factorcell.model.run import Run
-from factorcell.parallel import World
-from factorcell.rows import RowAdam
-from factorcell.start import Start
+from factorcell.training.parallel import World
+from factorcell.training.rows import RowAdam
+from factorcell.training.start import Start
 
 STRIDE = 1 << 18  # texts whose words are looked at together
 

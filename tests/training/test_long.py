@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from factorcell import demo, store
-from factorcell.compare import compare as compare_models
 from factorcell.config import PAPER_MODELS, Config
+from factorcell.training.compare import compare as compare_models
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ from factorcell import store
 from factorcell.config import Config, UserError
 from factorcell.data.data import Corpus, target_offsets
 from factorcell.data.tables import name_of
-from factorcell.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
 from factorcell.model.run import Run
+from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
 
 INDEX = "separate.json"
 SHARED = 0  # the row of rare values in the schema, and the number of the run of all texts

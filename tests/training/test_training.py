@@ -12,7 +12,7 @@ import torch
 from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.data import Corpus, prepare
 from factorcell.model.run import Run
-from factorcell.training import Trainer, due, learning_rate, target_counts, train
+from factorcell.training.training import Trainer, due, learning_rate, target_counts, train
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 

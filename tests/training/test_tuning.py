@@ -12,14 +12,15 @@ import optuna
 import pytest
 from filelock import FileLock
 
-from factorcell import space, store, trials, tuning
+from factorcell import store, trials
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare
 from factorcell.evaluation.classification import classify
-from factorcell.fit import fit, watched
 from factorcell.model.run import Run
-from factorcell.space import Range
-from factorcell.tuning import SearchOptions
+from factorcell.training import space, tuning
+from factorcell.training.fit import fit, watched
+from factorcell.training.space import Range
+from factorcell.training.tuning import SearchOptions
 from tests import ROOT
 from tests.small import CONTEXT, ROWS
 
@@ -141,7 +142,7 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyte
             if run.folder.name == "trial-0001" and row["split"] == "dev" and len(steps) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("factorcell.tuning.watched", stopping)
+    monkeypatch.setattr("factorcell.training.tuning.watched", stopping)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "stopped", 3, config=config)
     kept = store.read_rows(tmp_path / "stopped" / "trials.jsonl")
@@ -157,7 +158,7 @@ PROCESS = """
 import os, signal, sys, time
 from pathlib import Path
 from factorcell import tuning
-from tests.test_tuning import ROWS, searched
+from tests.training.test_tuning import ROWS, searched
 
 folder, doing, attempt, watched = Path(sys.argv[1]), sys.argv[2], tuning.Search.attempt, tuning.watched
 
@@ -270,7 +271,7 @@ def test_a_failed_trial_is_kept_as_such_and_the_search_goes_on(tmp_path: Path) -
 def test_a_bug_is_raised_and_not_met_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that is no user's mistake ends the search; its trial has failed, so the next search passes it by."""
     with monkeypatch.context() as patch:
-        patch.setattr("factorcell.tuning.finish", lambda *given: 1 / 0)
+        patch.setattr("factorcell.training.tuning.finish", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             searched(tmp_path, 2)
     assert [row["state"] for row in searched(tmp_path, 2)] == ["failed", "complete"]

@@ -6,11 +6,11 @@ from pathlib import Path
 import optuna
 import pytest
 
-from factorcell import space
 from factorcell.config import MODELS, Config, ModelConfig, UserError
 from factorcell.data.data import prepare
 from factorcell.model.model import LanguageModel
-from factorcell.space import Range
+from factorcell.training import space
+from factorcell.training.space import Range
 from tests.small import CONTEXT, ROWS
 
 CONFIG = Config.from_dict({"data": {"context": CONTEXT, "min_count": 1, "min_context_count": 1}})

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from factorcell import space, store
+from factorcell import store
 from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
 from factorcell.data.data import Corpus, prepare
 from factorcell.evaluation import results
 from factorcell.evaluation.results import Row
-from factorcell.fit import HELD_OUT, Say, finish, watched
 from factorcell.model.run import Run
+from factorcell.training import space
+from factorcell.training.fit import HELD_OUT, Say, finish, watched
 
 if TYPE_CHECKING:
     import optuna

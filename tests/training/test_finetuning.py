@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import classify, finetune, fit, store
+from factorcell import classify, finetune, store
 from factorcell.config import Config, UserError
-from factorcell.finetuning import gentle
 from factorcell.model.run import Run
-from factorcell.training import Trainer
+from factorcell.training import fit
+from factorcell.training.finetuning import gentle
+from factorcell.training.training import Trainer
 from tests import small, synthetic
 
 TIMES = ("seconds", "tokens_per_second")
