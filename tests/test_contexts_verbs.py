@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import contexts_report, store
+from factorcell import store
 from factorcell.cli import main
 from factorcell.config import Config
 from factorcell.data.data import prepare
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
+from factorcell.reports import contexts_report
 from tests.pages import Reader
 from tests.small import make_run
 

@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from factorcell import demo, report
+from factorcell import demo
+from factorcell.reports import report
 
 
 @pytest.fixture

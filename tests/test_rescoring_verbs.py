@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from factorcell import rescoring_report, store
+from factorcell import store
 from factorcell.cli import main
 from factorcell.evaluation.rescoring.nbest import read_nbest
 from factorcell.evaluation.rescoring.rescoring import Weights, by_depth, rescore, score, summarise
 from factorcell.model.run import Run
+from factorcell.reports import rescoring_report
 from tests.evaluation.rescoring.test_speaker_learning import TEXTS, make
 from tests.pages import Reader
 

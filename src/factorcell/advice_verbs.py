@@ -4,11 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import advice_report, options, screen, store
+from factorcell import options, screen, store
 from factorcell.config import UserError
 from factorcell.data.tables import name_of
 from factorcell.evaluation.advice import advice
 from factorcell.evaluation.advice.advice_texts import ROWS
+from factorcell.reports import advice_report
 
 
 def add(verbs: Any) -> None:

@@ -17,16 +17,15 @@ from factorcell import (
     generation_verbs,
     options,
     replay_verbs,
-    report,
     rescoring_verbs,
     screen,
     specificity_verbs,
-    trials,
 )
 from factorcell.config import MODELS, PAPER_MODELS, UserError
 from factorcell.evaluation import classification, results
 from factorcell.evaluation.evaluation import TOP
 from factorcell.model.run import Run
+from factorcell.reports import report, trials
 from factorcell.training import parallel, space, tuning
 from factorcell.training.compare import compare as compare_models
 from factorcell.training.fit import fit, summary

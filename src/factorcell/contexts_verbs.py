@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import contexts_report, embedding_charts, options, screen, store
+from factorcell import options, screen, store
 from factorcell.config import UserError
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
+from factorcell.reports import contexts_report, embedding_charts
 
 MOST = 10  # values that stand for all where none is named
 

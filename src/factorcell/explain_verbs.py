@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import explain_report, options, screen, store
+from factorcell import options, screen, store
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
 from factorcell.evaluation import hidden_units
 from factorcell.evaluation.likelihood_ratios import column_texts, explain, raised, shown, strength
 from factorcell.model.run import Run
-from factorcell.token_charts import readable
+from factorcell.reports import explain_report
+from factorcell.reports.token_charts import readable
 
 # Background and letters of the 256 colours of a terminal, from weak to strong; the second context is underlined too.
 BLUES = ((153, 16), (75, 16), (26, 231))

@@ -4,11 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import options, replay_report, screen, store
+from factorcell import options, screen, store
 from factorcell.completion.replay import replay_summary, systems
 from factorcell.completion.replay.progressive import known_prefixes, read, replay
 from factorcell.config import UserError
 from factorcell.data.tables import name_of
+from factorcell.reports import replay_report
 
 
 def add(verbs: Any) -> None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import options, rescoring_report, screen, store
+from factorcell import options, screen, store
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
 from factorcell.evaluation.ngram import NGram
@@ -13,6 +13,7 @@ from factorcell.evaluation.rescoring.nbest import NBest
 from factorcell.evaluation.rescoring.rescoring import Scored, Weights
 from factorcell.evaluation.results import open_model
 from factorcell.model.run import Run
+from factorcell.reports import rescoring_report
 
 SHOWN = 20  # values of a column in the terminal
 

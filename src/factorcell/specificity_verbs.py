@@ -4,11 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import generation_verbs, options, screen, specificity_report, store
+from factorcell import generation_verbs, options, screen, store
 from factorcell.config import UserError
 from factorcell.evaluation import specificity
 from factorcell.evaluation.judging import KINDS, Judge, correlations
 from factorcell.model.run import Run
+from factorcell.reports import specificity_report
 
 Row = dict[str, Any]
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import plots
 from factorcell.config import Config, UserError
 from factorcell.data.data import Corpus, prepare
 from factorcell.data.vocabulary import END, UNKNOWN
@@ -26,7 +25,8 @@ from factorcell.evaluation.judging import (
     rank_correlation,
     repeated,
 )
-from factorcell.specificity_charts import specificity_against_accuracy, specificity_against_rank_and_perplexity
+from factorcell.reports import plots
+from factorcell.reports.specificity_charts import specificity_against_accuracy, specificity_against_rank_and_perplexity
 
 DATA = Config.from_dict({"data": {"text": "review", "min_count": 2, "min_context_count": 5, "max_tokens": 12}}).data
 WORDS = {"1": "awful dirty rude cold", "3": "plain okay average usual", "5": "lovely clean kind warm"}

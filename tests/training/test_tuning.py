@@ -12,11 +12,12 @@ import optuna
 import pytest
 from filelock import FileLock
 
-from factorcell import store, trials
+from factorcell import store
 from factorcell.config import Config, UserError
 from factorcell.data.data import prepare
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
+from factorcell.reports import trials
 from factorcell.training import space, tuning
 from factorcell.training.fit import fit, watched
 from factorcell.training.space import Range

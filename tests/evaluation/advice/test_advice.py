@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import advice_report, store
+from factorcell import store
 from factorcell.cli import main
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.data import prepare
@@ -17,6 +17,7 @@ from factorcell.evaluation.advice import advice_texts
 from factorcell.evaluation.advice.advice import advise, expected, measured, recommend
 from factorcell.evaluation.advice.advice_texts import beginnings, columns_of, sample
 from factorcell.evaluation.judging import rank_correlation
+from factorcell.reports import advice_report
 from tests import synthetic
 from tests.small import make_run
 

@@ -4,8 +4,8 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorcell import plots, report, specificity_charts
 from factorcell.generation.generation import in_order
+from factorcell.reports import plots, report, specificity_charts
 
 Row = Mapping[str, Any]
 

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from factorcell import plots
-from factorcell.plots import OTHERS
-from factorcell.token_charts import (
+from factorcell.reports import plots
+from factorcell.reports.plots import OTHERS
+from factorcell.reports.token_charts import (
     COLUMN,
     COLUMNS,
     FIRST,
@@ -28,7 +28,7 @@ from factorcell.token_charts import (
     shade,
     unit_along,
 )
-from tests.test_replay_report import texts_inside
+from tests.reports.test_replay_report import texts_inside
 
 WORDS = "my boyfriend and i ate here and there was nothing left , so we did not stay at this place again </s>".split()
 RATIOS = np.linspace(-4, 4, len(WORDS)).tolist()

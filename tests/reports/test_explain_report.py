@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from factorcell import explain_report
-from factorcell.explain_report import explanation, units_page
+from factorcell.reports import explain_report
+from factorcell.reports.explain_report import explanation, units_page
 from tests.pages import Reader
 
 Row = dict[str, Any]

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from factorcell import report
 from factorcell.evaluation.judging import rank_correlation
-from factorcell.plots import ACCENT, INK, LOSS, MUTED, RULE, WIDTH
+from factorcell.reports import report
+from factorcell.reports.plots import ACCENT, INK, LOSS, MUTED, RULE, WIDTH
 
 Row = Mapping[str, Any]
 

@@ -9,9 +9,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from factorcell import plots, scatter, trials
-from tests.test_plots import texts, words
-from tests.test_report import HOSTILE, Page, requests
+from factorcell.reports import plots, scatter, trials
+from tests.reports.test_plots import texts, words
+from tests.reports.test_report import HOSTILE, Page, requests
 
 MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 LOGS = ("learning_rate", "embedding_size")

@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from factorcell import plots, replay_charts, report
+from factorcell.reports import plots, replay_charts, report
 
 Row = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from matplotlib.text import Text
 
-from factorcell.plots import ACCENT, INK, LOSS, MUTED, OTHERS, RULE, WIDTH, Row
+from factorcell.reports.plots import ACCENT, INK, LOSS, MUTED, OTHERS, RULE, WIDTH, Row
 
 SCALE = LinearSegmentedColormap.from_list("scale", ["#2b5f9e", "#5b9bb5", "#b3b08c", "#e2944f", "#b8401a"])
 STEPS = 40  # colours of a bar

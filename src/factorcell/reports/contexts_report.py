@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorcell import embedding_charts, report
+from factorcell.reports import embedding_charts, report
 
 Row = Mapping[str, Any]
 

@@ -8,10 +8,10 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorcell import report, token_charts
 from factorcell.evaluation.likelihood_ratios import STRENGTHS, strength
-from factorcell.plots import titled
-from factorcell.token_charts import FULL, SHADE, readable
+from factorcell.reports import report, token_charts
+from factorcell.reports.plots import titled
+from factorcell.reports.token_charts import FULL, SHADE, readable
 
 Row = Mapping[str, Any]
 

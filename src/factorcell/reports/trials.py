@@ -8,8 +8,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from factorcell import plots, report, scatter
 from factorcell.evaluation import judging
+from factorcell.reports import plots, report, scatter
 
 Row = Mapping[str, Any]
 

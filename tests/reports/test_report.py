@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from factorcell import report
+from factorcell.reports import report
 
 VOID = {"meta", "link", "img", "br", "path", "use", "rect"}
 HOSTILE = '<script>alert("x")</script> & co'

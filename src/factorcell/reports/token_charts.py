@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 
 from factorcell.data.vocabulary import END, SPECIALS
 from factorcell.evaluation.likelihood_ratios import strength
-from factorcell.plots import ACCENT, INK, LOSS, MUTED, OTHERS, RULE, WIDTH, Row, legend, titled
+from factorcell.reports.plots import ACCENT, INK, LOSS, MUTED, OTHERS, RULE, WIDTH, Row, legend, titled
 
 FIRST, SECOND = LOSS, ACCENT  # colours of the two contexts; the paper's figure has blue and red
 FULL = 3.0  # nats at which a token has the full shade

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.path import Path
 from numpy.typing import NDArray
 
-from factorcell import maps
+from factorcell.reports import maps
 
 LATITUDES = st.floats(-89.5, 89.5)
 LONGITUDES = st.floats(maps.CENTRE - 179.5, maps.CENTRE + 179.5)

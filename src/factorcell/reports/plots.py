@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
-from factorcell.maps import world_map
+from factorcell.reports.maps import world_map
 
 __all__ = [
     "colours",

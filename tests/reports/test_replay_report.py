@@ -9,12 +9,12 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from factorcell import replay_charts, replay_report
 from factorcell.completion.replay.replay_summary import summarise
-from factorcell.plots import COLOURS, titled
+from factorcell.reports import replay_charts, replay_report
+from factorcell.reports.plots import COLOURS, titled
 from tests.completion.replay.test_replay_summary import find, invented, row
 from tests.pages import Reader
-from tests.test_plots import texts
+from tests.reports.test_plots import texts
 
 Row = dict[str, Any]
 

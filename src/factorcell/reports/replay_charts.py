@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from factorcell.plots import INK, MUTED, RULE, WIDTH, Row, colours, legend, titled
+from factorcell.reports.plots import INK, MUTED, RULE, WIDTH, Row, colours, legend, titled
 
 SHORT = 14  # letters of a system's name that fit beside a chart
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from factorcell.plots import INK, MUTED, WIDTH, Row, colours, legend, titled
-from factorcell.scatter import SHAPES, dress, models_of, scaled
+from factorcell.reports.plots import INK, MUTED, WIDTH, Row, colours, legend, titled
+from factorcell.reports.scatter import SHAPES, dress, models_of, scaled
 
 SIZE = 6.0  # of a mark, in points
 NAMES = {"accuracy": "accuracy on real texts", "rank": "FactorCell rank", "perplexity": "perplexity"}

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from factorcell import plots, report
 from factorcell.evaluation.rescoring.nbest import align
+from factorcell.reports import plots, report
 
 Row = Mapping[str, Any]
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from factorcell import plots, store
-from factorcell.maps import best_point, grid_of
+from factorcell import store
 from factorcell.model.run import Run
+from factorcell.reports import plots
+from factorcell.reports.maps import best_point, grid_of
 
 Row = Mapping[str, Any]
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
-from factorcell import plots
+from factorcell.reports import plots
 
 LABELS = [
     "United States",
