@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell import cli, store
+from factorcell import store
+from factorcell.commands import cli
 from factorcell.config import Config, UserError
 from factorcell.data.data import Batch, Corpus, prepare
 from factorcell.model.model import LanguageModel

@@ -11,14 +11,14 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from factorcell.cli import main
+from factorcell.commands.cli import main
+from factorcell.commands.interactive import Menu, talk
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import SOURCES
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.config import UserError
 from factorcell.data.counts import FILE, Counts
-from factorcell.interactive import Menu, talk
 from factorcell.model.run import Run
 from tests.completion.test_completer import NASTY
 from tests.small import make_letters

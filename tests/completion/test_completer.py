@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from factorcell import store
-from factorcell.cli import main
+from factorcell.commands.cli import main
 from factorcell.completion.completer import Completer
 from factorcell.completion.completion import beam, search
 from factorcell.config import UserError

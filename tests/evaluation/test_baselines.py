@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from factorcell import store
-from factorcell.cli import main
+from factorcell.commands.cli import main
 from factorcell.config import Config, UserError
 from factorcell.data.data import Corpus
 from factorcell.data.vocabulary import START

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from factorcell import cli
+from factorcell.commands import cli
 from factorcell.config import UserError
 from factorcell.evaluation import classification, evaluation, specificity
 from factorcell.evaluation.judging import Judge

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import thesis_fillers
-from factorcell import cli
+from factorcell.commands import cli
 from factorcell.config import UserError
 from factorcell.data.vocabulary import sentence_case, split
 from factorcell.generation import generation

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import demo, store
+from factorcell import store
+from factorcell.commands import demo
 from factorcell.config import PAPER_MODELS, Config
 from factorcell.training.compare import compare as compare_models
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from factorcell import store
-from factorcell.cli import main
+from factorcell.commands.cli import main
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.data import prepare
 from factorcell.evaluation.advice import advice_texts

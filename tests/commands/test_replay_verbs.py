@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from factorcell import store
-from factorcell.cli import main
+from factorcell.commands.cli import main
 from factorcell.completion.replay.replay_summary import summarise
 from factorcell.data.counts import FILE, Counts
 from factorcell.model.run import Run

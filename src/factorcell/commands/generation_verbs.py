@@ -8,7 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from factorcell import options, screen, store
+from factorcell import store
+from factorcell.commands import options, screen
 from factorcell.config import UserError
 from factorcell.generation import generation
 from factorcell.generation.generation import METHODS, Manner

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from factorcell import store
-from factorcell.cli import main
+from factorcell.commands.cli import main
 from factorcell.model.run import Run
 from tests import synthetic
 

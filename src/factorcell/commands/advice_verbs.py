@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import options, screen, store
+from factorcell import store
+from factorcell.commands import options, screen
 from factorcell.config import UserError
 from factorcell.data.tables import name_of
 from factorcell.evaluation.advice import advice

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import (
+from factorcell.commands import (
     advice_verbs,
     baseline_verbs,
     completion_verbs,

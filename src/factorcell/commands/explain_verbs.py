@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import options, screen, store
+from factorcell import store
+from factorcell.commands import options, screen
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
 from factorcell.evaluation import hidden_units

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from factorcell import store
-from factorcell.cli import main
+from factorcell.commands.cli import main
 from factorcell.evaluation.rescoring.nbest import read_nbest
 from factorcell.evaluation.rescoring.rescoring import Weights, by_depth, rescore, score, summarise
 from factorcell.model.run import Run

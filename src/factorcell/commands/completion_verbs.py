@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import options, screen
+from factorcell.commands import options, screen
 from factorcell.completion import online
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import SOURCES, Blend, Weights
@@ -164,7 +164,7 @@ def _talk(assistant: Assistant, user: User | None, context: dict[str, str], coun
     if not sys.stdin.isatty():
         raise UserError("no PREFIX is given, and the input is no terminal to type in")
     try:
-        from factorcell.interactive import Menu, talk
+        from factorcell.commands.interactive import Menu, talk
     except ModuleNotFoundError as error:
         if error.name != "prompt_toolkit":
             raise

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import generation_verbs, options, screen, store
+from factorcell import store
+from factorcell.commands import generation_verbs, options, screen
 from factorcell.config import UserError
 from factorcell.evaluation import specificity
 from factorcell.evaluation.judging import KINDS, Judge, correlations

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import options, screen, store
+from factorcell import store
+from factorcell.commands import options, screen
 from factorcell.completion.replay import replay_summary, systems
 from factorcell.completion.replay.progressive import known_prefixes, read, replay
 from factorcell.config import UserError

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from factorcell import demo
+from factorcell.commands import demo
 from factorcell.reports import report
 
 

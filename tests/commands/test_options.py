@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from factorcell import options
+from factorcell.commands import options
 from factorcell.config import Config, UserError
 
 

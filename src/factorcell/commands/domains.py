@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import options, screen
+from factorcell.commands import options, screen
 from factorcell.config import Config
 from factorcell.model.run import Run
 from factorcell.training.finetuning import GENTLE, finetune, gentle

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from factorcell import store
-from factorcell.cli import main
+from factorcell.commands.cli import main
 
 SMALL = "--embedding-size 8 --hidden-size 10 --rank 2 --context-size 3 --variable-size 3 --min-count 1".split()
 QUICK = "--min-context-count 1 --epochs 2 --batch-tokens 300 --evaluations 2 --threads 1 --learning-rate 1e-2".split()
@@ -286,7 +286,7 @@ def test_a_stop_says_how_to_go_on_where_one_can(
     def stopped(*given: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("factorcell.cli.fit", stopped)
+    monkeypatch.setattr("factorcell.commands.cli.fit", stopped)
     monkeypatch.setattr("factorcell.model.run.Run.open", stopped)
     monkeypatch.setattr("factorcell.training.tuning.search", stopped)
     more = ["table.csv", "--target", "stars"] if verb == "classify" else ["--out", str(tmp_path / "run")]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from factorcell import store
-from factorcell.cli import main
+from factorcell.commands.cli import main
 from factorcell.config import Config
 from factorcell.data.data import prepare
 from factorcell.evaluation import embeddings

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import options, screen
+from factorcell.commands import options, screen
 from factorcell.data.data import Corpus
 from factorcell.evaluation import baselines, results
 from factorcell.evaluation.ngram import NGram
