@@ -12,7 +12,7 @@ ARGS    ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
-NATIVE := setup.py $(wildcard src/factorcell/native/*)
+NATIVE := setup.py $(wildcard src/factorcell/model/kernels/native/*)
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help

@@ -5,10 +5,10 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "factorcell._kernels",
-            ["src/factorcell/native/kernels.cpp"],
+            "factorcell.model.kernels._kernels",
+            ["src/factorcell/model/kernels/native/kernels.cpp"],
             depends=[
-                f"src/factorcell/native/{name}"
+                f"src/factorcell/model/kernels/native/{name}"
                 for name in ("kernels.h", "vectors.inc", "recurrence.inc", "softmax.inc", "rows.inc", "search.inc")
             ],
             extra_compile_args=["-O3", "-g0", "-std=c++17", "-pthread"],

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from factorcell import progressive
-from factorcell.completer import Completer, Suggestions
-from factorcell.run import Run
+from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.replay import progressive
+from factorcell.model.run import Run
 
 
 def completed(completer: Completer, prefixes: list[str]) -> tuple[list[Suggestions], list[float]]:

@@ -26,14 +26,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from factorcell import kernels
-from factorcell.compiled_search import Compiled, usable
-from factorcell.completer import Completer
-from factorcell.completion import Found, Plain, Wanted, beam
-from factorcell.online import Learner, User
-from factorcell.popularity import History
-from factorcell.run import Run
-from factorcell.tables import open_table
+from factorcell.completion.compiled_search import Compiled, usable
+from factorcell.completion.completer import Completer
+from factorcell.completion.completion import Found, Plain, Wanted, beam
+from factorcell.completion.online import Learner, User
+from factorcell.completion.popularity import History
+from factorcell.data.tables import open_table
+from factorcell.model.kernels import kernels
+from factorcell.model.run import Run
 
 K = 10
 BEAM, PLAIN, FLOATS, HALF = "published beam", "plain exact", "compiled", "compiled, bfloat16"

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from factorcell import kernels
 from factorcell.config import PRECISIONS
-from factorcell.decoding import ROWS
-from factorcell.generation import Manner, condition, every, generate
-from factorcell.run import Run
+from factorcell.generation.decoding import ROWS
+from factorcell.generation.generation import Manner, condition, every, generate
+from factorcell.model.kernels import kernels
+from factorcell.model.run import Run
 
 LIMIT = "the steps alone"
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from factorcell import gpu, gpu_recurrence, gpu_softmax
+from factorcell.model.kernels import gpu, gpu_recurrence, gpu_softmax
 
 Once = Callable[[], None]
 Shape = dict[str, int]

@@ -27,15 +27,15 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from factorcell import kernels, softmax
-from factorcell.cells import Cell
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig
-from factorcell.context import RARE, ContextSchema, Variable
-from factorcell.data import Corpus
-from factorcell.output import Proposal
-from factorcell.run import Run
-from factorcell.training import Trainer, target_counts
-from factorcell.vocabulary import END, SPECIALS, START, Vocabulary
+from factorcell.data.data import Corpus
+from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import END, SPECIALS, START, Vocabulary
+from factorcell.model.cells import Cell
+from factorcell.model.kernels import kernels, softmax
+from factorcell.model.output import Proposal
+from factorcell.model.run import Run
+from factorcell.training.training import Trainer, target_counts
 
 Once = Callable[[], object]
 CONTEXT, WORDS = 30, 50_000

@@ -36,13 +36,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from factorcell import rescoring, speaker_learning, store
+from factorcell import store
 from factorcell.config import Config
-from factorcell.nbest import NBest, read_nbest
-from factorcell.ngram import NGram
-from factorcell.rescoring import Scored
-from factorcell.run import Run
-from factorcell.vocabulary import END, SPECIALS, START, splitter
+from factorcell.data.vocabulary import END, SPECIALS, START, splitter
+from factorcell.evaluation.ngram import NGram
+from factorcell.evaluation.rescoring import rescoring, speaker_learning
+from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
+from factorcell.evaluation.rescoring.rescoring import Scored
+from factorcell.model.run import Run
 
 SHARP, SPREAD = 3.4, 1.9  # nats a sound, and how much of them is chance
 LM_WEIGHT, WORD = 0.6, 1.0  # of the first pass: of its bigram model, and nats for every word

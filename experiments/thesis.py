@@ -27,8 +27,8 @@ from tqdm import tqdm
 
 from factorcell import store
 from factorcell.config import Config, UserError, choose
-from factorcell.experiment import fit
-from factorcell.run import Run
+from factorcell.model.run import Run
+from factorcell.training.fit import fit
 
 HERE = Path(__file__).parent
 TRIAL = 0.01  # of the training texts; ten times that share of the others

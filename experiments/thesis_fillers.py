@@ -8,8 +8,8 @@ A column a run, a line a value, a table in Markdown for each template.
 import argparse
 from pathlib import Path
 
-from factorcell.generation import every, fill
-from factorcell.run import Run
+from factorcell.generation.generation import every, fill
+from factorcell.model.run import Run
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 
 import thesis
-from factorcell.classification import classify
-from factorcell.run import Run
-from factorcell.tables import open_table
+from factorcell.data.tables import open_table
+from factorcell.evaluation.classification import classify
+from factorcell.model.run import Run
 from thesis import Experiment, Options, Row, Tables
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import thesis
-from factorcell import evaluation
-from factorcell.run import Run
+from factorcell.evaluation import evaluation
+from factorcell.model.run import Run
 from thesis import Experiment, Options, Row, Tables
 
 PENALTIES = (0.0, 0.01, 0.1)

@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 import thesis
-from factorcell.evaluation import Tally, column_values, text_tallies
-from factorcell.run import Run
+from factorcell.evaluation.evaluation import column_values, text_tallies
+from factorcell.model.run import Run
+from factorcell.model.scoring import Tally
 from thesis import Experiment, Row, Tables
 from thesis_sixteen import combined
 

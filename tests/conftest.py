@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import synthetic
+from tests import synthetic
 
 if not torch.cuda.is_available():  # read when a kernel is defined, so before anything of ours is imported
     os.environ["TRITON_INTERPRET"] = "1"

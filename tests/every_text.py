@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell.decoding import Rules
-from factorcell.model import Conditioned
-from factorcell.run import Run
-from factorcell.vocabulary import END, START
+from factorcell.data.vocabulary import END, START
+from factorcell.generation.decoding import Rules
+from factorcell.model.model import Conditioned
+from factorcell.model.run import Run
 
 Texts = dict[tuple[int, ...], float]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from factorcell import gpu, gpu_recurrence, gpu_softmax
+from factorcell.model.kernels import gpu, gpu_recurrence, gpu_softmax
 
 PROCESSORS = 132
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64"}

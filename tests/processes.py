@@ -19,14 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import synthetic
-from factorcell import cli, parallel, store
+from factorcell import store
+from factorcell.commands import cli
 from factorcell.config import Config, UserError
-from factorcell.data import Batch, Corpus, prepare
-from factorcell.model import LanguageModel
-from factorcell.parallel import World
-from factorcell.run import Run
-from factorcell.training import Trainer
+from factorcell.data.data import Batch, Corpus, prepare
+from factorcell.model.model import LanguageModel
+from factorcell.model.run import Run
+from factorcell.training import parallel
+from factorcell.training.parallel import World
+from factorcell.training.training import Trainer
+from tests import synthetic
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "full": {"loss": "full"},

@@ -5,30 +5,23 @@ against a small tree that has exactly that fault.
 """
 
 import ast
+import itertools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import indent
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 PACKAGE = "factorcell"
 
-# A module imports from the layers before its own, and within its layer from the modules named before it.
-ORDER = """
-config vocabulary store tables kernels recurrence gpu gpu_recurrence gpu_softmax softmax dropout adapters cells |
-context prefix biases output adaptive | columns kinds tokens data | model parallel | run card | start rows training
-evaluation classification decoding beams gaps generation ngram baselines | completion compiled_search popularity slips
-forgiving online completer blend assistant progressive systems replay_summary online_tuning | nbest list_weights
-rescoring speaker_learning likelihood_ratios hidden_units embeddings value_ngrams advice_texts advice judging
-specificity | maps plots scatter replay_charts token_charts embedding_charts specificity_charts report trials
-replay_report rescoring_report explain_report contexts_report specificity_report advice_report | experiment finetuning
-separate mixture space tuning | serve | demo | screen options domains baseline_verbs interactive completion_verbs
-replay_verbs generation_verbs rescoring_verbs explain_verbs contexts_verbs specificity_verbs advice_verbs cli
-"""
-PLACES = {name: place for place, name in enumerate(ORDER.replace("|", " ").split())}
-
-PRINTERS = {"screen", "cli", "demo"}
+# Rooms that do not know each other, although one stands above the other.
+STRANGERS = (("generation", "completion"), ("training", "reports"))
+OUTSIDE = ("", "__main__")  # of the order: they may import all
+PRINTERS = {"commands", "screen", "cli", "demo"}
+GROUPS = {"experiments"}  # tests of what is not in the package
 FILE_LINES, BODY_LINES = 400, 60
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -38,11 +31,15 @@ UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "torch.sa
 
 
 def sources(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
-    """Every file of the package: its path under `root`, the module it belongs to, its tree."""
+    """Every file of the package: its path under `root`, its dotted name without the package's, its tree.
+
+    That of a room's `__init__` is the room's own; of the package itself it is empty.
+    """
     package = root / "src" / PACKAGE
     for path in sorted(package.rglob("*.py")):
-        module = path.relative_to(package).parts[0].removesuffix(".py")
-        yield path.relative_to(root), module, ast.parse(path.read_text(encoding="utf-8"))
+        parts = path.relative_to(package).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        yield path.relative_to(root), name, ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imported(node: ast.AST, path: Path) -> Iterator[str]:
@@ -56,27 +53,65 @@ def imported(node: ast.AST, path: Path) -> Iterator[str]:
         yield from (f"{start}.{alias.name}" for alias in node.names)
 
 
-def unknown_modules(root: Path) -> list[str]:
-    """Modules that have no place in the order."""
-    modules = {module for _, module, _ in sources(root)} - {"__init__", "__main__"}
-    return [f"src/{PACKAGE}/{module}: not in the order of layers" for module in sorted(modules - PLACES.keys())]
+def places(root: Path) -> dict[str, int]:
+    """The place of every module, by its dotted name without the package's, and of every room: after its last module.
+
+    As the order in docs/architecture.md has it: a line a room, `room: its modules`, or modules of the package itself.
+    A module imports from the rooms above its own, and in its own room from the modules named before it.
+    """
+    order = (root / "docs" / "architecture.md").read_text(encoding="utf-8").split("```order\n")[1].split("```")[0]
+    numbers = itertools.count()
+    found: dict[str, int] = {}
+    for line in order.splitlines():
+        room, _, modules = line.rpartition(":")
+        parts = room.split(".") if room else []
+        names = [".".join((*parts, name)) for name in modules.split()]
+        rooms = [".".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
+        found |= {name: next(numbers) for name in (*names, *rooms)}
+    return found
+
+
+def wrong_order(root: Path) -> list[str]:
+    """Modules that have no place in the order, and places without a module."""
+    names = {name: path for path, name, _ in sources(root) if name not in OUTSIDE}
+    order = places(root)
+    return [f"{path}: not in the order" for name, path in names.items() if name not in order] + [
+        f"docs/architecture.md: {name} is in the order only" for name in order if name not in names
+    ]
+
+
+def arrows(root: Path) -> Iterator[tuple[str, str, str]]:
+    """Every import of one module of ours by another: where it stands, who imports, and the module or room imported."""
+    order = places(root)
+    for path, name, tree in sources(root):
+        for node in ast.walk(tree) if name not in OUTSIDE else ():
+            for wanted in imported(node, path):
+                first, *parts = wanted.split(".")
+                known = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+                target = next((each for each in known if each in order), "")
+                if first == PACKAGE and target != name:
+                    yield f"{path}:{getattr(node, 'lineno', 0)}", name, target
 
 
 def backward_arrows(root: Path) -> list[str]:
     """Imports of a module that does not come before the importing one; the package itself comes after all."""
-    faults = []
-    for path, module, tree in sources(root):
-        if module in ("__init__", "__main__"):
-            continue
-        for node in ast.walk(tree):
-            for name in imported(node, path):
-                parts = name.split(".")
-                target = parts[1] if len(parts) > 1 else "__init__"
-                if parts[0] != PACKAGE or target == module:
-                    continue
-                if PLACES.get(target, len(PLACES)) >= PLACES.get(module, len(PLACES)):
-                    faults.append(f"{path}:{getattr(node, 'lineno', 0)}: {module} must not import {name}")
-    return faults
+    order = places(root)
+    return [
+        f"{where}: {name} must not import {target or PACKAGE}"
+        for where, name, target in arrows(root)
+        if order.get(target, len(order)) >= order.get(name, len(order))
+    ]
+
+
+def strange_arrows(root: Path) -> list[str]:
+    """Imports between rooms that do not know each other."""
+    order = places(root)
+    return [
+        f"{where}: {name} must not import {target}"
+        for where, name, target in arrows(root)
+        if any({name.split(".")[0], target.split(".")[0]} == set(pair) for pair in STRANGERS)
+        and order[target] < order.get(name, len(order))
+    ]
 
 
 def long_files(root: Path) -> list[str]:
@@ -112,7 +147,7 @@ def prints(root: Path) -> list[str]:
     return [
         f"{path}:{node.lineno}: print in the library"
         for path, module, tree in sources(root)
-        if module not in PRINTERS
+        if module.split(".")[0] not in PRINTERS
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
@@ -142,17 +177,43 @@ def allows_pickle(word: ast.keyword) -> bool:
 
 
 def wrong_picture(root: Path) -> list[str]:
-    """Files of the package that the layout in docs/architecture.md leaves out, and those it only imagines."""
-    picture = (root / "docs" / "architecture.md").read_text(encoding="utf-8").split(f"```\nsrc/{PACKAGE}/\n")[1]
-    drawn = {line.split()[0] for line in picture.split("\ntests/")[0].splitlines() if line.split()[0].endswith(".py")}
-    there = {path.name for path in (root / "src" / PACKAGE).glob("*.py")}
+    """Files that the lists of docs/architecture.md omit, or only imagine: `### room/`, then a point a file."""
+    drawn, room = set(), None
+    for line in (root / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            found = re.fullmatch(r"### `(\S+)/`", line)
+            room = found and found[1]
+        elif room and (found := re.match(r"- `(\w+\.py)`", line)):
+            drawn.add(f"{room}/{found[1]}")
+    there = {str(path) for path, _, _ in sources(root) if path.name not in ("__init__.py", "__main__.py")}
     return [f"{name}: not in the picture" for name in sorted(there - drawn)] + [
         f"{name}: in the picture only" for name in sorted(drawn - there)
     ]
 
 
+def lost_tests(root: Path) -> list[str]:
+    """Folders of tests that are no room of the package."""
+    folders = sorted({path.parent for path in (root / "tests").rglob("test_*.py")})
+    inside = [folder.relative_to(root / "tests") for folder in folders]
+    return [
+        f"tests/{folder}: no room of the package"
+        for folder in inside
+        if not (root / "src" / PACKAGE / folder).is_dir() and str(folder) not in GROUPS
+    ]
+
+
 Check = Callable[[Path], list[str]]
-CHECKS: list[Check] = [unknown_modules, backward_arrows, long_files, long_bodies, prints, unsafe]
+CHECKS: list[Check] = [
+    wrong_order,
+    backward_arrows,
+    strange_arrows,
+    wrong_picture,
+    lost_tests,
+    long_files,
+    long_bodies,
+    prints,
+    unsafe,
+]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -166,24 +227,62 @@ def body(lines: int) -> str:
     return "def f() -> None:\n" + "    x = 1\n" * lines
 
 
+ARCHITECTURE = """
+### `src/factorcell/`
+- `config.py`: options
+### `src/factorcell/data/`
+- `words.py`: words
+- `tables.py`: tables
+### `src/factorcell/model/`
+- `cells.py`: cells
+### `src/factorcell/model/kernels/`
+- `library.py`: compiled
+### `src/factorcell/generation/`
+- `beams.py`: beams
+### `src/factorcell/completion/`
+- `search.py`: search
+### `src/factorcell/commands/`
+- `main.py`: verbs
+## Order
+- `later.py`: no file of a room
+```order
+config
+data: words tables
+model.kernels: library
+model: cells
+generation: beams
+completion: search
+commands: main
+```
+"""
 FINE = {
-    "__init__.py": "from factorcell.cli import main\nfrom factorcell.run import Run\n",
-    "config.py": '"""Never pickle; print nothing; torch.load is not used."""\n' + body(BODY_LINES),
-    "vocabulary.py": "from factorcell import config\nfrom .config import UserError\nimport numpy as np\n",
-    "cells.py": "from factorcell.vocabulary import END\n" + "x = 1\n" * (FILE_LINES - 1),
-    "run.py": "model.eval()\nnumpy.load('a', allow_pickle=False)\nre.compile('a')\nblueprint(1)\n",
-    "serve/__init__.py": "from factorcell.serve.app import go\nfrom . import app\n",
-    "serve/app.py": "import factorcell.run\nfrom ..config import Config\nfrom .page import html\n",
-    "serve/page.py": "html = 1\n",
-    "cli.py": "from factorcell import serve, demo\nprint('done')\n",
-    "demo.py": "print('done')\n",
+    "docs/architecture.md": ARCHITECTURE,
+    "tests/test_all.py": "",
+    "tests/data/test_words.py": "",
+    "tests/model/kernels/test_library.py": "",
+    "src/factorcell/__init__.py": "from factorcell.commands.main import main\nfrom factorcell.model import Cell\n",
+    "src/factorcell/__main__.py": "from factorcell.commands.main import main\n",
+    "src/factorcell/config.py": '"""Never pickle; print nothing; no torch.load."""\n' + body(BODY_LINES),
+    "src/factorcell/data/__init__.py": "from factorcell.data.words import split\nfrom . import tables\n",
+    "src/factorcell/data/words.py": "from factorcell import config\nfrom ..config import UserError\nimport numpy\n",
+    "src/factorcell/data/tables.py": "from .words import split\n",
+    "src/factorcell/model/__init__.py": "from factorcell.model.cells import Cell\n",
+    "src/factorcell/model/cells.py": "from factorcell.model.kernels import library\n" + "x = 1\n" * (FILE_LINES - 1),
+    "src/factorcell/model/kernels/__init__.py": "from .library import x\n",
+    "src/factorcell/model/kernels/library.py": "import factorcell.data.words\nfrom ...config import Config\n",
+    "src/factorcell/generation/__init__.py": "",
+    "src/factorcell/generation/beams.py": "model.eval()\nnumpy.load('a', allow_pickle=False)\nre.compile('a')\n",
+    "src/factorcell/completion/__init__.py": "blueprint(1)\n",
+    "src/factorcell/completion/search.py": "from factorcell import model, data\nfrom factorcell.data import split\n",
+    "src/factorcell/commands/__init__.py": "",
+    "src/factorcell/commands/main.py": "from factorcell.completion import search\nprint('done')\n",
 }
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
     """A tree with the files of `FINE`, some of them replaced."""
     for name, content in (FINE | files).items():
-        path = root / "src" / PACKAGE / name
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
     return root
@@ -197,64 +296,81 @@ def test_fine_tree_passes_every_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "name", "content"),
     [
-        (unknown_modules, "helpers.py", ""),
-        (unknown_modules, "serving/app.py", ""),
-        (backward_arrows, "config.py", "from factorcell.cells import Cell\n"),
-        (backward_arrows, "config.py", "import factorcell.model as m\n"),
-        (backward_arrows, "config.py", "from factorcell import config, training\n"),
-        (backward_arrows, "config.py", "from . import vocabulary\n"),
-        (backward_arrows, "config.py", "from .cli import main\n"),
-        (backward_arrows, "serve/app.py", "from ..cli import main\n"),
-        (backward_arrows, "serve/page.py", "from .. import cli\n"),
-        (backward_arrows, "vocabulary.py", "def f():\n    from factorcell.store import save\n"),
-        (backward_arrows, "model.py", "if TYPE_CHECKING:\n    from factorcell.run import Run\n"),
-        (backward_arrows, "run.py", "import factorcell\n"),
-        (backward_arrows, "run.py", "from factorcell import Run\n"),
-        (backward_arrows, "run.py", "from factorcell.helpers import x\n"),
-        (long_files, "cells.py", "x = 1\n" * (FILE_LINES + 1)),
-        (long_files, "serve/page.py", "\n" * (FILE_LINES + 1)),
-        (long_bodies, "cells.py", body(BODY_LINES + 1)),
-        (long_bodies, "cells.py", "class A:\n" + indent(body(BODY_LINES + 1), "    ")),
-        (long_bodies, "serve/app.py", "async " + body(BODY_LINES + 1)),
+        (backward_arrows, "config.py", "from factorcell.model.cells import Cell\n"),
+        (backward_arrows, "config.py", "import factorcell.model.cells as c\n"),
+        (backward_arrows, "config.py", "from factorcell import model\n"),
+        (backward_arrows, "config.py", "from . import data\n"),
+        (backward_arrows, "config.py", "from .commands.main import main\n"),
+        (backward_arrows, "data/words.py", "from factorcell.data.tables import rows\n"),
+        (backward_arrows, "data/words.py", "from factorcell.data import tables\n"),
+        (backward_arrows, "data/words.py", "from . import tables\n"),
+        (backward_arrows, "data/words.py", "from .tables import rows\n"),
+        (backward_arrows, "data/words.py", "from factorcell.data import rows\n"),
+        (backward_arrows, "data/words.py", "def f():\n    from factorcell.data.tables import rows\n"),
+        (backward_arrows, "data/tables.py", "if TYPE_CHECKING:\n    from ..model import Cell\n"),
+        (backward_arrows, "data/__init__.py", "from factorcell.model import Cell\n"),
+        (backward_arrows, "model/kernels/library.py", "from ..cells import Cell\n"),
+        (backward_arrows, "model/kernels/library.py", "from factorcell.model.kernels import x\n"),
+        (backward_arrows, "model/kernels/library.py", "from factorcell.model import Cell\n"),
+        (backward_arrows, "completion/search.py", "import factorcell\n"),
+        (backward_arrows, "completion/search.py", "from factorcell import Run\n"),
+        (backward_arrows, "completion/search.py", "from ..helpers import x\n"),
+        (strange_arrows, "completion/search.py", "from factorcell.generation.beams import Beam\n"),
+        (strange_arrows, "completion/__init__.py", "from factorcell import generation\n"),
+        (long_files, "model/cells.py", "x = 1\n" * (FILE_LINES + 1)),
+        (long_files, "data/tables.py", "\n" * (FILE_LINES + 1)),
+        (long_bodies, "model/cells.py", body(BODY_LINES + 1)),
+        (long_bodies, "model/cells.py", "class A:\n" + indent(body(BODY_LINES + 1), "    ")),
+        (long_bodies, "data/tables.py", "async " + body(BODY_LINES + 1)),
         (prints, "config.py", "def f():\n    print('x')\n"),
-        (prints, "serve/app.py", "print('x')\n"),
-        (unsafe, "run.py", "import pickle\n"),
-        (unsafe, "run.py", "from pickle import loads\n"),
-        (unsafe, "cli.py", "import dill as d\n"),
-        (unsafe, "run.py", "import torch\ntorch.load('a')\n"),
-        (unsafe, "run.py", "from torch import load\n"),
-        (unsafe, "run.py", "import torch\ntorch.save(1, 'a')\n"),
-        (unsafe, "run.py", "eval('1')\n"),
-        (unsafe, "run.py", "import builtins\nbuiltins.exec('1')\n"),
-        (unsafe, "run.py", "import numpy\nnumpy.load('a', allow_pickle=True)\n"),
-        (unsafe, "run.py", "import numpy\nnumpy.load('a', allow_pickle=flag)\n"),
+        (prints, "data/tables.py", "print('x')\n"),
+        (unsafe, "config.py", "import pickle\n"),
+        (unsafe, "config.py", "from pickle import loads\n"),
+        (unsafe, "commands/main.py", "import dill as d\n"),
+        (unsafe, "config.py", "import torch\ntorch.load('a')\n"),
+        (unsafe, "config.py", "from torch import load\n"),
+        (unsafe, "config.py", "import torch\ntorch.save(1, 'a')\n"),
+        (unsafe, "config.py", "eval('1')\n"),
+        (unsafe, "config.py", "import builtins\nbuiltins.exec('1')\n"),
+        (unsafe, "config.py", "import numpy\nnumpy.load('a', allow_pickle=True)\n"),
+        (unsafe, "config.py", "import numpy\nnumpy.load('a', allow_pickle=flag)\n"),
     ],
 )
 def test_planted_fault_is_found(check: Check, name: str, content: str, tmp_path: Path) -> None:
+    name = f"src/{PACKAGE}/{name}"
     faults = {each: each(plant(tmp_path, {name: content})) for each in CHECKS}
     assert len(faults[check]) == 1
-    assert f"src/{PACKAGE}/{name}".startswith(faults[check][0].split(":")[0])
+    assert name.startswith(faults[check][0].split(":")[0])
     # One fault, one check: the others stay quiet.
     assert [each.__name__ for each, found in faults.items() if found] == [check.__name__]
 
 
-def test_long_test_files_are_found_too(tmp_path: Path) -> None:
-    plant(tmp_path, {})
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_x.py").write_text("x = 1\n" * (FILE_LINES + 1))
-    assert long_files(tmp_path) == [f"tests/test_x.py: {FILE_LINES + 1} lines, at most {FILE_LINES}"]
-
-
-def test_documented_order_is_the_checked_one() -> None:
-    documented = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```order\n")[1]
-    assert documented.split("```")[0].split() == ORDER.split()
-
-
-def test_picture_of_the_layout_is_true(tmp_path: Path) -> None:
-    assert wrong_picture(ROOT) == []
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "src" / PACKAGE).mkdir(parents=True)
-    (tmp_path / "src" / PACKAGE / "cells.py").touch()
-    picture = f"# A\n\n```\nsrc/{PACKAGE}/\n  model.py  forward\n  assets/   data\ntests/  test_X.py\n```\n"
-    (tmp_path / "docs" / "architecture.md").write_text(picture, encoding="utf-8")
-    assert wrong_picture(tmp_path) == ["cells.py: not in the picture", "model.py: in the picture only"]
+@pytest.mark.parametrize(
+    ("files", "faults"),
+    [
+        (
+            {"src/factorcell/data/helpers.py": ""},
+            ["src/factorcell/data/helpers.py: not in the order", "src/factorcell/data/helpers.py: not in the picture"],
+        ),
+        (
+            {"src/factorcell/serving/__init__.py": ""},
+            ["src/factorcell/serving/__init__.py: not in the order"],
+        ),
+        (
+            {"docs/architecture.md": ARCHITECTURE.replace("data: words", "data: verbs words")},
+            ["docs/architecture.md: data.verbs is in the order only"],
+        ),
+        (
+            {"docs/architecture.md": ARCHITECTURE.replace("- `cells.py`", "- `sells.py`")},
+            [
+                "src/factorcell/model/cells.py: not in the picture",
+                "src/factorcell/model/sells.py: in the picture only",
+            ],
+        ),
+        ({"tests/nowhere/test_x.py": ""}, ["tests/nowhere: no room of the package"]),
+        ({"tests/model/test_x.py": "x = 1\n" * 401}, ["tests/model/test_x.py: 401 lines, at most 400"]),
+    ],
+)
+def test_what_is_nowhere_or_only_imagined_is_found(files: dict[str, str], faults: list[str], tmp_path: Path) -> None:
+    plant(tmp_path, files)
+    assert [fault for check in CHECKS for fault in check(tmp_path)] == faults

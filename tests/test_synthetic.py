@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from synthetic import NAMES, Array, Dialects, dialects, entropy, two_dialects
+from tests.synthetic import NAMES, Array, Dialects, dialects, entropy, two_dialects
 
 
 def tiny() -> Dialects:

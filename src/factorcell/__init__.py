@@ -1,22 +1,24 @@
 """Language models that adapt to context: who is writing, where, when, about what."""
 
-from factorcell.blend import Blend
-from factorcell.classification import classify, classify_points, log_likelihoods
-from factorcell.completer import Completer
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer
+from factorcell.completion.forgiving import Forgiving
+from factorcell.completion.online import User, learn_one
+from factorcell.completion.popularity import History, Popularity
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
-from factorcell.data import Corpus, prepare
-from factorcell.evaluation import Tally, evaluate, evaluate_by
-from factorcell.experiment import compare, fit
-from factorcell.finetuning import finetune
-from factorcell.forgiving import Forgiving
-from factorcell.generation import Manner, fill, generate, stream
-from factorcell.mixture import Mixture, mix, open_scorer
-from factorcell.model import LanguageModel
-from factorcell.online import User, learn_one
-from factorcell.popularity import History, Popularity
-from factorcell.run import Run
-from factorcell.separate import Separate, separate
-from factorcell.training import train
+from factorcell.data.data import Corpus, prepare
+from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
+from factorcell.evaluation.evaluation import evaluate, evaluate_by
+from factorcell.generation.generation import Manner, fill, generate, stream
+from factorcell.model.model import LanguageModel
+from factorcell.model.run import Run
+from factorcell.model.scoring import Tally
+from factorcell.training.compare import compare
+from factorcell.training.finetuning import finetune
+from factorcell.training.fit import fit
+from factorcell.training.mixture import Mixture, mix, open_scorer
+from factorcell.training.separate import Separate, separate
+from factorcell.training.training import train
 
 __all__ = [
     "Blend",

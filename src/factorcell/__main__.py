@@ -2,6 +2,6 @@
 
 import sys
 
-from factorcell.cli import main
+from factorcell.commands.cli import main
 
 sys.exit(main())

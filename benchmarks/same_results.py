@@ -1,0 +1,152 @@
+"""Whether two checkouts compute the same: 200 steps of three recipes, and all that is then asked of each run.
+
+    python benchmarks/same_results.py DATA --write before.json      # in one checkout
+    python benchmarks/same_results.py DATA --against before.json    # in the other, on the same machine
+
+DATA holds a folder for each set, with train.parquet and dev.parquet. All runs on one thread, where results are equal
+bit for bit; between processors and versions of PyTorch they are not. A figure is the SHA-256 of what was computed.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from safetensors.numpy import load_file
+
+ROOT = Path(__file__).parent.parent
+STEPS = 200
+HELD = 300  # texts that are scored and classified
+TIMES = ("seconds", "tokens_per_second", "minutes", "time")
+
+ONLINE = """
+import sys
+from factorcell import Completer, Run, User, learn_one
+run = Run.open(sys.argv[1])
+user = User.new(run)
+for text in sys.argv[2:]:
+    user = learn_one(run, user, text)
+print(user.vector.tobytes().hex())
+for one in Completer(run).complete("Fix", user):
+    print(one.text, one.log_probability.hex())
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe under experiments/, how many texts make `STEPS` steps of it, and what is asked of the run."""
+
+    name: str
+    data: str
+    rows: int
+    classify: tuple[str, ...] = ()
+    generate: tuple[str, ...] = ()
+    complete: tuple[str, ...] = ()
+    learn: tuple[str, ...] = ()
+
+
+RECIPES = (
+    Recipe("agnews_words", "agnews_words", 9_000, ("--target", "section"), ("--each", "section", "--number", "3")),
+    Recipe(
+        "commonvoice9",
+        "commonvoice9",
+        13_000,
+        ("--target", "language"),
+        ("--each", "language", "--method", "beam", "--prompt", "L"),
+        ("Ne",),
+    ),
+    Recipe(
+        "commits_small",
+        "commits",
+        4_000,
+        (),
+        ("--number", "5", "--prompt", "Fix "),
+        ("Add t", "--history", "Add tests; Fix a typo"),
+        ("Fix a typo in the docs", "Add a test of the parser", "Merge branch 'next'"),
+    ),
+)
+
+
+def factorcell(*arguments: str) -> str:
+    """What one command prints."""
+    return python("-m", "factorcell", *arguments)
+
+
+def python(*arguments: str) -> str:
+    """What Python prints, with this checkout's package and one thread."""
+    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, *arguments], env=os.environ | one, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
+
+
+def digest(content: str | bytes) -> str:
+    """The first half of its SHA-256."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:32]
+
+
+def log_rows(path: Path) -> list[dict[str, Any]]:
+    """The log of a training, without what its speed decides."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
+def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any]]:
+    """Each thing that a run of `recipe` computes, by its name."""
+    train, held, run = folder / "train.parquet", folder / "held.parquet", folder / "run"
+    pq.write_table(pq.read_table(data / recipe.data / "train.parquet").slice(0, recipe.rows), train)
+    pq.write_table(pq.read_table(data / recipe.data / "dev.parquet").slice(0, HELD), held)
+    config = ROOT / "experiments" / f"{recipe.name}.toml"
+    paths = (str(train), "--dev", str(held), "--config", str(config), "--out", str(run))
+    factorcell("train", *paths, "--epochs", "1", "--log-every", "10", "--threads", "1")
+    log = log_rows(run / "log.jsonl")
+    yield "steps", log[-1]["steps"]
+    assert log[-1]["steps"] >= STEPS, f"{recipe.name}: {log[-1]['steps']} steps"
+    yield "log", digest(json.dumps(log))
+    yield "development perplexity", log[-1]["perplexity"]
+    tensors = sorted(load_file(run / "weights.safetensors").items())
+    yield "weights", digest(b"".join(name.encode() + tensor.tobytes() for name, tensor in tensors))
+    one = ("--threads", "1", "--unknown", "group", "--json")
+    yield "scores", digest(factorcell("score", str(run), str(held), "--tokens", *one))
+    if recipe.classify:
+        told = factorcell("classify", str(run), str(held), *recipe.classify, "--out", str(folder / "told.jsonl"), *one)
+        yield "classification", digest(told + (folder / "told.jsonl").read_text(encoding="utf-8"))
+    yield "generated texts", digest(factorcell("generate", str(run), *recipe.generate, *one))
+    if recipe.complete:
+        yield "completions", digest(factorcell("complete", str(run), *recipe.complete, *one))
+    if recipe.learn:
+        yield "one online user", digest(python("-c", ONLINE, str(run), *recipe.learn))
+
+
+def main() -> None:
+    """Compute all figures; write them, or compare them with those written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder of the sets")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with the figures there")
+    given = parser.parse_args()
+    found: dict[str, dict[str, Any]] = {}
+    for recipe in RECIPES:
+        with tempfile.TemporaryDirectory() as folder:
+            found[recipe.name] = dict(figures(recipe, given.data, Path(folder)))
+        print(recipe.name, json.dumps(found[recipe.name], indent=1), flush=True)
+    if given.write:
+        given.write.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if given.against:
+        expected = json.loads(given.against.read_text(encoding="utf-8"))
+        other = [f"{name}: {key}" for name, row in expected.items() for key in row if found[name].get(key) != row[key]]
+        print("all equal" if not other else "different: " + "; ".join(other))
+        sys.exit(bool(other))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Completion in a terminal: suggestions while somebody types; every line that is entered is learned.
+
+Needs prompt-toolkit, an extra: who imports this module has it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+
+from factorcell.commands import screen
+from factorcell.completion.assistant import Assistant
+from factorcell.completion.online import User
+from factorcell.config import UserError
+
+
+class Menu(Completer):
+    """Somebody at the terminal: what is typed is kept from one key to the next, who types from one line to the next."""
+
+    def __init__(self, assistant: Assistant, user: User | None, context: Mapping[str, str], count: int) -> None:
+        self.assistant, self.user, self.context, self.count = assistant, user, context, count
+        self.written = assistant.completer.begin(user, context)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        """The suggestions below a line; none where it cannot be completed."""
+        try:
+            self.written = self.assistant.completer.type(self.written, document.text)
+            found = self.assistant.suggest(self.written, self.user, self.count).suggestions
+        except UserError:
+            return
+        for one in found:
+            share = f"{100 * math.exp(one.log_probability):.1f} %"
+            shown = screen.visible(one.text)
+            yield Completion(one.text, start_position=-len(document.text), display=shown, display_meta=share)
+
+    def enter(self, line: str) -> None:
+        """Learn a line, and begin anew."""
+        self.user = self.assistant.learn(self.user, line)
+        self.written = self.assistant.completer.begin(self.user, self.context)
+
+
+def talk(menu: Menu, **terminal: Any) -> User | None:
+    """Read lines until the input ends; the user after all of them. `terminal`: an `input` and `output` of its own."""
+    session: PromptSession[str] = PromptSession(
+        completer=menu, complete_while_typing=True, complete_in_thread=True, **terminal
+    )
+    while True:
+        try:
+            line = session.prompt("> ")
+        except EOFError:
+            return menu.user
+        except KeyboardInterrupt:  # what was typed is dropped, as in a shell
+            continue
+        if line.strip():
+            menu.enter(line)

@@ -1,0 +1,1 @@
+"""What somebody types, finished; users learned online."""

@@ -1,0 +1,186 @@
+"""From a prefix and a context to suggestions: a run of characters that completes what somebody types.
+
+    completer, user = Completer(run := Run.open("runs/queries")), User.new(run)
+    completer.complete("how to ba", user)                       # at once
+    written = completer.type(completer.begin(user), "how to b")  # or a keystroke at a time
+    completer.suggest(written).suggestions
+    user = learn_one(run, user, "how to bake bread")            # what was meant
+
+Nothing here changes once it is made, and what is typed is a value of the caller's, so threads can share a completer.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from factorcell.completion import compiled_search
+from factorcell.completion.completion import Found, Ids, Plain, Suggestion, Typed, Wanted
+from factorcell.completion.online import User, user_variable
+from factorcell.completion.slips import Meant, Slips, join, meant
+from factorcell.config import UserError
+from factorcell.data.counts import UNITS
+from factorcell.data.vocabulary import splitter
+from factorcell.model.run import Run
+
+
+@dataclass(frozen=True)
+class Written:
+    """What somebody has typed: its `tokens` as they are, known to the model or not, and how the search keeps them.
+
+    `plain`: the same as the plain search keeps it, where slips are looked for.
+    """
+
+    tokens: tuple[str, ...]
+    typed: Any
+    plain: Typed | None = None
+
+    @property
+    def text(self) -> str:
+        """The tokens as one text."""
+        return "".join(self.tokens)
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """The best `suggestions` first. `rows` were computed for them; `cut`: there may be better ones."""
+
+    suggestions: list[Suggestion]
+    rows: int
+    cut: bool
+
+
+class Completer:
+    """Completions by a run of characters or graphemes. A text ends within the run's `max_tokens`."""
+
+    def __init__(
+        self, run: Run, *, unknown: str = "error", seconds: float | None = None, slips: int | Slips = 0
+    ) -> None:
+        """`unknown`: what of context values that training never saw, as `Run.prepare`; `seconds` bounds a search.
+
+        `slips` of typing, at most 2, are forgiven (`slips.Slips`). The weights are those of now: a run that learns on
+        needs a completer anew.
+        """
+        data = run.config.data
+        if data.unit not in UNITS:
+            raise UserError(f"{run.folder}: its unit is {data.unit}; completion needs {' or '.join(UNITS)}")
+        self.run, self.unknown, self.seconds = run, unknown, seconds
+        self.slips = Slips.of(slips)
+        self.split, self.most = splitter(data), data.max_tokens - 1  # a longer text was cut in training: it has no end
+        self.engine: Any = compiled_search.engine(run.model, run.precision)
+
+    def complete(
+        self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
+    ) -> list[Suggestion]:
+        """The `k` most probable texts that begin with `prefix` and go on, by `user` in `context`, as `begin`."""
+        return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
+
+    def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> Written:
+        """Nothing typed yet, by `user` in `context`, column -> value; what is not given is expected.
+
+        `UserError` for a column or value that the run does not know.
+        """
+        override = {} if user is None else {user_variable(self.run).name: torch.from_numpy(user.vector)[None]}
+        corpus = self.run.read([""], [context or {}], unknown=self.unknown)
+        with self.run.scoring():
+            own = {name: vector.to(self.run.device) for name, vector in override.items()}
+            given = corpus.context(np.zeros(1, np.int64)).to(self.run.device)
+            plain = Plain(self.run.model).begin(given, own) if self.slips.most else None
+            return Written((), self.engine.begin(given, own), plain)
+
+    def type(self, written: Written, text: str) -> Written:
+        """The same person with `text` typed instead; what it shares with what was typed is not read again.
+
+        `UserError` for a text that is too long for the run, or that is no Unicode text.
+        """
+        tokens = self._tokens(text)
+        with self.run.scoring():
+            ids = self.run.vocabulary.encode(tokens)
+            plain = None if written.plain is None else written.plain.to(self.run.model, ids)
+            return Written(tokens, self.engine.type(written.typed, ids), plain)
+
+    def suggest(self, written: Written, k: int = 10) -> Suggestions:
+        """The `k` most probable texts that go on from what is written, or where slips are forgiven from what was meant.
+
+        Those that go on from what is written come first.
+        """
+        return self.suggest_all([written], k)[0]
+
+    def suggest_all(self, written: Sequence[Written], k: int = 10, threads: int = 1) -> list[Suggestions]:
+        """The same for many who type, each done by one of `threads`."""
+        if k < 1:
+            raise UserError(f"{k} suggestions are wanted; it must be at least 1")
+        with self.run.scoring():
+            if self.slips.most:
+                return [self._forgive(one, k) for one in written]
+            return self._finish([self._wanted(one, k) for one in written], written, self.seconds, threads)
+
+    def _finish(
+        self, wanted: Sequence[Wanted[Any]], written: Sequence[Written], seconds: float | None, threads: int = 1
+    ) -> list[Suggestions]:
+        found = self.engine.search(wanted, seconds, threads)
+        return [self._suggestions(one, of) for one, of in zip(written, found, strict=True)]
+
+    def _wanted(self, written: Written, k: int, added: int = 1, least: float = -math.inf) -> Wanted[Any]:
+        def accept(ids: Ids) -> bool:
+            """Something is added, and read again the text would be the same tokens: no two ways to write one text."""
+            tokens = (*written.tokens, *self.run.vocabulary.decode(ids))
+            return len(ids) >= added and tuple(self.split("".join(tokens))) == tokens
+
+        return Wanted(written.typed, k, self.most - len(written.tokens), accept, least)
+
+    def _suggestions(self, written: Written, found: Found) -> Suggestions:
+        typed = "".join(written.tokens)
+        suggestions = [
+            Suggestion(typed + "".join(self.run.vocabulary.decode(one.ids)), one.log_probability, "model")
+            for one in found.completions
+        ]
+        return Suggestions(suggestions, found.rows, found.cut)
+
+    def _forgive(self, written: Written, k: int) -> Suggestions:
+        """The best with slips: half of the time is for what is written, the rest for what may have been meant."""
+        vocabulary, stop = self.run.vocabulary, None if self.seconds is None else time.monotonic() + self.seconds
+        if not self.slips.within(len(written.tokens)) or written.plain is None:
+            return self._finish([self._wanted(written, k)], [written], self.seconds)[0]
+
+        def left() -> float | None:
+            return None if stop is None else max(0.0, stop - time.monotonic())
+
+        def finish(one: Meant, least: float) -> list[Suggestion]:
+            if one.ended:
+                whole = "".join(one.tokens)
+                return [Suggestion(whole, 0.0, "model")] if tuple(self.split(whole)) == one.tokens else []
+            other = Written(one.tokens, self.engine.type(written.typed, vocabulary.encode(one.tokens)))
+            parts.extend(self._finish([self._wanted(other, k, 0, least)], [other], left()))
+            return parts[-1].suggestions
+
+        half = None if self.seconds is None else self.seconds / 2
+        parts = self._finish([self._wanted(written, k)], [written], half)
+        meanings = meant(
+            self.run.model,
+            vocabulary,
+            written.tokens,
+            written.plain,
+            self.slips,
+            longest=self.most,
+            seconds=left(),
+        )
+        suggestions = join(parts[0].suggestions, meanings, finish, k)
+        rows = meanings.rows + sum(part.rows for part in parts)
+        return Suggestions(suggestions, rows, any(part.cut for part in parts))
+
+    def _tokens(self, text: str) -> tuple[str, ...]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"prefix {text[:50]!a}: not Unicode text (character {error.start + 1})") from None
+        # Lower-casing can leave letters that NFC would join: split again, so that suggestions are read as they were.
+        tokens = tuple(self.split("".join(self.split(text))))
+        if len(tokens) > self.most:
+            unit = self.run.config.data.unit
+            raise UserError(f"a prefix of {len(tokens):,} {unit}s; this run completes texts of up to {self.most:,}")
+        return tokens

@@ -1,0 +1,236 @@
+"""Learning a person online: after every text only the person's own vector u moves, the model stands still.
+
+    g = d nats(text | u) / d u         u <- u + change(g)           (thesis 2018, section 5.2.1)
+
+    sgd        change = -rate g
+    adagrad    s <- s + g g                                          change = -rate g / sqrt(s)
+    adadelta   s <- .95 s + .05 g g    v = -g sqrt((d + e) / (s + e))    d <- .95 d + .05 v v     change = rate v
+
+(Duchi et al. 2011; Zeiler 2012.) A new person starts as the unknown user, the rare ones of training. A `User` is a
+value: learning returns another one.
+
+Shapes: B people, k numbers of a person's vector, s rows that an optimiser keeps of it.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from factorcell import store
+from factorcell.completion.popularity import History
+from factorcell.config import UserError, choose
+from factorcell.data.schema import Variable
+from factorcell.model.run import Run
+
+Floats = NDArray[np.float32]
+Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (s, k) -> change at rate 1, state
+
+FILE = "online.json"  # in a run folder: how its users learn
+AT_ONCE = 200  # texts that are compared at once
+DECAY, TINY = 0.95, 1e-6
+REACH = 2.0  # a vector is never longer than this many times the longest of training
+
+
+def _sgd(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
+    return -gradient, state
+
+
+def _adagrad(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
+    state = state + gradient**2
+    return -gradient / (np.sqrt(state[0]) + TINY), state
+
+
+def _adadelta(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
+    squares = DECAY * state[0] + (1 - DECAY) * gradient**2
+    change = -gradient * np.sqrt((state[1] + TINY) / (squares + TINY))
+    return change, np.stack([squares, DECAY * state[1] + (1 - DECAY) * change**2])
+
+
+# The rows of state that each keeps, and how it moves.
+OPTIMISERS: dict[str, tuple[int, Update]] = {
+    "adagrad": (1, _adagrad),
+    "adadelta": (2, _adadelta),
+    "sgd": (0, _sgd),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How users learn: an optimiser of `OPTIMISERS` and its rate."""
+
+    optimiser: str = "adagrad"
+    rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        choose("online optimiser", self.optimiser, OPTIMISERS)
+        if not 0 <= self.rate < math.inf:
+            raise UserError(f"the online rate is {self.rate}; it must be a number from 0 on")
+
+    @classmethod
+    def of(cls, run: Run) -> "Rule":
+        """The rule in the run's folder, where a search put it, or the default."""
+        path = run.folder / FILE
+        if not path.exists():
+            return cls()
+        try:
+            return cls(**store.read_json(path))
+        except TypeError as error:
+            raise UserError(f"{path}: not a rule of online learning ({error})") from None
+
+    def save(self, run: Run) -> None:
+        """Make it the rule of the run."""
+        store.write_json(run.folder / FILE, asdict(self))
+
+
+@dataclass(frozen=True)
+class User:
+    """One person: `vector` (k,), what the optimiser keeps of it, `state` (s, k), texts `seen`, and the last of them."""
+
+    vector: Floats
+    state: Floats
+    seen: int = 0
+    history: History = field(default_factory=History)
+
+    @classmethod
+    def new(cls, run: Run) -> "User":
+        """Somebody of whom nothing is known: the unknown user of `run`."""
+        return Learner(run).new()
+
+    def to_bytes(self) -> bytes:
+        """All of it: 8 bytes, 4 for each number, and the texts of the history."""
+        texts = [text.encode() for text in self.history.texts]
+        head = struct.pack("<HHI", len(self.vector), len(self.state), self.seen)
+        numbers = np.concatenate([self.vector, self.state.ravel()]).astype("<f4").tobytes()
+        return head + numbers + b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "User":
+        """What `to_bytes` made, or a `UserError`."""
+        try:
+            size, rows, seen = struct.unpack_from("<HHI", content)
+            numbers = np.frombuffer(content, "<f4", size * (1 + rows), 8).astype(np.float32)
+            texts, at = [], 8 + numbers.nbytes
+            while at < len(content):
+                (length,) = struct.unpack_from("<I", content, at)
+                if at + 4 + length > len(content):
+                    raise ValueError("cut off")
+                texts.append(content[at + 4 : at + 4 + length].decode())
+                at += 4 + length
+        except (struct.error, ValueError) as error:
+            raise UserError(f"not a user as it was saved ({error})") from None
+        return cls(numbers[:size], numbers[size:].reshape(rows, size), seen, History(tuple(texts)))
+
+
+class Learner:
+    """Learns people online, for one run and one rule. Nothing in it changes: any thread may use it.
+
+    It computes by floats whatever the precision of the run: for products of bfloat16 PyTorch keeps memory for every
+    length of text that it meets, megabytes each.
+    """
+
+    def __init__(self, run: Run, rule: Rule | None = None) -> None:
+        """`rule`: that of the run, unless given. `UserError` for a run that does not tell users apart."""
+        self.run, self.rule, self.variable = run, rule or Rule.of(run), user_variable(run)
+        self.columns = run.schema.columns(without=self.variable.source)  # of the contexts of a text
+        self.rows, self.update = OPTIMISERS[self.rule.optimiser]
+        column = run.schema.categories.index(self.variable)
+        encoder = run.model.encoder
+        assert encoder is not None
+        table = encoder.tables[column].detach().cpu().numpy()
+        self.unknown: Floats = table[0].copy()
+        self.packed = run.model.packed()
+        self.longest = REACH * float(np.linalg.norm(table, axis=1).max())
+
+    def new(self) -> User:
+        """Somebody of whom nothing is known."""
+        return User(self.unknown, np.zeros((self.rows, len(self.unknown)), np.float32))
+
+    def learn(
+        self, users: Sequence[User], texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[list[User], NDArray[np.float64]]:
+        """The B `users`, each once, after a text each, and the nats of each text before.
+
+        `contexts`: values of the other context columns, as `Completer.begin` takes them.
+        """
+        for user in users:
+            if user.vector.shape != self.unknown.shape or len(user.state) != self.rows:
+                of = f"{self.run.folder} with {self.rule.optimiser}"
+                raise UserError(
+                    f"a user of {user.vector.size} numbers and {len(user.state)} rows of state; not of {of}"
+                )
+        vectors = np.stack([user.vector for user in users])
+        nats, gradients = self.gradients(vectors, texts, contexts or [{}] * len(texts))
+        pairs = zip(users, texts, gradients, strict=True)
+        return [self.moved(user, text, gradient) for user, text, gradient in pairs], nats
+
+    def gradients(
+        self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
+    ) -> tuple[NDArray[np.float64], Floats]:
+        """Nats (B,) of the texts of people with `vectors` (B, k), and their gradients (B, k)."""
+        with torch.enable_grad():
+            own = torch.tensor(vectors, device=self.run.device, requires_grad=True)
+            nats = self._nats(own, texts, contexts)
+            (gradients,) = torch.autograd.grad(nats.sum(), own)
+        return nats.detach().double().cpu().numpy(), gradients.cpu().numpy()
+
+    def nats(
+        self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
+    ) -> NDArray[np.float64]:
+        """Nats (B,) of the texts of people with `vectors` (B, k), or all of one person (1, k)."""
+        with torch.inference_mode():
+            own = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
+            return self._nats(own, texts, contexts or [{}] * len(texts)).double().cpu().numpy()
+
+    def risen(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
+        """The `count` of the `texts` that have become more likely by most since `user` was new, and by how many nats.
+
+        (Thesis 2018, tables 5.3 to 5.5.)
+        """
+        parts = [texts[at : at + AT_ONCE] for at in range(0, len(texts), AT_ONCE)]
+        gained = [self.nats(self.unknown[None], part) - self.nats(user.vector[None], part) for part in parts]
+        rises = np.concatenate(gained) if gained else np.zeros(0)
+        return [(texts[row], float(rises[row])) for row in np.argsort(-rises, kind="stable")[:count]]
+
+    def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        batch = self.run.batch(self.run.read(texts, contexts), np.arange(len(texts)))
+        conditioned = self.run.model.condition(batch.context, {self.variable.name: own}).with_packed(self.packed)
+        nats: torch.Tensor = self.run.model(batch, conditioned)
+        return nats.sum(1)
+
+    def moved(self, user: User, text: str, gradient: Floats) -> User:
+        """The user after a `text` of that gradient."""
+        seen = replace(user, seen=user.seen + 1, history=user.history.add(text))
+        if not np.isfinite(gradient).all():
+            return seen  # a text that the model cannot read without overflow teaches nothing
+        change, state = self.update(gradient, user.state)
+        vector = user.vector + self.rule.rate * change
+        length = float(np.linalg.norm(vector))
+        vector = vector * (self.longest / length) if length > self.longest else vector
+        return replace(seen, vector=vector.astype(np.float32), state=state.astype(np.float32))
+
+
+def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None = None) -> User:
+    """The user after one more text, by the rule of the run."""
+    (after,), _ = Learner(run).learn([user], [text], [context or {}])
+    return after
+
+
+def tells_apart(run: Run) -> bool:
+    """Whether the run tells users apart, and they change something in it."""
+    return bool(run.config.data.user) and run.model.encoder is not None
+
+
+def user_variable(run: Run) -> Variable:
+    """The context variable that says who writes, or a `UserError` for a run without one."""
+    name = run.config.data.user
+    if not name:
+        raise UserError(f"{run.folder}: it does not tell users apart; train it with --user COLUMN")
+    if run.model.encoder is None:
+        raise UserError(f"{run.folder}: users change nothing in it; train it with --adapt factor or concat")
+    return run.schema.variable(name)

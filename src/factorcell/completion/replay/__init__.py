@@ -1,0 +1,1 @@
+"""A stream of what people wrote, in order: predicted, judged, learned."""

@@ -1,0 +1,235 @@
+"""The systems that a progressive evaluation compares, by name.
+
+mpc        most popular completion of training texts
+history    the person's own earlier texts, the newest weigh most
+plain      a run that learns nothing of the person
+online     a run that learns the person's vector, text by text
+blend      the same with popular texts and the person's own; in a folder of runs, of the run that is named before it
+
+In a folder of several runs each goes by its own name, and learns if it tells users apart.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from factorcell import store
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer
+from factorcell.completion.completion import Suggestion
+from factorcell.completion.online import Learner, User, tells_apart
+from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.replay.progressive import System
+from factorcell.config import Config, DataConfig, UserError, choose
+from factorcell.data.counts import FILE, Counts
+from factorcell.data.schema import ContextSchema
+from factorcell.model.run import Run
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class MostPopular:
+    """Most popular completion: the same for everybody."""
+
+    popularity: Popularity
+
+    def start(self, user: str) -> None:
+        """Nothing is held."""
+
+    def suggest(self, held: None, prefix: str, row: Row, k: int) -> list[Suggestion]:
+        """The most popular training texts."""
+        return self.popularity.complete(prefix, k)
+
+    def nats(self, held: None, row: Row) -> None:
+        """It is no language model."""
+
+    def learn(self, held: None, row: Row) -> None:
+        """Nothing is learned."""
+
+
+@dataclass(frozen=True)
+class OwnTexts:
+    """What the person wrote before, in the column `text`."""
+
+    text: str
+
+    def start(self, user: str) -> History:
+        """No text yet."""
+        return History()
+
+    def suggest(self, held: History, prefix: str, row: Row, k: int) -> list[Suggestion]:
+        """The texts of the person's own that weigh most."""
+        return held.complete(prefix, k)
+
+    def nats(self, held: History, row: Row) -> None:
+        """It is no language model."""
+
+    def learn(self, held: History, row: Row) -> History:
+        """One text more."""
+        return held.add(row[self.text])
+
+
+class Plain:
+    """A run as it was trained: the context of each row but for the person, who is nobody known."""
+
+    def __init__(self, completer: Completer, user: str) -> None:
+        """`user`: the column that names the person."""
+        self.completer, run = completer, completer.run
+        self.text, self.columns = run.config.data.text, run.schema.columns(without=user)
+
+    def start(self, user: str) -> None:
+        """Nothing is held."""
+
+    def suggest(self, held: None, prefix: str, row: Row, k: int) -> list[Suggestion]:
+        """The most probable texts; none where the prefix is longer than any text the run completes."""
+        if not fits(self.completer, prefix):
+            return []
+        return self.completer.complete(prefix, None, {name: row[name] for name in self.columns}, k)
+
+    def nats(self, held: None, row: Row) -> tuple[float, int]:
+        """As `factorcell score` has them."""
+        run, context = self.completer.run, {name: row[name] for name in self.columns}
+        corpus = run.read([row[self.text]], [context], unknown=self.completer.unknown)
+        return float(run.nats(corpus).sum(dtype="float64")), corpus.targets
+
+    def learn(self, held: None, row: Row) -> None:
+        """Nothing is learned."""
+
+
+class Personal:
+    """A run whose user is learned online, or stays new where it never `learns`; the `blend` completes, if given."""
+
+    def __init__(self, completer: Completer, blend: Blend | None = None, learns: bool = True) -> None:
+        self.completer, self.blend, self.learns, run = completer, blend, learns, completer.run
+        self.text, self.learner = run.config.data.text, Learner(run)
+        self.columns = self.learner.columns
+
+    def start(self, user: str) -> User:
+        """Somebody new."""
+        return self.learner.new()
+
+    def suggest(self, held: User, prefix: str, row: Row, k: int) -> list[Suggestion]:
+        """The best texts; none where the prefix is longer than any text the run completes."""
+        if not fits(self.completer, prefix):
+            return []
+        context = {name: row[name] for name in self.columns}
+        if self.blend:
+            return self.blend.complete(prefix, held, context, k)
+        return self.completer.complete(prefix, held, context, k)
+
+    def nats(self, held: User, row: Row) -> tuple[float, int]:
+        """For the user as it is now."""
+        texts, contexts = [row[self.text]], [{name: row[name] for name in self.columns}]
+        nats = self.learner.nats(held.vector[None], texts, contexts)
+        return float(nats[0]), self.completer.run.read(texts, contexts).targets
+
+    def learn(self, held: User, row: Row) -> User:
+        """The user moves by one text."""
+        if not self.learns:
+            return held
+        (after,), _ = self.learner.learn([held], [row[self.text]], [{name: row[name] for name in self.columns}])
+        return after
+
+
+def fits(completer: Completer, prefix: str) -> bool:
+    """Whether the prefix is no longer than the texts that the run completes."""
+    return len(completer.split(prefix)) <= completer.most
+
+
+def runs(folder: Path) -> dict[str, Path]:
+    """The run folders of `folder`, by the names of their systems: itself, or those in it."""
+    if (folder / "config.json").is_file():
+        return {"plain": folder, "online": folder}
+    found = {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
+    if not found:
+        raise UserError(f"{folder}: neither a run folder nor a folder of runs (no config.json)")
+    return found
+
+
+def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, list[str]]:
+    """How the systems `names` of `folder` read texts, which must be one way, and their context columns but for `user`.
+
+    Where no run is among them, it is the way of the first run of the folder.
+    """
+    found = runs(folder)
+    chosen = _opened(found, names)
+    ways: dict[tuple[str, bool | None], tuple[str, DataConfig]] = {}
+    columns: list[str] = []
+    for name, path in (chosen or dict(list(found.items())[:1])).items():
+        file = path / "config.json"
+        data = Config.from_dict(store.read_json(file), where=str(file)).data
+        ways.setdefault((data.text, data.lowercase), (name, data))
+        schema = ContextSchema.from_dict(store.read_json(path / "schema.json"))
+        columns += schema.columns(without=user) if chosen else []
+    if len(ways) > 1:
+        (first, _), (second, _), *_ = ways.values()
+        raise UserError(
+            f"{folder}: {first} and {second} read texts in two ways (text column, lower case); replay apart"
+        )
+    (_, data), *_ = ways.values()
+    return data, list(dict.fromkeys(columns))
+
+
+def systems(
+    folder: Path,
+    names: Sequence[str],
+    *,
+    user: str = "user",
+    unknown: str = "error",
+    seconds: float | None = None,
+    device: str = "cpu",
+    precision: str = "float32",
+) -> dict[str, System]:
+    """The systems called `names`, of the run folder or folder of runs `folder`.
+
+    `unknown` and `seconds` as `Completer` has them, `device` and `precision` as `Run.open`.
+    """
+    found, made = runs(folder), dict[str, System]()
+    opened = _opened(found, names)
+
+    @cache
+    def completer(path: Path) -> Completer:
+        run = Run.open(path, device=device, precision=precision)
+        return Completer(run, unknown=unknown, seconds=seconds)
+
+    for name in names:
+        choose("system", name, ("mpc", "history", "blend", *found))
+        if name == "mpc":
+            made[name] = MostPopular(_popularity(found))
+        elif name == "history":
+            made[name] = OwnTexts(reading(folder, names, user)[0].text)
+        elif name == "blend":
+            own = completer(opened[name])
+            made[name] = Personal(own, Blend(own, Popularity.of(own.run)))
+        else:
+            made[name] = _of_run(completer(opened[name]), user, learns=name != "plain")
+    return made
+
+
+def _opened(found: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
+    """The run that each of the systems `names` opens, if it opens one: the blend that of the name before it."""
+    opened, latest = dict[str, Path](), list(found.values())[-1]
+    for name in names:
+        latest = found.get(name, latest)
+        if name in found or name == "blend":
+            opened[name] = latest
+    return opened
+
+
+def _of_run(completer: Completer, user: str, learns: bool) -> System:
+    """Of a run that tells users apart, or of one that does not."""
+    if tells_apart(completer.run):
+        return Personal(completer, learns=learns)
+    return Plain(completer, user)
+
+
+def _popularity(found: Mapping[str, Path]) -> Popularity:
+    """Of the training texts of any of the runs."""
+    paths = [path / FILE for path in found.values() if (path / FILE).exists()]
+    if not paths:
+        folders = ", ".join(dict.fromkeys(map(str, found.values())))
+        raise UserError(f"no {FILE} in {folders}; training keeps it with --user COLUMN and --unit char or grapheme")
+    return Popularity(Counts.open(paths[0]))

@@ -1,0 +1,102 @@
+"""Metadata to a context vector.
+
+    c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
+
+F_i f_i is the embedding of one variable: a row of a category's table, the words of a text summed, a vector mapped. All
+numbers, standardised, pass one small network together; a periodic one enters it as the first waves of its circle.
+
+Shapes: B texts, C categorical variables, N numeric ones (some periodic), I inputs of the network over them, W words in
+the bags of B texts, D numbers of a vector, K context, k the embedding of one variable.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Bags:
+    """The known words of a text variable in B texts: `words` (W,), text after text; `offsets` (B + 1)."""
+
+    words: Tensor
+    offsets: Tensor
+
+    @property
+    def sizes(self) -> Tensor:
+        """The number of words of each text (B,)."""
+        return self.offsets.diff()
+
+    def select(self, rows: Tensor) -> "Bags":
+        """The bags of `rows` (B',)."""
+        sizes = self.sizes[rows]
+        offsets = F.pad(sizes.cumsum(0), (1, 0))
+        moved = (self.offsets[rows] - offsets[:-1]).repeat_interleave(sizes)
+        return Bags(self.words[moved + torch.arange(len(moved), device=rows.device)], offsets)
+
+    def padded(self) -> Tensor:
+        """The words (B, longest), -1 after the last."""
+        sizes = self.sizes
+        steps = torch.arange(int(sizes.max()) if len(sizes) else 0, device=sizes.device)
+        padded = self.words.new_full((len(sizes), len(steps)), -1)
+        padded[steps < sizes[:, None]] = self.words
+        return padded
+
+    def to(self, device: torch.device) -> "Bags":
+        """The same bags on `device`."""
+        return Bags(self.words.to(device), self.offsets.to(device))
+
+
+@dataclass(frozen=True)
+class Context:
+    """The metadata of B texts: `categories` (B, C) long, -1 where missing; `numbers` (B, N), raw, NaN where missing.
+
+    `vectors` holds (B, D) of each vector variable, raw, NaN where missing; `bags` the words of each text variable, none
+    where missing.
+    """
+
+    categories: Tensor
+    numbers: Tensor
+    vectors: tuple[Tensor, ...] = ()
+    bags: tuple[Bags, ...] = ()
+
+    def __len__(self) -> int:
+        return self.categories.shape[0]
+
+    def select(self, rows: Tensor) -> "Context":
+        """The contexts of `rows` (B',)."""
+        return Context(
+            self.categories[rows],
+            self.numbers[rows],
+            tuple(vector[rows] for vector in self.vectors),
+            tuple(bags.select(rows) for bags in self.bags),
+        )
+
+    def forgetting(self, rate: float, key: Sequence[int]) -> "Context":
+        """The same contexts, each category the unknown value with probability `rate`; drawn by `key`."""
+        kept = np.random.default_rng(key).random(tuple(self.categories.shape)) >= rate
+        return replace(self, categories=self.categories * torch.from_numpy(kept).to(self.categories.device))
+
+    def to(self, device: torch.device) -> "Context":
+        """The same contexts on `device`."""
+        return Context(
+            self.categories.to(device),
+            self.numbers.to(device),
+            tuple(vector.to(device) for vector in self.vectors),
+            tuple(bags.to(device) for bags in self.bags),
+        )
+
+    def distinct(self) -> tuple["Context", Tensor]:
+        """The distinct contexts and, for each text, which of them it has (B,)."""
+        parts = [self.categories, self.numbers, *self.vectors, *(bags.padded() for bags in self.bags)]
+        joined = torch.cat([part.double().nan_to_num(torch.inf) for part in parts], dim=1)
+        if joined.shape[1] == 0:
+            which = torch.zeros(len(self), dtype=torch.long, device=joined.device)
+            return self.select(which[:1]), which
+        unique, which = torch.unique(joined, dim=0, return_inverse=True)
+        rows = torch.arange(len(self), device=joined.device)
+        first = which.new_full((len(unique),), len(self)).scatter_reduce(0, which, rows, "amin")
+        return self.select(first), which

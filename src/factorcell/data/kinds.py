@@ -1,0 +1,257 @@
+"""The kinds of context columns: which reader a column gets, and the readers of texts and vectors.
+
+A text is a bag of its words, lower-cased, whatever units the model reads, and of words that training saw often enough.
+A vector is a list of numbers: an Arrow list, a NumPy array, or in text a JSON array. A missing text, like a missing
+category, has the expected value; a missing vector is an error unless the caller chose `unknown="expected"`.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.config import DataConfig, UserError, choose
+from factorcell.data.columns import LARGEST, Categories, Numbers, deviations, is_missing, shown, to_number
+from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
+from factorcell.data.tables import Table
+from factorcell.data.vocabulary import splitter
+
+UNKNOWN_POLICIES = ("error", "group", "expected")
+GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
+FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
+
+
+class Ragged(NamedTuple):
+    """Lists of different lengths, one a row: flat `values`, and `offsets` (rows + 1) where each begins."""
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+
+    def select(self, rows: NDArray[np.int64]) -> "Ragged":
+        """The lists of `rows` alone, in that order."""
+        lengths = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        index = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[index], offsets)
+
+
+class Texts:
+    """A column of texts as it is read."""
+
+    def __init__(self, name: str, column: str, where: str, config: DataConfig) -> None:
+        self.name, self.column, self.where, self.config = name, column, where, config
+        self.split = splitter(DataConfig(unit="word", lowercase=True, strip_punctuation=True))
+        self.ids: defaultdict[str, int] = defaultdict()  # provisional, in order of appearance
+        self.ids.default_factory = self.ids.__len__
+        self.words: list[NDArray[np.int32]] = []
+        self.sizes: list[int] = []
+
+    def add(self, values: list[Any], before: int) -> None:
+        """Take one chunk; `before` rows came earlier."""
+        flat: list[int] = []
+        for row, value in enumerate(values, before + 1):
+            if not isinstance(value, str) and not is_missing(value):
+                raise UserError(f"{self.where} row {row}: {self.column} is {shown(value)}, not a text")
+            words = self.split(value) if isinstance(value, str) else []
+            flat.extend(map(self.ids.__getitem__, words))
+            self.sizes.append(len(words))
+        self.words.append(np.array(flat, dtype=np.int32))
+
+    def variable(self, min_count: int) -> Variable:
+        """The variable that this column makes: its frequent words, and what each adds to the mean embedding."""
+        least, most = self.config.min_context_word, self.config.max_context_words
+        counts = np.bincount(np.concatenate(self.words), minlength=len(self.ids)).tolist()
+        seen = [(-count, word) for word, count in zip(self.ids, counts, strict=True) if count >= least]
+        if not seen:
+            often = f"no word that training sees {least} times (min_context_word)"
+            raise UserError(f"{self.where}: {self.column} has {often}, so it is no context")
+        words = tuple(word for _, word in sorted(seen)[:most])
+        bags = self._bags(words)
+        sizes = np.diff(bags.offsets)
+        weights = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes) / (sizes > 0).sum()
+        shares = np.bincount(bags.values, weights, minlength=len(words))
+        return Variable(self.name, "text", values=words, shares=tuple(shares.tolist()))
+
+    def array(self, variable: Variable) -> Ragged:
+        """The known words of all rows in `variable`."""
+        return self._bags(variable.values)
+
+    def _bags(self, words: Sequence[str]) -> Ragged:
+        index = {word: row for row, word in enumerate(words)}
+        final = np.array([index.get(word, -1) for word in self.ids], dtype=np.int32)[np.concatenate(self.words)]
+        rows = np.repeat(np.arange(len(self.sizes)), self.sizes)[final >= 0]
+        sizes = np.bincount(rows, minlength=len(self.sizes))
+        return Ragged(final[final >= 0], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+
+class Vectors:
+    """A column of vectors as it is read; all have the length of the first, or of those in training."""
+
+    def __init__(self, name: str, column: str, where: str, known: Variable | None, unknown: str) -> None:
+        self.name, self.column, self.where, self.unknown = name, column, where, unknown
+        self.size = len(known.means) if known else 0
+        self.of = "as in training" if known else "as in the first row"
+        self.rows: list[NDArray[np.float32]] = []
+
+    def add(self, values: list[Any], before: int) -> None:
+        """Take one chunk; `before` rows came earlier."""
+        vectors = []
+        for row, value in enumerate(values, before + 1):
+            missing = is_missing(value)
+            vector = None if missing else to_vector(value)
+            if vector is None and not (missing and self.unknown == "expected"):
+                got = "empty" if missing else shown(value)
+                raise UserError(f"{self.where} row {row}: {self.column} is {got}, not a list of numbers")
+            if vector is not None:
+                self.size = self.size or len(vector)
+                if len(vector) != self.size:
+                    got = f"has {len(vector)} numbers; it must have {self.size}, {self.of}"
+                    raise UserError(f"{self.where} row {row}: {self.column} {got}")
+            vectors.append(vector)
+        gap = np.full(self.size, math.nan, dtype=np.float32)
+        self.rows.append(np.stack([gap if vector is None else vector for vector in vectors]))
+
+    def variable(self, min_count: int) -> Variable:
+        """The variable that this column makes, with the moments of every number."""
+        rows = np.concatenate(self.rows)
+        means, spread = rows.mean(0, dtype=np.float64), deviations(rows)
+        return Variable(self.name, "vector", means=tuple(means.tolist()), deviations=tuple(spread.tolist()))
+
+    def array(self, variable: Variable) -> NDArray[np.float32]:
+        """The vectors of all rows (rows, D), NaN where missing."""
+        return np.concatenate(self.rows)
+
+
+Reader = Categories | Numbers | Texts | Vectors
+
+
+def to_vector(value: Any) -> NDArray[np.float32] | None:
+    """A list of at least one number that 32 bits hold (text: a JSON array), or None."""
+    try:
+        array = np.asarray(json.loads(value) if isinstance(value, str) else value)
+    except (ValueError, RecursionError):  # not JSON, or nested lists of different lengths
+        return None
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iuf":
+        return None
+    wide = array.astype(np.float64)
+    return wide.astype(np.float32) if (np.abs(wide) <= LARGEST).all() else None
+
+
+def parse_column(text: str) -> tuple[str, str | None, float]:
+    """`NAME`, `NAME:KIND` or `NAME:cyclic=PERIOD` -> name, kind and period (0: none)."""
+    name, colon, given = text.rpartition(":")
+    if not colon:
+        return text, None, 0.0
+    kind, equals, period = given.partition("=")
+    choose("kind of context column", kind, KINDS)
+    if kind != "cyclic":
+        if equals:
+            raise UserError(f"context column {text!r}: only cyclic takes a period")
+        return name, kind, PERIODS.get(kind, 0.0)
+    number = to_number(period)
+    if number is None or number <= 0:
+        raise UserError(f"context column {text!r}: say its period, a number above 0, as in {name}:cyclic=24")
+    return name, kind, number
+
+
+def column_readers(
+    table: Table,
+    config: DataConfig,
+    schema: ContextSchema | None,
+    unknown: str,
+    optional: tuple[str, ...] = (),
+) -> list[Reader]:
+    """A reader for every context variable: as the schema says, or the config, or as the first rows let us guess."""
+    choose("policy for unknown values", unknown, UNKNOWN_POLICIES)
+    if schema is None:
+        return _new_readers(table, config)
+    policy = {v.name: "expected" if v.name in optional else unknown for v in schema.variables}
+    for variable in schema.variables:
+        if variable.source not in table.columns and policy[variable.name] != "expected":
+            have = ", ".join(table.columns)
+            raise UserError(
+                f"{table.name}: no column {variable.source!r}; it has {have} (unknown=expected goes on without)"
+            )
+    return [
+        _reader(v.name, v.source, v.kind, v.period, table.name, config, v, policy[v.name]) for v in schema.variables
+    ]
+
+
+def new_schema(readers: Sequence[Reader], min_count: int, own: Mapping[str, int] | None = None) -> ContextSchema:
+    """The variables that the columns make once they are read.
+
+    Values of a category that are rarer than `min_count`, or than its `own`, are grouped.
+    """
+    made = ((reader, reader.variable((own or {}).get(reader.column, min_count))) for reader in readers)
+    return ContextSchema(tuple(replace(v, column=r.column if r.column != r.name else "") for r, v in made))
+
+
+def _new_readers(table: Table, config: DataConfig) -> list[Reader]:
+    """The readers of training data, whose variables are named by their columns, or by column and kind."""
+    wanted = [parse_column(text) for text in config.columns]
+    columns = [column for column, _, _ in wanted]
+    names = []
+    for column, kind, _ in wanted:
+        if column not in table.columns:
+            raise UserError(f"{table.name}: no column {column!r}; it has {', '.join(table.columns)}")
+        names.append(f"{column}.{kind}" if kind in TIMES or (kind and columns.count(column) > 1) else column)
+        if names.count(names[-1]) > 1 or (kind is None and columns.count(column) > 1):
+            raise UserError(f"context column {names[-1]!r} is named twice; each time needs a kind of its own")
+    guesses = _guess(table, [column for column, kind, _ in wanted if kind is None])
+    readers = []
+    for name, (column, kind, period) in zip(names, wanted, strict=True):
+        kind = kind or guesses[column]
+        policy = "group" if kind == "category" else "error"
+        readers.append(_reader(name, column, kind, period, table.name, config, None, policy))
+    return readers
+
+
+def _reader(
+    name: str,
+    column: str,
+    kind: str,
+    period: float,
+    where: str,
+    config: DataConfig,
+    known: Variable | None,
+    unknown: str,
+) -> Reader:
+    if kind == "category":
+        return Categories(name, column, where, known, unknown)
+    if kind == "text":
+        return Texts(name, column, where, config)
+    if kind == "vector":
+        return Vectors(name, column, where, known, unknown)
+    return Numbers(name, column, where, unknown, kind, period)
+
+
+def _guess(table: Table, names: list[str]) -> dict[str, str]:
+    """A column is a number if all its first values are, and they are not just a few whole ones."""
+    values: dict[str, set[Any]] = {name: set() for name in names}
+    if not names:
+        return {}
+    rows = 0
+    for chunk in table.chunks(names):
+        for name in names:
+            try:
+                values[name].update(chunk[name])
+            except TypeError:  # not hashable, so no number; the reader will say in which row
+                values[name].update(map(repr, chunk[name]))
+        rows += len(chunk[names[0]])
+        if rows >= GUESS_ROWS:
+            break
+    return {name: _kind(seen) for name, seen in values.items()}
+
+
+def _kind(values: set[Any]) -> str:
+    numbers = [to_number(value) for value in values if not is_missing(value)]
+    whole = [number for number in numbers if number is not None]
+    if not numbers or len(whole) < len(numbers):
+        return "category"
+    few = len(set(whole)) <= FEW and all(number.is_integer() for number in whole)
+    return "category" if few else "number"

@@ -1,0 +1,136 @@
+"""The schema of a context: its variables, and what training found in their columns."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from factorcell.config import UserError, choose
+
+RARE = "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
+
+
+MISSING = -1
+
+
+TIMES = ("hour", "weekday", "yearday")  # what of a time is read: several may be read of one column
+
+
+PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
+
+
+KINDS = ("category", "number", *PERIODS, "cyclic", "text", "vector")
+
+
+HARMONICS = 3  # waves of a periodic number: with three, any function of the seven days of a week is linear in them
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One context variable: its name, its kind, and what training found in its column.
+
+    `values` and `counts` of a category (row 0 is `RARE`); moments and range of a number, and its `period` (0: none);
+    `means` and `deviations` of a vector (D) or of the waves of a periodic number; of a text, its words as `values` and
+    their `shares` of the mean embedding of all texts. `column` is where it is read, if not in the column of its name.
+    """
+
+    name: str
+    kind: str
+    values: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+    rare: int = 0
+    mean: float = 0.0
+    deviation: float = 1.0
+    low: float = 0.0
+    high: float = 0.0
+    column: str = ""
+    period: float = 0.0
+    means: tuple[float, ...] = ()
+    deviations: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+    least: int = 0
+
+    @property
+    def source(self) -> str:
+        """The column that it is read from."""
+        return self.column or self.name
+
+    def frequencies(self) -> list[float]:
+        """The share of training texts of every value; uniform where nothing was counted."""
+        total = sum(self.counts)
+        return [count / total if total else 1 / len(self.counts) for count in self.counts]
+
+    def describe(self) -> str:
+        """One line that says how the column is read."""
+        if self.kind == "number":
+            return f"{self.name}: number, mean {self.mean:.4g}, from {self.low:.4g} to {self.high:.4g}"
+        if self.period:
+            return f"{self.name}: {self.kind}, period {self.period:g}, mean {self.mean:.4g}"
+        if self.kind == "text":
+            return f"{self.name}: text, {len(self.values):,} words"
+        if self.kind == "vector":
+            return f"{self.name}: vector of {len(self.means):,} numbers"
+        rare = f", and {self.rare} rare ones (under {self.least} texts) grouped" if self.rare else ", none rare"
+        return f"{self.name}: category, {len(self.values) - 1} values{rare}"
+
+
+@dataclass(frozen=True)
+class ContextSchema:
+    """The context variables of a model, in the order of their columns."""
+
+    variables: tuple[Variable, ...] = ()
+
+    @property
+    def categories(self) -> tuple[Variable, ...]:
+        """The categorical variables; their order is that of the columns of `Context.categories`."""
+        return tuple(variable for variable in self.variables if variable.kind == "category")
+
+    def columns(self, without: str = "") -> list[str]:
+        """The columns that the variables are read from, each once, but for `without`."""
+        return [name for name in dict.fromkeys(variable.source for variable in self.variables) if name != without]
+
+    @property
+    def numbers(self) -> tuple[Variable, ...]:
+        """The numeric variables, periodic or not; their order is that of the columns of `Context.numbers`."""
+        return tuple(variable for variable in self.variables if variable.kind == "number" or variable.period)
+
+    @property
+    def vectors(self) -> tuple[Variable, ...]:
+        """The vectors; their order is that of `Context.vectors`."""
+        return tuple(variable for variable in self.variables if variable.kind == "vector")
+
+    @property
+    def texts(self) -> tuple[Variable, ...]:
+        """The texts; their order is that of `Context.bags`."""
+        return tuple(variable for variable in self.variables if variable.kind == "text")
+
+    def variable(self, name: str) -> Variable:
+        """The variable of that name, or a `UserError` that lists the names there are."""
+        choose("context variable", name, [variable.name for variable in self.variables])
+        return next(variable for variable in self.variables if variable.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {"variables": [asdict(variable) for variable in self.variables]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "ContextSchema":
+        """The schema that `to_dict` wrote."""
+        names = {field.name for field in fields(Variable)}
+        variables = []
+        try:
+            for entry in content["variables"]:
+                plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+                if set(plain) - names:
+                    raise UserError(f"not a context schema (unknown {', '.join(set(plain) - names)})")
+                variables.append(Variable(**plain))
+                choose("kind of context variable", variables[-1].kind, KINDS)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"not a context schema ({error})") from None
+        return cls(tuple(variables))
+
+
+def waves(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:
+    """Turns and phases of the waves sin(turn x + phase) of a number x: the sine and cosine of each harmonic."""
+    turns = [2 * math.pi * harmonic / period for harmonic in range(1, harmonics + 1) for _ in range(2)]
+    return turns, [0.0, math.pi / 2] * harmonics

@@ -1,0 +1,313 @@
+"""Any table as a stream of column chunks: CSV, TSV, JSON lines and Parquet, plain or compressed, and tables in memory.
+
+A chunk is a dict from column name to a list of at most `CHUNK` plain values. Text files give strings throughout
+(an empty field is the empty string); what a value means is decided by whoever reads the column.
+"""
+
+import csv as text_csv
+import io
+import json
+import lzma
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv
+from pyarrow import parquet as pq
+
+from factorcell.config import UserError
+
+CHUNK = 8192
+FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+Chunk = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A source that can be read once more and once more: its `name` for messages, its columns, its chunks."""
+
+    name: str
+    columns: tuple[str, ...]
+    read: Callable[[tuple[str, ...]], Iterator[Chunk]]
+    path: Path | None = None
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise UserError(f"{self.name}: empty, no columns and no rows")
+        for name in self.columns:
+            if self.columns.count(name) > 1:
+                raise UserError(f"{self.name}: the header has {name!r} twice")
+
+    def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
+        """Chunks of the named columns; `UserError` where a column is missing or the table is empty."""
+        for name in columns:
+            if name not in self.columns:
+                raise UserError(f"{self.name}: no column {name!r}; it has {', '.join(self.columns)}")
+        empty = True
+        for chunk in self.read(tuple(dict.fromkeys(columns))):
+            empty = False
+            yield chunk
+        if empty:
+            raise UserError(f"{self.name}: no rows")
+
+
+def open_table(source: Any) -> Table:
+    """A `Table` from a path, a row (dict) or a list of rows, a dict of columns, a pandas, Arrow or HF table."""
+    if isinstance(source, (str, Path)):
+        return _from_path(Path(source))
+    if isinstance(source, Mapping):
+        if source and all(hasattr(values, "with_format") for values in source.values()):
+            raise UserError(f"this data set has splits; give one of them ({', '.join(source)})")
+        if source and all(isinstance(v, (list, tuple)) or hasattr(v, "tolist") for v in source.values()):
+            lists = {name: v.tolist() if hasattr(v, "tolist") else v for name, v in source.items()}
+            if all(isinstance(values, (list, tuple)) for values in lists.values()):
+                return _from_columns(lists)
+        return _from_rows([source])
+    if isinstance(source, (list, tuple)):
+        return _from_rows(source)
+    if isinstance(source, pa.RecordBatch):
+        return _from_arrow(pa.Table.from_batches([source]))
+    if isinstance(source, pa.Table):
+        return _from_arrow(source)
+    if hasattr(source, "with_format") and hasattr(source, "num_rows"):  # a Hugging Face dataset, not a stream
+        return _from_arrow(source.with_format("arrow")[:])
+    if hasattr(source, "iloc") and hasattr(source, "columns"):  # a pandas data frame
+        try:
+            return _from_arrow(pa.Table.from_pandas(source, preserve_index=False))
+        except pa.ArrowException as error:
+            raise UserError(f"the data frame given: a column mixes types ({error.args[-1]})") from None
+    raise UserError(
+        f"cannot read a table from {type(source).__name__}; give a path, rows, a data frame or an Arrow table"
+    )
+
+
+def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise UserError(f"row {number} is {type(row).__name__}; a row is a dict from column to value")
+    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+
+    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
+        for begin in range(0, len(rows), CHUNK):
+            part = rows[begin : begin + CHUNK]
+            yield {name: [row.get(name) for row in part] for name in names}
+
+    return Table("the rows given", columns, read, rows=len(rows))
+
+
+def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
+    sizes = {name: len(values) for name, values in columns.items()}
+    rows = max(sizes.values())
+    for name, size in sizes.items():
+        if size != rows:
+            raise UserError(f"the columns given: {name} has {size} rows, another has {rows}")
+
+    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
+        for begin in range(0, rows, CHUNK):
+            yield {name: list(columns[name][begin : begin + CHUNK]) for name in names}
+
+    return Table("the columns given", tuple(columns), read, rows=rows)
+
+
+def _from_arrow(table: pa.Table, name: str = "the table given") -> Table:
+    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
+        for batch in table.select(list(names)).to_batches(max_chunksize=CHUNK):
+            if batch.num_rows:
+                yield batch.to_pydict()
+
+    return Table(name, tuple(table.column_names), read, rows=table.num_rows)
+
+
+def _from_path(path: Path) -> Table:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
+    kind = suffixes[-1] if suffixes else ""
+    if kind not in FORMATS or (kind == ".parquet" and compression):
+        valid = f"{', '.join(FORMATS)} (text files also with {', '.join(COMPRESSIONS)})"
+        raise UserError(f"{path}: unknown kind of file; its name must end in {valid}")
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+    if path.stat().st_size == 0:
+        raise UserError(f"{path}: the file is empty")
+    readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}
+    return readers[kind](path, compression)
+
+
+def line_count(table: Table) -> int | None:
+    """About how many rows a text file has: its lines. None where that cannot be told without unpacking it."""
+    if table.path is None or table.path.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
+        return None
+    with table.path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 24), b""))
+
+
+def _parquet(path: Path, compression: str) -> Table:
+    try:
+        with pq.ParquetFile(path) as file:
+            names, rows = tuple(file.schema_arrow.names), file.metadata.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not a Parquet file, or damaged ({error})") from None
+
+    def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
+        try:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(CHUNK, columns=list(columns)):
+                    yield batch.to_pydict()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{path}: damaged ({error})") from None
+
+    return Table(str(path), names, read, path, rows)
+
+
+def _stream(path: Path, compression: str) -> Any:
+    """The decompressed bytes of a file."""
+    if compression == ".xz":
+        return lzma.open(path)
+    return pa.input_stream(str(path), compression={".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression))
+
+
+def _csv(path: Path, compression: str) -> Table:
+    delimiter = "\t" if path.name.lower().removesuffix(compression).endswith(".tsv") else ","
+    names = _header(path, compression, delimiter)
+
+    def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
+        ragged: list[tuple[int, int]] = []
+
+        def refuse(row: Any) -> str:
+            ragged.append((row.number, row.actual_columns))
+            return "error"
+
+        try:
+            with _stream(path, compression) as stream:
+                # A line without a mark is a text without a token only where a row is nothing but its text.
+                yield from _csv_chunks(stream, columns, delimiter, refuse, len(names) > 1)
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                return
+            if ragged:
+                number, found = _ragged(path, compression, delimiter, len(names)) or ragged[0]
+                has = f"{found} columns, the header has {len(names)} ({', '.join(names)})"
+                raise UserError(f"{path} line {number}: {has}") from None
+            raise UserError(_encoding(path, compression, str(error))) from None
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            raise UserError(f"{path}: damaged ({error})") from None
+
+    return Table(str(path), names, read, path)
+
+
+def _csv_chunks(
+    stream: Any, columns: Sequence[str], delimiter: str, refuse: Callable[[Any], str], skip_empty: bool
+) -> Iterator[Chunk]:
+    reader = csv.open_csv(
+        stream,
+        read_options=csv.ReadOptions(use_threads=False, block_size=1 << 22),
+        parse_options=csv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse, ignore_empty_lines=skip_empty
+        ),
+        convert_options=csv.ConvertOptions(
+            include_columns=list(columns),
+            column_types={name: pa.string() for name in columns},
+            strings_can_be_null=False,
+        ),
+    )
+    for batch in reader:
+        for begin in range(0, batch.num_rows, CHUNK):
+            yield batch.slice(begin, CHUNK).to_pydict()
+
+
+def _header(path: Path, compression: str, delimiter: str) -> tuple[str, ...]:
+    """The names of the columns of a CSV file, which its first line gives."""
+    try:
+        with _stream(path, compression) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+            names = tuple(next(text_csv.reader(text, delimiter=delimiter), ()))
+    except UnicodeDecodeError:
+        raise UserError(_encoding(path, compression, "not UTF-8")) from None
+    except (OSError, EOFError, lzma.LZMAError, text_csv.Error) as error:
+        raise UserError(f"{path}: damaged ({error})") from None
+    if not names:
+        raise UserError(f"{path} line 1: empty; it must name the columns")
+    return names
+
+
+def _ragged(path: Path, compression: str, delimiter: str, columns: int) -> tuple[int, int] | None:
+    """Line and columns of the first row that has not as many `columns`; Arrow counts rows, and not the empty ones."""
+    with _stream(path, compression) as stream, io.TextIOWrapper(stream, "utf-8", "replace", newline="") as text:
+        reader, begin = text_csv.reader(text, delimiter=delimiter), 1
+        try:
+            for row in reader:
+                if row and len(row) != columns:
+                    return begin, len(row)
+                begin = reader.line_num + 1
+        except text_csv.Error:  # a field beyond the limit of the csv module
+            return None
+    return None
+
+
+def _encoding(path: Path, compression: str, error: str) -> str:
+    """What is wrong with a text file that does not parse: the line that is not UTF-8, or the parser's own word."""
+    with _stream(path, compression) as stream:
+        for number, line in enumerate(io.BufferedReader(stream), 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as fault:
+                byte = f"byte 0x{line[fault.start]:02x} at column {fault.start + 1}"
+                return f"{path} line {number}: not UTF-8 ({byte}); convert it first"
+    return f"{path}: {error}"
+
+
+def _json_row(line: str, where: str) -> dict[str, Any]:
+    """The object that one line holds."""
+    try:
+        row = json.loads(line)
+        if "\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: not valid JSON (half of a surrogate pair)") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON ({getattr(error, 'msg', error)})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not an object; each line is one JSON object")
+    return row
+
+
+def _json_lines(path: Path, compression: str) -> Table:
+    def lines() -> Iterator[tuple[int, dict[str, Any]]]:
+        try:
+            with _stream(path, compression) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
+                for number, line in enumerate(text, 1):
+                    if line.strip():
+                        yield number, _json_row(line, f"{path} line {number}")
+        except UnicodeDecodeError:
+            raise UserError(_encoding(path, compression, "not UTF-8")) from None
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            raise UserError(f"{path}: damaged ({error})") from None
+
+    first = next(lines(), None)
+    names = tuple(first[1]) if first else ()
+
+    def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
+        chunk: Chunk = {name: [] for name in columns}
+        size = 0
+        for number, row in lines():
+            for name in columns:
+                if name not in row:
+                    raise UserError(f"{path} line {number}: no {name!r}; the first line has {', '.join(names)}")
+                chunk[name].append(row[name])
+            size += 1
+            if size == CHUNK:
+                yield chunk
+                chunk, size = {name: [] for name in columns}, 0
+        if size:
+            yield chunk
+
+    return Table(str(path), names, read, path)
+
+
+def name_of(source: Any) -> str:
+    """A table as results name it: its file without the folder, or "rows"."""
+    return Path(source).name if isinstance(source, (str, Path)) else "rows"

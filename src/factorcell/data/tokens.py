@@ -1,0 +1,86 @@
+"""Texts to flat arrays of ids, in one pass over a table.
+
+Tokens get provisional ids in order of appearance, kept in a file; when all are counted they are mapped to those of the
+vocabulary, block by block.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.config import DataConfig
+from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary, splitter
+
+STRIDE = 1 << 24  # tokens mapped at once
+
+
+class Ids(dict[str, int]):
+    """Provisional ids of tokens, in order of appearance, after those of the special tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beyond: Counter[int] = Counter()  # tokens after the cut: they count, but are not kept
+
+    def __missing__(self, token: str) -> int:
+        self[token] = index = len(self) + END + 1
+        return index
+
+
+def tokenise(texts: list[str], config: DataConfig, ids: Ids) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Provisional ids of all `texts`, flat, with `START` and `END`, and the number of ids of each."""
+    split, limit = splitter(config), config.max_tokens
+    flat: list[int] = []
+    sizes = np.empty(len(texts), dtype=np.int64)
+    number = ids.__getitem__
+    for index, text in enumerate(texts):
+        tokens = split(text)
+        flat.append(START)
+        if len(tokens) < limit:
+            flat.extend(map(number, tokens))
+            flat.append(END)
+        else:
+            flat.extend(map(number, tokens[:limit]))
+            ids.beyond.update(map(number, tokens[limit:]))
+        sizes[index] = min(len(tokens) + 2, limit + 1)
+    return np.array(flat, dtype=np.uint32), sizes
+
+
+def _blocks(spool: Any) -> Iterator[NDArray[np.uint32]]:
+    spool.seek(0)
+    while block := spool.read(STRIDE * 4):
+        yield np.frombuffer(block, dtype=np.uint32)
+
+
+def count(spool: Any, ids: Ids, config: DataConfig) -> Vocabulary:
+    """The vocabulary of the provisional ids in the file `spool`."""
+    counts = np.zeros(len(ids) + END + 1, dtype=np.int64)
+    for block in _blocks(spool):
+        counts += np.bincount(block, minlength=len(counts))
+    for index, times in ids.beyond.items():
+        counts[index] += times
+    named = dict(zip(ids, counts[END + 1 :].tolist(), strict=True))
+    return Vocabulary.build(named, config.min_count, config.max_vocabulary)
+
+
+def map_ids(spool: Any, ids: Ids, vocabulary: Vocabulary, folder: Path | None) -> NDArray[Any]:
+    """The ids in the file `spool` as those of the vocabulary; with a `folder` in a file there, mapped."""
+    final = np.array([UNKNOWN, START, END, *vocabulary.encode(ids)], dtype=np.uint32)
+    size = os.fstat(spool.fileno()).st_size // 4 if spool.flush() is None else 0
+    kind = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
+    tokens: NDArray[Any] = (
+        np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=kind, shape=(size,))
+        if folder
+        else np.empty(size, dtype=kind)
+    )
+    done = 0
+    for block in _blocks(spool):
+        tokens[done : done + len(block)] = final[block]
+        done += len(block)
+    if isinstance(tokens, np.memmap):
+        tokens.flush()
+    return tokens

@@ -1,0 +1,1 @@
+"""What a context column is worth, before any training."""

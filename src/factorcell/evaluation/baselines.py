@@ -1,0 +1,202 @@
+"""Classifiers that Bayes' rule over a language model is held against: naive Bayes, a linear model, fastText.
+
+All see the ids of a corpus and nothing else, so that they judge the same tokens as a model with its vocabulary.
+Naive Bayes is generative: a unigram model of every value, and Bayes' rule. The other two learn p(value given text) from
+the n-grams of a text, and with it how frequent each value is.
+
+Shapes: B texts, K values, V vocabulary, F n-grams of all texts.
+"""
+
+import importlib
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from factorcell.config import DataConfig, UserError, choose
+from factorcell.data.data import Corpus, prepare, target_offsets, targets
+from factorcell.data.vocabulary import START, Vocabulary
+from factorcell.evaluation.classification import Classification, judge
+from factorcell.model.scoring import Tally
+
+SMOOTHING = 0.5  # added to every count of naive Bayes
+EPOCHS, BATCH, RATE = 3, 64, 0.5  # of the linear model: passes, texts a step, Adagrad's rate, which falls to zero
+CELLS = 1 << 25  # weights of the linear model: buckets * values
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth's multiplicative hashing)
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+def read(
+    source: Any,
+    table: Any,
+    target: str,
+    data: DataConfig,
+    *,
+    vocabulary: Vocabulary | None = None,
+    progress: bool = False,
+) -> tuple[Corpus, Corpus]:
+    """Training and test texts with one context variable, the category `target`; `vocabulary` as in `data.prepare`."""
+    data = replace(data, context=(f"{target}:category",))
+    train = prepare(source, data, vocabulary=vocabulary, progress=progress)
+    if len(train.schema.variable(target).values) < 3:
+        raise UserError(f"{target} has fewer than two values with {data.min_context_count} texts or more: no choice")
+    return train, prepare(table, data, vocabulary=train.vocabulary, schema=train.schema, unknown="group")
+
+
+def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:
+    """Bayes' rule over unigram models of the values, smoothed by `SMOOTHING`; the end of a text is a token of it.
+
+    `priors`: uniform, or "training" (the frequencies there). The tally is of the texts given their own values.
+    """
+    choose("priors", priors, ("uniform", "training"))
+    names, labels, size = _names(train), _labels(train), len(train.vocabulary)
+    values = np.repeat(labels, train.lengths)
+    flat = (values * size + targets(train))[values >= 0]
+    counts = np.bincount(flat, minlength=len(names) * size).reshape(len(names), size) + SMOOTHING
+    counts[:, START] = 0  # it is never predicted
+    logs = np.log(np.where(counts > 0, counts, 1.0)).T - np.log(counts.sum(1))
+    likelihoods, wanted, starts = np.zeros((len(test), len(names))), targets(test), target_offsets(test)
+    for rows in np.array_split(np.arange(len(test)), 1 + len(wanted) * len(names) // CELLS):
+        part = slice(starts[rows[0]], starts[rows[-1] + 1])
+        likelihoods[rows] = np.add.reduceat(logs[wanted[part]], starts[rows] - part.start)
+    truth = _labels(test)
+    judged = np.flatnonzero(truth >= 0)
+    tally = Tally(-float(likelihoods[judged, truth[judged]].sum()), int(test.lengths[judged].sum()))
+    named = [names[label] if label >= 0 else None for label in truth]
+    frequencies = dict(zip(names, np.bincount(labels[labels >= 0]).tolist(), strict=True))
+    weights = frequencies if priors == "training" else None
+    return judge(names, likelihoods, test.lengths, named, weights), tally
+
+
+def linear(train: Corpus, test: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> Classification:
+    """`test` judged by a `Linear` model of `train`."""
+    return Linear(train, order=order, seed=seed, progress=progress)(test)
+
+
+class Linear:
+    """Logistic regression on hashed n-grams of 1 to `order` tokens, by Adagrad, on the texts of values not rare.
+
+    A text is the sum of its n-grams over the root of their number; a step touches the weights that it needs.
+    """
+
+    def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
+        self.order, self.names, labels = order, _names(train), torch.from_numpy(_labels(train))
+        self.buckets = min(1 << 20, 1 << (CELLS // len(self.names)).bit_length() - 1)
+        self.weights, squares = torch.zeros(2, self.buckets, len(self.names))
+        bags, random = _Bags(train, order, self.buckets), np.random.default_rng(seed)
+        rows = np.flatnonzero(labels.numpy() >= 0)
+        steps = [batch for _ in range(EPOCHS) for batch in _batches(random.permutation(rows))]
+        for step, batch in enumerate(tqdm(steps, desc="linear", unit="step", disable=not progress)):
+            used, places, starts = bags.take(batch)
+            own = F.embedding(used, self.weights).requires_grad_()
+            (gradient,) = torch.autograd.grad(F.cross_entropy(_logits(own, places, starts), labels[batch]), own)
+            squares[used] += gradient**2
+            self.weights[used] -= RATE * (1 - step / len(steps)) * gradient / (squares[used].sqrt() + 1e-8)
+
+    def __call__(self, test: Corpus) -> Classification:
+        """The texts of `test`, of the vocabulary and the values of training."""
+        bags, parts = _Bags(test, self.order, self.buckets), []
+        for batch in _batches(np.arange(len(test))):
+            used, places, starts = bags.take(batch)
+            parts.append(F.log_softmax(_logits(F.embedding(used, self.weights), places, starts).double(), 1))
+        return _told(self.names, torch.cat(parts).numpy(), _labels(test))
+
+
+def _batches(rows: Ids) -> list[Ids]:
+    return np.array_split(rows, range(BATCH, len(rows), BATCH))
+
+
+def _logits(weights: Tensor, places: Tensor, starts: Tensor) -> Tensor:
+    """Logits (B, K) of texts from the `places` (F) of their n-grams in `weights` (U, K)."""
+    counts = torch.diff(starts, append=torch.tensor([len(places)]))
+    return F.embedding_bag(places, weights, starts, mode="sum") / counts.sqrt()[:, None]
+
+
+class _Bags:
+    """The n-grams of every text as buckets (F), text after text, and where each text begins (B + 1)."""
+
+    def __init__(self, corpus: Corpus, order: int, buckets: int) -> None:
+        tokens, offsets = corpus.tokens.astype(np.uint64), np.asarray(corpus.offsets)
+        text = np.repeat(np.arange(len(corpus)), np.diff(offsets))
+        place = np.arange(len(tokens)) - offsets[text]
+        hashed = np.zeros(len(tokens), dtype=np.uint64)  # of the n-gram that ends here
+        found, texts = [], []
+        for length in range(1, order + 1):
+            hashed[1:] = hashed[:-1]
+            hashed = (hashed ^ (tokens + np.uint64(length))) * MULTIPLIER
+            hashed ^= hashed >> np.uint64(32)
+            inside = place >= length - 1
+            found.append((hashed[inside] % np.uint64(buckets)).astype(np.int64))
+            texts.append(text[inside])
+        which = np.concatenate(texts)
+        self.buckets = np.concatenate(found)[np.argsort(which, kind="stable")]
+        self.offsets = np.append(0, np.cumsum(np.bincount(which, minlength=len(corpus))))
+
+    def take(self, texts: Ids) -> tuple[Tensor, Tensor, Tensor]:
+        """The buckets (U) that `texts` (B) need, their n-grams (F) as places among those, and where each begins (B)."""
+        counts = self.offsets[texts + 1] - self.offsets[texts]
+        starts = np.cumsum(counts) - counts
+        index = np.repeat(self.offsets[texts] - starts, counts) + np.arange(counts.sum())
+        used, places = np.unique(self.buckets[index], return_inverse=True)
+        return torch.from_numpy(used), torch.from_numpy(places), torch.from_numpy(starts)
+
+
+def fasttext(train: Corpus, test: Corpus, *, order: int = 2, seed: int = 0) -> Classification:
+    """`test` judged by a `FastText` model of `train`."""
+    return FastText(train, order=order, seed=seed)(test)
+
+
+class FastText:
+    """fastText with hashed n-grams up to `order`, 10 dimensions and 5 passes (Joulin et al. 2017, section 3.1)."""
+
+    def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0) -> None:
+        try:
+            library = importlib.import_module("fasttext")
+        except ImportError:
+            hint = "pip install 'factorcell[fasttext]'"
+            raise UserError(f"fastText is not installed; the extra brings it: {hint}") from None
+        self.names, labels = _names(train), _labels(train)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "train.txt"
+            texts = zip(labels, _lines(train), strict=True)
+            lines = (f"__label__{label} {text}\n" for label, text in texts if label >= 0)
+            path.write_text("".join(lines), encoding="utf-8")
+            self.model = library.train_supervised(
+                input=str(path), dim=10, lr=0.5, epoch=5, wordNgrams=order, thread=1, seed=seed, verbose=0
+            )
+
+    def __call__(self, test: Corpus) -> Classification:
+        """The texts of `test`, of the vocabulary and the values of training."""
+        log_posterior = np.full((len(test), len(self.names)), -np.inf)
+        found, probabilities = self.model.predict(_lines(test), k=-1)
+        for row, (labelled, p) in enumerate(zip(found, probabilities, strict=True)):
+            log_posterior[row, [int(label.removeprefix("__label__")) for label in labelled]] = np.log(p)
+        return _told(self.names, log_posterior, _labels(test))
+
+
+def _lines(corpus: Corpus) -> list[str]:
+    """Every text as its ids, which hold no white space whatever the tokens are."""
+    return [" ".join(map(str, text.tolist())) for text in np.split(corpus.tokens, corpus.offsets[1:-1])]
+
+
+def _names(corpus: Corpus) -> tuple[str, ...]:
+    return corpus.schema.categories[0].values[1:]
+
+
+def _labels(corpus: Corpus) -> Ids:
+    """Which value each text has (B,), -1 for a rare or missing one."""
+    return np.maximum(corpus.categories[:, 0].astype(np.int64) - 1, -1)
+
+
+def _told(names: tuple[str, ...], log_posterior: Floats, truth: Ids) -> Classification:
+    """What a model of p(value given text) told; it has no perplexities, and its score is the posterior itself."""
+    return Classification(names, log_posterior, log_posterior, truth, np.zeros(len(truth), dtype=bool))

@@ -1,0 +1,173 @@
+"""What a model hears in a text: every token's log-likelihood ratio between two contexts (TACL 2018, figure 2).
+
+    r_t = log p(w_t | w_<t, a) - log p(w_t | w_<t, b)
+
+The end of the text is a token, so the r_t of a text add up to the difference of its scores. Several runs are averaged,
+which makes the ratios less noisy. Of any number of contexts, p(context | w_<=t) is what the model believes by then if
+all were equally likely before. A text is read under each context alone; columns that it does not give are expected.
+
+Shapes: R runs, K contexts, T targets of a text, N positions, V vocabulary.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from factorcell.config import UserError
+from factorcell.data.data import Corpus, target_offsets
+from factorcell.data.tables import open_table
+from factorcell.data.vocabulary import END, START, split
+from factorcell.model.model import RANKED
+from factorcell.model.run import Run
+
+STRENGTHS = (0.5, 1.0, 2.0)  # nats from which a ratio is weak, clear or strong
+READS = ("unit", "lowercase", "strip_punctuation", "max_tokens")  # options that decide what the tokens of a text are
+
+Row = dict[str, Any]
+Setting = Mapping[str, Any]  # column -> value
+Floats = NDArray[np.float64]
+
+
+def explain(
+    runs: Sequence[Run], texts: Sequence[str], contexts: Mapping[str, Setting], *, unknown: str = "error"
+) -> list[Row]:
+    """A row a text: `nats` of it given each of the named `contexts`, their `posterior`, and `tokens` likewise.
+
+    A token's posterior is that after it. Of two contexts also `ratio`, in nats, above 0 where the first is likelier.
+    `UserError` for runs with different tokens, contexts that are the same, and values that a run does not know.
+    """
+    _check(runs, texts, list(contexts.values()))
+    names, data = list(contexts), runs[0].config.data
+    nats, corpus = _nats(runs, texts, list(contexts.values()), unknown)
+    starts, rows = target_offsets(corpus), []
+    for number, text in enumerate(texts):
+        own = nats[:, starts[number] : starts[number + 1]]
+        ids = corpus.tokens[corpus.offsets[number] + 1 : corpus.offsets[number + 1]].tolist()
+        written = [*split(text, data), runs[0].vocabulary.tokens[END]][: len(ids)]
+        posterior = _posterior(own)
+        tokens = []
+        for place, (token, index) in enumerate(zip(written, ids, strict=True)):
+            known = index == runs[0].vocabulary.ids.get(token, END)
+            tokens.append({"token": token, "known": known} | _figures(names, own[:, place], posterior[:, place]))
+        whole = _figures(names, own.sum(1), posterior[:, -1])
+        rows.append({"text": text, "unit": data.unit, **whole, "tokens": tokens})
+    return rows
+
+
+def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
+    """Nats (K,) and posterior (K,) by the names of the contexts, and the ratio of two."""
+    row: Row = {
+        "nats": dict(zip(names, nats.tolist(), strict=True)),
+        "posterior": dict(zip(names, posterior.tolist(), strict=True)),
+    }
+    return row | {"ratio": float(nats[1] - nats[0])} if len(names) == 2 else row
+
+
+def _posterior(nats: Floats) -> Floats:
+    """p(context | w_<=t) (K, T) from `nats` (K, T), by Bayes' rule with equal priors."""
+    joint = -nats.cumsum(1)
+    likelihood = np.exp(joint - joint.max(0))
+    posterior: Floats = likelihood / likelihood.sum(0)
+    return posterior
+
+
+def _nats(
+    runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting], unknown: str
+) -> tuple[Floats, Corpus]:
+    """Nats (K, targets) of all texts under each context, the mean over the runs; and the texts as ids."""
+    total: Floats | None = None
+    for run in runs:
+        corpora = [_read(run, texts, context, unknown) for context in contexts]
+        own = np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora])
+        total = own if total is None else total + own
+    assert total is not None
+    return total / len(runs), corpora[0]
+
+
+def _read(run: Run, texts: Sequence[str], context: Setting, unknown: str) -> Corpus:
+    return run.read(texts, [context] * len(texts), unknown=unknown)
+
+
+def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting]) -> None:
+    """`UserError` where there is nothing to read, nothing to compare, or no one reading of the texts."""
+    if not texts:
+        raise UserError("there is no text to explain")
+    if len(contexts) < 2:
+        raise UserError("one context has nothing to be compared with; give two or more")
+    if not any(run.model.adapted for run in runs):
+        raise UserError(f"{runs[0].folder} is not adapted: it reads texts alike in every context")
+    for one, other in combinations(contexts, 2):
+        if dict(one) == dict(other):
+            raise UserError(f"the contexts are the same ({shown(one)}): there is nothing to compare")
+    for run in runs[1:]:
+        for name in READS:
+            own, first = (getattr(each.config.data, name) for each in (run, runs[0]))
+            if own != first:
+                raise UserError(f"{run.folder} reads texts with {name} {own}, {runs[0].folder} with {first}")
+        if run.vocabulary.tokens != runs[0].vocabulary.tokens:
+            raise UserError(f"{run.folder} and {runs[0].folder} have different vocabularies: no average can be told")
+
+
+def column_texts(source: Any, column: str) -> list[str]:
+    """The texts of a table."""
+    return [text for chunk in open_table(source).chunks([column]) for text in chunk[column]]
+
+
+def shown(context: Setting) -> str:
+    """A context as it is written: rating=5; city=Oslo."""
+    return "; ".join(f"{name}={value}" for name, value in context.items()) or "expected"
+
+
+def strength(ratio: float) -> int:
+    """How strong a ratio is, from -3 to 3: by which of `STRENGTHS` it reaches, with its sign."""
+    return int(np.sign(ratio)) * sum(abs(ratio) >= level for level in STRENGTHS)
+
+
+def raised(
+    runs: Sequence[Run],
+    texts: Sequence[str],
+    first: Setting,
+    second: Setting,
+    *,
+    least: float = 1.0,
+    unknown: str = "error",
+    progress: bool = False,
+) -> list[Row]:
+    """Every token by how much the whole model raises it from `second` to `first`: `token`, `ratio`, `count`.
+
+    Over all positions h of `texts`, `count` is the sum of p(w|h) and `ratio` the mean of log p(w|h, first) -
+    log p(w|h, second), each position weighted by its p(w|h), the mean of both contexts; in a plain mean places where w
+    cannot stand would outvote the few where it can. Tokens with a count below `least` are left out.
+    """
+    _check(runs, texts, [first, second])
+    size = len(runs[0].vocabulary)
+    total, mass = torch.zeros(2, size, dtype=torch.double)
+    for run in runs:
+        corpora = [_read(run, texts, context, unknown) for context in (first, second)]
+        with run.scoring():
+            for rows in tqdm(corpora[0].batches(RANKED // size), desc="words", unit="batch", disable=not progress):
+                both = (_log_probabilities(run, corpus, rows) for corpus in corpora)
+                for ours, theirs in zip(*both, strict=True):
+                    weight = (ours.exp() + theirs.exp()) / 2
+                    total += (weight * (ours - theirs)).sum(0).double().cpu()  # NaN of the start token
+                    mass += weight.sum(0).double().cpu()
+    counts, ratios, tokens = (mass / len(runs)).tolist(), (total / mass).tolist(), runs[0].vocabulary.tokens
+    kept = [index for index in range(size) if index != START and counts[index] >= least]
+    rows = [{"token": tokens[index], "ratio": ratios[index], "count": counts[index]} for index in kept]
+    return sorted(rows, key=lambda row: -row["ratio"])
+
+
+def _log_probabilities(run: Run, corpus: Corpus, rows: NDArray[np.int64]) -> Iterator[Tensor]:
+    """Log probabilities (N, V) of every token at all positions of the texts `rows`, some positions at a time."""
+    batch = run.batch(corpus, rows)
+    conditioned = run.model.condition(batch.context.select(torch.zeros(1, dtype=torch.long, device=run.device)))
+    tilt, same = run.model.output.fold(conditioned.tilt), torch.zeros_like(batch.rows)
+    hidden = run.model.hidden(batch, conditioned.select(same))[batch.mask()]
+    for states in torch.split(hidden, max(1, RANKED // len(run.vocabulary))):
+        yield run.model.output.log_probabilities(states, tilt.select(torch.zeros_like(states[:, 0], dtype=torch.long)))

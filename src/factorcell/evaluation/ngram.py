@@ -1,0 +1,247 @@
+"""An n-gram model with modified Kneser-Ney smoothing, interpolated: what a neural model has to beat.
+
+    p_n(w | h) = (c(h w) - D(c(h w))) / c(h .) + left(h) p_{n-1}(w | h')      (Chen and Goodman 1998, section 3)
+    left(h)    = sum_w D(c(h w)) / c(h .)
+
+h' is h without its first token; below one token stands the uniform distribution. c counts n-grams at the highest
+order, and those that open a text at any order; of the others it counts the different tokens seen before them. D has
+three values an order. The start token is a history only.
+
+N-grams of order n have ids, their places in sorted `keys`, and a key is id of the first n - 1 tokens * V + last token.
+So all histories of all targets are found with one search an order.
+
+Shapes: V vocabulary, T targets, M n-grams of an order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from factorcell import store
+from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.data import Corpus, prepare, targets
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import START, Vocabulary
+
+ORDERS = range(1, 8)
+TOKENS = 1 << 20  # of a corpus that are looked up at once
+CELLS = 4_000_000  # probabilities that exist at one time, 32 MB
+FALLBACK = (0.5, 1.0, 1.5)  # discounts where a corpus has too few n-grams to estimate them
+FILE, TABLES, VOCABULARY = "ngram.json", "ngrams.safetensors", "vocabulary.txt"
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The n-grams of one order: sorted `keys` (M) and what Kneser-Ney counts of each (M)."""
+
+    keys: Ids
+    counts: Ids
+
+
+class Level:
+    """One order, ready to be looked up; what is not found has id -1, which every array holds last, as nothing.
+
+    `share` (M + 1) is the discounted part of p(w | h), `left` (histories + 1) the weight of the order below.
+    """
+
+    def __init__(self, grams: Counts, histories: int, size: int) -> None:
+        self.size, self.discounts = size, discounts(grams.counts)
+        taken = np.array([0.0, *self.discounts])[np.minimum(grams.counts, 3)]
+        history = grams.keys // size
+        total = np.bincount(history, grams.counts, histories)
+        mass = np.bincount(history, taken, histories)
+        left = np.divide(mass, total, out=np.ones(histories), where=total > 0)
+        self.keys = np.append(grams.keys, np.iinfo(np.int64).max)
+        self.share = np.append((grams.counts - taken) / total[history], 0.0)
+        self.left = np.append(left, 1.0)
+
+    def find(self, history: Ids, tokens: Ids) -> Ids:
+        """Ids of n-grams by the ids of their histories and their last tokens; after -1, whose keys are negative, -1."""
+        wanted = history * self.size + tokens
+        place = np.searchsorted(self.keys, wanted)
+        return np.where(self.keys[place] == wanted, place, -1)
+
+    def followers(self, history: Ids) -> tuple[Ids, Ids]:
+        """All n-grams that go on from one of `history`: which one, and the id of the n-gram."""
+        begin = np.searchsorted(self.keys, history * self.size)
+        count = np.searchsorted(self.keys, (history + 1) * self.size) - begin  # none go on from -1
+        rows = np.repeat(np.arange(len(history)), count)
+        return rows, np.arange(len(rows)) + np.repeat(begin - np.cumsum(count) + count, count)
+
+
+def discounts(counts: Ids) -> tuple[float, ...]:
+    """D of counts 1, 2, and 3 or more, from how many n-grams have a count of 1, 2, 3 and 4; else `FALLBACK`."""
+    ones, twos, threes, fours = np.bincount(np.minimum(counts, 5), minlength=6)[1:5].tolist()
+    if not (ones and twos and threes):
+        return FALLBACK
+    y = ones / (ones + 2 * twos)
+    found = (1 - 2 * y * twos / ones, 2 - 3 * y * threes / twos, 3 - 4 * y * fours / threes)
+    return found if min(found) > 0 else FALLBACK
+
+
+def count(corpus: Corpus, order: int, progress: bool = False) -> list[Counts]:
+    """What Kneser-Ney counts of every n-gram of a corpus, order 1 to `order`, or to the longest text."""
+    size, tokens, begins = len(corpus.vocabulary), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
+    keys = [np.arange(size)]
+    counts = [np.bincount(targets(corpus), minlength=size)]
+    ids = tokens  # of the n-gram that ends here; -1 where it would reach into the text before
+    for _ in tqdm(range(1, order), desc="counting", unit=" orders", disable=not progress):
+        history = _before(ids, begins)
+        inside = history >= 0
+        if not inside.any():
+            break
+        found, which, times = np.unique(
+            history[inside] * size + tokens[inside], return_inverse=True, return_counts=True
+        )
+        shorter = np.empty(len(found), dtype=np.int64)
+        shorter[which] = ids[inside]  # each n-gram without its first token
+        different = np.bincount(shorter, minlength=len(keys[-1]))
+        counts[-1] = np.where(different > 0, different, counts[-1])  # nothing stands before a start token
+        ids = np.full(len(tokens), -1)
+        ids[inside] = which
+        keys.append(found)
+        counts.append(times)
+    return [Counts(*pair) for pair in zip(keys, counts, strict=True)]
+
+
+def _before(ids: Ids, begins: Ids) -> Ids:
+    """The ids that end one token earlier, -1 where a text begins."""
+    history = np.empty(len(ids), dtype=np.int64)
+    history[1:] = ids[:-1]
+    history[begins] = -1
+    return history
+
+
+class NGram:
+    """An n-gram model of one vocabulary, with what it needs to read new texts. It knows of no context."""
+
+    def __init__(self, folder: Path, data: DataConfig, vocabulary: Vocabulary, grams: list[Counts]) -> None:
+        self.folder, self.data, self.vocabulary, self.grams = folder, data, vocabulary, grams
+        self.schema = ContextSchema()
+        histories = [1, *(len(table.keys) for table in grams)]
+        self.levels = [Level(*pair, len(vocabulary)) for pair in zip(grams, histories, strict=False)]
+        self.uniform = 1 / (len(vocabulary) - 1)  # the start token is never predicted
+
+    @classmethod
+    def fit(
+        cls,
+        source: Any,
+        data: DataConfig,
+        folder: str | Path,
+        *,
+        order: int = 4,
+        vocabulary: Vocabulary | None = None,
+        progress: bool = False,
+    ) -> "NGram":
+        """Count the texts of `source`, read as `data` says, and keep the model in `folder`, which must be new.
+
+        `vocabulary` is that of another model, so that the two have the same targets; else it is made from `source`.
+        """
+        folder, data = Path(folder), replace(data, context=())
+        if order not in ORDERS:
+            raise UserError(f"order is {order}; it must be from {ORDERS[0]} to {ORDERS[-1]}")
+        store.new_folder(folder, "choose another folder")
+        corpus = prepare(source, data, vocabulary=vocabulary, progress=progress)
+        model = cls(folder, data, corpus.vocabulary, count(corpus, order, progress))
+        model._save()
+        return model
+
+    def _save(self) -> None:
+        """Write ngram.json, vocabulary.txt and ngrams.safetensors."""
+        tensors = {}
+        for order, table in enumerate(self.grams, 1):
+            tensors[f"keys{order}"] = torch.from_numpy(table.keys)
+            tensors[f"counts{order}"] = torch.from_numpy(table.counts.astype(np.int32))
+        store.save_tensors(self.folder / TABLES, tensors, {"vocabulary": len(self.vocabulary)})
+        self.vocabulary.save(self.folder / VOCABULARY)
+        store.write_json(self.folder / FILE, {"order": len(self.grams), "data": asdict(self.data)})
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "NGram":
+        """The model in `folder`, which `save` wrote."""
+        folder = Path(folder)
+        facts = store.read_json(folder / FILE)
+        vocabulary = Vocabulary.load(folder / VOCABULARY)
+        tensors, known = store.load_tensors(folder / TABLES)
+        names = {f"{name}{order}" for order in range(1, facts["order"] + 1) for name in ("keys", "counts")}
+        if set(tensors) != names or known["vocabulary"] != len(vocabulary):
+            raise UserError(f"{folder / TABLES}: does not belong to this order and vocabulary")
+        arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
+        grams = [Counts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, facts["order"] + 1)]
+        return cls(folder, Config.from_dict({"data": facts["data"]}, str(folder / FILE)).data, vocabulary, grams)
+
+    def prepare(
+        self, source: Any, *, unknown: str = "error", optional: tuple[str, ...] = (), progress: bool = False
+    ) -> Corpus:
+        """Texts from rows, tables or a file, read as in training, without their contexts."""
+        return prepare(
+            source,
+            self.data,
+            vocabulary=self.vocabulary,
+            schema=self.schema,
+            unknown=unknown,
+            optional=optional,
+            progress=progress,
+        )
+
+    def nats(self, corpus: Corpus) -> Floats:
+        """Nats of every target of `corpus`, text after text (T)."""
+        found = []
+        for histories, grams, _ in self.blocks(corpus):
+            probability = np.full(len(grams[0]), self.uniform)
+            for level, history, gram in zip(self.levels, histories, grams, strict=True):
+                probability = level.share[gram] + level.left[history] * probability
+            found.append(-np.log(probability))
+        return np.concatenate(found)
+
+    def ranks(self, corpus: Corpus) -> Ids:
+        """The rank of every target among all tokens (T), 1 the most probable; ties count against it."""
+        found, size = [], max(1, CELLS // len(self.vocabulary))
+        for histories, _, wanted in self.blocks(corpus):
+            for begin in range(0, len(wanted), size):
+                rows = slice(begin, begin + size)
+                everything = self.probabilities([history[rows] for history in histories])
+                own = np.take_along_axis(everything, wanted[rows, None], 1)
+                found.append((everything >= own).sum(1))
+        return np.concatenate(found)
+
+    def probabilities(self, histories: list[Ids]) -> Floats:
+        """p(w | h) of all tokens (T, V) by the ids of each target's history at every order."""
+        after = [np.ones(len(histories[0]))]  # the weight of each order in the sum
+        for level, history in zip(self.levels[:0:-1], histories[:0:-1], strict=True):
+            after.insert(0, after[0] * level.left[history])
+        first = self.levels[0]
+        everything: Floats = np.outer(after[0], first.share[:-1] + first.left[0] * self.uniform)
+        for level, history, weight in zip(self.levels[1:], histories[1:], after[1:], strict=True):
+            rows, grams = level.followers(history)
+            everything[rows, level.keys[grams] % level.size] += level.share[grams] * weight[rows]
+        everything[:, START] = 0.0
+        return everything
+
+    def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:
+        """For some texts at a time, ids of each target's history and n-gram at every order, and the targets."""
+        if corpus.vocabulary.tokens != self.vocabulary.tokens:
+            raise UserError(f"{self.folder}: has another vocabulary than these texts were read with")
+        offsets = np.asarray(corpus.offsets)
+        lows = np.flatnonzero(np.diff(offsets[:-1] // TOKENS, prepend=-1))
+        for low, high in zip(lows, [*lows[1:], len(corpus)], strict=True):
+            tokens = corpus.tokens[offsets[low] : offsets[high]].astype(np.int64)
+            begins = offsets[low:high] - offsets[low]
+            keep = np.ones(len(tokens), dtype=bool)
+            keep[begins] = False
+            ids, histories, grams = tokens, [np.zeros(int(keep.sum()), dtype=np.int64)], [tokens[keep]]
+            for level in self.levels[1:]:
+                history = _before(ids, begins)
+                ids = level.find(history, tokens)
+                histories.append(history[keep])
+                grams.append(ids[keep])
+            yield histories, grams, tokens[keep]

@@ -1,0 +1,1 @@
+"""Hypotheses of a recogniser, scored in context and chosen anew."""

@@ -1,0 +1,364 @@
+"""N-best lists of a recogniser, read from files of three kinds; the word errors of a text.
+
+JSON lines   an utterance a line; what else it has are columns (context, or to report by):
+             {"id": "a1", "hypotheses": [{"text": "so it is", "acoustic": -31.2, "lm": -9.5}, ...],
+              "reference": "so is it", "speaker": "ann"}
+             Every number of a hypothesis is a score, a log probability in nats; all hypotheses have the same.
+Kaldi        a folder of text files as nbest-to-linear writes them: words_text (or words) with lines `a1-1 so it is`,
+             and costs `a1-1 31.2`: ac_cost, lm_cost, lmwt.nolm, lmwt.lmonly, those of them that there are.
+SRILM        a file an utterance, named by it, or a folder of them: NBestList1.0, NBestList2.0, or lines
+             `acoustic lm words-count so it is`.
+
+The first hypothesis is the recogniser's own choice. Scores become nats, the higher the better: Kaldi's costs are
+negated, SRILM's bytelogs and logarithms to base 10 are converted. A file may be packed (.gz).
+
+Shapes: H hypotheses of an utterance, S scores, R words of a reference.
+"""
+
+import gzip
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.config import UserError, choose
+from factorcell.data.tables import open_table
+
+Floats = NDArray[np.float64]
+Edit = tuple[str, str, str]  # equal, substituted, deleted or inserted; the word of the reference; that of the text
+
+LARGEST = 1e9  # nats; what is more is no score of an utterance, and its sums would have no digits left
+FORMATS = ("auto", "jsonl", "kaldi", "srilm")
+MODEL, WORDS, LM = "model", "words", "lm"  # what weights call the rescoring model, the length, the first pass's model
+KALDI_TEXTS = ("words_text", "words")
+KALDI_COSTS = {"ac_cost": "acoustic", "lm_cost": LM, "lmwt.nolm": "graph", "lmwt.lmonly": LM}
+BYTELOG = 1024 * math.log(1.0001)  # nats in a bytelog
+SILENT = ("<s>", "</s>", "-pau-")  # of SRILM's lists; no words
+LINE = re.compile(r"\((\S+)\)(.*)")
+TIMED = re.compile(r"\s*(\S+)\s+\(\s*st:\s*(\S+)\s+et:\s*(\S+)\s+g:\s*(\S+)\s+a:\s*(\S+)\s*\)")
+OWN = ("id", "hypotheses", "reference")  # fields of an utterance; all others are columns
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """`texts` (H) best first, their `scores` (H, S) in nats, maybe what was said, and the values of `columns`."""
+
+    id: str
+    texts: tuple[str, ...]
+    scores: Floats
+    reference: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NBest:
+    """Utterances in their order, and the `names` (S) of their scores."""
+
+    names: tuple[str, ...]
+    utterances: tuple[Utterance, ...]
+
+    def __post_init__(self) -> None:
+        if not self.utterances:
+            raise UserError("no utterances: there is nothing to rescore")
+        for name in (MODEL, WORDS):
+            if name in self.names:
+                raise UserError(f"a score is named {name!r}, which stands for the rescoring itself; rename it")
+        seen = set()
+        for utterance in self.utterances:
+            if utterance.id in seen:
+                raise UserError(f"utterance {utterance.id!r} comes twice; ids must differ")
+            seen.add(utterance.id)
+            if (utterance.reference is None) == self.referenced:
+                without = utterance.id if self.referenced else self.utterances[0].id
+                raise UserError(f"utterance {without} has no reference, others have; all or none must have one")
+
+    @property
+    def referenced(self) -> bool:
+        """Whether utterances have references: all or none."""
+        return self.utterances[0].reference is not None
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that any utterance has."""
+        return list(dict.fromkeys(name for utterance in self.utterances for name in utterance.columns))
+
+
+def read_nbest(source: Any, form: str = "auto") -> NBest:
+    """The lists in a file or folder of `form` (auto: by content), or of rows as the lines of JSON hold them."""
+    choose("format of n-best lists", form, FORMATS)
+    if not isinstance(source, (str, Path)):
+        return _from_rows((f"utterance {number}", row) for number, row in enumerate(source, 1))
+    path = Path(source)
+    if not path.exists():
+        raise UserError(f"{path}: there is no such file or folder")
+    try:
+        return _READERS[_form(path) if form == "auto" else form](path)
+    except UserError as error:
+        text = str(error)
+        raise (error if text.startswith(str(path)) else UserError(f"{path}: {text}")) from None
+
+
+def _form(path: Path) -> str:
+    """What kind of lists there are at `path`, by names and first lines."""
+    if path.is_dir():
+        return "kaldi" if any((path / name).is_file() for name in KALDI_TEXTS) else "srilm"
+    first = next((line for _, line in _lines(path)), "")
+    return "jsonl" if first.lstrip().startswith("{") else "srilm"
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Lines that are not blank, each with where it is."""
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if text := line.decode("utf-8-sig").strip():
+                    yield f"{path} line {number}", text
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; convert it first") from None
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def _number(text: str, where: str, valid: str) -> float:
+    """A finite number as it is written."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not -LARGEST <= value <= LARGEST:
+        raise UserError(f"{where}: {text!r} is not a finite number; a line is {valid}")
+    return value
+
+
+def _json_lines(path: Path) -> NBest:
+    def rows() -> Iterator[tuple[str, Any]]:
+        for where, line in _lines(path):
+            try:
+                yield where, json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{where}: not valid JSON ({error})") from None
+
+    return _from_rows(rows())
+
+
+def _from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
+    names: tuple[str, ...] | None = None
+    utterances = []
+    for where, row in rows:
+        if not isinstance(row, Mapping) or not isinstance(row.get("id"), (str, int)):
+            raise UserError(f"{where}: no id; an utterance is an object with id and hypotheses")
+        hypotheses = row.get("hypotheses")
+        if not isinstance(hypotheses, list) or not hypotheses:
+            got = "an empty list" if hypotheses == [] else f"{hypotheses!r:.40}"
+            raise UserError(f"{where}: hypotheses is {got}; it must be a list of at least one object")
+        if names is None:
+            first = hypotheses[0] if isinstance(hypotheses[0], Mapping) else {}
+            names = tuple(name for name in first if name != "text")
+        reference, columns = row.get("reference"), {name: row[name] for name in row if name not in OWN}
+        if not isinstance(reference, (str, type(None))):
+            raise UserError(f"{where}: reference is {reference!r:.40}, not a text")
+        if odd := [name for name, value in columns.items() if not isinstance(value, (str, int, float, type(None)))]:
+            raise UserError(f"{where}: {odd[0]} is {columns[odd[0]]!r:.40}; a column has a text or a number")
+        found = [_hypothesis(one, names, f"{where} hypothesis {place}") for place, one in enumerate(hypotheses, 1)]
+        texts, scores = zip(*found, strict=True)
+        utterances.append(Utterance(str(row["id"]), texts, np.array(scores, dtype=np.float64), reference, columns))
+    return NBest(names or (), tuple(utterances))
+
+
+def _hypothesis(one: Any, names: Sequence[str], where: str) -> tuple[str, list[float]]:
+    """Text and scores of an object, which must be those of the first hypothesis of all."""
+    if not isinstance(one, Mapping) or not isinstance(one.get("text"), str):
+        raise UserError(f"{where}: {one!r:.60} has no text; a hypothesis is an object with text and scores")
+    if set(one) != {"text", *names}:
+        differ = ", ".join(sorted(set(one) ^ {"text", *names}))
+        raise UserError(f"{where}: with and without {differ}; all hypotheses must have the scores of the first")
+    for name in names:
+        value = one[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST <= value <= LARGEST:
+            raise UserError(f"{where}: {name} is {value!r:.40}; a score is a finite number, a log probability in nats")
+    return one["text"], [float(one[name]) for name in names]
+
+
+def _kaldi(path: Path) -> NBest:
+    texts = next((path / name for name in KALDI_TEXTS if (path / name).is_file()), None)
+    if texts is None:
+        raise UserError(f"{path}: not a folder of Kaldi's lists; it must have a file {' or '.join(KALDI_TEXTS)}")
+    files = {name: path / name for name in KALDI_COSTS if (path / name).is_file()}
+    costs = {KALDI_COSTS[name]: _costs(file) for name, file in files.items()}
+    found: dict[str, list[tuple[str, list[float]]]] = {}
+    for where, line in _lines(texts):
+        key, *rest = line.split(maxsplit=1)
+        name, dash, number = key.rpartition("-")
+        if not dash or not name or not number.isdecimal():
+            raise UserError(f"{where}: {key!r} is not UTTERANCE-NUMBER, the name of a hypothesis")
+        for score, known in costs.items():
+            if key not in known:
+                raise UserError(f"{where}: {key} has no {score} cost; every hypothesis must have one")
+        found.setdefault(name, []).append((" ".join(rest), [-known[key] for known in costs.values()]))
+    every = [word for hypotheses in found.values() for text, _ in hypotheses for word in text.split()]
+    if every and all(word.isdecimal() for word in every):
+        raise UserError(f"{texts}: numbers of words, not words; map them by words.txt into {path / KALDI_TEXTS[0]}")
+    return NBest(tuple(costs), tuple(_utterance(name, hypotheses) for name, hypotheses in found.items()))
+
+
+def _costs(path: Path) -> dict[str, float]:
+    """A cost for every name of a hypothesis."""
+    costs = {}
+    for where, line in _lines(path):
+        key, *rest = line.split(maxsplit=1)
+        costs[key] = _number(" ".join(rest), where, "UTTERANCE-NUMBER COST")
+    return costs
+
+
+def _utterance(name: str, hypotheses: Sequence[tuple[str, list[float]]]) -> Utterance:
+    scores = np.array([scores for _, scores in hypotheses], dtype=np.float64)
+    return Utterance(name, tuple(text for text, _ in hypotheses), scores)
+
+
+def _srilm(path: Path) -> NBest:
+    files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+    names: tuple[str, ...] | None = None
+    utterances = []
+    for file in files:
+        own, hypotheses = _srilm_list(file)
+        if names not in (None, own):
+            raise UserError(f"{file}: has the scores {', '.join(own)}, another list has {', '.join(names or ())}")
+        names = own
+        name = file.name.removesuffix(".gz")
+        utterances.append(_utterance(name.partition(".")[0] or name, hypotheses))
+    return NBest(names or (), tuple(utterances))
+
+
+def _srilm_list(path: Path) -> tuple[tuple[str, ...], list[tuple[str, list[float]]]]:
+    """The names of the scores and the hypotheses of one list."""
+    lines = list(_lines(path))
+    headed = bool(lines) and lines[0][1].startswith("NBestList")
+    header = choose("kind of list", lines.pop(0)[1], _SRILM) if headed else "plain"
+    if not lines:
+        raise UserError(f"{path}: an empty list; an utterance needs at least one hypothesis")
+    names, read = _SRILM[header]
+    return names, [read(line, where) for where, line in lines]
+
+
+def _composite(line: str, where: str) -> tuple[str, list[float]]:
+    """`(score) w1 w2 ...`."""
+    found = LINE.fullmatch(line)
+    if not found:
+        raise UserError(f"{where}: {line!r:.40} is not (SCORE) WORD ...")
+    score = _number(found[1], where, "(SCORE) WORD ...")
+    return _spoken(found[2].split()), [BYTELOG * score]
+
+
+def _timed(line: str, where: str) -> tuple[str, list[float]]:
+    """`(score) w1 ( st: 0 et: 9 g: -70 a: -800 ) ...`; a unit within the time of the word before it is a part of it."""
+    valid = "(SCORE) WORD ( st: START et: END g: LM a: ACOUSTIC ) ..."
+    found = LINE.fullmatch(line)
+    if not found or TIMED.sub("", found[2]).strip():
+        raise UserError(f"{where}: {line!r:.40} is not {valid}")
+    texts, acoustic, lm, begun, ended = [], 0.0, 0.0, 0.0, -math.inf
+    for word, *numbers in TIMED.findall(found[2]):
+        start, end, graph, sound = (_number(text, where, valid) for text in numbers)
+        if begun <= start and end <= ended:
+            continue
+        texts.append(word)
+        acoustic, lm, begun, ended = acoustic + sound, lm + graph, start, end
+    return _spoken(texts), [BYTELOG * acoustic, BYTELOG * lm]
+
+
+def _plain(line: str, where: str) -> tuple[str, list[float]]:
+    """`acoustic lm words-count w1 w2 ...`, in logarithms to base 10."""
+    valid = "ACOUSTIC LM WORDS-COUNT WORD ..."
+    parts = line.split()
+    if len(parts) < 3:
+        raise UserError(f"{where}: {line!r:.40} is not {valid}; lists are JSON lines, Kaldi's or SRILM's")
+    acoustic, lm, _ = (_number(text, where, valid) for text in parts[:3])
+    return _spoken(parts[3:]), [math.log(10) * acoustic, math.log(10) * lm]
+
+
+def _spoken(words: Iterable[str]) -> str:
+    return " ".join(word for word in words if word not in SILENT)
+
+
+_SRILM: dict[str, tuple[tuple[str, ...], Callable[[str, str], tuple[str, list[float]]]]] = {
+    "NBestList1.0": (("score",), _composite),
+    "NBestList2.0": (("acoustic", LM), _timed),
+    "plain": (("acoustic", LM), _plain),
+}
+_READERS: dict[str, Callable[[Path], NBest]] = {"jsonl": _json_lines, "kaldi": _kaldi, "srilm": _srilm}
+
+
+def with_references(nbest: NBest, path: str | Path) -> NBest:
+    """The lists with what was said, from a file of lines `UTTERANCE word word ...`; every utterance must be there."""
+    said = {}
+    for where, line in _lines(Path(path)):
+        name, *rest = line.split(maxsplit=1)
+        if name in said:
+            raise UserError(f"{where}: {name} comes twice")
+        said[name] = rest[0] if rest else ""
+    for utterance in nbest.utterances:
+        if utterance.id not in said:
+            raise UserError(f"{path}: no reference of {utterance.id}; a line is UTTERANCE WORD ...")
+    return replace(nbest, utterances=tuple(replace(one, reference=said[one.id]) for one in nbest.utterances))
+
+
+def with_columns(nbest: NBest, path: str | Path) -> NBest:
+    """The lists with the columns of a table whose first column is the utterance; every utterance must be there."""
+    table = open_table(path)
+    known: dict[str, dict[str, Any]] = {}
+    for chunk in table.chunks(table.columns):
+        for name, *values in zip(*chunk.values(), strict=True):
+            known[str(name)] = dict(zip(table.columns[1:], values, strict=True))
+    for utterance in nbest.utterances:
+        if utterance.id not in known:
+            raise UserError(f"{path}: no row of {utterance.id}; its first column, {table.columns[0]}, names utterances")
+    merged = (replace(one, columns={**one.columns, **known[one.id]}) for one in nbest.utterances)
+    return replace(nbest, utterances=tuple(merged))
+
+
+def distances(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
+    """Word errors (H,) of texts: the fewest words to substitute, delete and insert; words are what spaces part."""
+    said, read = reference.split(), [text.split() for text in texts]
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(said))}
+    target = np.array([numbers[word] for word in said], dtype=np.int64)
+    lengths = np.array([len(words) for words in read])
+    tokens = np.full((len(read), max(lengths, default=0)), -1)
+    for row, words in enumerate(read):
+        tokens[row, : len(words)] = [numbers.get(word, -1) for word in words]
+    places = np.arange(len(said) + 1)
+    costs = np.tile(places, (len(read), 1))  # of the words read so far to each beginning of what was said
+    for step in range(tokens.shape[1]):
+        after = costs + 1  # a word too many
+        after[:, 1:] = np.minimum(after[:, 1:], costs[:, :-1] + (tokens[:, step, None] != target))
+        after = np.minimum.accumulate(after - places, axis=1) + places  # words left out
+        costs = np.where((step < lengths)[:, None], after, costs)
+    return costs[:, -1].astype(np.int64)
+
+
+def align(reference: str, text: str) -> list[Edit]:
+    """The edits of a best alignment, in order; where several are as good, pairs come before words left out or added."""
+    said, read = reference.split(), text.split()
+    costs = np.add.outer(np.arange(len(said) + 1), np.arange(len(read) + 1))
+    for i, word in enumerate(said, 1):
+        for j, other in enumerate(read, 1):
+            costs[i, j] = min(costs[i - 1, j - 1] + (word != other), costs[i - 1, j] + 1, costs[i, j - 1] + 1)
+    edits: list[Edit] = []
+    i, j = len(said), len(read)
+    while i or j:
+        if i and j and costs[i, j] == costs[i - 1, j - 1] + (said[i - 1] != read[j - 1]):
+            i, j = i - 1, j - 1
+            edits.append(("equal" if said[i] == read[j] else "substituted", said[i], read[j]))
+        elif i and costs[i, j] == costs[i - 1, j] + 1:
+            i -= 1
+            edits.append(("deleted", said[i], ""))
+        else:
+            j -= 1
+            edits.append(("inserted", "", read[j]))
+    return edits[::-1]

@@ -1,0 +1,103 @@
+"""Results of a model, kept in its run folder: the model of a folder, its figures, what it predicted."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from factorcell import store
+from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.columns import to_number
+from factorcell.data.tables import name_of, open_table
+from factorcell.data.vocabulary import Vocabulary
+from factorcell.evaluation import evaluation, ngram
+from factorcell.evaluation.classification import Classification, classify
+from factorcell.evaluation.ngram import NGram
+from factorcell.model import card
+from factorcell.model.run import Run
+from factorcell.model.scoring import Scorer
+
+Row = dict[str, Any]
+
+
+def open_model(folder: Path, device: str = "cpu", precision: str = "float32") -> Run | NGram:
+    """The model in a folder; `device` and `precision` as in `Run.open` (an n-gram model has no use for them)."""
+    if (folder / ngram.FILE).is_file():
+        return NGram.open(folder)
+    return Run.open(folder, device=device, precision=precision)
+
+
+def reading(like: Path | None, config: Path | None) -> tuple[DataConfig, Vocabulary | None]:
+    """How the model in the folder `like` reads texts, with its vocabulary; or how the file `config` says, with none."""
+    if like is None:
+        return (Config.load(config) if config else Config()).data, None
+    model = open_model(like)
+    return (model.data if isinstance(model, NGram) else model.config.data), model.vocabulary
+
+
+def note(run: Scorer, row: Mapping[str, Any]) -> None:
+    """Keep a result in the folder, so that the card of a run and reports show it."""
+    store.append_row(run.folder / "results.jsonl", row)
+    if isinstance(run, Run):
+        card.write(run)
+
+
+def evaluate(
+    run: Scorer,
+    source: Any,
+    *,
+    by: Sequence[str] = (),
+    baseline: Scorer | None = None,
+    unknown: str = "error",
+    top: bool = False,
+) -> Row:
+    """Perplexities of a table, whole and by the values of columns: {"evaluation": row, "by": {column: rows}}.
+
+    `top` adds how often the next token is among the most probable ones.
+    """
+    if top and not isinstance(run, Run | NGram):
+        raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
+    columns = {column: evaluation.column_values(source, column) for column in by}
+    corpus = run.prepare(source, unknown=unknown)
+    result: Row = {"evaluation": {"table": name_of(source), **evaluation.evaluate(run, corpus)}, "by": {}}
+    if top and isinstance(run, Run | NGram):
+        result["evaluation"] |= evaluation.top_accuracy(run, corpus)
+    for column, values in columns.items():
+        named = ["(missing)" if value is None else value for value in values]
+        result["by"][column] = evaluation.evaluate_by(run, corpus, named, baseline)
+    note(run, {"kind": "evaluate", **result})
+    return result
+
+
+def told_apart(run: Run, table: Any, target: str) -> Row:
+    """Classify the texts of `table` by the variable `target`; the metrics, also kept in the run folder."""
+    result = classify(run, table, target, unknown="group")
+    metrics = result.metrics()
+    confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
+    note(run, {"kind": "classify", "table": name_of(table), "target": target, **metrics, "confusion": confusion})
+    return metrics
+
+
+def read_points(path: str | Path) -> dict[str, dict[str, float]]:
+    """Named points from a table: a column `name`, the others numeric context columns."""
+    table = open_table(path)
+    if "name" not in table.columns or len(table.columns) < 2:
+        raise UserError(f"{path}: points need a column `name` and numeric columns; it has {', '.join(table.columns)}")
+    points = {}
+    for chunk in table.chunks(table.columns):
+        for index, name in enumerate(chunk["name"]):
+            values = {column: to_number(chunk[column][index]) for column in table.columns if column != "name"}
+            bad = [column for column, value in values.items() if value is None]
+            if bad:
+                raise UserError(f"{path}: {bad[0]} of {name} is not a number")
+            points[str(name)] = {column: value for column, value in values.items() if value is not None}
+    return points
+
+
+def write_predictions(path: Path, result: Classification) -> None:
+    """One row of JSON a text: what was predicted, with the probability of every value."""
+    rows = []
+    for row, (best, probabilities) in enumerate(zip(result.predicted, result.probabilities, strict=True)):
+        named = {name: round(float(p), 6) for name, p in zip(result.names, probabilities, strict=True)}
+        true = result.names[result.truth[row]] if result.truth[row] >= 0 else None
+        rows.append({"row": row, "predicted": result.names[best], "true": true, "probabilities": named})
+    store.write_rows(path, rows)

@@ -1,0 +1,127 @@
+"""Does the text that a model writes fit its context (thesis 2018, chapter 6)?
+
+Every model writes texts for each value of a column; a judge that has learned from real texts says which value each was
+written for. How often it is right is the model's context-specificity. Beside it stand what the same model is worth as
+a language model and as a classifier of real texts by Bayes' rule.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from factorcell import store
+from factorcell.config import UserError
+from factorcell.evaluation import evaluation
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.judging import Judge
+from factorcell.generation.generation import PLAIN, Manner, every, generate, origin, resumed
+from factorcell.model.run import Run
+
+Row = dict[str, Any]
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The run folders among `folders` and right below them, as a search or a comparison leaves them."""
+    found: list[Path] = []
+    for folder in folders:
+        inside = [path.parent for path in sorted(folder.glob("*/weights.safetensors"))]
+        runs = [folder] if (folder / "config.json").is_file() else inside
+        if not runs:
+            raise UserError(f"{folder}: no trained run, nor a folder of runs")
+        found += runs
+    return list(dict.fromkeys(found))
+
+
+def contexts(
+    run: Run, target: str, number: int, context: Mapping[str, str], draw: Sequence[str], seed: int
+) -> list[dict[str, str]]:
+    """`number` contexts for each value of `target`; each draws values of the columns `draw`, others are `context`'s."""
+    if number < 1:
+        raise UserError(f"{number} texts of each value; it must be 1 or more")
+    choices = {name: every(run.schema, name) for name in draw}
+    if target in draw:
+        raise UserError(f"{target} is the target: each of its values is written for, none is drawn")
+    for name in {target, *draw} & set(context):
+        raise UserError(f"--context gives {name} a value, which is to have several")
+    wanted: list[dict[str, str]] = []
+    for value in every(run.schema, target):
+        for _ in range(number):
+            random = np.random.default_rng([seed, len(wanted)])
+            drawn = {name: str(random.choice(names)) for name, names in choices.items()}
+            wanted.append({**context, target: value, **drawn})
+    return wanted
+
+
+def write(
+    run: Run, wanted: Sequence[Mapping[str, str]], manner: Manner, file: Path, *, progress: bool = False
+) -> list[Row]:
+    """A text for each context `wanted`, kept in `file` as they are done; what is there already is not written again."""
+    done = resumed(file, origin(run, manner), wanted, 1) if file.exists() else 0
+    rows = generate(run, wanted, manner=manner, unknown="group", first=done)
+    with tqdm(
+        total=len(wanted), initial=done, desc=f"{run.folder.name} writes", unit="text", disable=not progress
+    ) as bar:
+        for row in rows:
+            store.append_row(file, row)
+            bar.update()
+    return store.read_rows(file)
+
+
+def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> Row:
+    """All figures of one model: of its `texts`, and of the real texts of the table `held`."""
+    target = judge.target
+    judged = judge.judge([{"text": row["text"], target: row["context"][target]} for row in texts])
+    whole = evaluation.evaluate(run, run.prepare(held, unknown="group"))
+    accuracy = classify(run, held, target, unknown="group").metrics()["accuracy"] if run.model.adapted else None
+    return {
+        "name": run.folder.name,
+        "model": run.config.model_name,
+        "rank": run.config.model.rank if "factor" in run.config.model.adapt else None,
+        "perplexity": whole["perplexity"],
+        "accuracy": accuracy,
+        "specificity": judged.pop("accuracy"),
+        "specificity_error": judged.pop("accuracy_error"),
+        **judged,
+    }
+
+
+def compare(
+    folders: Sequence[Path],
+    judge: Judge,
+    held: Any,
+    out: Path,
+    *,
+    number: int = 200,
+    manner: Manner = PLAIN,
+    context: Mapping[str, str] | None = None,
+    draw: Sequence[str] = (),
+    progress: bool = False,
+) -> Iterator[Row]:
+    """The figures of each run, one after another; its texts are in `out`, which a second call goes on with."""
+    out.mkdir(parents=True, exist_ok=True)
+    for folder in folders:
+        run = Run.open(folder)
+        wanted = contexts(run, judge.target, number, context or {}, draw, manner.seed)
+        yield measure(run, judge, write(run, wanted, manner, out / _file(folder), progress=progress), held)
+
+
+def examples(out: Path, folders: Sequence[Path], target: str, count: int = 2) -> list[Row]:
+    """The first texts of each value, of each model."""
+    rows = []
+    for folder in folders:
+        seen: Counter[str] = Counter()
+        for row in store.read_rows(out / _file(folder)):
+            value = row["context"][target]
+            seen[value] += 1
+            if seen[value] <= count:
+                rows.append({"name": folder.name, "value": value, "text": row["text"]})
+    return rows
+
+
+def _file(folder: Path) -> str:
+    """Where the texts of a run are: two names, since runs of several searches may share one."""
+    return "-".join(folder.resolve().parts[-2:]) + ".jsonl"

@@ -1,0 +1,1 @@
+"""Texts from a model: drawn, searched for, or to fill a gap."""

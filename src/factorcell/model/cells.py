@@ -1,0 +1,287 @@
+"""The recurrent step, its W' and b' adapted by a context (`adapters`).
+
+    coupled     [i, f, o] = W'[x, h] + b'       f <- sigmoid(f + 1)       m <- f m + (1 - f) tanh(i)
+                h <- tanh(m) sigmoid(o)
+    lstm        [i, f, g, o] = W'[x, h] + b'    f <- sigmoid(f + 1)       m <- f m + sigmoid(i) tanh(g)
+                h <- tanh(m) sigmoid(o)
+    gru         [r, z] = sigmoid(W'[x, h] + b')   n = tanh(W' x + b' + r W' h)    h <- z h + (1 - z) n
+    tanh, relu  h <- tanh or relu(W'[x, h] + b')
+
+The coupled one is that of the papers (TACL 2018, appendix A, equations 8 and 9). With layer normalisation (Ba et al.
+2016) whatever a sigmoid, tanh or relu is taken of is normalised over the hidden units first (f before its + 1).
+
+Shapes: B texts, T steps, E inputs, H hidden, D = E + H, G gate columns, K context, R rank.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from factorcell.model.adapters import ADAPTERS, Weights, shifted
+from factorcell.model.dropout import mask
+from factorcell.model.kernels import gpu_recurrence, kernels
+from factorcell.model.kernels.recurrence import Inputs, Packed, run, usable
+
+
+@dataclass(frozen=True)
+class State:
+    """What a step hands to the next: `hidden` (B, H) and `memory` (B, H), or (B, 0) where the cell has none."""
+
+    hidden: Tensor
+    memory: Tensor
+
+    def select(self, rows: Tensor) -> "State":
+        """The states of `rows` (B',), repeated where a row is named twice."""
+        return State(self.hidden[rows], self.memory[rows])
+
+
+Norm = Callable[[int, Tensor], Tensor]  # normalises (B, H) of the gate of that number, or of m, which is the last
+Drop = Callable[[Tensor], Tensor]  # drops some of a candidate (B, H)
+
+
+class Kind(Protocol):
+    """A recurrent step: how many gates it has, whether a memory, whether x and h have to stay `apart` in its sums."""
+
+    gates: int
+    memory: bool
+    apart: bool
+
+    def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
+        """From the shares of x and b `given` (B, G) and of h `product` (B, G) to the next state."""
+        ...
+
+
+class Coupled:
+    """The LSTM with one gate for forgetting and writing, as the papers have it."""
+
+    gates, memory, apart = 3, True, False
+
+    def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
+        """See `Kind`."""
+        i, f, o = (norm(j, gate) for j, gate in enumerate((given + product).chunk(3, dim=-1)))
+        f = torch.sigmoid(f + 1)
+        memory = f * state.memory + (1 - f) * drop(torch.tanh(i))
+        return State(torch.tanh(norm(3, memory)) * torch.sigmoid(o), memory)
+
+
+class LSTM:
+    """The LSTM with a gate for each (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
+
+    gates, memory, apart = 4, True, False
+
+    def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
+        """See `Kind`."""
+        i, f, g, o = (norm(j, gate) for j, gate in enumerate((given + product).chunk(4, dim=-1)))
+        memory = torch.sigmoid(f + 1) * state.memory + torch.sigmoid(i) * drop(torch.tanh(g))
+        return State(torch.tanh(norm(4, memory)) * torch.sigmoid(o), memory)
+
+
+class GRU:
+    """The gated recurrent unit, its reset gate after the product with h (Cho et al. 2014)."""
+
+    gates, memory, apart = 3, False, True
+
+    def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
+        """See `Kind`."""
+        size = state.hidden.shape[1]
+        both = given[:, : 2 * size] + product[:, : 2 * size]
+        r, z = (torch.sigmoid(norm(j, gate)) for j, gate in enumerate(both.chunk(2, dim=-1)))
+        n = torch.tanh(norm(2, given[:, 2 * size :] + r * product[:, 2 * size :]))
+        return State(z * state.hidden + (1 - z) * drop(n), state.memory)
+
+
+class Simple:
+    """The plain recurrent layer: h is its own candidate (Elman 1990)."""
+
+    gates, memory, apart = 1, False, False
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        self.activation = activation
+
+    def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
+        """See `Kind`."""
+        return State(drop(self.activation(norm(0, given + product))), state.memory)
+
+
+CELLS: dict[str, Kind] = {
+    "coupled": Coupled(),
+    "lstm": LSTM(),
+    "gru": GRU(),
+    "tanh": Simple(torch.tanh),
+    "relu": Simple(torch.relu),
+}
+
+
+class Cell(nn.Module):
+    """One recurrent layer with adapters in its slots.
+
+    `dropout` drops the candidate, at every step anew (Semeniuta et al. 2016); if `variational`, the h that is fed back
+    instead, with one mask a text (Gal and Ghahramani 2016).
+    """
+
+    def __init__(
+        self,
+        embedding_size: int,
+        hidden_size: int,
+        context_size: int,
+        rank: int,
+        adapt: Sequence[str],
+        dropout: float,
+        layer_norm: bool = False,
+        kind: str = "coupled",
+        variational: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kind, self.dropout, self.variational = CELLS[kind], dropout, variational
+        inputs, gates = embedding_size + hidden_size, self.kind.gates * hidden_size
+        self.embedding_size, self.hidden_size = embedding_size, hidden_size
+        self.matrix = nn.Parameter((torch.rand(inputs, gates) * 2 - 1) * (6 / (inputs + hidden_size)) ** 0.5)
+        self.bias = nn.Parameter(torch.zeros(gates))
+        normed = gates + hidden_size if self.kind.memory else gates  # of the gates, and of m
+        self.gain = nn.Parameter(torch.ones(normed)) if layer_norm else None
+        self.shift = nn.Parameter(torch.zeros(normed)) if layer_norm else None
+        self.adapters = nn.ModuleDict({name: ADAPTERS[name](context_size, inputs, gates, rank) for name in adapt})
+
+    def adapt(self, vector: Tensor) -> Weights:
+        """The weights of B contexts `vector` (B, K): W and b with the shifts of all adapters, W' still factored."""
+        return shifted(self.matrix, self.bias, [adapter(vector) for adapter in self.adapters.values()])
+
+    def fold(self, weights: Weights) -> Weights:
+        """The same weights with all that changes W multiplied into one matrix (B, D, G) per context."""
+        return weights.fold(self.embedding_size)
+
+    def packed(self) -> Packed | None:
+        """The hidden part of W as the compiled recurrence reads it, if it runs this layer."""
+        if not (isinstance(self.kind, Coupled) and kernels.usable(self.matrix)):
+            return None
+        return Packed.of(self.matrix[self.embedding_size :])
+
+    def start(self, batch: int) -> State:
+        """The state before the first step: zeros."""
+        zeros = self.matrix.new_zeros(batch, self.hidden_size)
+        return State(zeros, zeros if self.kind.memory else zeros[:, :0])
+
+    def forward(
+        self, inputs: Tensor, weights: Weights, state: State | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """`inputs` (B, T, E) -> hidden states (B, T, H) and the last state; in training mode with dropout.
+
+        A text ends after `lengths` (B,) steps: its hidden states are zero from there on, and its state stands still.
+        """
+        state = state or self.start(len(inputs))
+        keep, feed = self._masks(inputs)
+        given, reduced, recurrent = self._given(inputs, weights)  # all that does not wait for h, at once
+        factors = recurrent.matrix, recurrent.left, recurrent.right
+        bias = weights.bias.expand(len(inputs), -1)
+        scale = None if recurrent.scale is None else recurrent.scale[:, 0]
+        after = state.hidden, state.memory, lengths
+        arrays = Inputs(given, bias, reduced, *factors, keep, self._norm(), scale, feed, *after, recurrent.packed)
+        if isinstance(self.kind, Coupled):
+            if usable(arrays):
+                outputs, hidden, memory = run(arrays)
+                return outputs, State(hidden, memory)
+            plain = arrays.norm is scale is feed is None
+            if plain and gpu_recurrence.usable(given, recurrent.matrix.to(given.dtype)):
+                return self._launch(arrays)
+        return self._loop(arrays, recurrent, state)
+
+    @staticmethod
+    def _launch(arrays: Inputs) -> tuple[Tensor, State]:
+        """As `recurrence.run`, on a GPU."""
+        kind = torch.bfloat16 if kernels.halved(arrays.given.device) else torch.float32
+        given, bias, *taken, norm, scale, feed, hidden, memory, lengths = (
+            a if a is None or a.dtype == torch.long else a.to(kind) for a in arrays.arrays()
+        )
+        assert given is not None
+        assert bias is not None
+        assert norm is scale is feed is None
+        assert hidden is not None
+        outputs, last = gpu_recurrence.run(given + bias[:, None], *taken, hidden, memory, lengths)  # type: ignore[call-arg, arg-type]
+        if lengths is None:
+            return outputs, State(outputs[:, -1], last)
+        rows = torch.arange(len(outputs), device=outputs.device)
+        ended = outputs[rows, (lengths - 1).clamp(min=0)]
+        return outputs, State(torch.where((lengths > 0)[:, None], ended, hidden), last)
+
+    def step(self, inputs: Tensor, weights: Weights, state: State) -> State:
+        """One step: `inputs` (B, E) and a state -> the next state. Never dropped."""
+        given, reduced, recurrent = self._given(inputs[:, None], weights)
+        now = None if reduced is None else reduced[:, 0]
+        return self._advance(given[:, 0] + weights.bias, now, recurrent, state, None, None)
+
+    def _given(self, inputs: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None, Weights]:
+        """What the inputs (B, T, E) decide: their share of the gates (B, T, G), and of x L + h L (B, T, R); W' of h.
+
+        R of the latter is already scaled: what is left to scale is the product of W.
+        """
+        ours, recurrent = weights.parts(self.embedding_size)
+        given, right = inputs @ ours.matrix, recurrent.right
+        reduced = None if ours.left is None else inputs @ ours.left
+        split = ours.scale is not None and weights.scale is not None and weights.scale.shape[1] == 2
+        if reduced is not None and right is not None and (split or self.kind.apart):
+            given, reduced = given + reduced @ right, None
+        if ours.scale is None or recurrent.scale is None:
+            return given, reduced, recurrent
+        scaled = None if right is None else right * recurrent.scale
+        return given * ours.scale, reduced, replace(recurrent, right=scaled)
+
+    def _loop(self, arrays: Inputs, recurrent: Weights, state: State) -> tuple[Tensor, State]:
+        """What `recurrence.run` does, a step at a time."""
+        hidden = []
+        for step, now in enumerate((arrays.given + arrays.bias[:, None]).unbind(1)):
+            reduced = None if arrays.given_reduced is None else arrays.given_reduced[:, step]
+            keep = None if arrays.keep is None else arrays.keep[step]
+            after = self._advance(now, reduced, recurrent, state, keep, arrays.feed)
+            if arrays.lengths is None:
+                state = after
+                hidden.append(state.hidden)
+            else:
+                goes_on = (step < arrays.lengths)[:, None]
+                hidden.append(torch.where(goes_on, after.hidden, 0.0))
+                memory = torch.where(goes_on, after.memory, state.memory)
+                state = State(torch.where(goes_on, after.hidden, state.hidden), memory)
+        return torch.stack(hidden, dim=1) if hidden else state.hidden[:, None][:, :0], state
+
+    def _advance(
+        self,
+        given: Tensor,
+        reduced: Tensor | None,
+        recurrent: Weights,
+        state: State,
+        keep: Tensor | None,
+        feed: Tensor | None,
+    ) -> State:
+        hidden = (state.hidden if feed is None else state.hidden * feed)[:, None]
+        product = hidden @ recurrent.matrix
+        product = product if recurrent.scale is None else product * recurrent.scale
+        if recurrent.left is not None and recurrent.right is not None:
+            both = hidden @ recurrent.left if reduced is None else reduced[:, None] + hidden @ recurrent.left
+            product = product + both @ recurrent.right
+        drop = (lambda candidate: candidate) if keep is None else keep.mul
+        return self.kind(given, product[:, 0], state, self._normalised, drop)
+
+    def _norm(self) -> Tensor | None:
+        """Gains of the gates and of m, then their shifts (N, H)."""
+        if self.gain is None or self.shift is None:
+            return None
+        return torch.cat([self.gain, self.shift]).view(-1, self.hidden_size)
+
+    def _normalised(self, which: int, values: Tensor) -> Tensor:
+        """`values` (B, H) of a gate or of m with the layer normalisation of that one, if there is any."""
+        if self.gain is None or self.shift is None:
+            return values
+        own = slice(which * self.hidden_size, (which + 1) * self.hidden_size)
+        return F.layer_norm(values, (self.hidden_size,), self.gain[own], self.shift[own])
+
+    def _masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Dropout masks, scaled to keep the mean: of the candidate (T, B, H), or of the h fed back (B, H); or none."""
+        if not self.training or self.dropout == 0:
+            return None, None
+        batch, steps, _ = inputs.shape
+        if self.variational:
+            return None, mask((batch, self.hidden_size), self.dropout, inputs)
+        return mask((steps, batch, self.hidden_size), self.dropout, inputs), None

@@ -1,0 +1,173 @@
+"""Metadata to a context vector.
+
+    c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
+
+F_i f_i is the embedding of one variable: a row of a category's table, the words of a text summed, a vector mapped. All
+numbers, standardised, pass one small network together; a periodic one enters it as the first waves of its circle.
+
+Shapes: B texts, C categorical variables, N numeric ones (some periodic), I inputs of the network over them, W words in
+the bags of B texts, D numbers of a vector, K context, k the embedding of one variable.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from factorcell.config import ModelConfig, choose
+from factorcell.data.context import Bags, Context
+from factorcell.data.schema import MISSING, ContextSchema, Variable, waves
+
+# Embeddings start near each other: what a rare value, of which training says little, starts with is noise for good.
+SPREAD = 0.1
+
+
+class NumberInputs(nn.Module):
+    """Raw numbers (B, N) to inputs (B, I) of a network: numbers and waves, standardised over the training texts."""
+
+    column: Tensor
+    turn: Tensor
+    phase: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, numbers: tuple[Variable, ...]) -> None:
+        super().__init__()
+        inputs: list[tuple[int, float, float, float, float]] = []
+        for column, v in enumerate(numbers):
+            if v.period:
+                turns = waves(v.period, len(v.means) // 2)
+                inputs += zip([column] * len(v.means), *turns, v.means, v.deviations, strict=True)
+            else:
+                inputs.append((column, 0.0, 0.0, v.mean, v.deviation))
+        for index, name in enumerate(("column", "turn", "phase", "mean", "deviation")):
+            self.register_buffer(name, torch.tensor([values[index] for values in inputs]), persistent=False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """(B, N) -> (B, I); a missing number has zeros, the means of its inputs."""
+        values = numbers[:, self.column]
+        values = torch.where(self.turn > 0, torch.sin(values * self.turn + self.phase), values)
+        return ((values - self.mean) / self.deviation).nan_to_num(0.0)
+
+    def widths(self) -> Tensor:
+        """Factors (I,) by which the waves of one number together weigh as much as a plain one at first."""
+        return torch.bincount(self.column)[self.column] ** -0.5
+
+
+class WordBag(nn.Module):
+    """The embedding of a text's words: their sum over the square root of their number.
+
+    So it starts as wide as a category's embedding however many words there are, and the evidence of many adds up.
+    """
+
+    shares: Tensor
+
+    def __init__(self, variable: Variable, size: int, spread: float) -> None:
+        """`spread` is the deviation of a word's embedding at the start."""
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(len(variable.values), size) * spread)
+        self.register_buffer("shares", torch.tensor(variable.shares), persistent=False)
+
+    def forward(self, bags: Bags) -> Tensor:
+        """(B, k); a text without a known word has the mean embedding of all training texts."""
+        sizes = bags.sizes[:, None]
+        total = F.embedding_bag(bags.words, self.table, bags.offsets, mode="sum", include_last_offset=True)
+        known = total / sizes.clamp(min=1).to(total.dtype).sqrt()
+        if bool((sizes > 0).all()):
+            return known
+        return torch.where(sizes > 0, known, self.shares @ self.table)
+
+
+class VectorMap(nn.Module):
+    """A vector of numbers, each standardised, mapped to an embedding."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, variable: Variable, size: int, spread: float) -> None:
+        """`spread` is the deviation of what it makes of standardised numbers at the start."""
+        super().__init__()
+        width = len(variable.means)
+        self.weight = nn.Parameter(torch.randn(size, width) * spread * width**-0.5)
+        self.register_buffer("mean", torch.tensor(variable.means), persistent=False)
+        self.register_buffer("deviation", torch.tensor(variable.deviations), persistent=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(B, D) -> (B, k); a missing vector has zeros, the embedding of the mean vector."""
+        return F.linear(((vectors - self.mean) / self.deviation).nan_to_num(0.0), self.weight)
+
+
+class ContextEncoder(nn.Module):
+    """Contexts to context vectors: an embedding a variable, one network over the numbers, joined by tanh."""
+
+    def __init__(self, config: ModelConfig, schema: ContextSchema) -> None:
+        super().__init__()
+        self.schema = schema
+        self.tables = nn.ParameterList()
+        for variable in schema.categories:
+            table = torch.randn(len(variable.values), config.variable_size) * SPREAD
+            table[0] = 0.0  # where no value was rare, the unknown value stays neutral
+            self.tables.append(table)
+        numbers, width = schema.numbers, config.number_size
+        self.inputs = NumberInputs(numbers) if numbers else None
+        self.network = (
+            nn.Sequential(nn.Linear(len(self.inputs.column), width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+            if self.inputs is not None
+            else None
+        )
+        embedded = len(schema.categories) + len(schema.texts) + len(schema.vectors)
+        self.sizes = [config.variable_size] * embedded + ([width] if numbers else [])  # of `parts`
+        self.joint = nn.Linear(sum(self.sizes), config.context_size)
+        if self.inputs is not None and self.network is not None:
+            # Wide first weights: neighbouring coordinates start apart, as with random features.
+            first = self.network[0]
+            assert isinstance(first, nn.Linear)
+            nn.init.normal_(first.weight, std=2.0)
+            nn.init.normal_(first.bias, std=1.0)
+            with torch.no_grad():
+                first.weight.mul_(self.inputs.widths())
+        self.texts = nn.ModuleList(WordBag(variable, config.variable_size, SPREAD) for variable in schema.texts)
+        self.vectors = nn.ModuleList(VectorMap(variable, config.variable_size, SPREAD) for variable in schema.vectors)
+
+    def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
+        """`context` of B texts -> (B, K). `override` gives embeddings (B, k) by name, of any variables but numbers."""
+        return self.join(self.parts(context, override))
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The context vector (B, K) of the embeddings `parts` of its variables."""
+        joined: Tensor = self.joint(torch.cat(list(parts), dim=1))
+        return torch.tanh(joined)
+
+    def parts(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+        """What is joined: the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers."""
+        override, schema = override or {}, self.schema
+        embedded = (*schema.categories, *schema.texts, *schema.vectors)
+        for name in override:
+            choose("context variable", name, [variable.name for variable in embedded])
+        makers: list[Callable[[], Tensor]] = [
+            *(partial(self.embed, column, rows) for column, rows in enumerate(context.categories.unbind(1))),
+            *(partial(bag, words) for bag, words in zip(self.texts, context.bags, strict=True)),
+            *(partial(chart, vector) for chart, vector in zip(self.vectors, context.vectors, strict=True)),
+        ]
+        parts = [
+            override[variable.name] if variable.name in override else make()
+            for variable, make in zip(embedded, makers, strict=True)
+        ]
+        if self.inputs is not None and self.network is not None:
+            parts.append(self.network(self.inputs(context.numbers)))
+        return parts
+
+    def embed(self, column: int, rows: Tensor) -> Tensor:
+        """Rows (B,) of one variable's table (B, k); a missing value has the frequency-weighted mean of all."""
+        return embedded(self.tables[column], self.schema.categories[column], rows)
+
+
+def embedded(table: Tensor, variable: Variable, rows: Tensor) -> Tensor:
+    """`rows` (B,) of the `table` of a category (B, k); a missing value has the frequency-weighted mean of all."""
+    known = table[rows.clamp(min=0)]
+    if not bool((rows == MISSING).any()):
+        return known
+    expected = table.new_tensor(variable.frequencies()) @ table
+    return torch.where(rows[:, None] == MISSING, expected, known)

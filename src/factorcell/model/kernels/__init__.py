@@ -1,0 +1,1 @@
+"""Compiled code for the processor and the GPU, and what calls it."""

@@ -1,0 +1,284 @@
+"""The recurrence of `Cell.forward` in one compiled call, forward and backward: the same values, several times as fast.
+
+    z = given_reduced[t] + g L        [i, f, o] = given[t] + b + s (W g) + z R        g = h feed
+    f = sigmoid(f + 1)       m = f m + (1 - f) tanh(i) keep[t]       h = tanh(m) sigmoid(o)
+
+With layer normalisation i, f, o and, inside its tanh, m become gain (x - mean) / deviation + shift. Where the compiled
+code is missing `Cell` runs its plain loop.
+
+Shapes: B texts, T steps, H hidden, R rank.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from factorcell.model.kernels import kernels
+
+SIZES = ("sequences", "steps", "hidden", "rank", "threads", "half", "next")
+ARRAYS = (
+    "given", "bias", "given_reduced", "weight", "packed", "left", "right", "keep", "norm", "scale", "feed",
+    "first_hidden", "first_memory", "lengths",
+    "outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse",
+    "outputs_gradient", "last_hidden_gradient", "last_memory_gradient",
+    "given_gradient", "bias_gradient", "reduced_gradient",
+    "first_hidden_gradient", "first_memory_gradient", "norm_gradient",
+)  # fmt: skip
+
+
+class _Arguments(ctypes.Structure):
+    """`struct Recurrence` of native/kernels.h."""
+
+    _fields_ = kernels.structure(SIZES, ARRAYS)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """W (H, 3H) as the compiled code reads it, `there` and `back`: worth it where it reads few texts at a time.
+
+    For the instruction set of that `number`, and products of bfloat16 if `half`.
+    """
+
+    there: Tensor
+    back: Tensor
+    number: int
+    half: bool
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "Packed":
+        """W as it is now, for the kernels and the precision that are chosen now."""
+        compiled, number = kernels.chosen()
+        dense = weight.detach().float().contiguous()
+        arguments = _Arguments(
+            1, 1, len(dense), 0, 1, int(kernels.half()), 0, *kernels.addresses(ARRAYS, {"weight": dense})
+        )
+
+        def made(back: int) -> Tensor:
+            to = torch.empty(compiled.factorcell_recurrence_pack(ctypes.byref(arguments), back, None, number))
+            compiled.factorcell_recurrence_pack(ctypes.byref(arguments), back, ctypes.c_void_p(to.data_ptr()), number)
+            return to
+
+        return cls(made(0), made(1), number, kernels.half())
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the recurrence runs on.
+
+    `given` (B, T, 3H): the inputs' share of the gates; `bias` (B, 3H); `given_reduced` (B, T, R): their share of z;
+    `weight` (H, 3H), `left` (B, H, R), `right` (B, R, 3H); `keep` (T, B, H): a factor on the candidate; `norm` (8, H):
+    gains of i, f, o, m, then their shifts; `scale` (B, 3H): a factor on the product of W; `feed` (B, H): one on h where
+    it is fed back; `hidden` and `memory` (B, H): the first state; `lengths` (B,): after them a text's state stands
+    still, and its outputs are zero. `packed` is W once more, if there is reason.
+    """
+
+    given: Tensor
+    bias: Tensor
+    given_reduced: Tensor | None
+    weight: Tensor
+    left: Tensor | None
+    right: Tensor | None
+    keep: Tensor | None
+    norm: Tensor | None
+    scale: Tensor | None
+    feed: Tensor | None
+    hidden: Tensor
+    memory: Tensor
+    lengths: Tensor | None
+    packed: Packed | None = None
+
+    def arrays(self) -> tuple[Tensor | None, ...]:
+        """All of them, in this order, but for `packed`."""
+        return tuple(getattr(self, field.name) for field in fields(self) if field.name != "packed")
+
+
+def usable(inputs: Inputs) -> bool:
+    """Whether `run` can do it: floats on the processor, one W for all texts, and something to do."""
+    return inputs.weight.dim() == 2 and inputs.given.numel() > 0 and kernels.usable(inputs.given, inputs.weight)
+
+
+def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states (B, T, H), the last one and the last memory (B, H); products are of bfloat16 within autocast."""
+    arrays = inputs.arrays()
+    learning = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
+    _, number = kernels.chosen()
+    half, packed = kernels.half(), inputs.packed
+    fits = packed is not None and (packed.number, packed.half) == (number, half)
+    both = (packed.there, packed.back) if packed is not None and fits else (None, None)
+    outputs, hidden, memory, *_ = _forward(*arrays, learning, half, number, *both)
+    return outputs, hidden, memory
+
+
+def _call(backward: bool, half: bool, number: int, rank: int, arrays: Mapping[str, Tensor | None]) -> None:
+    """Hand everything over."""
+    outputs, compiled = arrays["outputs"], kernels.library()
+    assert outputs is not None
+    assert compiled is not None
+    sizes = (*outputs.shape, rank, torch.get_num_threads(), int(half), 0)
+    arguments = _Arguments(*sizes, *kernels.addresses(ARRAYS, arrays))
+    compiled.factorcell_recurrence(ctypes.byref(arguments), int(backward), number)
+
+
+def _rank(left: Tensor | None) -> int:
+    return 0 if left is None else left.shape[2]
+
+
+def _made(given: Tensor, weight: Tensor, rank: int, norm: bool, learning: bool) -> tuple[Tensor, ...]:
+    """Room for h (B, T, H), the last h and m (B, H), and for m, the gates, z and 1 / deviation (B, T, .) to go back."""
+    batch, steps, size = *given.shape[:2], weight.shape[0]
+    outputs = weight.new_empty(batch, steps, size)
+    hidden, memory = weight.new_empty(batch, size), weight.new_empty(batch, size)
+    kept = steps if learning else 0
+    widths = (size, 3 * size, rank, 3 if norm else 0)
+    return outputs, hidden, memory, *(weight.new_empty(batch, kept, width) for width in widths)
+
+
+Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@torch.library.custom_op("factorcell::recurrence", mutates_args=())
+def _forward(
+    given: Tensor,
+    bias: Tensor,
+    given_reduced: Tensor | None,
+    weight: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    keep: Tensor | None,
+    norm: Tensor | None,
+    scale: Tensor | None,
+    feed: Tensor | None,
+    hidden: Tensor,
+    memory: Tensor,
+    lengths: Tensor | None,
+    learning: bool,
+    half: bool,
+    number: int,
+    packed: Tensor | None = None,
+    packed_back: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `_made`; only the first three learn."""
+    made = _made(given, weight, _rank(left), norm is not None, learning)
+    names = ("outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse")
+    taken = kernels.dense(bias=bias, given_reduced=given_reduced, weight=weight, left=left, right=right, keep=keep)
+    taken["packed"] = packed
+    start = kernels.dense(norm=norm, scale=scale, feed=feed, first_hidden=hidden, first_memory=memory, lengths=lengths)
+    start["given"] = given.to(torch.bfloat16 if half else torch.float32).contiguous()
+    wanted = {name: array if array.numel() else None for name, array in zip(names, made, strict=True)}
+    _call(False, half, number, _rank(left), {**taken, **start, **wanted})
+    outputs, last_hidden, last_memory, memories, gates, reduced, inverse = made
+    return outputs, last_hidden, last_memory, memories, gates, reduced, inverse
+
+
+@_forward.register_fake
+def _(given: Tensor, bias: Any, given_reduced: Any, weight: Tensor, left: Any, *rest: Any) -> tuple[Tensor, ...]:
+    norm, learning = rest[2], rest[8]
+    return _made(given, weight, _rank(left), norm is not None, learning)
+
+
+@torch.library.custom_op("factorcell::recurrence_backward", mutates_args=())
+def _backward(
+    outputs_gradient: Tensor | None,
+    last_hidden_gradient: Tensor | None,
+    last_memory_gradient: Tensor | None,
+    weight: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    keep: Tensor | None,
+    norm: Tensor | None,
+    scale: Tensor | None,
+    feed: Tensor | None,
+    hidden: Tensor,
+    memory: Tensor,
+    lengths: Tensor | None,
+    outputs: Tensor,
+    memories: Tensor,
+    gates: Tensor,
+    inverse: Tensor,
+    half: bool,
+    number: int,
+    packed: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), `norm` a text (B, 8, H)."""
+    made = _gradients(weight, left, norm, gates, half)
+    names = (
+        "given_gradient",
+        "bias_gradient",
+        "reduced_gradient",
+        "first_hidden_gradient",
+        "first_memory_gradient",
+        "norm_gradient",
+    )
+    taken = kernels.dense(weight=weight, left=left, right=right, keep=keep, norm=norm, lengths=lengths)
+    taken["packed"] = packed
+    start = kernels.dense(scale=scale, feed=feed, first_hidden=hidden, first_memory=memory)
+    saved = kernels.dense(outputs=outputs, memories=memories, gates=gates, inverse=inverse)
+    given = kernels.dense(
+        outputs_gradient=outputs_gradient,
+        last_hidden_gradient=last_hidden_gradient,
+        last_memory_gradient=last_memory_gradient,
+    )
+    wanted = dict(zip(names, made, strict=True))
+    _call(True, half, number, _rank(left), {**taken, **start, **saved, **given, **wanted})
+    return made
+
+
+def _gradients(
+    weight: Tensor, left: Tensor | None, norm: Tensor | None, gates: Tensor, half: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, steps, size = *gates.shape[:2], weight.shape[0]
+    of_norm = gates.new_empty(batch, 0 if norm is None else 8, size)
+    state = gates.new_empty(batch, size), gates.new_empty(batch, size)
+    of_given = torch.empty_like(gates, dtype=torch.bfloat16 if half else torch.float32)
+    of_bias, of_reduced = gates.new_empty(batch, 3 * size), gates.new_empty(batch, steps, _rank(left))
+    return of_given, of_bias, of_reduced, *state, of_norm
+
+
+@_backward.register_fake
+def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _gradients(given[3], given[4], given[7], given[15], given[17])
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Seven) -> None:
+    ctx.save_for_backward(*inputs[3:13], output[0], *output[3:], inputs[17])
+    ctx.mark_non_differentiable(*output[3:])
+    ctx.set_materialize_grads(False)
+    ctx.half, ctx.number, ctx.kind, ctx.reduced = *inputs[14:16], inputs[0].dtype, inputs[2] is not None
+
+
+def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The kernel goes back through time; what is a sum over all steps are plain products afterwards."""
+    *taken, outputs, memories, gates, reduced, inverse, packed = ctx.saved_tensors
+    weight, left, right, _, norm, scale, feed, hidden, *_ = taken
+    made = _backward(*gradients[:3], *taken, outputs, memories, gates, inverse, ctx.half, ctx.number, packed)
+    of_given, of_bias, of_reduced, of_hidden, of_memory, of_norm = made
+    before = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
+    before = before if feed is None else before * feed[:, None]
+    of_product, of_scale = of_given, None
+    if scale is not None:
+        products = kernels.product(before.flatten(0, 1), weight, ctx.half).view_as(of_given)
+        of_scale = (of_given * products).sum(1)
+        of_product = (of_given * scale[:, None]).to(of_given.dtype)
+    flat = before.flatten(0, 1).T, of_product.flatten(0, 1)
+    return (
+        of_given.to(ctx.kind),
+        of_bias,
+        of_reduced if ctx.reduced else None,
+        kernels.product(*flat, ctx.half) if ctx.needs_input_grad[3] else None,  # a person is learned without it
+        None if left is None else (before.transpose(1, 2) @ of_reduced).to(left.dtype),
+        None if right is None else (reduced.transpose(1, 2).to(of_given.dtype) @ of_given).to(right.dtype),
+        None,
+        None if norm is None else of_norm.sum(0),
+        of_scale,
+        None,
+        of_hidden,
+        of_memory,
+        *(None,) * 6,
+    )
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)

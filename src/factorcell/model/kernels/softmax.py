@@ -1,0 +1,190 @@
+"""The softmax over a large vocabulary: nats of targets, without keeping the (targets x vocabulary) logits.
+
+    nats = log sum_v exp(x . e_v + b_v) - (x . e_target + b_target)
+
+A bias of low rank that the context shifts is part of the product: x = [P h, c] and e_v = [E_v, Q_v].
+
+The bias may also be of each of C texts, (C, V): then the targets are theirs, N / C each, text after text.
+
+Shapes: N targets, V vocabulary, D width, S samples, C texts.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from factorcell.model.kernels import gpu_softmax, kernels
+
+SIZES = ("rows", "size", "width", "texts", "threads", "half", "next")
+ARRAYS = ("values", "table", "bias", "packed", "result")
+CHUNK = 16_000_000  # logits that exist at one time, 64 MB
+
+
+def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Exact nats (N,) of `targets` (N,) from `values` (N, D), `table` (V, D) and `bias` (V,) or (C, V)."""
+    learning = torch.is_grad_enabled() and (values.requires_grad or table.requires_grad or bias.requires_grad)
+    if not learning and len(values) and kernels.usable(values, table, bias):
+        own = F.embedding(targets, table)
+        chosen: Tensor = torch.linalg.vecdot(values.to(own.dtype), own) + _chosen(bias, targets)
+        return log_sums(values, table, bias) - chosen
+    if len(values) and bias.dim() == 1 and gpu_softmax.usable(values, table):
+        kind = torch.bfloat16 if kernels.halved(values.device) else values.dtype
+        return gpu_softmax.nats(values.to(kind), table.to(kind), bias, targets)
+    result: Tensor = _Exact.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
+    return result
+
+
+def sampled_nats(
+    values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor, log_inclusion: Tensor
+) -> Tensor:
+    """Nats (N,) of `targets` (N,) against distinct `samples` (S,) only, both ids of rows of `table`.
+
+    Sampled softmax (Jean et al. 2015): `log_inclusion` (V,), how likely each row was among the samples, is subtracted
+    from its logit, the target's own included.
+    """
+    shifted = bias - log_inclusion
+    result: Tensor = _Sampled.apply(values, table, shifted, targets, samples)  # type: ignore[no-untyped-call]
+    return result
+
+
+def nats_by_text(
+    values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor, repeated: Tensor
+) -> Tensor:
+    """As `sampled_nats`, each text against samples of its own: nats (C, T) of `targets` (C, T), `values` (C, T, D).
+
+    `samples` (C, S) and where they are `repeated`, which counts once; `bias`, (V,) or (C, V), is corrected already.
+    """
+    bias = bias.expand(len(values), -1)
+    positive = (values * F.embedding(targets, table)).sum(2) + bias.gather(1, targets)
+    logits = torch.bmm(values, F.embedding(samples, table).transpose(1, 2)).to(positive.dtype)
+    logits = logits + bias.gather(1, samples)[:, None]
+    never = repeated[:, None] | (samples[:, None] == targets[:, :, None])
+    logits = logits.masked_fill(never, -torch.inf)
+    return torch.logaddexp(logits.logsumexp(2), positive) - positive
+
+
+class _Arguments(ctypes.Structure):
+    """`struct Softmax` of native/kernels.h."""
+
+    _fields_ = kernels.structure(SIZES, ARRAYS)
+
+
+def log_sums(values: Tensor, table: Tensor, bias: Tensor) -> Tensor:
+    """log sum_v exp(x . e_v + b_v) (N,) in compiled code, without a gradient; of bfloat16 products within autocast."""
+    compiled, number = kernels.chosen()
+    taken = kernels.dense(values=values, table=table, bias=bias)
+    made = {"result": torch.empty(len(values)), "packed": torch.empty(0)}
+    texts = 1 if bias.dim() == 1 else len(bias)
+    sizes = (len(values), *table.shape, texts, torch.get_num_threads(), int(kernels.half()), 0)
+    arguments = _Arguments(*sizes, *kernels.addresses(ARRAYS, {**taken, **made}))
+    packed = torch.empty(compiled.factorcell_packed(ctypes.byref(arguments), number))
+    arguments.packed = packed.data_ptr()
+    compiled.factorcell_softmax(ctypes.byref(arguments), number)
+    return made["result"]
+
+
+class _Exact(torch.autograd.Function):
+    """A chunk of targets at a time; the logits are made again on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+        ctx.short, parts = kernels.halved(values.device), []
+        for rows, texts in _chunks(values, table, bias):
+            logits = _add(kernels.product(values[rows], table.T, ctx.short), bias[texts])
+            chosen = logits.gather(1, targets[rows, None])[:, 0]
+            top = logits.amax(1)
+            parts.append(logits.sub_(top[:, None]).exp_().sum(1).log_().add_(top).sub_(chosen))
+        result = torch.cat(parts) if parts else values.new_zeros(0)
+        ctx.save_for_backward(values, table, bias, targets, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        values, table, bias, targets, result = ctx.saved_tensors
+        of_values, of_table, of_bias = torch.empty_like(values), torch.zeros_like(table), torch.zeros_like(bias)
+        for rows, texts in _chunks(values, table, bias):
+            wanted, scale = targets[rows, None], gradient[rows, None]
+            logits = _add(kernels.product(values[rows], table.T, ctx.short), bias[texts])
+            total = logits.gather(1, wanted).add_(result[rows, None])  # the logarithm of the sum
+            share = logits.sub_(total).exp_().mul_(scale).scatter_add_(1, wanted, -scale)
+            of_values[rows] = kernels.product(share, table, ctx.short)
+            of_table += kernels.product(share.T, values[rows], ctx.short)
+            of_bias[texts] += _sum(share, bias[texts])
+        return of_values, of_table, of_bias, None
+
+
+def _chunks(values: Tensor, table: Tensor, bias: Tensor) -> list[tuple[slice, slice]]:
+    """Rows whose logits exist at one time, and what of the bias is theirs: of each text's, whole texts."""
+    count, most = len(values), max(1, CHUNK // len(table))
+    if bias.dim() == 1:
+        return [(slice(begin, begin + most), slice(None)) for begin in range(0, count, most)]
+    each = max(1, count // max(1, len(bias)))  # targets of a text
+    step = max(1, most // each)
+    starts = range(0, len(bias) if count else 0, step)
+    return [(slice(text * each, (text + step) * each), slice(text, text + step)) for text in starts]
+
+
+def _add(logits: Tensor, bias: Tensor) -> Tensor:
+    """`logits` (n, V) plus `bias`, (V,) or (c, V) of the texts that the rows belong to, in place."""
+    if bias.dim() == 1:
+        return logits.add_(bias)
+    logits.view(len(bias), -1, logits.shape[1]).add_(bias[:, None])
+    return logits
+
+
+def _sum(shares: Tensor, bias: Tensor) -> Tensor:
+    """`shares` (n, V) summed up to the shape of `bias`."""
+    return shares.sum(0) if bias.dim() == 1 else shares.view(len(bias), -1, shares.shape[1]).sum(1)
+
+
+def _chosen(bias: Tensor, targets: Tensor) -> Tensor:
+    """The bias (N,) of each of the `targets` (N,)."""
+    if bias.dim() == 1:
+        return bias[targets]
+    return bias.gather(1, targets.view(len(bias), -1)).flatten()
+
+
+class _Sampled(torch.autograd.Function):
+    """One matrix of (targets x samples), in place; a sample that is the target itself does not count twice."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor) -> Tensor:
+        own = F.embedding(targets, table)
+        positive = (values * own).sum(1).add_(_chosen(bias, targets))
+        chosen = table[samples]
+        ctx.size, ctx.short, ctx.shape = len(table), kernels.halved(values.device), bias.shape
+        shares = _add(kernels.product(values, chosen.T, ctx.short), bias[..., samples])
+        shares[_collisions(targets, samples, len(table))] = -torch.inf
+        top = torch.maximum(shares.amax(1), positive)
+        shares.sub_(top[:, None]).exp_()
+        share = (positive - top).exp_()
+        total = shares.sum(1).add_(share)
+        ctx.save_for_backward(values, own, chosen, targets, samples, shares, share.div_(total), total)
+        return total.log().add_(top).sub_(positive)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        values, own, chosen, targets, samples, shares, share, total = ctx.saved_tensors
+        shares = shares * (gradient / total)[:, None]
+        of_positive = gradient * (share - 1)
+        of_values = torch.addcmul(kernels.product(shares, chosen, ctx.short), of_positive[:, None], own)
+        # the scatter-add of an embedding, since index_add_ goes row by row
+        of_table = torch.ops.aten.embedding_dense_backward(of_positive[:, None] * values, targets, ctx.size, -1, False)
+        of_table[samples] += kernels.product(shares.T, values, ctx.short)
+        of_bias = gradient.new_zeros(ctx.shape)
+        texts = of_bias.view(-1, ctx.size)
+        texts.scatter_add_(1, targets.view(len(texts), -1), of_positive.view(len(texts), -1))
+        texts[:, samples] += shares.view(len(texts), -1, shares.shape[1]).sum(1)
+        return of_values, of_table, of_bias, None, None
+
+
+def _collisions(targets: Tensor, samples: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Where a target is among the samples: its row and its column."""
+    column = torch.full((size,), -1, device=targets.device)
+    column[samples] = torch.arange(len(samples), device=targets.device)
+    found = column[targets]
+    rows = (found >= 0).nonzero()[:, 0]
+    return rows, found[rows]

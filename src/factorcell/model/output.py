@@ -1,0 +1,232 @@
+"""Hidden states to logits: tied embeddings, a projection, and a softmax bias that the context shifts.
+
+    logits = E P h + b + Q c + a(c)        (TACL 2018, equations 5 and 6; P is printed as L there)
+
+Adapted biases of low rank are columns of one product, [P h, c] . [E, Q]; all others are summed up to a bias a (B, V) of
+their own for every text.
+
+Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, F features, S samples, U tokens that a step reads.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from factorcell.config import INSIDE, ModelConfig
+from factorcell.data.context import Context
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import START
+from factorcell.model.biases import TABLES, HashBias, OneHotBias, Pairs
+from factorcell.model.kernels import softmax
+
+BIASES_AT_ONCE = 1 << 21  # of texts and tokens
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Negative `tokens`, distinct ones (S,) for all texts or (B, S) for each, of which those `repeated` do not count.
+
+    `log_inclusion` (V,) is how likely each token was among them.
+    """
+
+    tokens: Tensor
+    log_inclusion: Tensor
+    repeated: Tensor | None = None
+
+    def select(self, texts: Tensor) -> "Samples":
+        """Those of `texts` (B',)."""
+        if self.repeated is None:
+            return self
+        return Samples(self.tokens[texts], self.log_inclusion, self.repeated[texts])
+
+
+class Proposal:
+    """The unigram proposal of sampled softmax, from training counts (V,)."""
+
+    def __init__(self, counts: Tensor, draws: int, device: torch.device | None = None) -> None:
+        probability = counts.double().clamp(min=0) / counts.sum()
+        inclusion = -torch.expm1(draws * torch.log1p(-probability))
+        self.probability, self.draws = probability, draws
+        self.log_inclusion = inclusion.clamp(min=1e-30).log().float().to(device)
+
+    @classmethod
+    def by_rank(cls, size: int, draws: int, device: torch.device | None = None) -> "Proposal":
+        """From the order of the vocabulary alone, as if the token of rank n were seen log((n + 2) / (n + 1)) times."""
+        ranks = torch.arange(size, dtype=torch.double)
+        counts = torch.log1p(1 / (ranks + 1))
+        counts[START] = 0
+        return cls(counts, draws, device)
+
+    def draw(self) -> Samples:
+        """`draws` tokens with replacement, repeats dropped, from the processor's global random state.
+
+        A token of unigram probability q is among them with probability 1 - (1 - q)^S.
+        """
+        tokens = torch.unique(torch.multinomial(self.probability, self.draws, replacement=True))
+        return Samples(tokens.to(self.log_inclusion.device), self.log_inclusion)
+
+    def draw_each(self, texts: int) -> Samples:
+        """As `draw`, for each of B texts by itself."""
+        drawn = torch.multinomial(self.probability, texts * self.draws, replacement=True).view(texts, self.draws)
+        tokens = drawn.sort(dim=1).values.to(self.log_inclusion.device)
+        repeated = F.pad(tokens[:, 1:] == tokens[:, :-1], (1, 0))
+        return Samples(tokens, self.log_inclusion, repeated)
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """What the adapted biases of B contexts follow from: `features` (B, F) and `categories` (B, C).
+
+    `bias` (B, V), if it is there, is the whole softmax bias already.
+    """
+
+    features: Tensor
+    categories: Tensor
+    bias: Tensor | None = None
+
+    def select(self, rows: Tensor) -> "Tilt":
+        """That of `rows` (B',), repeated where a row is named twice."""
+        return Tilt(self.features[rows], self.categories[rows], None if self.bias is None else self.bias[rows])
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a sampled step reads: the rows `used` (U,), ascending, of the token tables, and hashed `pairs` (B, U)."""
+
+    used: Tensor
+    pairs: Pairs | None
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The rows of the token tables, and of the hash table if there is one: as `Output.row_tables`."""
+        return [self.used] if self.pairs is None else [self.used, self.pairs.buckets]
+
+
+# Values of the rows that a step reads: (U, .) of each token table, (M, 1) of the hash table.
+Picked = list[list[Tensor]]
+
+
+class Output(nn.Module):
+    """The softmax layer over the token embeddings that the input layer uses too."""
+
+    never: Tensor
+
+    def __init__(
+        self, embedding: nn.Parameter, config: ModelConfig, schema: ContextSchema, sizes: Sequence[int] | None
+    ) -> None:
+        """`sizes` are those of the embeddings of the context variables; None: nothing is adapted."""
+        super().__init__()
+        size, embedding_size = embedding.shape
+        self.embedding = embedding
+        self.projection = nn.Parameter(torch.randn(config.hidden_size, embedding_size) * config.hidden_size**-0.5)
+        self.bias = nn.Parameter(torch.zeros(size))
+        names = () if sizes is None else config.output_bias
+        self.adapters = nn.ModuleDict(
+            {name: TABLES[name](size, config, schema, sizes or ()) for name in names if name in TABLES}
+        )
+        self.hashed = HashBias(size, config, schema) if "hash" in names and schema.categories else None
+        never = torch.zeros(size)
+        never[START] = -torch.inf  # a text starts once: the start token is never predicted
+        self.register_buffer("never", never, persistent=False)
+
+    def begin(self, logs: Tensor) -> None:
+        """Start from the log probabilities (V,) of the tokens."""
+        self.bias.copy_(logs)
+
+    def tilt(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tilt:
+        """What the adapted biases of B contexts need of them: vectors (B, K), `parts` of each variable, the values."""
+        features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
+        return Tilt(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
+
+    def fold(self, tilt: Tilt) -> Tilt:
+        """The same with all biases summed up (B, V): worth it where many tokens share a context."""
+        bias = (self.bias + self.never).expand(len(tilt.features), -1)
+        for name, part, weight in self._parts(tilt.features, self.tables()):
+            if name in INSIDE:
+                bias = torch.addmm(bias, part, weight.T)
+        apart = self._apart(tilt, self.tables(), self._pairs(tilt))
+        return Tilt(tilt.features, tilt.categories, bias if apart is None else bias + apart)
+
+    def tables(self) -> list[Tensor]:
+        """The tables with a row for every token, (V, E) and (V, F) in the order of the features."""
+        return [self.embedding, *(cast(nn.Parameter, adapter.weight) for adapter in self.adapters.values())]
+
+    def row_tables(self) -> list[list[nn.Parameter]]:
+        """Tables of which a sampled step sees few rows, in groups that share them: by token, by bucket of the hash."""
+        by_token = cast(list[nn.Parameter], self.tables())
+        return [by_token] if self.hashed is None else [by_token, [self.hashed.weight]]
+
+    def reads(self, tokens: Tensor, samples: Samples, categories: Tensor) -> Reads:
+        """What a step on texts `tokens` (B, T + 1) with `categories` (B, C) reads: theirs and the samples."""
+        used = torch.unique(torch.cat([tokens.flatten(), samples.tokens.flatten()]))
+        return Reads(used, None if self.hashed is None else self.hashed.pairs(categories, used))
+
+    def log_probabilities(self, hidden: Tensor, tilt: Tilt) -> Tensor:
+        """`hidden` (B, H) and `tilt` of B contexts -> log probabilities (B, V) of the next token."""
+        bias = self.fold(tilt).bias if tilt.bias is None else tilt.bias
+        return F.log_softmax(torch.addmm(cast(Tensor, bias), hidden @ self.projection, self.embedding.T), dim=-1)
+
+    def nats(self, hidden: Tensor, targets: Tensor, tilt: Tilt) -> Tensor:
+        """`hidden` (B, T, H), `targets` (B, T), `tilt` of B contexts -> exact nats (B, T)."""
+        tables = self.tables()
+        values, table = self._product(hidden, tilt.features, tables)
+        bias = self.bias + self.never
+        if not self._any_apart():
+            return softmax.nats(values.flatten(0, 1), table, bias, targets.flatten()).view(targets.shape)
+        parts = []
+        for texts in torch.split(torch.arange(len(hidden), device=hidden.device), self._texts()):
+            here = tilt.select(texts)
+            own = cast(Tensor, self._apart(here, tables, self._pairs(here))).add_(bias)
+            parts.append(softmax.nats(values[texts].flatten(0, 1), table, own, targets[texts].flatten()))
+        return torch.cat(parts).view(targets.shape)
+
+    def sampled_nats(
+        self, hidden: Tensor, targets: Tensor, tilt: Tilt, samples: Samples, reads: Reads, picked: Picked
+    ) -> Tensor:
+        """Nats (B, T) against `samples` only. `picked`: the rows that `reads` names; `targets` are places in `used`."""
+        values, table = self._product(hidden, tilt.features, picked[0])
+        bias = self.bias.index_select(0, reads.used)
+        apart = self._apart(tilt, picked[0], reads.pairs, picked[-1][0])
+        chosen, inclusion = torch.searchsorted(reads.used, samples.tokens), samples.log_inclusion[reads.used]
+        bias = bias if apart is None else bias + apart
+        if samples.repeated is not None:
+            return softmax.nats_by_text(values, table, bias - inclusion, targets, chosen, samples.repeated)
+        nats = softmax.sampled_nats(values.flatten(0, 1), table, bias, targets.flatten(), chosen, inclusion)
+        return nats.view(targets.shape)
+
+    def _any_apart(self) -> bool:
+        return self.hashed is not None or any(name not in INSIDE for name in self.adapters)
+
+    def _texts(self) -> int:
+        """Texts whose biases are made at once."""
+        return max(1, BIASES_AT_ONCE // len(self.embedding))
+
+    def _parts(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Name, features (B, F) and coefficients (U, F) of each adapted bias, from its rows (U, F) of the `tables`."""
+        parts = torch.split(features, [table.shape[1] for table in tables[1:]], 1)
+        for (name, adapter), part, rows in zip(self.adapters.items(), parts, tables[1:], strict=True):
+            yield name, part, adapter.effective(rows) if isinstance(adapter, OneHotBias) else rows
+
+    def _product(self, hidden: Tensor, features: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """[P h, f] (B, T, E + F) and [E, Q] (U, E + F), of the biases inside the product."""
+        inside = [(part, rows) for name, part, rows in self._parts(features, tables) if name in INSIDE]
+        if not inside:
+            return hidden @ self.projection, tables[0]
+        wide = [part[:, None].expand(-1, hidden.shape[1], -1) for part, _ in inside]
+        return torch.cat([hidden @ self.projection, *wide], dim=2), torch.cat([tables[0], *(q for _, q in inside)], 1)
+
+    def _apart(
+        self, tilt: Tilt, tables: Sequence[Tensor], pairs: Pairs | None, hashed: Tensor | None = None
+    ) -> Tensor | None:
+        """The sum (B, U) of the biases outside the product, None where there is none; `hashed`: values of `pairs`."""
+        terms = [part @ rows.T for name, part, rows in self._parts(tilt.features, tables) if name not in INSIDE]
+        if pairs is not None and self.hashed is not None:
+            terms.append(pairs.biases(F.embedding(pairs.buckets, self.hashed.weight) if hashed is None else hashed))
+        return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0] if terms else None
+
+    def _pairs(self, tilt: Tilt) -> Pairs | None:
+        return None if self.hashed is None else self.hashed.pairs(tilt.categories)

@@ -1,0 +1,205 @@
+"""One folder, one experiment: config, schema, vocabulary, weights, log and card. It opens without its training data.
+
+config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.safetensors   log.jsonl   README.md
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factorcell import store
+from factorcell.config import PRECISIONS, Config, UserError, choose
+from factorcell.data.data import Batch, Corpus, prepare, target_offsets
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import Vocabulary
+from factorcell.model.devices import find_device
+from factorcell.model.kernels import kernels
+from factorcell.model.model import LanguageModel
+
+TOKENS = 20_000  # targets scored at once
+
+
+class Run:
+    """A model with all that it needs to read new texts. `Run.open(folder).score([{"text": ..., "stars": 5}])`."""
+
+    def __init__(self, folder: Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> None:
+        self.folder, self.config, self.vocabulary, self.schema = folder, config, vocabulary, schema
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(config.training.seed)  # of the processor; no other is touched
+            self.model = LanguageModel(config.model, len(vocabulary), schema)
+        self.model.eval()
+        self.precision = "float32"
+
+    @classmethod
+    def create(cls, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> "Run":
+        """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
+        folder = Path(folder)
+        store.new_folder(folder, "choose another folder, or --resume to go on with it")
+        run = cls(folder, config, vocabulary, schema)
+        store.write_json(folder / "config.json", config.to_dict())
+        store.write_json(folder / "schema.json", schema.to_dict())
+        vocabulary.save(folder / "vocabulary.txt")
+        return run
+
+    @classmethod
+    def open(
+        cls, folder: str | Path, *, trained: bool = True, device: str = "cpu", precision: str = "float32"
+    ) -> "Run":
+        """The run in `folder` with its best weights, or (not `trained`) without any, to go on training.
+
+        `device` is cpu, cuda or auto: a GPU if there is one. It scores with products of numbers of `precision`.
+        """
+        folder = Path(folder)
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{folder}: not a run folder (it has no config.json)")
+        config = Config.from_dict(store.read_json(folder / "config.json"), where=str(folder / "config.json"))
+        schema = ContextSchema.from_dict(store.read_json(folder / "schema.json"))
+        run = cls(folder, config, Vocabulary.load(folder / "vocabulary.txt"), schema).to(find_device(device))
+        run.precision = choose("precision", precision, PRECISIONS)
+        if trained:
+            run.load_weights()
+        return run
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.embedding.device
+
+    def to(self, device: torch.device) -> "Run":
+        """This run, its model moved to `device`."""
+        self.model.to(device)
+        return self
+
+    def load_weights(self) -> None:
+        """Take the best weights from the folder. From here on the model is read, not trained."""
+        path = self.folder / "weights.safetensors"
+        tensors, _ = store.load_tensors(path)
+        state = self.model.kept()
+        expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
+            raise UserError(f"{path}: does not belong to this config, schema and vocabulary")
+        with torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(tensors[name])
+        self.model.requires_grad_(False)
+
+    def save_weights(self, facts: dict[str, Any]) -> None:
+        """Put the model's weights into the folder, with `facts` about them."""
+        store.save_tensors(self.folder / "weights.safetensors", self.model.kept(), facts)
+
+    @property
+    def log_path(self) -> Path:
+        """The JSON lines that training wrote."""
+        return self.folder / "log.jsonl"
+
+    def log(self) -> list[dict[str, Any]]:
+        """The rows that training wrote."""
+        return store.read_rows(self.log_path)
+
+    def best(self) -> dict[str, Any] | None:
+        """The row of the log with the lowest development perplexity; none before the first evaluation."""
+        rows = [row for row in self.log() if row["split"] == "dev"]
+        return min(rows, key=lambda row: float(row["perplexity"]), default=None)
+
+    def minutes(self) -> float:
+        """How long it was trained, up to the last row of the log."""
+        return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60
+
+    def prepare(
+        self, source: Any, *, unknown: str = "error", optional: tuple[str, ...] = (), progress: bool = False
+    ) -> Corpus:
+        """Texts from rows, tables or a file, read as in training; `unknown` and `optional` as `data.prepare`."""
+        return prepare(
+            source,
+            self.config.data,
+            vocabulary=self.vocabulary,
+            schema=self.schema,
+            unknown=unknown,
+            optional=optional,
+            progress=progress,
+        )
+
+    def read(self, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]], *, unknown: str = "error") -> Corpus:
+        """A text for each of `contexts`, column -> value; a column that they do not give is expected.
+
+        `UserError` for a column or value that the run does not know, or that only some give.
+        """
+        given = set(contexts[0]) if contexts else set()
+        for context in contexts:
+            for name in context:
+                choose("context column", name, self.schema.columns())
+            if set(context) != given:
+                raise UserError(
+                    f"contexts with and without {', '.join(sorted(given ^ set(context)))}: all must give the same"
+                )
+        missing = tuple(variable.name for variable in self.schema.variables if variable.source not in given)
+        rows = [{**context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)]
+        try:
+            return self.prepare(rows, unknown=unknown, optional=missing)
+        except UserError as error:
+            raise UserError(str(error).replace("the rows given row", "context", 1)) from None
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Within it no gradient is kept, and products are of the numbers of `self.precision`."""
+        with torch.inference_mode(), kernels.precision(self.precision, self.device):
+            yield
+
+    def batch(self, corpus: Corpus, rows: NDArray[np.int64]) -> Batch:
+        """The texts of `rows` as one batch, where the model is."""
+        return corpus.batch(rows).to(self.device)
+
+    def batches(self, corpus: Corpus) -> Iterator[Batch]:
+        """All rows of `corpus`, sorted by length."""
+        for rows in corpus.batches(TOKENS):
+            yield self.batch(corpus, rows)
+
+    def nats(self, corpus: Corpus) -> NDArray[np.float32]:
+        """Exact nats of every target of `corpus`, text after text (`corpus.targets` values)."""
+        nats = np.zeros(corpus.targets, dtype=np.float32)
+        with self.scoring():
+            self._fill(nats, corpus, self.model)
+        return nats
+
+    def ranks(self, corpus: Corpus) -> NDArray[np.int64]:
+        """The rank of every target of `corpus`, as `LanguageModel.ranks`; always by float32 products."""
+        ranks = np.zeros(corpus.targets, dtype=np.int64)
+        with torch.inference_mode():
+            self._fill(ranks, corpus, self.model.ranks)
+        return ranks
+
+    def _fill(self, flat: NDArray[Any], corpus: Corpus, values: Callable[[Batch], Tensor]) -> None:
+        """Put the `values` (B, T) of all batches of `corpus` into `flat`, target after target."""
+        starts = target_offsets(corpus)
+        for batch in self.batches(corpus):
+            lines = values(batch).cpu().numpy()
+            for line, row, length in zip(lines, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
+                flat[starts[row] : starts[row] + length] = line[:length]
+
+    def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
+        """One row a text: `nats`, `targets`, `perplexity`; with `tokens` also each target and its nats.
+
+        `source` is one row, `{"text": "lovely stay", "stars": 5}`, a list of rows, a table or a file.
+        """
+        corpus = self.prepare(source, unknown=unknown)
+        nats, starts = self.nats(corpus), target_offsets(corpus)
+        rows = []
+        for row in range(len(corpus)):
+            part = nats[starts[row] : starts[row + 1]].astype(np.float64)
+            total = float(part.sum())
+            scored: dict[str, Any] = {"row": row, "nats": total, "targets": len(part)}
+            scored["perplexity"] = float(np.exp(total / max(1, len(part))))
+            if tokens:
+                ids = corpus.tokens[corpus.offsets[row] + 1 : corpus.offsets[row + 1]].tolist()
+                names = self.vocabulary.decode(ids)
+                scored["tokens"] = [
+                    {"token": name, "nats": float(value)} for name, value in zip(names, part, strict=True)
+                ]
+            rows.append(scored)
+        return rows

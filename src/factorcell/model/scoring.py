@@ -1,0 +1,50 @@
+"""What a model tells of texts: nats that add up, and the protocols of what scores and ranks."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.data.data import Corpus
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import Vocabulary
+
+
+class Scorer(Protocol):
+    """What knows how likely texts are: a `Run`, an n-gram model, or several of them that act as one."""
+
+    folder: Path
+    vocabulary: Vocabulary
+    schema: ContextSchema
+
+    def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
+        """Texts from rows, tables or a file, as `nats` takes them."""
+
+    def nats(self, corpus: Corpus) -> NDArray[Any]:
+        """Nats of every target, text after text (`corpus.targets` values)."""
+
+
+class Ranker(Protocol):
+    """What knows the rank of every target of a corpus among all tokens, 1 the most probable."""
+
+    def ranks(self, corpus: Corpus) -> NDArray[np.int64]:
+        """Ranks of all targets, text after text."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Nats and the targets they belong to. Tallies add up; the ratio is taken once."""
+
+    nats: float = 0.0
+    tokens: int = 0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.nats + other.nats, self.tokens + other.tokens)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats / tokens); NaN of nothing."""
+        return math.exp(self.nats / self.tokens) if self.tokens else math.nan

@@ -1,0 +1,1 @@
+"""Results as charts and self-contained HTML pages."""

@@ -1,0 +1,71 @@
+"""The papers' models side by side, trained on the same texts with the same options."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from factorcell import store
+from factorcell.config import PAPER_MODELS, Config, UserError
+from factorcell.data.tables import name_of
+from factorcell.evaluation import evaluation
+from factorcell.evaluation.results import note, told_apart
+from factorcell.training.fit import Say, fit, tell
+
+Row = dict[str, Any]
+SCORES = ("accuracy", "macro_f1", "auc")
+
+
+def compare(
+    source: Any,
+    dev: Any,
+    test: Any,
+    config: Config,
+    folder: str | Path,
+    *,
+    models: Sequence[str] = PAPER_MODELS,
+    target: str | None = None,
+    resume: bool = False,
+    say: Say | None = None,
+) -> list[Row]:
+    """Train the papers' models with the same options on the same texts; one row of results a model.
+
+    `target` names the context column to classify. Results are of `test`, else of `dev`. Finished models are not
+    trained again with `resume`.
+    """
+    folder = Path(folder)
+    if test is None and dev is None:
+        raise UserError("compare needs a development or a test table to report on (--dev, --test)")
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+    rows = []
+    table = dev if test is None else test
+    for model in models:
+        path = folder / model
+        tell(say, f"{model} -> {path}")
+        chosen = config.with_model(model)
+        kept = store.read_rows(path / "results.jsonl") if resume else []
+        done = [row for row in kept if row["kind"] == "compare" and row["table"] == name_of(table)]
+        rows.append(done[-1] if done else _compared(source, dev, table, chosen, path, target, resume, say))
+    return rows
+
+
+def _compared(
+    source: Any,
+    dev: Any,
+    table: Any,
+    config: Config,
+    path: Path,
+    target: str | None,
+    resume: bool,
+    say: Say | None,
+) -> Row:
+    """Train and judge one model of a comparison."""
+    run = fit(source, dev, config, path, resume=resume, say=say)
+    corpus = run.prepare(table, unknown="group")
+    row: Row = {"model": path.name, **evaluation.evaluate(run, corpus)}
+    row["parameters"] = run.model.parameter_count()
+    row["minutes"] = run.minutes()
+    if target and run.model.adapted:
+        row |= {key: value for key, value in told_apart(run, table, target).items() if key in SCORES}
+    note(run, {"kind": "compare", "table": name_of(table), **row})
+    return row

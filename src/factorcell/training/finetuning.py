@@ -1,0 +1,94 @@
+"""Fine-tuning: a trained run goes on, on few texts of one domain; some parts of it move, the others stand still."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from factorcell.config import Config, TrainingConfig, UserError
+from factorcell.data.data import Corpus
+from factorcell.model.run import Run
+from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn
+from factorcell.training.start import ALL, Start, parts_named
+
+# What few texts want other than many, unless it is said otherwise: an exact loss, small steps, a stop in time.
+GENTLE: dict[str, Any] = {
+    "epochs": 10.0,
+    "learning_rate": 1e-3,
+    "token_rate": 1.0,
+    "weight_decay": 0.0,
+    "loss": "full",
+    "evaluations": 20,
+    "patience": 3,
+}
+
+
+def gentle(training: TrainingConfig) -> TrainingConfig:
+    """The options by which a run is fine-tuned that was trained with `training`."""
+    return dataclasses.replace(training, **GENTLE)
+
+
+def finetune(
+    old: Run | str | Path,
+    source: Any,
+    dev: Any,
+    folder: str | Path,
+    *,
+    parts: Sequence[str] = (ALL,),
+    l1: float = 0.0,
+    training: TrainingConfig | None = None,
+    unknown: str = "error",
+    resume: bool = False,
+    say: Say | None = None,
+) -> Run:
+    """Train `parts` of the run `old` further on the table `source`; the new run in `folder`, with its best weights.
+
+    `l1` is a penalty of nats on how far a value moves, `training` the options (`gentle` by default), `unknown` what to
+    do with a context value that `old` does not know. Without `dev`, 5 % of the rows are held out.
+    """
+    old, folder = old if isinstance(old, Run) else Run.open(old), Path(folder)
+    if not l1 >= 0:
+        raise UserError(f"l1 is {l1:g}; it must be at least 0")
+    config = dataclasses.replace(old.config, training=training or gentle(old.config.training))
+    values = {name: tensor.detach().cpu().clone() for name, tensor in old.model.kept().items()}
+    start = Start(values, parts_named(old.model, parts), l1)
+    going_on = begun(folder, resume)
+    corpus, held = _read(old, source, dev, config, unknown, progress=say is not None)
+    run = _resumed(folder, config, corpus, start) if going_on else _created(folder, config, corpus, start)
+    learn(run, corpus, held, resume=going_on, say=say)
+    moved = start.moved(run.model)
+    finish(run, corpus, source, {"from": str(old.folder), "parts": start.parts, "l1": l1, "moved": moved})
+    return run
+
+
+def _read(old: Run, source: Any, dev: Any, config: Config, unknown: str, progress: bool) -> tuple[Corpus, Corpus]:
+    """Training and development texts; without `dev` the latter are held out."""
+    corpus = old.prepare(source, unknown=unknown, progress=progress)
+    if dev is None:
+        return corpus.split(HELD_OUT, config.training.seed)
+    return corpus, old.prepare(dev, unknown=unknown, progress=progress)
+
+
+def _created(folder: Path, config: Config, corpus: Corpus, start: Start) -> Run:
+    run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+    start.write(folder)
+    return run
+
+
+def _resumed(folder: Path, config: Config, corpus: Corpus, start: Start) -> Run:
+    """The run in `folder`, if it was begun from this very start."""
+    run = Run.open(folder, trained=False)
+    check_same(run, config, corpus)
+    begun_from = Start.read(folder)
+    if begun_from is None:
+        if (folder / "checkpoint.safetensors").exists():
+            raise UserError(f"{folder} was begun without fine-tuning; nothing resumed")
+        start.write(folder)  # stopped when only the folder was there
+    elif (begun_from.parts, begun_from.l1) != (start.parts, start.l1):
+        told = f"with parts {', '.join(begun_from.parts)} and l1 {begun_from.l1:g}"
+        raise UserError(f"{folder} was begun {told}, not {', '.join(start.parts)} and {start.l1:g}; nothing resumed")
+    elif not all(torch.equal(value, start.values[name]) for name, value in begun_from.values.items()):
+        raise UserError(f"{folder} was begun from other weights than those given; nothing resumed")
+    return run

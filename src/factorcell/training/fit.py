@@ -1,0 +1,152 @@
+"""One training from a table to a run folder: read, train, keep what it was trained on."""
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from factorcell import store
+from factorcell.config import Config, UserError
+from factorcell.data.counts import FILE, UNITS, Counts
+from factorcell.data.data import Corpus, prepare
+from factorcell.data.tables import name_of
+from factorcell.model import card
+from factorcell.model.run import Run
+from factorcell.training import parallel
+from factorcell.training.parallel import World
+from factorcell.training.training import train
+
+HELD_OUT = 0.05  # of the training rows, where no development table is given
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+
+
+def fit(
+    source: Any,
+    dev: Any,
+    config: Config,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    say: Say | None = None,
+) -> Run:
+    """Train a run in `folder` on the table `source` and return it, with its best weights and its card written.
+
+    Without `dev`, 5 % of the rows are held out (their words count for the vocabulary). `resume` goes on with a folder
+    that exists, if its config is the same. `say` is told what is being done; bars go to standard error.
+    The processes of torchrun train it together; only the first writes and speaks.
+    """
+    folder = Path(folder)
+    going_on = begun(folder, resume or parallel.restarted())
+    with parallel.join(config.training.device) as world:
+        say = say if world.first else None
+        with world.first_goes_ahead():  # the others have looked into the folder, and find what was read in the cache
+            corpus, held = read(source, dev, config, progress=say is not None)
+        if going_on:
+            run = Run.open(folder, trained=False)
+            check_same(run, config, corpus)
+        else:
+            make = Run.create if world.first else Run
+            run = make(folder, config, corpus.vocabulary, corpus.schema)
+        learn(run, corpus, held, world, resume=going_on, say=say)
+        if world.first:
+            finish(run, corpus, source)
+    return run
+
+
+def begun(folder: Path, resume: bool) -> bool:
+    """Whether to go on with the run in `folder`; `UserError` where there is something else."""
+    going_on = resume and (folder / "config.json").exists()
+    if not going_on and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+    return going_on
+
+
+def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, say: Say | None) -> None:
+    """Train a run to its end, and say on what."""
+    for line in described(run, corpus, dev):
+        tell(say, line)
+    for _ in watched(run, corpus, dev, world, resume=resume, progress=say is not None):
+        pass
+
+
+def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
+    """Training and development texts; without `dev` the latter are held out."""
+    corpus = prepare(source, config.data, progress=progress)
+    if dev is None:
+        return corpus.split(HELD_OUT, config.training.seed)
+    return corpus, prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
+
+
+def finish(run: Run, corpus: Corpus, source: Any, finetuned: Row | None = None) -> None:
+    """Keep in the folder of a trained run what it was trained on, from which run it came, and write its card."""
+    kept: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
+    if finetuned:
+        kept["finetuned"] = finetuned
+    store.write_json(run.folder / "training.json", kept)
+    if run.config.data.user and run.config.data.unit in UNITS:
+        Counts.of_table(source, run.config.data).save(run.folder / FILE)
+    card.write(run)
+
+
+def facts(run: Run) -> Row:
+    """What `finish` kept."""
+    kept: Row = store.read_json(run.folder / "training.json")
+    return kept
+
+
+def tell(say: Say | None, text: str) -> None:
+    """Tell whoever listens."""
+    if say is not None:
+        say(text)
+
+
+def described(run: Run, corpus: Corpus, dev: Corpus) -> list[str]:
+    """What was read and how, a line each."""
+    return [
+        f"{len(corpus):,} texts, {corpus.targets:,} targets; {len(dev):,} texts held for development",
+        f"{len(run.vocabulary):,} tokens in the vocabulary ({run.config.data.unit} units)",
+        *(variable.describe() for variable in run.schema.variables),
+        f"{run.model.parameter_count():,} parameters",
+    ]
+
+
+def check_same(run: Run, config: Config, corpus: Corpus) -> None:
+    """Refuse to resume with other options or other data."""
+    old, new = run.config.to_dict(), config.to_dict()
+    for section in old:
+        for key, value in old[section].items():
+            if new[section][key] != value and key not in ("threads", "device"):
+                raise UserError(
+                    f"{run.folder} was begun with {key} = {value!r}, not {new[section][key]!r}; nothing resumed"
+                )
+    if run.vocabulary.tokens != corpus.vocabulary.tokens or run.schema != corpus.schema:
+        raise UserError(f"{run.folder} was begun with other training data; nothing resumed")
+
+
+def watched(
+    run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, progress: bool
+) -> Generator[Row]:
+    """The rows of `train` under a progress bar: tokens a second, time left, present and best perplexity."""
+    name = run.folder.name
+    with tqdm(desc=name, unit="step", disable=not progress, dynamic_ncols=True, leave=None) as bar:
+        for row in train(run, corpus, dev, resume=resume, world=world):
+            bar.total = row["steps"]
+            bar.update(row["step"] - bar.n)
+            if row["split"] == "dev":
+                bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
+            else:
+                bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
+            yield row
+
+
+def summary(run: Run) -> str:
+    """The best development figures of a run in one line."""
+    best = run.best()
+    assert best is not None  # a training ends with an evaluation
+    return (
+        f"development perplexity {best['perplexity']:.2f} ({best['perplexity_known']:.2f} without out-of-vocabulary "
+        f"targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes"
+    )

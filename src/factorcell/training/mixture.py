@@ -1,0 +1,228 @@
+"""A linear mixture of models: p(token) = sum_k w_k p_k(token), with weights that make a development table most likely.
+
+They are found by expectation maximisation, for all texts, and then for each value of a column; those of a value stay
+near those of all where it has few targets:
+
+    r_nk = w_k p_k(n) / sum_j w_j p_j(n)        w_k <- (sum_n r_nk + prior_k) / (N + sum_j prior_j)
+
+No round makes the targets less likely (times prod_k w_k^prior_k), and there is one maximum, since its log is concave.
+
+Shapes: N targets, M models.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell import store
+from factorcell.config import UserError
+from factorcell.data.columns import Categories
+from factorcell.data.data import Corpus
+from factorcell.data.schema import ContextSchema, Variable
+from factorcell.data.tables import open_table
+from factorcell.evaluation.results import open_model
+from factorcell.model.scoring import Scorer
+from factorcell.training.separate import INDEX as SEPARATE
+from factorcell.training.separate import Separate
+
+INDEX = "mixture.json"
+PRIOR = 100.0  # targets' worth of the weights of all texts in those of a value
+ROUNDS, ENOUGH = 10_000, 1e-12  # of EM at most, and the gain in nats a target below which it ends
+
+Array = NDArray[np.float64]
+Row = dict[str, Any]
+
+
+def fit_weights(nats: Array, prior: Array | None = None) -> Array:
+    """Weights (M,) under which targets with `nats` (N, M) are most likely; `prior` (M,) counts as targets of that kind.
+
+    Without targets and prior all models weigh the same.
+    """
+    count = nats.shape[1]
+    prior = np.zeros(count) if prior is None else prior
+    total = len(nats) + prior.sum()
+    weights = np.full(count, 1 / count)
+    likely = np.exp(nats.min(axis=1, keepdims=True) - nats)  # of each target, up to a factor of its own
+    before = -np.inf
+    for _ in range(ROUNDS if total else 0):
+        share = likely * weights
+        mixed = share.sum(axis=1, keepdims=True)
+        known = prior > 0
+        after = (np.log(mixed).sum() + (prior[known] * np.log(weights[known])).sum()) / total
+        if after - before < ENOUGH:
+            break
+        before, weights = after, ((share / mixed).sum(axis=0) + prior) / total
+    normal: Array = weights / weights.sum()
+    return normal
+
+
+def mixed_nats(nats: Array, weights: Array) -> Array:
+    """Nats (N,) of the mixture from those of its models (N, M), with `weights` (M,) or (N, M)."""
+    least = nats.min(axis=1)
+    mixed: Array = least - np.log((np.exp(least[:, None] - nats) * weights).sum(axis=1))
+    return mixed
+
+
+class Mixture:
+    """Models with one vocabulary, the weights of all texts (row 0) and of the values of a `variable`, (values, M).
+
+    Its corpora hold the columns of all models side by side, after that of the variable.
+    """
+
+    def __init__(self, folder: Path, models: Sequence[Scorer], variable: Variable | None, weights: Array) -> None:
+        self.folder, self.models, self.variable, self.weights = folder, list(models), variable, weights
+        self.vocabulary = models[0].vocabulary
+        for model in models:
+            if model.vocabulary.tokens != self.vocabulary.tokens:
+                raise UserError(
+                    f"{models[0].folder} and {model.folder} have different vocabularies: they cannot be mixed"
+                )
+        own = () if variable is None else (variable,)
+        self.schema = ContextSchema((*own, *(v for model in models for v in model.schema.variables)))
+
+    @classmethod
+    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Mixture":
+        """What `save` left in `folder`."""
+        folder = Path(folder)
+        kept = store.read_json(folder / INDEX)
+        models = [open_scorer(folder / path, device=device, precision=precision) for path in kept["models"]]
+        variable = kept["by"] and Variable(kept["by"], "category", tuple(kept["values"]), tuple(kept["counts"]))
+        return cls(folder, models, variable, np.array(kept["weights"]))
+
+    def save(self) -> None:
+        """Keep in the folder which models are mixed, named as seen from it, and how."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        own = self.variable or Variable("", "category")
+        kept = {
+            "models": [os.path.relpath(model.folder, self.folder) for model in self.models],
+            "by": own.name or None,
+            "values": own.values,
+            "counts": own.counts,
+            "weights": self.weights.tolist(),
+        }
+        store.write_json(self.folder / INDEX, kept)
+
+    def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
+        """Texts as every model reads them. `UserError` where they do not see the same tokens."""
+        corpora = [model.prepare(source, unknown=unknown) for model in self.models]
+        for model, corpus in zip(self.models, corpora, strict=True):
+            if not np.array_equal(corpus.tokens, corpora[0].tokens):
+                raise UserError(
+                    f"{self.models[0].folder} and {model.folder} read the same texts differently (unit, lower case, "
+                    "punctuation or longest text): they cannot be mixed"
+                )
+        own = [] if self.variable is None else [_values(source, self.variable)[1][:, None]]
+        return replace(
+            corpora[0],
+            schema=self.schema,
+            categories=np.concatenate([*own, *(corpus.categories for corpus in corpora)], axis=1),
+            numbers=np.concatenate([corpus.numbers for corpus in corpora], axis=1),
+            vectors=tuple(vectors for corpus in corpora for vectors in corpus.vectors),
+            bags=tuple(bags for corpus in corpora for bags in corpus.bags),
+        )
+
+    def nats(self, corpus: Corpus) -> NDArray[np.float32]:
+        """Nats of every target of `corpus`, text after text."""
+        weights = np.repeat(self.weights[self._rows(corpus)], corpus.lengths, axis=0)
+        return mixed_nats(self.parts(corpus), weights).astype(np.float32)
+
+    def parts(self, corpus: Corpus) -> Array:
+        """Nats (N, M) of every target, by each of the models."""
+        columns, begin = [], [int(self.variable is not None), 0, 0, 0]
+        for model in self.models:
+            kinds = (model.schema.categories, model.schema.numbers, model.schema.vectors, model.schema.texts)
+            end = [first + len(own) for first, own in zip(begin, kinds, strict=True)]
+            category, number, vector, text = (slice(*ends) for ends in zip(begin, end, strict=True))
+            own = replace(
+                corpus,
+                schema=model.schema,
+                categories=corpus.categories[:, category],
+                numbers=corpus.numbers[:, number],
+                vectors=corpus.vectors[vector],
+                bags=corpus.bags[text],
+            )
+            begin = end
+            columns.append(model.nats(own).astype(np.float64))
+        return np.stack(columns, axis=1)
+
+    def fitted(self, corpus: Corpus) -> "Mixture":
+        """The mixture with the weights under which `corpus` is most likely."""
+        nats, rows = self.parts(corpus), np.repeat(self._rows(corpus), corpus.lengths)
+        weights = np.empty_like(self.weights)
+        weights[0] = fit_weights(nats)
+        for row in range(1, len(weights)):
+            weights[row] = fit_weights(nats[rows == row], PRIOR * weights[0])
+        return Mixture(self.folder, self.models, self.variable, weights)
+
+    def _rows(self, corpus: Corpus) -> NDArray[np.int64]:
+        """Which weights each text has; those of all texts where its value is missing or new."""
+        if self.variable is None:
+            return np.zeros(len(corpus), dtype=np.int64)
+        return np.maximum(corpus.categories[:, 0], 0).astype(np.int64)
+
+
+def _values(source: Any, known: Variable) -> tuple[Variable, NDArray[np.int32]]:
+    """The values of the column of a variable (rows,), and the variable; one without values has those of `source`."""
+    table, done = open_table(source), 0
+    reader = Categories(known.name, known.name, table.name, None, "group")
+    for chunk in table.chunks([known.name]):
+        reader.add(chunk[known.name], done)
+        done += len(chunk[known.name])
+    variable = known if known.values else reader.variable(1)
+    return variable, reader.array(variable)
+
+
+def mix(
+    models: Sequence[Scorer], dev: Any, folder: str | Path, *, by: str | None = None, unknown: str = "error"
+) -> tuple[Mixture, list[Row]]:
+    """Fit a mixture to the table `dev` and save it in `folder`; also a row for all texts and each value of column `by`.
+
+    A row has the `perplexity` of the mixture, and for every model its `weights` and its own perplexity (`alone`).
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists already; choose another folder")
+    if not models:
+        raise UserError("a mixture needs at least one model")
+    variable = None if by is None else _values(dev, Variable(by, "category"))[0]
+    sets = 1 if variable is None else len(variable.values)
+    mixture = Mixture(folder, models, variable, np.full((sets, len(models)), 1 / len(models)))
+    corpus = mixture.prepare(dev, unknown=unknown)
+    mixture = mixture.fitted(corpus)
+    mixture.save()
+    return mixture, described(mixture, corpus)
+
+
+def described(mixture: Mixture, corpus: Corpus) -> list[Row]:
+    """One row for all texts of `corpus` and for each value of the mixture's column; see `mix`."""
+    alone, mixed = mixture.parts(corpus), mixture.nats(corpus).astype(np.float64)
+    which = np.repeat(mixture._rows(corpus), corpus.lengths)
+    names = ["all texts"] if mixture.variable is None else ["all texts", *mixture.variable.values[1:]]
+    rows = []
+    for number, (name, weights) in enumerate(zip(names, mixture.weights, strict=True)):
+        own = which == number if number else np.ones(len(which), dtype=bool)
+        rows.append(
+            {
+                "value": name,
+                "targets": int(own.sum()),
+                "perplexity": float(np.exp(mixed[own].mean())),
+                "alone": np.exp(alone[own].mean(axis=0)).tolist(),
+                "weights": weights.tolist(),
+            }
+        )
+    return rows
+
+
+def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> Scorer:
+    """The run, the n-gram model, the separate runs or the mixture in `folder`."""
+    folder = Path(folder)
+    if (folder / INDEX).is_file():
+        return Mixture.open(folder, device=device, precision=precision)
+    if (folder / SEPARATE).is_file():
+        return Separate.open(folder, device=device, precision=precision)
+    return open_model(folder, device, precision)

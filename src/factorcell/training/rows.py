@@ -1,0 +1,128 @@
+"""Adam for tables of which a step sees a few rows: a step costs what those rows cost, and ends where dense Adam would.
+
+    m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
+    w <- (1 - rate decay) w - rate m' / (sqrt(v') + eps)        m' = m / (1 - b1^s), v' = v / (1 - b2^s) at step s
+
+Dense Adam (with decoupled decay) moves a row also in steps without a gradient: m and v fade, and the row goes on along
+m. All those steps have a closed form, so a row is left alone until it is needed again. From step t, up to which it was
+done, to step u:
+
+    w <- w prod(1 - rate_s decay) - m / (sqrt(v) + eps') sum_{s = t+1 .. u} rate_s c_s p^(s - t)
+    m <- b1^(u - t) m        v <- b2^(u - t) v        c_s = sqrt(1 - b2^s) / (1 - b1^s)        p = b1 / sqrt(b2)
+
+The sum is the difference of two entries of one list, since the rates of all steps are known before the first. What
+differs from dense Adam: within such a gap eps keeps its weight beside sqrt(v), and what the row moves does not decay.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from factorcell.model.kernels import kernels
+
+SIZES = ("rows", "width", "threads", "next")
+ARRAYS = ("index", "table", "first", "second", "columns", "gradient", "constants")
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
+
+
+class RowAdam:
+    """Moments of `tables` (V, .), and up to which step each row was done. `catch_up` comes before rows are read."""
+
+    def __init__(self, tables: Sequence[nn.Parameter], rates: Sequence[float], weight_decay: float) -> None:
+        self.tables, self.weight_decay = list(tables), weight_decay
+        device = tables[0].device
+        # the last step that each row has behind it
+        self.done = torch.zeros(len(tables[0]), dtype=torch.int32, device=device)
+        self.first = [torch.zeros_like(table, requires_grad=False) for table in tables]
+        self.second = [torch.zeros_like(table, requires_grad=False) for table in tables]
+        self.rates = np.asarray(rates)
+        steps = np.arange(1, len(self.rates) + 1)
+        correction = np.sqrt(1 - BETA2**steps) / (1 - BETA1**steps)
+        ahead = np.zeros(len(steps) + 1)  # ahead[t]: the sum above from t to the last step
+        for step in range(len(steps) - 1, -1, -1):
+            ahead[step] = BETA1 / BETA2**0.5 * (self.rates[step] * correction[step] + ahead[step + 1])
+        self._ahead = torch.from_numpy(ahead).to(device)
+        self._kept = torch.from_numpy(np.append(0.0, np.cumsum(np.log1p(-self.rates * weight_decay)))).to(device)
+
+    def state(self, table: Tensor) -> dict[str, Tensor]:
+        """The moments of one of the tables, by their names in torch.optim; nothing for another parameter."""
+        for own, first, second in zip(self.tables, self.first, self.second, strict=True):
+            if own is table:
+                return {"exp_avg": first, "exp_avg_sq": second}
+        return {}
+
+    @torch.no_grad()
+    def catch_up(self, step: int, rows: Tensor | None = None) -> None:
+        """Bring `rows` (U,) of every table, or all, to where dense Adam has them after `step` steps."""
+        rows = torch.arange(len(self.done), device=self.done.device) if rows is None else rows
+        rows = rows[self.done[rows] < step]
+        done = self.done[rows].long()
+        gap = (step - done).double()
+        moved = self._ahead[done] - (BETA1 / BETA2**0.5) ** gap * self._ahead[step]
+        kept = (self._kept[step] - self._kept[done]).exp()
+        floor = EPSILON * ((1 - BETA2 ** (done + 1.0)) / BETA2).sqrt()
+        columns = torch.stack([moved, kept, floor, BETA1**gap, BETA2**gap], dim=1).float()
+        for table, first, second in zip(self.tables, self.first, self.second, strict=True):
+            if kernels.usable(table):
+                _call(table, first, second, rows, columns=columns)
+            else:
+                _catch_up(table, first, second, rows, columns)
+        self.done[rows] = step
+
+    def read(self, rows: Tensor) -> list[Tensor]:
+        """The `rows` (U,) of every table, (U, .), as leaves that take gradients."""
+        return [table.detach()[rows].requires_grad_() for table in self.tables]
+
+    @torch.no_grad()
+    def step(self, step: int, rows: Tensor, gradients: Sequence[Tensor]) -> None:
+        """Step number `step` (from 1) of `rows` (U,), which have been caught up, with `gradients` (U, .) a table."""
+        rate = float(self.rates[step - 1])
+        kept, moved, grown = 1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step)
+        constants = torch.tensor([BETA1, BETA2, EPSILON, kept, moved, grown])
+        for table, first, second, gradient in zip(self.tables, self.first, self.second, gradients, strict=True):
+            if kernels.usable(table):
+                _call(table, first, second, rows, gradient=gradient, constants=constants)
+            else:
+                _step(table, first, second, rows, gradient, kept, moved, grown)
+        self.done[rows] = step
+
+
+class _Arguments(ctypes.Structure):
+    """`struct Rows` of native/kernels.h."""
+
+    _fields_ = kernels.structure(SIZES, ARRAYS)
+
+
+def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: Tensor) -> None:
+    """The same as the two functions below, in compiled code, which of them by what it is given."""
+    compiled, number = kernels.chosen()
+    given = {"table": table, "first": first, "second": second, **kernels.dense(index=rows, **arrays)}
+    sizes = (len(rows), table.shape[1], torch.get_num_threads(), 0)
+    arguments = _Arguments(*sizes, *kernels.addresses(ARRAYS, given))
+    compiled.factorcell_rows(ctypes.byref(arguments), int("columns" in arrays), number)
+
+
+def _catch_up(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, columns: Tensor) -> None:
+    moved, kept, floor, fade, fade_square = columns.T[..., None]
+    m, v = first[rows], second[rows]
+    table[rows] = table[rows].mul_(kept).addcdiv_(m * moved, v.sqrt().add_(floor), value=-1.0)
+    first[rows], second[rows] = m.mul_(fade), v.mul_(fade_square)
+
+
+def _step(
+    table: Tensor,
+    first: Tensor,
+    second: Tensor,
+    rows: Tensor,
+    gradient: Tensor,
+    kept: float,
+    moved: float,
+    grown: float,
+) -> None:
+    m = first[rows].lerp_(gradient, 1 - BETA1)
+    v = second[rows].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    table[rows] = table[rows].mul_(kept).addcdiv_(m, (v * grown).sqrt_().add_(EPSILON), value=-moved)
+    first[rows], second[rows] = m, v

@@ -1,0 +1,117 @@
+"""A model of its own for every value of a column, beside a shared one of all texts: what adaptation has to beat.
+
+    FOLDER/separate.json        the column, and which run has which value
+    FOLDER/value-0000           the run of all texts, for values that are rare, missing or new
+    FOLDER/value-0001 ...       those of the values, the most frequent first
+
+All are unadapted and have one vocabulary, so that their perplexities compare.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell import store
+from factorcell.config import Config, UserError
+from factorcell.data.data import Corpus, target_offsets
+from factorcell.data.tables import name_of
+from factorcell.model.run import Run
+from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
+
+INDEX = "separate.json"
+SHARED = 0  # the row of rare values in the schema, and the number of the run of all texts
+
+
+class Separate:
+    """One run a value of a context variable; scores a text by that of its own value."""
+
+    def __init__(self, folder: Path, runs: Mapping[int, Run]) -> None:
+        self.folder, self.runs = folder, runs
+        self.vocabulary, self.schema = runs[SHARED].vocabulary, runs[SHARED].schema
+
+    @classmethod
+    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Separate":
+        """What `separate` left in `folder`; `UserError` where it has not come to its end."""
+        folder = Path(folder)
+        numbers = range(len(store.read_json(folder / INDEX)["values"]))
+        missing = [folder_of(folder, number) for number in numbers if not _finished(folder_of(folder, number))]
+        if missing:
+            raise UserError(f"{folder}: {missing[0].name} is not trained to its end; the same command with --resume is")
+        opened = {n: Run.open(folder_of(folder, n), device=device, precision=precision) for n in numbers}
+        return cls(folder, opened)
+
+    def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
+        """Texts from rows, tables or a file; `unknown` as `data.prepare`."""
+        return self.runs[SHARED].prepare(source, unknown=unknown)
+
+    def nats(self, corpus: Corpus) -> NDArray[np.float32]:
+        """Exact nats of every target of `corpus`, each text by the run of its value."""
+        nats = np.zeros(corpus.targets, dtype=np.float32)
+        starts, which = target_offsets(corpus), np.maximum(corpus.categories[:, 0], SHARED)
+        for number in np.unique(which).tolist():
+            rows = np.flatnonzero(which == number)
+            part = corpus.select(rows)
+            ends = target_offsets(part)
+            index = np.repeat(starts[rows] - ends[:-1], part.lengths) + np.arange(part.targets)
+            nats[index] = self.runs[number].nats(part)
+        return nats
+
+
+def folder_of(folder: Path, number: int) -> Path:
+    """Where the run of a value is, by the value's number in the schema."""
+    return folder / f"value-{number:04d}"
+
+
+def separate(
+    source: Any,
+    dev: Any,
+    config: Config,
+    folder: str | Path,
+    *,
+    by: str,
+    resume: bool = False,
+    say: Say | None = None,
+) -> Separate:
+    """Train an unadapted run on all texts, and one on those of each value of the column `by`, in folders in `folder`.
+
+    Values under `min_context_count` get none. Without `dev`, or where it has no text of a value, 5 % are held out.
+    `resume` goes on with a folder that exists.
+    """
+    folder = Path(folder)
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, context=(f"{by}:category",), user="", time="")
+    )
+    config = config.with_model("unadapted")
+    corpus, held = read(source, dev, config, progress=say is not None)
+    values = corpus.schema.variable(by).values
+    if len(values) == 1:
+        raise UserError(f"{by} has no value of at least {config.data.min_context_count} texts (--min-context-count)")
+    folder.mkdir(parents=True, exist_ok=True)
+    store.write_json(folder / INDEX, {"by": by, "values": values})
+    for number, value in enumerate(values):
+        path = folder_of(folder, number)
+        going_on = begun(path, resume)
+        run = Run.open(path, trained=False) if going_on else Run.create(path, config, corpus.vocabulary, corpus.schema)
+        check_same(run, config, corpus)
+        if not _finished(path):
+            tell(say, f"{'all texts' if number == SHARED else value} -> {path}")
+            own, own_held = _texts(corpus, number), _texts(held, number)
+            if not len(own_held):
+                own, own_held = own.split(HELD_OUT, config.training.seed)
+            learn(run, own, own_held, resume=going_on, say=say)
+            finish(run, own, name_of(source) + ("" if number == SHARED else f", {by} {value}"))
+    return Separate.open(folder)
+
+
+def _texts(corpus: Corpus, number: int) -> Corpus:
+    return corpus if number == SHARED else corpus.select(np.flatnonzero(corpus.categories[:, 0] == number))
+
+
+def _finished(folder: Path) -> bool:
+    return (folder / "training.json").exists()

@@ -1,0 +1,67 @@
+"""Every field of the config is an option, and what is given on the command line wins over a file."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell.commands import options
+from factorcell.config import Config, UserError
+
+
+def parse(*arguments: str) -> Config:
+    """The config of a command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--model")
+    options.add(parser)
+    return options.config(parser.parse_args(arguments))
+
+
+def test_nothing_given_is_the_default() -> None:
+    """No option, no file: `Config()`."""
+    assert parse() == Config()
+
+
+@pytest.mark.parametrize("section", [field.name for field in dataclasses.fields(Config)])
+def test_every_field_has_its_option(section: str) -> None:
+    """Each field can be set by its name, to a value that its type and choices allow."""
+    default = getattr(Config(), section)
+    for field in dataclasses.fields(default):
+        flag, value = "--" + field.name.replace("_", "-"), getattr(default, field.name)
+        choices = field.metadata["choices"]
+        given: list[str]
+        expected: Any
+        if isinstance(value, bool):
+            given, expected = [flag if not value else flag.replace("--", "--no-", 1)], not value
+        elif isinstance(value, tuple):
+            other = {"sparse_penalty": "0.5", "cutoffs": "500"}.get(field.name, "stars")
+            given, expected = [flag, choices[0] if choices else other], (choices[0] if choices else other,)
+        elif choices:
+            given, expected = [flag, choices[-1]], choices[-1]
+        elif isinstance(value, str):
+            given, expected = [flag, "review"], "review"
+        else:
+            expected = field.metadata["low"] + 0.5 if isinstance(value, float) else 7
+            given = [flag, str(expected)]
+        assert getattr(getattr(parse(*given), section), field.name) == expected
+
+
+def test_options_win_over_the_file(tmp_path: Path) -> None:
+    """A file sets what the command line does not; a named model sets what it adapts."""
+    file = tmp_path / "recipe.toml"
+    file.write_text('[model]\nrank = 3\nhidden_size = 9\n[data]\nunit = "space"\n', encoding="utf-8")
+    config = parse("--config", str(file), "--rank", "5", "--model", "softmaxbias", "--unit", "char")
+    assert (config.model.rank, config.model.hidden_size) == (5, 9)
+    assert (config.model.adapt, config.model.output_bias) == ((), ("low_rank",))
+    assert (config.data.unit, config.data.lowercase) == ("char", False)
+    assert parse("--adapt", "none").model.adapt == ()
+    assert parse("--adapt", "factor", "--output-bias", "one_hot").model.output_bias == ("one_hot",)
+
+
+def test_unknown_names_are_refused() -> None:
+    """An adapter that does not exist is named with those that do."""
+    with pytest.raises(UserError, match="unknown adapt 'lora'; choose from concat, scale, scale_split, factor"):
+        parse("--adapt", "lora")

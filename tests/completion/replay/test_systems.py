@@ -1,0 +1,148 @@
+"""The systems against what they are made of, and how they are found in folders."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import store
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer
+from factorcell.completion.online import Learner, User, learn_one
+from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.replay.systems import MostPopular, OwnTexts, Personal, Plain, reading, systems
+from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.counts import FILE, Counts
+from factorcell.data.data import prepare
+from factorcell.model.run import Run
+from tests.small import make_letters
+
+ROW = {"text": "abcab", "user": "ann", "city": "Nice", "time": 1}
+OTHERS = {name: value for name, value in ROW.items() if name != "text"}
+
+
+def save(folder: Path, **options: Any) -> Path:
+    """A run folder of characters with weights of chance; its context is a city."""
+    made = make_letters(spread=0.8, seed=3, **options)
+    run = Run.create(folder, made.config, made.vocabulary, made.schema)
+    run.model.load_state_dict(made.model.state_dict())
+    run.save_weights({})
+    return folder
+
+
+def test_plain_knows_the_context_but_not_the_person() -> None:
+    """In the context of the row; the column of the person is as if it were not given."""
+    run = make_letters(spread=0.8, seed=3)
+    completer = Completer(run)
+    of_users, of_cities = Plain(completer, "user"), Plain(completer, "city")
+    assert of_users.suggest(None, "ab", OTHERS, 5) == completer.complete("ab", context={"city": "Nice"}, k=5)
+    assert of_cities.suggest(None, "ab", OTHERS, 5) == completer.complete("ab", k=5)
+    (scored,) = run.score(ROW)
+    assert of_users.nats(None, ROW) == pytest.approx((scored["nats"], scored["targets"]))
+    missing = run.prepare([{"text": "abcab"}], optional=("city",))
+    nats, targets = of_cities.nats(None, ROW)
+    assert nats == pytest.approx(float(run.nats(missing).sum()))
+    assert targets == 6
+    assert nats != pytest.approx(scored["nats"], abs=1e-3)
+
+
+def test_plain_has_no_completion_of_what_is_too_long() -> None:
+    """A prefix longer than all texts the run completes is no error in a replay; a value never seen may be one."""
+    plain = Plain(Completer(make_letters()), "user")
+    assert plain.suggest(None, "a" * 12, OTHERS, 3) == []
+    assert plain.suggest(None, "a" * 10, OTHERS, 3) != []
+    with pytest.raises(UserError, match="Rome"):
+        plain.suggest(None, "a", {**OTHERS, "city": "Rome"}, 3)
+    kind = Plain(Completer(make_letters(), unknown="expected"), "user")
+    assert kind.nats(None, {**ROW, "city": "Rome"}) == kind.nats(None, {**ROW, "city": None})
+
+
+def test_mpc_is_the_same_for_all_and_history_is_ones_own() -> None:
+    popular = Popularity.fit(["abc", "abc", "abd", "b"], min_count=1)
+    mpc, own = MostPopular(popular), OwnTexts("text")
+    assert mpc.suggest(None, "ab", OTHERS, 10) == popular.complete("ab")
+    held = own.start("ann")
+    later = own.learn(held, ROW)
+    assert held == History()
+    assert own.suggest(held, "ab", OTHERS, 10) == []
+    assert own.suggest(later, "ab", OTHERS, 10) == History(("abcab",)).complete("ab")
+
+
+def test_systems_are_found_by_name(tmp_path: Path) -> None:
+    """In a run folder, and in a folder of several."""
+    folder = save(tmp_path / "runs" / "factorcell")
+    save(tmp_path / "runs" / "unadapted", adapt=[])
+    Counts.of(["abc"], 1).save(folder / FILE)
+    alone = systems(folder, ["history", "plain", "mpc"])
+    assert [type(system) for system in alone.values()] == [OwnTexts, Plain, MostPopular]
+    both = systems(tmp_path / "runs", ["unadapted", "factorcell"], seconds=1.5)
+    assert list(both) == ["unadapted", "factorcell"]
+    plain = both["unadapted"]
+    assert isinstance(plain, Plain)
+    assert plain.completer.run.folder == tmp_path / "runs" / "unadapted"
+    assert plain.completer.seconds == 1.5
+    data, columns = reading(tmp_path / "runs", ["mpc", "unadapted"], "user")
+    assert (data.text, columns) == ("text", ["city"])
+    assert reading(tmp_path / "runs", ["unadapted"], "city")[1] == []
+    assert reading(tmp_path / "runs", ["mpc"], "user") == (data, [])
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    folder = save(tmp_path / "runs" / "one")
+    with pytest.raises(
+        UserError,
+        match=r"unknown system 'plane' .did you mean 'plain'\?.; choose from mpc, history, blend, plain",
+    ):
+        systems(folder, ["plane"])
+    with pytest.raises(UserError, match="choose from mpc, history, blend, one"):
+        systems(tmp_path / "runs", ["plain"])
+    with pytest.raises(UserError, match=r"no popularity.jsonl in .*one; training keeps it"):
+        systems(folder, ["mpc"])
+    with pytest.raises(UserError, match="neither a run folder nor a folder of runs"):
+        systems(tmp_path, ["mpc"])
+    other = save(tmp_path / "runs" / "two")
+    config = store.read_json(other / "config.json")
+    config["data"]["lowercase"] = True
+    store.write_json(other / "config.json", config)
+    with pytest.raises(UserError, match="one and two read texts in two ways"):
+        reading(tmp_path / "runs", ["one", "two"], "user")
+    assert reading(tmp_path / "runs", ["two"], "user")[0].lowercase
+
+
+def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
+    """Held users are those that `learn_one` makes; in a folder of runs the blend is of the run named before it."""
+    folder = save(tmp_path / "runs" / "factor", data={"user": "city", "context": (), "min_user_count": 1})
+    save(tmp_path / "runs" / "unadapted", adapt=[], output_bias=[])
+    Counts.of(["abc"] * 3, 1).save(folder / FILE)
+    found = systems(folder, ["plain", "online", "blend"], user="city")
+    run, row = Run.open(folder), {"text": "cabcab", "city": "Rome"}
+    user = learn_one(run, User.new(run), "cabcab")
+    for name, system in found.items():
+        assert isinstance(system, Personal)
+        held = system.start("Rome")
+        nats, targets = system.nats(held, row)
+        assert nats == pytest.approx(float(Learner(run).nats(held.vector[None], ["cabcab"])[0]))
+        assert targets == 7
+        later = system.learn(held, row)
+        assert (later.to_bytes() == user.to_bytes()) == (name != "plain")
+        assert system.suggest(later, "c" * 50, row, 3) == []
+        expected = Blend(Completer(run), Popularity.of(run)).complete("ca", later, k=3)
+        alone = Completer(run).complete("ca", later, k=3)
+        assert system.suggest(later, "ca", row, 3) == (expected if name == "blend" else alone)
+    several = systems(tmp_path / "runs", ["mpc", "unadapted", "factor", "blend"], user="city")
+    blend = several["blend"]
+    assert isinstance(blend, Personal)
+    assert blend.completer.run.folder == folder
+    assert isinstance(several["unadapted"], Plain)
+
+
+def test_a_blend_alone_has_the_context_of_its_run(tmp_path: Path) -> None:
+    """The columns are read for it too, and those of the run that is named before it."""
+    data = DataConfig(unit="char", user="user", context=("city",), min_user_count=1, min_context_count=1)
+    made = prepare([{**ROW, "city": city} for city in ("Nice", "Oslo")], data)
+    run = Run.create(tmp_path / "run", Config(data=data), made.vocabulary, made.schema)
+    run.save_weights({})
+    Counts.of(["abc"], 1).save(run.folder / FILE)
+    assert reading(run.folder, ["blend"], "user")[1] == reading(run.folder, ["online"], "user")[1] == ["city"]
+    (blend,) = systems(run.folder, ["blend"]).values()
+    assert blend.suggest(blend.start("ann"), "ab", OTHERS, 3)[0].text.startswith("ab")

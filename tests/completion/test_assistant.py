@@ -1,0 +1,151 @@
+"""A person at the command line and in the terminal: what was entered is learned and comes up again."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from factorcell.commands.cli import main
+from factorcell.commands.interactive import Menu, talk
+from factorcell.completion.assistant import Assistant
+from factorcell.completion.blend import SOURCES
+from factorcell.completion.completer import Completer
+from factorcell.completion.online import Learner, User, learn_one
+from factorcell.config import UserError
+from factorcell.data.counts import FILE, Counts
+from factorcell.model.run import Run
+from tests.completion.test_completer import NASTY
+from tests.small import make_letters
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder of letters, whose users are cities, with popular texts."""
+    made = make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8)
+    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run.model.load_state_dict(made.model.state_dict())
+    run.save_weights({})
+    Counts({"abc": 5, "abba": 3, "cab": 4}, 12).save(run.folder / FILE)
+    return run.folder
+
+
+def test_what_rose_most_is_what_the_model_says(folder: Path) -> None:
+    run = Run.open(folder)
+    user, texts = User.new(run), ["abc", "abba", "cab", "b"]
+    for _ in range(4):
+        user = learn_one(run, user, "abab")
+    learner = Learner(run)
+    risen = learner.risen(user, texts, 4)
+    before, after = learner.nats(learner.unknown[None], texts), learner.nats(user.vector[None], texts)
+    rises = dict(zip(texts, before - after, strict=True))
+    assert [text for text, _ in risen] == sorted(texts, key=lambda text: -rises[text])
+    assert [nats for _, nats in risen] == pytest.approx([rises[text] for text, _ in risen], abs=1e-5)
+    assert learner.risen(user, texts, 2) == risen[:2]
+    assert learner.risen(user, []) == []
+    assert learner.risen(learner.new(), texts)[0][1] == pytest.approx(0, abs=1e-5)
+
+
+def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Own texts come up; contributions add up to the order; the texts that rose are listed; `--json` has it all."""
+    command = ["complete", str(folder), "a", "--threads", "1"]
+    assert main([*command, "--history", "acca; acca ;;b", "--explain", "--count", "3"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["text", "probability", *SOURCES]
+    scores = [sum(map(float, line.split()[2:])) for line in lines[:3]]
+    assert scores == sorted(scores, reverse=True)
+    assert lines[4] == "most risen among the popular texts, in nats"
+    assert {line.split()[0] for line in lines[6:]} == {"abc", "abba", "cab"}
+    assert main([*command, "--history", "acca;b", "--explain", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "acca" in [row.get("text") for row in rows]
+    assert sum("risen" in row for row in rows) == 3
+    assert main([*command, "--context", "city=Oslo"]) == 0
+    shown = capsys.readouterr().out.splitlines()[1:]
+    found = Completer(Run.open(folder)).complete("a", context={"city": "Oslo"})
+    assert [line.split()[0] for line in shown] == [one.text for one in found], "a known user has no history to blend"
+    for wrong, message in (
+        (["--context", "city=Oslo", "--history", "a"], "--history is for a new user"),
+        (["--context", "city=Olso"], "city 'Olso' was never seen in training"),
+    ):
+        assert main([*command, *wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["complete", str(folder)]) == 2
+    assert "the input is no terminal" in capsys.readouterr().err
+
+
+def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
+    """Keys as they are typed; the user after them is one who wrote the same lines; own lines then come up."""
+    run = Run.open(folder)
+    assistant = Assistant.of(run)
+    menu = Menu(assistant, User.new(run), {}, 5)
+    with create_pipe_input() as keys:
+        keys.send_text("acca\rb\r   \rab\x03\x04")  # the third is empty, the fourth is dropped
+        user = talk(menu, input=keys, output=DummyOutput())
+    expected = learn_one(run, learn_one(run, User.new(run), "acca"), "b")
+    assert user is not None
+    assert np.array_equal(user.vector, expected.vector)
+    assert user.history == expected.history
+    document = Document("ac")
+    found = list(menu.get_completions(document, CompleteEvent()))
+    written = assistant.completer.type(assistant.completer.begin(user), "ac")
+    assert [one.text for one in found] == [one.text for one in assistant.suggest(written, user, 5).suggestions]
+    assert "acca" in [one.text for one in found]
+    assert {one.start_position for one in found} == {-2}
+    assert list(menu.get_completions(Document("a" * 500), CompleteEvent())) == []
+
+
+def test_a_run_without_users_completes_all_the_same(tmp_path: Path) -> None:
+    assistant = Assistant.of(make_letters(spread=0.8))
+    assert (assistant.learner, assistant.blend) == (None, None)
+    written = assistant.completer.type(assistant.completer.begin(), "a")
+    assert assistant.suggest(written, None, 3) == assistant.completer.suggest(written, 3)
+    assert assistant.learn(None, "abc") is None
+
+
+def test_fifty_people_side_by_side_get_what_each_gets_alone(folder: Path) -> None:
+    """Bit for bit: suggestions before every text, and the person after it, whatever runs beside it."""
+    run = Run.open(folder)
+    assistant = Assistant.of(run)
+    random = np.random.default_rng(0)
+    people = [["".join(random.choice(list("abc"), 5)) for _ in range(4)] for _ in range(50)]
+
+    def live(texts: list[str]) -> list[object]:
+        user, seen = User.new(run), list[object]()
+        for text in texts:
+            written = assistant.completer.type(assistant.completer.begin(user), text[:2])
+            seen.append(assistant.suggest(written, user, 5))
+            user = assistant.learn(user, text) or user
+            seen.append(user.to_bytes())
+        return seen
+
+    alone = [live(texts) for texts in people]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(live, people))
+    assert together == alone
+    assert len({str(lived) for lived in alone}) == 50
+
+
+@pytest.mark.parametrize("typed", NASTY.values(), ids=NASTY)
+def test_whatever_is_typed_is_blended(typed: str, folder: Path) -> None:
+    """Suggestions that begin with it, each once; own texts with the same marks come up again."""
+    run = Run.open(folder)
+    assistant = Assistant.of(run)
+    user = learn_one(run, User.new(run), typed + "abc")
+    written = assistant.completer.type(assistant.completer.begin(user), typed)
+    found = assistant.suggest(written, user, 10).suggestions
+    assert len({one.text for one in found}) == len(found)
+    assert all(one.text.startswith(written.text) and one.text != written.text for one in found)
+    if len(written.tokens) <= 8:
+        assert len(found) == 10
+
+
+def test_a_prefix_without_end_is_one_clear_error(folder: Path) -> None:
+    assistant = Assistant.of(Run.open(folder))
+    with pytest.raises(UserError, match="a prefix of 10,000 chars; this run completes texts of up to 11"):
+        assistant.completer.type(assistant.completer.begin(User.new(assistant.completer.run)), "x" * 10_000)

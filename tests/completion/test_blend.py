@@ -1,0 +1,160 @@
+"""The blend against its sources alone, and its weights against choices made by known ones."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from factorcell.completion.blend import DEFAULT, FEATURES, SOURCES, Blend, Candidate, Weights
+from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.completion import Suggestion
+from factorcell.completion.online import User, learn_one
+from factorcell.completion.popularity import History, Popularity
+from factorcell.config import Config, UserError
+from factorcell.data.counts import FILE, Counts
+from factorcell.model.run import Run
+from factorcell.training.fit import fit
+from tests.small import make_letters
+
+CITY = {"user": "city", "context": (), "min_user_count": 1}
+POPULAR = Popularity.fit(["abc"] * 5 + ["abba"] * 3 + ["cab"] * 3)
+
+
+def make() -> Run:
+    return make_letters(data=CITY, spread=0.8)
+
+
+def only(source: str) -> Weights:
+    """Weights of one source that leave all others without a say."""
+    return Weights({f: (1.0 if f in SOURCES[source] and f != "model rest" else 0.0) for f in FEATURES})
+
+
+def test_candidates_say_what_their_sources_know() -> None:
+    """Every text once; its features as the sources have them."""
+    blend, history = Blend(Completer(make()), POPULAR), History(("abba", "b", "abba", "acc", "b"))
+    model = Suggestions(
+        [Suggestion("abc", math.log(0.5), "model"), Suggestion("acc", math.log(0.25), "model")], 7, False
+    )
+    found = {one.text: list(one.features) for one in blend.candidates("a", model, history, 10)}
+    popular = {"abc": math.log(5 / 8), "abba": math.log(3 / 8)}  # of those that begin so
+    own = {one.text: one.log_probability for one in history.complete("a")}
+    typed = math.log(2)
+    assert list(found) == ["abc", "acc", "abba"]
+    assert found["abc"] == pytest.approx([1, math.log(0.5), 0, 1, popular["abc"], 0, 0, 0, 0])
+    assert found["acc"] == pytest.approx([1, math.log(0.25), 0, 0, 0, 1, own["acc"], math.log(2), typed])
+    rest = math.log(1 - 0.75)
+    assert found["abba"] == pytest.approx(
+        [0, math.log(0.25), rest, 1, popular["abba"], 1, own["abba"], math.log(3), typed]
+    )
+
+
+def test_with_the_weight_of_one_source_its_order_comes_first() -> None:
+    run = make()
+    completer, user = Completer(run), User.new(run)
+    user = replace(user, history=History(("abab", "acc", "abab")))
+    written = completer.type(completer.begin(user), "a")
+    alone = {
+        "model": completer.suggest(written).suggestions,
+        "popularity": POPULAR.complete("a"),
+        "history": user.history.complete("a"),
+    }
+    for source, expected in alone.items():
+        found = Blend(completer, POPULAR, only(source)).suggest(written, user, 10).suggestions
+        assert [one.text for one in found][: len(expected)] == [one.text for one in expected]
+
+
+def test_probabilities_and_parts_add_up() -> None:
+    run = make()
+    random = np.random.default_rng(3)
+    weights = Weights(dict(zip(FEATURES, random.normal(size=len(FEATURES)).tolist(), strict=True)))
+    blend, user = Blend(Completer(run), POPULAR, weights), replace(User.new(run), history=History(("abab", "aa")))
+    found = blend.complete("a", user, k=1000)
+    assert sum(math.exp(one.log_probability) for one in found) == pytest.approx(1)
+    logs = [one.log_probability for one in found]
+    assert logs == sorted(logs, reverse=True)
+    assert len({one.text for one in found}) == len(found)
+    scores = [sum(one.parts.values()) for one in found]
+    assert [score - scores[0] for score in scores] == pytest.approx([log - logs[0] for log in logs])
+    assert all(list(one.parts) == list(SOURCES) and one.source == "blend" for one in found)
+
+
+def test_popular_and_own_texts_remain_when_time_is_up() -> None:
+    run = make()
+    user = replace(User.new(run), history=History(("abab",)))
+    completer = Completer(run, seconds=0.0)
+    found = Blend(completer, POPULAR).suggest(completer.type(completer.begin(user), "a"), user)
+    assert found.cut
+    assert {"abab", "abc", "abba"} <= {one.text for one in found.suggestions}
+    assert Blend(completer, None).complete("zzz", user) == []
+
+
+def test_slips_are_forgiven_by_all_sources() -> None:
+    """Texts that were meant come after those that begin with what is typed, and say that they take a slip."""
+    run = make()
+    user = replace(User.new(run), history=History(("abccba",)))
+    weights = Weights({**dict.fromkeys(FEATURES, 0.0), "popular": 9.0, "own": 9.0})
+    blend = Blend(Completer(run, slips=1), Popularity.fit(["abcc"] * 3 + ["acbb"] * 2, min_count=1), weights)
+    found = blend.complete("acb", user, k=10)
+    slips = {one.text: one.slips for one in found}
+    assert (slips["acbb"], slips["abcc"], slips["abccba"]) == (0, 1, 1)
+    assert [one.slips for one in found] == sorted(one.slips for one in found)
+    assert all((one.slips == 0) == one.text.startswith("acb") for one in found)
+    alone = Blend(Completer(run), blend.popularity).complete("acb", user, k=10)
+    assert {one.slips for one in alone} == {0}
+
+
+def test_weights_are_those_that_made_the_choices() -> None:
+    """Choices drawn from known weights give them back, about; no weights nearby have a lower loss."""
+    random = np.random.default_rng(0)
+    true = random.normal(size=len(FEATURES))
+    lists = []
+    for _ in range(4000):
+        features = random.normal(size=(random.integers(2, 9), len(FEATURES)))
+        scores = np.exp(features @ true)
+        texts = [Candidate(str(row), tuple(one)) for row, one in enumerate(features)]
+        lists.append((texts, str(random.choice(len(texts), p=scores / scores.sum()))))
+    lists.append(([Candidate("a", tuple(random.normal(size=len(FEATURES))))], "not there"))
+    fitted = Weights.fit(lists)
+    assert fitted.array == pytest.approx(true, abs=0.15)
+
+    def loss(weights: np.ndarray) -> float:
+        total = 0.1 * float((weights**2).sum())
+        for found, text in lists[:-1]:
+            scores = np.array([one.features for one in found]) @ weights
+            total += float(np.logaddexp.reduce(scores) - scores[int(text)])
+        return total
+
+    best = loss(fitted.array)
+    for _ in range(10):
+        assert loss(fitted.array + random.normal(size=len(FEATURES)) * 0.05) > best
+    with pytest.raises(UserError, match="nothing to learn the blend from"):
+        Weights.fit(lists[-1:])
+
+
+def test_a_trained_run_has_what_its_blend_needs(tmp_path: Path) -> None:
+    """Training counts the texts as the model reads them, and a person's own come up after one time."""
+    texts = ["Fix typo"] * 4 + ["fix tests"] * 3 + ["add docs"] * 2
+    rows = [{"text": text, "who": f"u{number % 2}"} for number, text in enumerate(texts * 3)]
+    config = Config.from_dict(
+        {
+            "data": {"unit": "char", "user": "who", "min_user_count": 2, "lowercase": True, "min_text_count": 9},
+            "model": {"embedding_size": 4, "hidden_size": 8, "rank": 2},
+            "training": {"epochs": 1, "evaluations": 1},
+        }
+    )
+    run = fit(rows, None, config, tmp_path / "run")
+    assert Counts.open(run.folder / FILE) == Counts({"fix typo": 12, "fix tests": 9}, 27)
+    run = Run.open(tmp_path / "run")
+    user = learn_one(run, User.new(run), "zebra crossing")
+    found = Blend(Completer(run), Popularity.of(run)).complete("ze", user)
+    assert "zebra crossing" in [one.text for one in found]
+    Weights({**DEFAULT.values, "own": 5.0}).save(run)
+    assert Weights.of(run).values["own"] == 5.0
+    (run.folder / "blend.json").write_text('{"own": 1}')
+    with pytest.raises(UserError, match="not the weights of a blend"):
+        Weights.of(run)
+    (run.folder / FILE).unlink()
+    with pytest.raises(UserError, match=r"no popularity\.jsonl; training keeps it with --user"):
+        Popularity.of(run)

@@ -1,0 +1,221 @@
+"""A prefix and a context to suggestions: whatever is typed, from any thread, from the command line."""
+
+import json
+import unicodedata
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell import store
+from factorcell.commands.cli import main
+from factorcell.completion.completer import Completer
+from factorcell.completion.completion import beam, search
+from factorcell.config import UserError
+from factorcell.data.vocabulary import SPECIALS
+from factorcell.model.run import Run
+from tests.completion.test_completion import CLOSE, typed_in, written_out
+from tests.elsewhere import DEVICE, Elsewhere
+from tests.small import make_letters, make_run
+
+NASTY = {
+    "nothing": "",
+    "unknown": "zß",
+    "control": "a\x00\x1b[2J\r\n\t",
+    "emoji": "a👩‍👩‍👧‍👦🇳🇴",
+    "half an emoji": "b👩‍",
+    "right to left": "abשלום\u202eabc",
+    "combining": "e\u0301" * 3 + "a\u0301\u0323",
+    "not composed": "cafe\u0301",
+    "capitals": "ABİJ\u030c",  # the last has no letter of its own until it is lower-cased
+    "special": "<s></s>",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder of characters, contexts of two kinds, weights of chance."""
+    made = make_letters(data={"context": ("city",)}, spread=0.8, seed=5)
+    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run.model.load_state_dict(made.model.state_dict())
+    run.save_weights({})
+    return run.folder
+
+
+def test_suggestions_are_the_most_probable_whole_texts() -> None:
+    """Against all texts written out, in two contexts and without one; what is typed alone is no suggestion."""
+    run = make_letters(seed=2, spread=0.8, data={"max_tokens": 6})
+    completer, best = Completer(run), {}
+    for city in ("Oslo", "Nice"):
+        logs = {ids: log for ids, log in written_out(run, "a", city, 4).items() if ids}
+        texts = sorted(logs, key=lambda ids: -logs[ids])[:7]
+        found = best[city] = completer.complete("a", context={"city": city}, k=7)
+        assert [one.log_probability for one in found] == pytest.approx([logs[ids] for ids in texts], abs=CLOSE)
+        assert [one.text for one in found] == ["a" + "".join(run.vocabulary.decode(ids)) for ids in texts]
+        assert {one.source for one in found} == {"model"}
+    assert best["Oslo"] != best["Nice"]
+    expected = completer.complete("a", k=7)
+    assert expected == completer.complete("a", context={"city": None}, k=7)
+    assert expected not in best.values()
+    assert len(completer.complete("a", k=10_000)) == 3 + 9 + 27 + 81
+    assert completer.complete("abcab") == []
+
+
+@pytest.mark.parametrize("unit", ["char", "grapheme"])
+@pytest.mark.parametrize("typed", NASTY.values(), ids=NASTY)
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_whatever_is_typed_is_kept_and_gone_on_with(unit: str, typed: str, lowercase: bool) -> None:
+    """Unknown characters too; every suggestion, read again, is the prefix and more, and none comes twice."""
+    texts = ("abc", "ab", "e\u0301a", "\u0301", "🇳🇴", "🇳", "🇴", "👩", "a\rb\n", "\r\n")
+    run = make_letters(texts, data={"unit": unit, "lowercase": lowercase, "max_tokens": 30}, spread=0.8)
+    completer = Completer(run)
+    found = completer.complete(typed, k=25)
+    shown = unicodedata.normalize("NFC", typed)
+    shown = unicodedata.normalize("NFC", shown.lower()) if lowercase else shown
+    assert len({unicodedata.normalize("NFC", one.text) for one in found}) == len(found) == 25
+    for one in found:
+        assert one.text.startswith(shown)
+        assert one.text != shown
+        assert not any(special in one.text.removeprefix(shown) for special in SPECIALS)
+        assert one.text == unicodedata.normalize("NFC", one.text)
+    # A keystroke at a time comes to the same.
+    written = completer.begin()
+    for end in range(len(typed) + 1):
+        written = completer.type(written, typed[:end])
+    assert completer.suggest(written, k=25).suggestions == found
+
+
+def test_one_text_is_suggested_once_however_it_is_cut() -> None:
+    """Two letters that make a flag and the flag are the same text: without a look at the text both would be there."""
+    run = make_letters(("🇳🇴", "🇳", "🇴"), data={"unit": "grapheme", "max_tokens": 4}, spread=0.2)
+    typed = typed_in(run, "")
+    with run.scoring():
+        found = search(run.model, typed, 30, most=2)
+    texts = ["".join(run.vocabulary.decode(one.ids)) for one in found.completions]
+    assert texts.count("🇳🇴") == 2
+    ours = [one.text for one in Completer(run).complete("", k=30)]
+    assert len(set(ours)) == len(ours)
+    assert "🇳🇴" in ours
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        ("a" * 10_000, "a prefix of 10,000 chars; this run completes texts of up to 11"),
+        ("a\ud800", "not Unicode text (character 2)"),
+    ],
+)
+def test_what_cannot_be_completed_is_one_clear_error(prefix: str, message: str) -> None:
+    """Before anything is computed."""
+    with pytest.raises(UserError) as error:
+        Completer(make_letters()).complete(prefix)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(error.value).isascii()
+
+
+def test_other_mistakes_are_told(tmp_path: Path) -> None:
+    """A run of words, a column and a value that the run does not know, no suggestions wanted."""
+    with pytest.raises(UserError, match="its unit is word; completion needs char or grapheme"):
+        Completer(make_run(tmp_path / "words"))
+    completer = Completer(make_letters())
+    with pytest.raises(UserError, match="unknown context column 'town'; choose from city"):
+        completer.complete("a", context={"town": "Oslo"})
+    with pytest.raises(UserError, match="Olso"):
+        completer.complete("a", context={"city": "Olso"})
+    with pytest.raises(UserError, match="0 suggestions"):
+        completer.complete("a", k=0)
+    assert Completer(make_letters(), unknown="expected").complete("a", context={"city": "Olso"}) == completer.complete(
+        "a"
+    )
+
+
+def test_a_search_out_of_time_says_so() -> None:
+    completer = Completer(make_letters(), seconds=0.0)
+    written = completer.type(completer.begin(), "a")
+    assert completer.suggest(written).cut
+    assert not Completer(make_letters(), seconds=1e6).suggest(written).cut
+
+
+def test_threads_get_the_answers_that_they_get_alone() -> None:
+    """Fifty people type at once, letter by letter, each in a city of theirs; answers are the same bit by bit."""
+    run = make_letters(("abcdef", "fed"), seed=1, spread=0.8)
+    completer, random = Completer(run), np.random.default_rng(0)
+    people = [
+        ("".join(random.choice(list("abcdefz"), size=5)), {"city": str(random.choice(["Oslo", "Nice"]))})
+        for _ in range(50)
+    ]
+
+    def answers(person: tuple[str, dict[str, str]]) -> Iterator[Any]:
+        text, context = person
+        written = completer.begin(context=context)
+        for end in range(1, len(text) + 1):
+            written = completer.type(written, text[:end])
+            yield completer.suggest(written, k=5)
+
+    alone = [list(answers(person)) for person in people]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda person: list(answers(person)), people))
+    assert together == alone
+    assert len({str(answer) for answer in alone}) > 25
+
+
+def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is made on the wrong device."""
+    monkeypatch.setenv("FACTORCELL_KERNEL", "off")  # there only the plain path runs
+    monkeypatch.setattr("torch.inference_mode", torch.no_grad)  # inference mode does not take tensors of Python
+    here, there = make_letters(), make_letters()
+    ours = Completer(here).complete("ab", context={"city": "Nice"})
+    published = beam(here.model, typed_in(here, "ab"), most=4).completions
+    with Elsewhere():
+        there.model.to(DEVICE)
+        there.model.output.embedding = there.model.embedding
+        completer = Completer(there)
+        found = completer.complete("ab", context={"city": "Nice"})
+        assert [one.text for one in found] == [one.text for one in ours]
+        assert [one.log_probability for one in found] == pytest.approx([one.log_probability for one in ours], abs=CLOSE)
+        written = completer.type(completer.begin(context={"city": "Oslo"}), "ab")
+        with there.scoring():
+            assert beam(there.model, written.typed, most=4).completions == published
+
+
+def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table of texts and probabilities; rows of JSON; what is wrong is one line."""
+    command = ["complete", str(folder), "a", "--context", "city=Oslo", "--count", "3", "--threads", "1"]
+    assert main(command) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    found = Completer(Run.open(folder)).complete("a", context={"city": "Oslo"}, k=3)
+    assert header.split() == ["text", "probability"]
+    assert [line.split() for line in lines] == [[one.text, f"{np.exp(one.log_probability):.4f}"] for one in found]
+    assert main([*command, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [replace(found[0], **row) for row in rows] == found
+    assert main(["complete", str(folder), "", "--threads", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 11
+    assert main([*command, "--seconds", "0"]) == 0
+    assert "there may be better ones" in capsys.readouterr().err
+    for wrong, message in (
+        (["--context", "city"], "--context 'city': it must be NAME=VALUE"),
+        (["--context", "city=Nice"], "--context city is given twice"),
+        (["--context", "town=Nice"], "unknown context column 'town'"),
+        (["--count", "0"], "0 suggestions are wanted"),
+    ):
+        assert main([*command, *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_suggestion_cannot_steer_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters of the prefix are written out in the table, and kept in JSON."""
+    command = ["complete", str(folder), "a\x1b[2J\n", "--threads", "1"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 10
+    assert all(line.startswith(r"a\x1b[2J\n") for line in lines)
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["text"].startswith("a\x1b[2J\n")
+    assert store.read_json(folder / "config.json")["data"]["unit"] == "char"

@@ -1,0 +1,119 @@
+"""Most popular completion against a look at every text."""
+
+import math
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factorcell import store
+from factorcell.completion import popularity
+from factorcell.completion.completion import Suggestion
+from factorcell.completion.popularity import BLOCK, History, Popularity
+from factorcell.config import UserError
+from factorcell.data.counts import Counts
+
+TEXTS = st.text("ab\0é🇳", max_size=4)
+
+
+def looked_at(queries: list[str], prefix: str, k: int, least: int) -> list[Suggestion]:
+    """Every text counted, those that go on from the prefix sorted."""
+    counts = [(-n, text) for text, n in Counter(queries).items() if n >= least and text]
+    found = sorted((n, text) for n, text in counts if text.startswith(prefix) and text != prefix)[:k]
+    return [Suggestion(text, math.log(-n) - math.log(len(queries)), "popularity") for n, text in found]
+
+
+@settings(max_examples=150)
+@given(
+    queries=st.lists(TEXTS, max_size=60), prefix=TEXTS, k=st.integers(1, 12), least=st.integers(1, 3), size=st.data()
+)
+def test_suggestions_are_those_of_a_look_at_every_text(
+    queries: list[str], prefix: str, k: int, least: int, size: st.DataObject
+) -> None:
+    """Small blocks, so that ranges span many; marks outside ASCII, the character 0, no texts at all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(popularity, "BLOCK", size.draw(st.integers(1, 5)))
+        found = Popularity.fit(queries, min_count=least)
+        assert found.complete(prefix, k) == looked_at(queries, prefix, k, least)
+
+
+def test_many_texts_in_blocks_of_the_usual_size() -> None:
+    """Prefixes of many blocks, of one, and of none."""
+    chosen = random.Random(1)
+    queries = ["".join(chosen.choices("abcd", k=chosen.randint(1, 9))) for _ in range(20_000)]
+    found = Popularity.fit(queries, min_count=1)
+    assert len(found) > 20 * BLOCK
+    for prefix in ("", "a", "b", "dc", "abcd", "abcdabcd", "e"):
+        for k in (1, 10, 300):
+            assert found.complete(prefix, k) == looked_at(queries, prefix, k, 1)
+
+
+def test_the_best_may_lie_anywhere_in_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text in turn is the most popular, in ranges that begin and end within blocks."""
+    monkeypatch.setattr(popularity, "BLOCK", 3)
+    texts = [first + second for first in "abc" for second in "abcdefghijklmnopqrst"]
+    for best in texts:
+        queries = [*texts, best]
+        found = Popularity.fit(queries, min_count=1)
+        assert found.complete(best[0], 2) == looked_at(queries, best[0], 2, 1)
+
+
+def test_texts_are_compared_composed() -> None:
+    """An accent of its own and the letter with it are one text, in the log and in the prefix."""
+    found = Popularity.fit(["caf\u0065\u0301 noir", "caf\u00e9 noir", "caf\u00e9"], min_count=2)
+    assert [one.text for one in found.complete("cafe\u0301")] == ["caf\u00e9 noir"]
+    assert found.complete("caf\u00e9 noir") == []
+
+
+def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
+    """Plain rows of JSON; one that is something else is named."""
+    path = tmp_path / "popular.jsonl"
+    counts = Counts.of(["fix typo"] * 4 + ["fix\ttests\n"] * 3 + ["add"] * 2 + [""] * 5, 3)
+    counts.save(path)
+    found = Popularity(counts)
+    assert store.read_rows(path)[0] == {"total": 14}
+    assert Counts.open(path) == counts
+    again = Popularity(Counts.open(path))
+    assert len(again) == 2
+    assert again.complete("fix") == found.complete("fix")
+    assert [one.text for one in again.complete("", 9)] == ["fix typo", "fix\ttests\n"]
+    assert again.complete("")[0].log_probability == pytest.approx(math.log(4 / 14))
+    for rows in ([], [{"text": "a", "count": 1}], [{"total": 3}, {"text": "a"}], [{"total": 3}, ["a", 1]]):
+        path.write_text("".join(f"{row}\n" for row in map(str, rows)).replace("'", '"'), encoding="utf-8")
+        with pytest.raises(UserError, match=r"popular\.jsonl: not a file of counted texts"):
+            Counts.open(path)
+    with pytest.raises(UserError, match="not Unicode text"):
+        Popularity.fit(["\ud800"], min_count=1)
+
+
+def test_a_missing_trie_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that tries come from is an extra."""
+    monkeypatch.setitem(sys.modules, "marisa_trie", None)
+    with pytest.raises(UserError, match=r"pip install 'factorcell\[complete\]'"):
+        Popularity.fit(["fix"], min_count=1)
+
+
+@settings(max_examples=100)
+@given(texts=st.lists(st.text("ab", max_size=3), max_size=12), prefix=st.text("ab", max_size=2), k=st.integers(1, 5))
+def test_history_weighs_by_age(texts: list[str], prefix: str, k: int) -> None:
+    """Shares of weights that halve every three texts, of the last eight."""
+    history = History(half_life=3.0, most=8)
+    for text in texts:
+        history = history.add(text)
+    kept = texts[-8:]
+    assert history.texts == tuple(kept)
+    weights: dict[str, float] = {}
+    for place, text in enumerate(kept, 1):
+        weights[text] = weights.get(text, 0.0) + 2 ** ((place - len(kept)) / 3)
+    going = {t: w / sum(weights.values()) for t, w in weights.items() if t.startswith(prefix) and t != prefix}
+    found = history.complete(prefix, k)
+    assert len(found) == min(k, len(going))
+    assert [one.log_probability for one in found] == pytest.approx(
+        sorted(map(math.log, going.values()), reverse=True)[:k]
+    )
+    assert all(one.log_probability == pytest.approx(math.log(going[one.text])) for one in found)
+    assert {one.source for one in found} <= {"history"}

@@ -1,0 +1,248 @@
+"""N-best lists from files of all kinds, their mistakes, and word errors against edits written out."""
+
+import gzip
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factorcell import store
+from factorcell.config import UserError
+from factorcell.evaluation.rescoring.nbest import align, distances, read_nbest, with_columns, with_references
+
+ROWS: list[dict[str, Any]] = [
+    {
+        "id": "a1",
+        "hypotheses": [
+            {"text": "so it is", "acoustic": -31.5, "lm": -9},
+            {"text": "so is it", "acoustic": -32.0, "lm": -9.5},
+        ],
+        "reference": "so is it",
+        "speaker": "ann",
+        "hour": 12.5,
+    },
+    {"id": 7, "hypotheses": [{"text": "", "acoustic": -1.0, "lm": -2.0}], "reference": "", "speaker": None},
+]
+BYTELOG = 1024 * math.log(1.0001)
+TIMED = "(-900) <s> ( st: 0 et: 0 g: 0 a: -5 ) so ( st: 1 et: 9 g: -70 a: -800 ) s ( st: 1 et: 4 g: 0 a: -300 ) "
+TIMED += "o ( st: 5 et: 9 g: 0 a: -500 ) it ( st: 10 et: 20 g: -30 a: -100 )"
+
+WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=5).map(" ".join)
+
+
+def kaldi(folder: Path, **files: str) -> Path:
+    """A folder of files; dots of their names are written as two underscores."""
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(content)
+    return folder
+
+
+def test_json_lines_and_rows_are_the_same(tmp_path: Path) -> None:
+    """Texts, scores, references and columns; from a file, a packed one, and in memory."""
+    store.write_rows(tmp_path / "lists.jsonl", ROWS)
+    (tmp_path / "lists.gz").write_bytes(gzip.compress((tmp_path / "lists.jsonl").read_bytes()))
+    for source in (ROWS, tmp_path / "lists.jsonl", tmp_path / "lists.gz"):
+        found = read_nbest(source)
+        first, second = found.utterances
+        assert found.names == ("acoustic", "lm")
+        assert (first.id, second.id) == ("a1", "7")
+        assert first.texts == ("so it is", "so is it")
+        assert first.scores.tolist() == [[-31.5, -9.0], [-32.0, -9.5]]
+        assert (first.reference, second.reference) == ("so is it", "")
+        assert (first.columns, second.columns) == ({"speaker": "ann", "hour": 12.5}, {"speaker": None})
+        assert found.referenced
+        assert found.columns == ["speaker", "hour"]
+
+
+def test_kaldi_negates_costs_and_keeps_order(tmp_path: Path) -> None:
+    """Names with dashes, a hypothesis without words, costs in another order; files that are not there are no scores."""
+    folder = kaldi(
+        tmp_path / "lists",
+        words_text="utt-a-1 so it is\nutt-a-2 so\nutt-b-1\n",
+        ac_cost="utt-b-1 5\nutt-a-1 31.5\nutt-a-2 32\n",
+        lmwt__nolm="utt-a-1 1\nutt-a-2 2\nutt-b-1 3\n",
+        num_done="3\n",
+    )
+    found = read_nbest(folder)
+    assert found.names == ("acoustic", "graph")
+    assert [(one.id, one.texts, one.scores.tolist()) for one in found.utterances] == [
+        ("utt-a", ("so it is", "so"), [[-31.5, -1.0], [-32.0, -2.0]]),
+        ("utt-b", ("",), [[-5.0, -3.0]]),
+    ]
+
+
+def test_srilm_scores_become_nats(tmp_path: Path) -> None:
+    """The three formats; sub-word units and silence are no words; a folder has an utterance a file."""
+    (tmp_path / "one.score").write_text("NBestList1.0\n(-100) so it -pau- is\n(-120.5) so\n")
+    one = read_nbest(tmp_path / "one.score")
+    assert (one.names, one.utterances[0].id) == (("score",), "one")
+    assert one.utterances[0].texts == ("so it is", "so")
+    assert one.utterances[0].scores.ravel() == pytest.approx([-100 * BYTELOG, -120.5 * BYTELOG])
+    (tmp_path / "two").write_text(f"NBestList2.0\n{TIMED}\n")
+    two = read_nbest(tmp_path / "two")
+    assert two.names == ("acoustic", "lm")
+    assert two.utterances[0].texts == ("so it",)
+    assert two.utterances[0].scores[0] == pytest.approx([-905 * BYTELOG, -100 * BYTELOG])
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "b.gz").write_bytes(gzip.compress(b"-10.5 -3 2 so it\n"))
+    (folder / "a.nbest").write_text("-10.5 -3 3 <s> so </s>\n-11 -2 0\n")
+    many = read_nbest(folder)
+    assert [(utterance.id, utterance.texts) for utterance in many.utterances] == [("a", ("so", "")), ("b", ("so it",))]
+    assert many.utterances[0].scores == pytest.approx(math.log(10) * np.array([[-10.5, -3], [-11, -2]]))
+
+
+def changed(**fields: Any) -> Callable[[Path], Path]:
+    """A file of the first row, with other fields, as its second line."""
+
+    def write(folder: Path) -> Path:
+        store.write_rows(folder / "x.jsonl", [ROWS[1], {**ROWS[0], **fields}])
+        return folder / "x.jsonl"
+
+    return write
+
+
+def written(content: str, name: str = "x") -> Callable[[Path], Path]:
+    """A file of that content."""
+
+    def write(folder: Path) -> Path:
+        (folder / name).write_text(content)
+        return folder / name
+
+    return write
+
+
+def hypothesis(**fields: Any) -> list[dict[str, Any]]:
+    return [{"text": "so", "acoustic": -1.0, "lm": -2.0, **fields}]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (changed(hypotheses=[]), "x.jsonl line 2: hypotheses is an empty list; it must be a list of at least one"),
+        (changed(hypotheses="so"), "line 2: hypotheses is 'so'"),
+        (changed(hypotheses=["so"]), "line 2 hypothesis 1: 'so' has no text"),
+        (changed(hypotheses=hypothesis(lm="-2")), "line 2 hypothesis 1: lm is '-2'; a score is a finite number"),
+        (changed(hypotheses=hypothesis(lm=-1e300)), "line 2 hypothesis 1: lm is -1e+300; a score is a finite number"),
+        (changed(hypotheses=hypothesis(lm=10**400)), "line 2 hypothesis 1: lm is 1000"),
+        (changed(hypotheses=hypothesis(lm=math.nan)), "line 2 hypothesis 1: lm is nan; a score is a finite number"),
+        (changed(hypotheses=hypothesis(lm=True)), "lm is True"),
+        (changed(hypotheses=hypothesis(am=-1.0)), "with and without am"),
+        (changed(hypotheses=[{"text": "so", "lm": 1.0}]), "with and without acoustic"),
+        (changed(id=None), "line 2: no id"),
+        (changed(id="7"), "x.jsonl: utterance '7' comes twice"),
+        (changed(reference=None), "x.jsonl: utterance a1 has no reference, others have; all or none must have one"),
+        (changed(reference=3), "line 2: reference is 3, not a text"),
+        (changed(speaker=["ann"]), "line 2: speaker is ['ann']"),
+        (written('{"id": 1,\n'), "x line 1: not valid JSON"),
+        (written(json.dumps({"id": "a", "hypotheses": [{"text": "", "model": 1}]})), "a score is named 'model'"),
+        (written(""), "x: an empty list"),
+        (written("NBestList1.0\n"), "x: an empty list"),
+        (written("NBestList3.0\n(1) a\n"), "unknown kind of list 'NBestList3.0' (did you mean 'NBestList"),
+        (written("NBestList1.0\n\n(1,5) a\n"), "x line 3: '1,5' is not a finite number; a line is (SCORE) WORD ..."),
+        (written("NBestList1.0\n-3 a\n"), "x line 2: '-3 a' is not (SCORE) WORD"),
+        (
+            written("NBestList2.0\n(1) a ( st: 0 et: 1 g: 0 )\n"),
+            "x line 2: '(1) a ( st: 0 et: 1 g: 0 )' is not (SCORE)",
+        ),
+        (written("-1 -2 3 a b c\n-1 b 1 a\n"), "x line 2: 'b' is not a finite number; a line is ACOUSTIC LM"),
+        (written("a b\n"), "x line 1: 'a b' is not ACOUSTIC LM WORDS-COUNT WORD ...; lists are JSON lines, Kaldi's or"),
+        (lambda folder: folder / "nowhere", "nowhere: there is no such file or folder"),
+        (lambda folder: kaldi(folder / "k", words="a 1 2\n"), "k/words line 1: 'a' is not UTTERANCE-NUMBER"),
+        (lambda folder: kaldi(folder / "k", words="a-b 1 2\n"), "k/words line 1: 'a-b' is not UTTERANCE-NUMBER"),
+        (lambda folder: kaldi(folder / "k", words="-1 b\n"), "k/words line 1: '-1' is not UTTERANCE-NUMBER"),
+        (lambda folder: kaldi(folder / "k", words="a-1 17 2\n"), "k/words: numbers of words, not words"),
+        (
+            lambda folder: kaldi(folder / "k", words="a-1 b\na-2 c\n", lm_cost="a-1 2\n"),
+            "k/words line 2: a-2 has no lm cost; every hypothesis must have one",
+        ),
+        (
+            lambda folder: kaldi(folder / "k", words="a-1 b\n", ac_cost="a-1 2 3\n"),
+            "k/ac_cost line 1: '2 3' is not a finite number; a line is UTTERANCE-NUMBER COST",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_with_their_place(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as found:
+        read_nbest(make(tmp_path))
+    assert message in str(found.value)
+    assert "\n" not in str(found.value)
+    assert str(found.value).startswith(str(tmp_path))
+
+
+def test_form_is_said_or_found(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("-1 -2 1 a\n")
+    assert read_nbest(tmp_path / "x", "srilm").names == ("acoustic", "lm")
+    for form, message in (("jsonl", "not valid JSON|no id"), ("kaldi", "not a folder"), ("htk", "unknown format")):
+        with pytest.raises(UserError, match=message):
+            read_nbest(tmp_path / "x", form)
+    with pytest.raises(UserError, match="no utterances"):
+        read_nbest([])
+    both = tmp_path / "both"
+    both.mkdir()
+    (both / "a").write_text("-1 -2 1 a\n")
+    (both / "b").write_text("NBestList1.0\n(-1) a\n")
+    with pytest.raises(UserError, match="b: has the scores score, another list has acoustic, lm"):
+        read_nbest(both)
+
+
+def test_references_and_columns_from_files(tmp_path: Path) -> None:
+    """Of every utterance; a column of a table wins over the list's own; who is missing is named."""
+    nbest = read_nbest(ROWS)
+    (tmp_path / "text").write_text("7\na1 so was it\nb1 other\n")
+    assert not read_nbest([{**row, "reference": None} for row in ROWS]).referenced
+    said = with_references(nbest, tmp_path / "text")
+    assert [one.reference for one in said.utterances] == ["so was it", ""]
+    assert said.referenced
+    (tmp_path / "spk.tsv").write_text("utt\tspeaker\trole\na1\tbob\tx\n7\tcy\ty\n")
+    told = with_columns(nbest, tmp_path / "spk.tsv")
+    assert told.utterances[0].columns == {"speaker": "bob", "role": "x", "hour": 12.5}
+    (tmp_path / "text").write_text("a1 so\na1 so\n")
+    with pytest.raises(UserError, match="text line 2: a1 comes twice"):
+        with_references(nbest, tmp_path / "text")
+    (tmp_path / "text").write_text("a1 so\n")
+    with pytest.raises(UserError, match="no reference of 7"):
+        with_references(nbest, tmp_path / "text")
+    (tmp_path / "spk.tsv").write_text("utt\tspeaker\na1\tbob\n")
+    with pytest.raises(UserError, match=r"no row of 7; its first column, utt,"):
+        with_columns(nbest, tmp_path / "spk.tsv")
+
+
+def fewest(said: tuple[str, ...], read: tuple[str, ...]) -> int:
+    """Edits by the definition, without a table."""
+    if not said or not read:
+        return len(said) + len(read)
+    pair = fewest(said[1:], read[1:]) + (said[0] != read[0])
+    return min(pair, fewest(said[1:], read) + 1, fewest(said, read[1:]) + 1)
+
+
+@given(WORDS, st.lists(WORDS, min_size=1, max_size=4))
+def test_distances_and_alignments_are_the_fewest_edits(reference: str, texts: list[str]) -> None:
+    """Of several texts at once; an alignment spells both texts and has as many edits."""
+    found = distances(reference, texts)
+    for text, errors in zip(texts, found.tolist(), strict=True):
+        assert errors == fewest(tuple(reference.split()), tuple(text.split()))
+        edits = align(reference, text)
+        assert [said for _, said, _ in edits if said] == reference.split()
+        assert [read for _, _, read in edits if read] == text.split()
+        assert sum(kind != "equal" for kind, _, _ in edits) == errors
+        for kind, said, read in edits:
+            by_words = {(True, True): "equal" if said == read else "substituted", (True, False): "deleted"}
+            assert kind == by_words.get((bool(said), bool(read)), "inserted")
+
+
+def test_words_are_what_spaces_part() -> None:
+    """Case and marks count; several spaces are one; kinds of errors of a known pair."""
+    assert distances("So it, is", ["so it is", "So  it, is ", ""]).tolist() == [2, 0, 3]
+    kinds = [kind for kind, _, _ in align("a b c d", "a x c d e")]
+    assert kinds == ["equal", "substituted", "equal", "equal", "inserted"]
+    assert [kind for kind, _, _ in align("a b", "b")] == ["deleted", "equal"]
+    assert list(itertools.chain(align("", ""))) == []

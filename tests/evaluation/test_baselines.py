@@ -1,0 +1,220 @@
+"""Classifiers against loops over dictionaries, and on texts where only the order of the words tells."""
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell import store
+from factorcell.commands.cli import main
+from factorcell.config import Config, UserError
+from factorcell.data.data import Corpus
+from factorcell.data.vocabulary import START
+from factorcell.evaluation import baselines
+from factorcell.evaluation.baselines import fasttext, linear, naive_bayes, read
+from tests.small import CONTEXT, make_run
+
+Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
+
+DATA = Config.from_dict({"data": {"min_count": 1, "min_context_count": 2}}).data
+TRAIN = [
+    {"text": "sun sun sand", "place": "beach"},
+    {"text": "sea sun", "place": "beach"},
+    {"text": "", "place": "beach"},
+    {"text": "snow ice snow", "place": "hill"},
+    {"text": "sun snow wood wood wood", "place": "hill"},
+    {"text": "sand wood", "place": "desert"},
+]
+TEST = [
+    {"text": "sun sand sand", "place": "beach"},
+    {"text": "never seen snow", "place": "hill"},
+    {"text": "wood", "place": "beach"},
+    {"text": "sand", "place": "desert"},
+    {"text": "ice", "place": "swamp"},
+]
+
+
+@pytest.fixture
+def corpora() -> tuple[Corpus, Corpus]:
+    """Two values, a rare one (desert), and one that training never saw (swamp)."""
+    return read(TRAIN, TEST, "place", DATA)
+
+
+def texts_of(corpus: Corpus) -> list[tuple[int, ...]]:
+    """Every text as a tuple of ids."""
+    return [tuple(text.tolist()) for text in np.split(corpus.tokens, corpus.offsets[1:-1])]
+
+
+@pytest.mark.parametrize("priors", ["uniform", "training"])
+def test_naive_bayes_is_bayes_rule_over_counts(corpora: tuple[Corpus, Corpus], priors: str) -> None:
+    """Posteriors, predictions and perplexity from counts of words in dictionaries."""
+    train, test = corpora
+    result, tally = naive_bayes(train, test, priors=priors)
+    assert result.names == ("beach", "hill")
+    counts: dict[str, Counter[int]] = {name: Counter() for name in result.names}
+    for row, text in zip(TRAIN, texts_of(train), strict=True):
+        if row["place"] in counts:
+            counts[row["place"]].update(text[1:])
+    tokens = [token for token in range(len(train.vocabulary)) if token != START]
+    nats, length = 0.0, 0
+    for index, (row, text) in enumerate(zip(TEST, texts_of(test), strict=True)):
+        joint = {}
+        for name, share in (("beach", 3 / 5), ("hill", 2 / 5)):
+            total = sum(counts[name][token] + 0.5 for token in tokens)
+            joint[name] = sum(math.log((counts[name][token] + 0.5) / total) for token in text[1:])
+            if row["place"] == name:
+                nats, length = nats - joint[name], length + len(text) - 1
+            joint[name] += math.log(share if priors == "training" else 0.5)
+        expected = np.exp(list(joint.values())) / sum(np.exp(list(joint.values())))
+        np.testing.assert_allclose(result.probabilities[index], expected, rtol=1e-9)
+    assert result.truth.tolist() == [0, 1, 0, -1, -1]
+    assert tally.perplexity == pytest.approx(math.exp(nats / length))
+
+
+def test_naive_bayes_in_blocks(corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few texts are judged at once."""
+    whole, tally = naive_bayes(*corpora)
+    monkeypatch.setattr(baselines, "CELLS", 7)
+    parts, again = naive_bayes(*corpora)
+    np.testing.assert_array_equal(whole.log_posterior, parts.log_posterior)
+    assert again == tally
+
+
+def slow_linear(train: Corpus, test: Corpus, order: int, seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Log posteriors (B, K) of the linear model, n-gram by n-gram, without hashes."""
+    labels, names = np.maximum(train.categories[:, 0] - 1, -1), train.schema.categories[0].values[1:]
+    zero = np.zeros(len(names))
+    weights: dict[tuple[int, ...], Any] = {}
+    squares: dict[tuple[int, ...], Any] = {}
+
+    def grams(text: tuple[int, ...]) -> list[tuple[int, ...]]:
+        return [text[i : i + n] for n in range(1, order + 1) for i in range(len(text) - n + 1)]
+
+    def log_posterior(text: tuple[int, ...]) -> Any:
+        found = grams(text)
+        logits = sum((weights.get(gram, zero) for gram in found), zero) / math.sqrt(len(found))
+        return logits - np.log(np.exp(logits).sum())
+
+    texts, random = texts_of(train), np.random.default_rng(seed)
+    rows = np.flatnonzero(labels >= 0)
+    orders = [random.permutation(rows) for _ in range(3)]
+    batches = [rows[begin : begin + 64] for rows in orders for begin in range(0, len(rows), 64)]
+    for step, batch in enumerate(batches):
+        gradients: dict[tuple[int, ...], Any] = {}
+        for row in batch:
+            error = (np.exp(log_posterior(texts[row])) - np.eye(len(names))[labels[row]]) / len(batch)
+            found = grams(texts[row])
+            for gram in found:
+                gradients[gram] = gradients.get(gram, zero) + error / math.sqrt(len(found))
+        for gram, gradient in gradients.items():
+            squares[gram] = squares.get(gram, zero) + gradient**2
+            rate = 0.5 * (1 - step / len(batches))
+            weights[gram] = weights.get(gram, zero) - rate * gradient / (np.sqrt(squares[gram]) + 1e-8)
+    return np.array([log_posterior(text) for text in texts_of(test)])
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_linear_is_that_of_dictionaries(corpora: tuple[Corpus, Corpus], two_dialects: Dialects, order: int) -> None:
+    """Every step of training, on texts that take several, and rare values left out."""
+    rows, unseen = two_dialects(150, 1)[0], two_dialects(20, 2)[0]
+    for train, test in (corpora, read(rows, unseen, "dialect", DATA)):
+        found = linear(train, test, order=order, seed=3)
+        np.testing.assert_allclose(found.log_posterior, slow_linear(train, test, order, 3), atol=2e-5)
+        np.testing.assert_allclose(found.probabilities.sum(1), 1, atol=1e-9)
+
+
+def test_order_of_words_tells_dialects_apart(two_dialects: Dialects) -> None:
+    """Both dialects use the same words, and differ in which follows which: pairs of words tell, not single ones."""
+    train, test = read(two_dialects(1500, 1)[0], two_dialects(400, 2)[0], "dialect", DATA)
+    accuracy = {order: linear(train, test, order=order).metrics()["accuracy"] for order in (1, 2)}
+    assert accuracy[2] > 0.95
+    assert accuracy[1] < accuracy[2] - 0.03
+    bayes = naive_bayes(train, test)[0].metrics()["accuracy"]
+    assert 0.6 < bayes < accuracy[2]
+    assert fasttext(train, test, order=2).metrics()["accuracy"] > bayes
+
+
+def test_fasttext_gives_posteriors_and_repeats(two_dialects: Dialects) -> None:
+    """One row of probabilities a text, the same from the same seed."""
+    train, test = read(
+        two_dialects(200, 1)[0], [{"text": "", "dialect": "coast"}, *two_dialects(30, 2)[0]], "dialect", DATA
+    )
+    first, again = (fasttext(train, test, seed=4) for _ in range(2))
+    np.testing.assert_allclose(first.probabilities.sum(1), 1, atol=1e-3)
+    np.testing.assert_array_equal(first.log_posterior, again.log_posterior)
+    assert not np.array_equal(first.log_posterior, fasttext(train, test, seed=5).log_posterior)
+
+
+def test_mistakes(corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing, in one line."""
+    monkeypatch.setitem(sys.modules, "fasttext", None)
+    with pytest.raises(UserError, match=r"pip install 'factorcell\[fasttext\]'"):
+        fasttext(*corpora)
+    with pytest.raises(UserError, match="unknown priors 'flat'"):
+        naive_bayes(*corpora, priors="flat")
+    with pytest.raises(UserError, match="place has fewer than two values with 2 texts or more"):
+        read(TRAIN[:3], TEST, "place", DATA)
+    with pytest.raises(UserError, match="no column 'city'"):
+        read(TRAIN, TEST, "city", DATA)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    """The rows of JSON that a command prints."""
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, two_dialects: Dialects) -> Path:
+    """train.jsonl, test.jsonl and a recipe."""
+    for name, count, seed in (("train", 300, 1), ("test", 60, 2)):
+        store.write_rows(tmp_path / f"{name}.jsonl", two_dialects(count, seed)[0])
+    (tmp_path / "recipe.toml").write_text("[data]\nmin_count = 1\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_verbs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An n-gram model is made and evaluated as a run is; classifiers print what `classify` does."""
+    train, test, recipe = (str(folder / name) for name in ("train.jsonl", "test.jsonl", "recipe.toml"))
+    model = str(folder / "kn")
+    assert main(["baseline", "ngram", train, "--config", recipe, "--out", model, "--order", "2"]) == 0
+    assert "n-grams" in capsys.readouterr().err
+    (row,) = said(capsys, "evaluate", model, test, "--top")
+    assert 1 < row["perplexity"] < 12
+    assert row["perplexity"] == row["perplexity_known"]
+    assert 0 < row["top_1"] < row["top_3"] < row["top_5"] < 1
+    assert store.read_rows(folder / "kn" / "results.jsonl")[0]["evaluation"] == row
+    assert main(["evaluate", model, test, "--top", "--by", "dialect"]) == 0
+    assert "next token right" in capsys.readouterr().out
+    judging = [train, "--config", recipe, "--test", test, "--target", "dialect"]
+    (bayes,) = said(capsys, "baseline", "bayes", *judging, "--priors", "training")
+    assert {"accuracy", "macro_f1", "perplexity", "values"} < set(bayes)
+    (regression,) = said(capsys, "baseline", "linear", *judging, "--order", "2", "--seed", "1")
+    assert regression["accuracy"] > bayes["accuracy"]
+    assert "perplexity" not in regression
+    assert main(["baseline", "fasttext", *judging]) == 0
+    assert "confusion" in capsys.readouterr().out
+    assert main(["baseline", "bayes", *judging]) == 0
+    assert "given the right value" in capsys.readouterr().out
+
+
+def test_like_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--like` texts are read as a run reads them, with its vocabulary: unknown words are those of the run."""
+    make_run(folder / "run", CONTEXT).save_weights({})
+    train, model = str(folder / "train.jsonl"), str(folder / "kn")
+    assert main(["baseline", "ngram", train, "--like", str(folder / "run"), "--out", model]) == 0
+    (row,) = said(capsys, "evaluate", model, str(folder / "test.jsonl"))
+    assert row["unknown_share"] > 0.5
+    again = str(folder / "kn2")
+    assert main(["baseline", "ngram", train, "--like", model, "--out", again]) == 0  # and of an n-gram model
+    (same,) = said(capsys, "evaluate", again, str(folder / "test.jsonl"))
+    assert same == row
+    assert main(["baseline", "ngram", train, "--like", str(folder / "nothing"), "--out", str(folder / "kn3")]) == 2
+    assert "not a run folder" in capsys.readouterr().err

@@ -1,0 +1,231 @@
+"""Ratios, posteriors and raised words against the model a step at a time, and against scores and classification."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factorcell.config import UserError
+from factorcell.data.vocabulary import START
+from factorcell.evaluation import likelihood_ratios
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.likelihood_ratios import explain, raised, strength
+from factorcell.model.run import Run
+from tests.small import make_letters, make_run, nats_of
+
+TEXTS = ("the sea is cold", "sun", "", "the kvetching sea", "the sun the sea the sand the cold")
+OSLO, NICE = {"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}
+TWO = {"there": OSLO, "here": NICE}
+LETTERS = {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two categories, all parts of which are adapted."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return make_run(folder, ("city", "stars"), adapt=["concat", "factor"], output_bias=["low_rank", "one_hot"])
+
+
+def columns(rows: list[dict[str, Any]], name: str) -> list[list[Any]]:
+    """One figure of all tokens of all texts."""
+    return [[token[name] for token in row["tokens"]] for row in rows]
+
+
+def test_ratios_are_those_of_a_step_at_a_time(run: Run) -> None:
+    """The plain oracle; the end is a token, and a word of no vocabulary stands as it was written."""
+    rows = explain([run], TEXTS, TWO)
+    for text, row in zip(TEXTS, rows, strict=True):
+        ours, theirs = (nats_of(run, {"text": text, **context}) for context in (OSLO, NICE))
+        assert [token["ratio"] for token in row["tokens"]] == pytest.approx(
+            [b - a for a, b in zip(ours, theirs, strict=True)], abs=1e-5
+        )
+        assert [token["nats"]["here"] for token in row["tokens"]] == pytest.approx(theirs, abs=1e-5)
+        assert [token["token"] for token in row["tokens"]] == [*text.split(), "</s>"]
+        assert [token["known"] for token in row["tokens"]] == [token != "kvetching" for token in [*text.split(), ""]]
+        assert (row["text"], row["unit"]) == (text, "word")
+    assert max(abs(ratio) for ratios in columns(rows, "ratio") for ratio in ratios) > 0.1
+
+
+def test_ratios_add_up_to_the_difference_of_scores(run: Run) -> None:
+    rows = explain([run], TEXTS, TWO)
+    ours, theirs = (run.score([{"text": text, **context} for text in TEXTS]) for context in (OSLO, NICE))
+    for row, own, other in zip(rows, ours, theirs, strict=True):
+        assert row["nats"] == pytest.approx({"there": own["nats"], "here": other["nats"]})
+        assert row["ratio"] == pytest.approx(other["nats"] - own["nats"], abs=1e-6)
+        assert sum(token["ratio"] for token in row["tokens"]) == pytest.approx(row["ratio"])
+
+
+def test_a_cut_text_has_no_end() -> None:
+    """Tokens beyond the longest text that the run reads are not there, and neither is the end."""
+    letters = make_letters(data={"max_tokens": 4})
+    (row,) = explain([letters], ["abcab"], LETTERS)
+    assert [token["token"] for token in row["tokens"]] == ["a", "b", "c", "a"]
+    (row,) = explain([letters], ["abc"], LETTERS)
+    assert [token["token"] for token in row["tokens"]] == ["a", "b", "c", "</s>"]
+
+
+def test_posterior_is_bayes_rule_over_what_was_read(run: Run) -> None:
+    """After every token; after the last it is what `classify` finds with the other column known."""
+    rows = explain([run], TEXTS, {"five": OSLO, "one": {"city": "Oslo", "stars": "1"}})
+    assert max(abs(p["five"] - 0.5) for row in columns(rows, "posterior") for p in row) > 0.01
+    for row in rows:
+        joint = {"five": 1.0, "one": 1.0}
+        for token in row["tokens"]:
+            joint = {name: share * math.exp(-token["nats"][name]) for name, share in joint.items()}
+            total = sum(joint.values())
+            assert token["posterior"] == pytest.approx({name: share / total for name, share in joint.items()})
+        assert row["posterior"] == row["tokens"][-1]["posterior"]
+    found = classify(run, [{"text": text, "city": "Oslo"} for text in TEXTS], "stars", values=["5", "1"])
+    ours = [[row["posterior"]["five"], row["posterior"]["one"]] for row in rows]
+    assert np.allclose(found.probabilities, ours, atol=1e-5)
+
+
+def test_an_ensemble_has_the_mean_of_its_runs() -> None:
+    first, second = make_letters(seed=1), make_letters(seed=2)
+    texts = ["abc", "cab"]
+    alone = [columns(explain([each], texts, LETTERS), "ratio") for each in (first, second)]
+    both = columns(explain([first, second], texts, LETTERS), "ratio")
+    for ours, one, other in zip(both, *alone, strict=True):
+        assert ours == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)])
+        assert one != pytest.approx(other)
+    assert columns(explain([first, first], texts, LETTERS), "ratio")[0] == pytest.approx(alone[0][0])
+
+
+def test_swapped_contexts_turn_all_signs(run: Run) -> None:
+    forth, back = explain([run], TEXTS, TWO), explain([run], TEXTS, dict(reversed(TWO.items())))
+    for ours, theirs in zip(columns(forth, "ratio"), columns(back, "ratio"), strict=True):
+        assert ours == pytest.approx([-ratio for ratio in theirs])
+    words = {row["token"]: row for row in raised([run], TEXTS, OSLO, NICE, least=0)}
+    for row in raised([run], TEXTS, NICE, OSLO, least=0):
+        assert row["ratio"] == pytest.approx(-words[row["token"]]["ratio"], abs=1e-6)
+        assert row["count"] == pytest.approx(words[row["token"]]["count"])
+
+
+def test_a_column_that_is_not_given_is_expected(run: Run) -> None:
+    """And a context may give none at all, or other columns than the next."""
+    (row,) = explain([run], ["the sea"], {"Oslo": {"city": "Oslo"}, "none": {}, "one": {"stars": 1}})
+    assert "ratio" not in row
+    corpus = run.prepare([{"text": "the sea"}], optional=("city", "stars"))
+    assert row["nats"]["none"] == pytest.approx(float(run.nats(corpus).sum()))
+    (known,) = run.score({"text": "the sea", "city": "Oslo", "stars": "1"})
+    assert all(row["nats"][name] != pytest.approx(known["nats"], abs=1e-3) for name in row["nats"])
+
+
+def plain_raised(run: Run, texts: tuple[str, ...], first: dict[str, Any], second: dict[str, Any]) -> dict[int, Any]:
+    """Ratio and count of every id, a position and a token at a time."""
+    sums: dict[int, list[float]] = {}
+    for text in texts:
+        ids, both = run.prepare([{"text": text, **first}]).tokens.tolist(), []
+        for context in (first, second):
+            conditioned = run.model.condition(run.prepare([{"text": text, **context}]).context(np.array([0])))
+            state, logs = None, []
+            for token in ids[:-1]:
+                step, state = run.model.step(torch.tensor([token]), conditioned, state)
+                logs.append(step[0].tolist())
+            both.append(logs)
+        for ours, theirs in zip(*both, strict=True):
+            for index in range(len(run.vocabulary)):
+                if index != START:
+                    weight = (math.exp(ours[index]) + math.exp(theirs[index])) / 2
+                    entry = sums.setdefault(index, [0.0, 0.0])
+                    entry[0] += weight * (ours[index] - theirs[index])
+                    entry[1] += weight
+    return {index: (total / mass, mass) for index, (total, mass) in sums.items()}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"adapt": ["concat", "factor"], "output_bias": ["low_rank", "one_hot"]},
+        {"adapt": ["prefix", "scale"], "output_bias": ["hash"], "layers": 2},
+        {"adapt": ["factor"], "output_bias": ["low_rank"], "softmax": "adaptive", "cutoffs": ["4"]},
+    ],
+)
+@pytest.mark.parametrize("at_once", [4_000_000, 40])
+def test_raised_words_are_those_of_a_step_at_a_time(
+    model: dict[str, Any], at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every kind of output, in one piece and in many."""
+    monkeypatch.setattr(likelihood_ratios, "RANKED", at_once)
+    run = make_run(tmp_path / "run", ("city", "stars"), **model)
+    with torch.no_grad():
+        expected = plain_raised(run, TEXTS, OSLO, NICE)
+    rows = raised([run], TEXTS, OSLO, NICE, least=0)
+    assert {run.vocabulary.tokens[index] for index in expected} == {row["token"] for row in rows}
+    ids = {token: index for index, token in enumerate(run.vocabulary.tokens)}
+    for row in rows:
+        assert (row["ratio"], row["count"]) == pytest.approx(expected[ids[row["token"]]], rel=1e-4, abs=1e-5)
+    assert [row["ratio"] for row in rows] == sorted((row["ratio"] for row in rows), reverse=True)
+    assert sum(row["count"] for row in rows) == pytest.approx(sum(len(text.split()) + 1 for text in TEXTS), rel=1e-4)
+    likely = raised([run], TEXTS, OSLO, NICE, least=2.0)
+    assert likely == [row for row in rows if row["count"] >= 2]
+    assert 0 < len(likely) < len(rows)
+
+
+def test_a_word_that_only_its_bias_raises() -> None:
+    """With nothing else adapted, the ratio is that of the biases less what the normalisation takes."""
+    run = make_letters(adapt=[], output_bias=["one_hot"])
+    names, letter = run.schema.variable("city").values, run.vocabulary.ids["a"]
+    with torch.no_grad():
+        for parameter in run.model.output.adapters.parameters():
+            assert parameter.shape == (len(run.vocabulary), len(names))
+            parameter.zero_()
+            parameter[letter, names.index("Oslo")] = 2.0
+    first, *others = raised([run], ["abc", "ba"], LETTERS["Oslo"], LETTERS["Nice"], least=0)
+    assert first["token"] == "a"
+    assert 0 < first["ratio"] < 2
+    assert all(-2 < row["ratio"] < 0 for row in others)
+    with pytest.raises(UserError, match="not adapted"):
+        raised([make_letters(adapt=[], output_bias=[])], ["abc"], *LETTERS.values(), least=0)
+
+
+def test_words_of_an_ensemble() -> None:
+    """Counts are means, ratios those of the positions of all runs together."""
+    runs = [make_letters(seed=1), make_letters(seed=2)]
+    one, other = ({row["token"]: row for row in raised([run], ["abc"], *LETTERS.values(), least=0)} for run in runs)
+    for row in raised(runs, ["abc"], *LETTERS.values(), least=0):
+        a, b = one[row["token"]], other[row["token"]]
+        assert row["count"] == pytest.approx((a["count"] + b["count"]) / 2)
+        total = a["count"] * a["ratio"] + b["count"] * b["ratio"]
+        assert row["ratio"] == pytest.approx(total / (a["count"] + b["count"]), abs=1e-6)
+
+
+@settings(max_examples=30)
+@given(st.floats(-5, 5))
+def test_strength(ratio: float) -> None:
+    assert strength(ratio) == -strength(-ratio)
+    assert abs(strength(ratio)) == (3 if abs(ratio) >= 2 else 2 if abs(ratio) >= 1 else 1 if abs(ratio) >= 0.5 else 0)
+    assert strength(ratio) * ratio >= 0
+
+
+@pytest.mark.parametrize(
+    ("texts", "contexts", "message"),
+    [
+        ([], LETTERS, "no text to explain"),
+        (["a"], {"Oslo": {"city": "Oslo"}}, "one context has nothing to be compared with"),
+        (["a"], {"x": {"city": "Oslo"}, "y": {"city": "Oslo"}}, "contexts are the same .city=Oslo."),
+        (["a"], {"x": {"city": "Oslo"}, "y": {"city": "Osla"}}, "'Osla' was never seen in training.*Oslo"),
+        (["a"], {"x": {"town": "Oslo"}, "y": {"town": "Nice"}}, "unknown context column 'town'.* city"),
+        (["a", None], LETTERS, "text is None, not a text"),
+    ],
+)
+def test_mistakes_are_told(texts: Any, contexts: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        explain([make_letters()], texts, contexts)
+
+
+def test_runs_of_an_ensemble_must_read_alike() -> None:
+    for other, message in (
+        (make_letters(data={"max_tokens": 9}), "reads texts with max_tokens 9, letters with 12"),
+        (make_letters(data={"lowercase": True}), "lowercase True"),
+        (make_letters(texts=("abcd", "ab")), "different vocabularies"),
+    ):
+        with pytest.raises(UserError, match=message):
+            explain([make_letters(), other], ["ab"], LETTERS)
+        with pytest.raises(UserError, match=message):
+            raised([make_letters(), other], ["ab"], *LETTERS.values())

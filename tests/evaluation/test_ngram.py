@@ -1,0 +1,265 @@
+"""Modified Kneser-Ney against a model of dictionaries that follows the definition, one n-gram at a time."""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell.config import Config, UserError
+from factorcell.data.data import Corpus, prepare, targets
+from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary
+from factorcell.evaluation import ngram
+from factorcell.evaluation.evaluation import evaluate, evaluate_by, top_accuracy
+from factorcell.evaluation.ngram import FALLBACK, NGram, discounts
+from tests import synthetic
+from tests.small import ROWS, make_run
+
+Gram = tuple[int, ...]
+DATA = Config.from_dict({"data": {"min_count": 2}}).data
+
+
+class Textbook:
+    """Interpolated modified Kneser-Ney by its definition, with dictionaries and loops."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], order: int, size: int) -> None:
+        self.order, self.size = order, size
+        grams = {
+            n: Counter(text[i : i + n] for text in map(tuple, texts) for i in range(len(text) - n + 1))
+            for n in range(1, order + 1)
+        }
+        self.counts: dict[int, dict[Gram, int]] = {order: dict(grams[order])}
+        for n in range(1, order):
+            self.counts[n] = {
+                gram: times if gram[0] == START else len({longer[0] for longer in grams[n + 1] if longer[1:] == gram})
+                for gram, times in grams[n].items()
+            }
+        self.counts[1].pop((START,), None)
+        self.discounts = {n: self._discounts(list(self.counts[n].values())) for n in self.counts}
+
+    @staticmethod
+    def _discounts(counts: list[int]) -> tuple[float, ...]:
+        n1, n2, n3, n4 = (counts.count(times) for times in (1, 2, 3, 4))
+        if n1 == 0 or n2 == 0 or n3 == 0:
+            return (0.5, 1.0, 1.5)
+        y = n1 / (n1 + 2 * n2)
+        found = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
+        return found if all(value > 0 for value in found) else (0.5, 1.0, 1.5)
+
+    def probability(self, history: Gram, token: int) -> float:
+        """p(token | history), the history cut to order - 1 tokens."""
+        return self._interpolated(history[max(0, len(history) - self.order + 1) :], token)
+
+    def _interpolated(self, history: Gram, token: int) -> float:
+        lower = 1 / (self.size - 1) if not history else self._interpolated(history[1:], token)
+        n = len(history) + 1
+        following = {gram: times for gram, times in self.counts[n].items() if gram[:-1] == history}
+        total = sum(following.values())
+        if not total:
+            return lower
+        taken = {gram: self.discounts[n][min(times, 3) - 1] for gram, times in following.items()}
+        gram = (*history, token)
+        own = following.get(gram, 0) - taken.get(gram, 0.0)
+        return own / total + sum(taken.values()) / total * lower
+
+
+def texts_of(corpus: Corpus) -> list[Gram]:
+    """Every text as a tuple of ids."""
+    return [tuple(text.tolist()) for text in np.split(corpus.tokens, corpus.offsets[1:-1])]
+
+
+def fit(folder: Path, rows: Any, order: int, data: Any = DATA, vocabulary: Vocabulary | None = None) -> NGram:
+    """A model of some rows."""
+    return NGram.fit(rows, data, folder, order=order, vocabulary=vocabulary)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    """120 texts of words of which a few are frequent and many rare, some of them empty."""
+    random = np.random.default_rng(5)
+    drawn = [random.zipf(1.5, size=random.integers(0, 9)) % 40 for _ in range(120)]
+    return [{"text": " ".join(f"w{word}" for word in text)} for text in drawn]
+
+
+UNSEEN = [{"text": "w1 w2 w3 w1 w1"}, {"text": "new w5 newer w1"}, {"text": ""}, {"text": "w39 w38 w1 w2 w1 w2 w1"}]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_every_probability_is_that_of_the_textbook(tmp_path: Path, rows: list[dict[str, str]], order: int) -> None:
+    """Seen and unseen texts, unknown words, ends; and in every history met all tokens sum to one."""
+    model = fit(tmp_path / "model", rows, order)
+    size = len(model.vocabulary)
+    book = Textbook(texts_of(model.prepare(rows)), order, size)
+    for level, (length, taken) in zip(model.levels, sorted(book.discounts.items()), strict=True):
+        assert level.discounts == pytest.approx(taken, rel=1e-12), length
+    corpus = model.prepare([*UNSEEN, *rows[:20]])
+    expected, histories = [], set()
+    for text in texts_of(corpus):
+        for place in range(1, len(text)):
+            expected.append(-math.log(book.probability(text[:place], text[place])))
+            histories.add(text[max(0, place - order + 1) : place])
+    np.testing.assert_allclose(model.nats(corpus), expected, rtol=1e-12)
+    for history in itertools.islice(sorted(histories), 0, None, 7):
+        ours = [book.probability(history, token) for token in range(size) if token != START]
+        assert sum(ours) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_ranks_are_those_of_all_probabilities(tmp_path: Path, rows: list[dict[str, str]], order: int) -> None:
+    """Against the textbook's probabilities of all tokens, sorted; equal ones come before the target."""
+    model = fit(tmp_path / "model", rows, order)
+    book = Textbook(texts_of(model.prepare(rows)), order, len(model.vocabulary))
+    corpus = model.prepare([*UNSEEN, *rows[:10]])
+    expected = []
+    for text in texts_of(corpus):
+        for place in range(1, len(text)):
+            line = [book.probability(text[:place], token) for token in range(len(model.vocabulary)) if token != START]
+            own = book.probability(text[:place], text[place])
+            expected.append(sum(value > own * (1 - 1e-9) for value in line))
+    assert model.ranks(corpus).tolist() == expected
+    found, known = top_accuracy(model, corpus), targets(corpus) != UNKNOWN
+    assert found["top_3"] == pytest.approx(np.mean(np.array(expected) <= 3))
+    assert found["top_1_known"] == pytest.approx(np.mean(np.array(expected)[known] <= 1))
+    assert 0 < found["top_1"] < found["top_5"]
+
+
+def test_all_probabilities_are_those_of_the_targets(tmp_path: Path, rows: list[dict[str, str]]) -> None:
+    """The distribution over all tokens sums to one, never starts a text, and holds the nats of the targets."""
+    model = fit(tmp_path / "model", rows, 3)
+    corpus = model.prepare([*rows, *UNSEEN])
+    found = []
+    for histories, grams, wanted in model.blocks(corpus):
+        everything = model.probabilities(histories)
+        assert grams[0].tolist() == wanted.tolist()
+        np.testing.assert_allclose(everything.sum(1), 1, atol=1e-12)
+        assert not everything[:, START].any()
+        assert (np.delete(everything, START, 1) > 0).all()
+        found.append(everything[np.arange(len(wanted)), wanted])
+    np.testing.assert_allclose(np.exp(-model.nats(corpus)), np.concatenate(found), rtol=1e-12)
+
+
+def test_nothing_depends_on_how_much_is_looked_up_at_once(
+    tmp_path: Path, rows: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One text or one target at a time gives the same."""
+    model = fit(tmp_path / "model", rows, 3)
+    corpus = model.prepare([*UNSEEN, *rows])
+    nats, ranks = model.nats(corpus), model.ranks(corpus)
+    assert len(nats) == len(ranks) == corpus.targets
+    monkeypatch.setattr(ngram, "TOKENS", 1)
+    monkeypatch.setattr(ngram, "CELLS", 1)
+    assert len(list(model.blocks(corpus))) == len(corpus)
+    np.testing.assert_array_equal(model.nats(corpus), nats)
+    np.testing.assert_array_equal(model.ranks(corpus), ranks)
+    monkeypatch.setattr(ngram, "TOKENS", 30)
+    assert 1 < len(list(model.blocks(corpus))) < len(corpus)
+    np.testing.assert_array_equal(model.nats(corpus), nats)
+
+
+def test_texts_that_were_cut_have_no_end(tmp_path: Path) -> None:
+    """A cut text ends in the middle of a line of tokens; the next text is not taken for its continuation."""
+    data = Config.from_dict({"data": {"min_count": 1, "max_tokens": 2}}).data
+    model = fit(tmp_path / "model", [{"text": "a b c"}, {"text": "d e f"}, {"text": "a"}], 3, data)
+    corpus = model.prepare([{"text": "a b c"}, {"text": "d"}])
+    texts = texts_of(model.prepare([{"text": "a b c"}, {"text": "d e f"}, {"text": "a"}]))
+    assert [END in text for text in texts] == [False, False, True]
+    book = Textbook(texts, 3, len(model.vocabulary))
+    expected = [-math.log(book.probability(t[:i], t[i])) for t in texts_of(corpus) for i in range(1, len(t))]
+    np.testing.assert_allclose(model.nats(corpus), expected, rtol=1e-12)
+
+
+def test_a_history_that_was_never_seen_backs_off(tmp_path: Path) -> None:
+    """Longer histories than any text has change nothing, and after an unseen token only the unigrams are left."""
+    data = Config.from_dict({"data": {"min_count": 1}}).data
+    short = fit(tmp_path / "short", [{"text": "a b"}, {"text": "b"}], 4, data)
+    long = fit(tmp_path / "long", [{"text": "a b"}, {"text": "b"}], 6, data)
+    assert len(short.grams) == len(long.grams) == 4
+    corpus = long.prepare([{"text": "b a b a b"}, {"text": "zyx b"}])
+    np.testing.assert_array_equal(short.nats(corpus), long.nats(corpus))
+    after = short.nats(corpus)[-2]  # b after zyx
+    level = short.levels[0]
+    b = short.vocabulary.encode(["b"])[0]
+    assert after == pytest.approx(-math.log(level.share[b] + level.left[0] * short.uniform))
+
+
+def test_discounts() -> None:
+    """The three of Chen and Goodman from counts of counts; fixed ones where these do not allow an estimate."""
+    counts = np.repeat([1, 2, 3, 4, 7], [8, 4, 2, 1, 3])
+    assert discounts(counts) == pytest.approx((0.5, 2 - 3 * 0.5 * 2 / 4, 3 - 4 * 0.5 / 2))
+    for missing in (1, 2, 3):
+        assert discounts(counts[counts != missing]) == FALLBACK
+    assert discounts(np.array([], dtype=np.int64)) == FALLBACK
+    assert discounts(np.repeat([1, 2, 3], [3, 1, 9])) == FALLBACK  # that of 2 would be less than nothing
+
+
+def test_perplexity_of_a_markov_chain(
+    tmp_path: Path, two_dialects: Callable[[int, int], tuple[list[dict[str, str]], float]]
+) -> None:
+    """Texts of which each word depends on the one before it alone: a bigram model comes near what is possible."""
+    known = {}
+    for name, count, seed in (("train", 4000, 1), ("test", 1500, 2)):
+        known[name] = [row for row in two_dialects(count, seed)[0] if row["dialect"] == "coast"]
+    chain = synthetic.dialects()
+    true = sum(float(chain.nats(row["text"])[0]) for row in known["test"])
+    count = sum(len(row["text"].split(" ")) + 1 for row in known["test"])
+    found = {}
+    for order in (1, 2, 3):
+        model = fit(tmp_path / str(order), known["train"], order)
+        found[order] = evaluate(model, model.prepare(known["test"]))["perplexity"]
+    best = math.exp(true / count)
+    assert best < found[2] < 1.02 * best
+    assert found[2] < found[3] < 1.1 * best
+    assert found[1] > 1.5 * best
+
+
+def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> None:
+    """The folder holds three files, and gives the same nats; an altered one, or one of another model, is found out."""
+    model = fit(tmp_path / "model", rows, 3)
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "ngram.json", "ngrams.safetensors", "vocabulary.txt",
+    ]  # fmt: skip
+    again = NGram.open(tmp_path / "model")
+    corpus = again.prepare(UNSEEN)
+    assert again.data == model.data
+    np.testing.assert_array_equal(again.nats(corpus), model.nats(model.prepare(UNSEEN)))
+    fit(tmp_path / "other", rows, 2)
+    tables = tmp_path / "model" / "ngrams.safetensors"
+    tables.write_bytes((tmp_path / "other" / "ngrams.safetensors").read_bytes())
+    with pytest.raises(UserError, match="does not belong"):
+        NGram.open(tmp_path / "model")
+    tables.write_bytes(tables.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(UserError, match="altered"):
+        NGram.open(tmp_path / "model")
+
+
+def test_shares_targets_with_a_run(tmp_path: Path) -> None:
+    """With the vocabulary of a run: the same targets, so that the two can be mixed; and a baseline to its gains."""
+    run = make_run(tmp_path / "run")
+    model = fit(tmp_path / "model", ROWS, 3, run.config.data, run.vocabulary)
+    corpus = run.prepare(ROWS)
+    np.testing.assert_array_equal(targets(corpus), targets(model.prepare(ROWS)))
+    weight, ours, theirs = 0.5, np.exp(-run.nats(corpus).astype(np.float64)), np.exp(-model.nats(corpus))
+    for _ in range(50):  # expectation and maximisation
+        weight = float((weight * ours / (weight * ours + (1 - weight) * theirs)).mean())
+    mixed = -np.log(weight * ours + (1 - weight) * theirs)
+    assert mixed.mean() <= min(run.nats(corpus).mean(), model.nats(corpus).mean()) + 1e-9
+    rows = evaluate_by(run, corpus, ["all"] * len(ROWS), model)
+    assert rows[0]["perplexity_without"] == pytest.approx(evaluate(model, corpus)["perplexity"])
+
+
+def test_mistakes(tmp_path: Path, rows: list[dict[str, str]]) -> None:
+    """One line each, before anything is counted."""
+    with pytest.raises(UserError, match="order is 0; it must be from 1 to 7"):
+        fit(tmp_path / "model", rows, 0)
+    model = fit(tmp_path / "model", rows, 2)
+    with pytest.raises(UserError, match="exists already"):
+        fit(tmp_path / "model", rows, 2)
+    other = prepare([{"text": "other words, other words"}], DATA)
+    with pytest.raises(UserError, match="another vocabulary"):
+        model.nats(other)
+    with pytest.raises(UserError, match=r"ngram\.json: there is no such file"):
+        NGram.open(tmp_path)

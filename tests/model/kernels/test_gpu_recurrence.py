@@ -1,0 +1,308 @@
+"""The recurrence for GPUs against a plain loop in double precision: on a GPU if there is one, else interpreted."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from factorcell.model.cells import Cell
+from factorcell.model.kernels import gpu, gpu_recurrence
+
+pytestmark = pytest.mark.skipif(gpu.triton is None, reason="Triton is not installed")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+Arrays = dict[str, Tensor | None]
+
+
+def arrays(batch: int, steps: int, hidden: int, rank: int, drop: bool, ragged: bool, seed: int = 0) -> Arrays:
+    """What a cell would hand over; where `ragged`, texts of all lengths from 0 on."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(*shape, generator=random) * scale
+
+    return {
+        "given": normal(batch, steps, 3 * hidden),
+        "given_reduced": normal(batch, steps, rank) if rank else None,
+        "weight": normal(hidden, 3 * hidden, scale=hidden**-0.5),
+        "left": normal(batch, hidden, rank, scale=hidden**-0.5) if rank else None,
+        "right": normal(batch, rank, 3 * hidden, scale=0.5) if rank else None,
+        "keep": (normal(steps, batch, hidden) > -0.5).float() / 0.7 if drop else None,
+        "hidden": normal(batch, hidden, scale=0.5),
+        "memory": normal(batch, hidden),
+        "lengths": torch.arange(batch) % (steps + 1) if ragged else None,
+    }
+
+
+def slow(a: Arrays) -> tuple[Tensor, Tensor]:
+    """All h and the last m, a text and a step at a time."""
+    given, weight, first, memory = a["given"], a["weight"], a["hidden"], a["memory"]
+    assert given is not None
+    assert weight is not None
+    assert first is not None
+    assert memory is not None
+    texts, lasts = [], []
+    for b in range(len(given)):
+        h, m, states = first[b], memory[b], []
+        for t in range(given.shape[1]):
+            if a["lengths"] is not None and t >= a["lengths"][b]:
+                states.append(torch.zeros_like(h))
+                continue
+            gates = given[b, t] + h @ weight
+            if a["left"] is not None and a["right"] is not None:
+                reduced = h @ a["left"][b]
+                gates = (
+                    gates
+                    + (reduced if a["given_reduced"] is None else reduced + a["given_reduced"][b, t]) @ a["right"][b]
+                )
+            candidate, forget, output = gates.chunk(3)
+            kept = torch.tanh(candidate) * (1.0 if a["keep"] is None else a["keep"][t, b])
+            forget = torch.sigmoid(forget + 1)
+            m = forget * m + (1 - forget) * kept
+            h = torch.tanh(m) * torch.sigmoid(output)
+            states.append(h)
+        texts.append(torch.stack(states))
+        lasts.append(m)
+    return torch.stack(texts), torch.stack(lasts)
+
+
+def learned(a: Arrays, kind: torch.dtype, device: str) -> Arrays:
+    """Copies that take gradients, all but the dropout mask and the lengths."""
+    copies: Arrays = {}
+    for name, x in a.items():
+        if x is None or name == "lengths":
+            copies[name] = None if x is None else x.to(device)
+        else:
+            copies[name] = x.to(device, kind).clone().requires_grad_(name != "keep")
+    return copies
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """|a - b| relative to |b|."""
+    return float((a.cpu().double() - b).norm() / b.norm().clamp(min=1e-6))
+
+
+def check(a: Arrays, kind: torch.dtype = torch.float32, value: float = 1e-5, gradient: float = 1e-4) -> None:
+    """Values and every gradient of a loss in which all h and the last m count."""
+    fast, plain = learned(a, kind, DEVICE), learned({k: rounded(x, kind) for k, x in a.items()}, torch.double, "cpu")
+    results = [gpu_recurrence.run(**fast), slow(plain)]  # type: ignore[arg-type]
+    for hidden, memory in results:
+        factor = torch.linspace(-1, 1, hidden.numel(), dtype=torch.double).view_as(hidden).to(hidden.device)
+        ((hidden.double() * factor).sum() + (memory.double() ** 2).sum()).backward()  # type: ignore[no-untyped-call]
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got.cpu().double(), expected, atol=value, rtol=value)
+    for name, x in fast.items():
+        wanted = plain[name]
+        if x is not None and x.requires_grad:
+            assert wanted is not None
+            assert x.grad is not None, name
+            assert x.grad.dtype == kind
+            assert distance(x.grad, torch.zeros_like(wanted) if wanted.grad is None else wanted.grad) < gradient, name
+
+
+def rounded(x: Tensor | None, kind: torch.dtype) -> Tensor | None:
+    """The numbers that an array of this type can hold; whole numbers as they are."""
+    return None if x is None else x.to(kind) if x.is_floating_point() else x
+
+
+@pytest.fixture
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that a few units need several: W is then streamed."""
+    for name, size in {"HELD": 0, "STAGE": 0, "SUMS": 256, "PARTIAL": 256}.items():
+        monkeypatch.setattr(gpu_recurrence, name, size)
+
+
+SHAPES = {
+    "batch": st.integers(1, 9),
+    "steps": st.integers(1, 3),
+    "hidden": st.integers(1, 40),
+    "rank": st.integers(0, 9),
+    "drop": st.booleans(),
+    "ragged": st.booleans(),
+    "seed": st.integers(0, 99),
+}
+
+
+@settings(max_examples=8)
+@given(**SHAPES)
+@example(batch=1, steps=1, hidden=1, rank=1, drop=False, ragged=False, seed=0)
+@example(batch=1, steps=3, hidden=33, rank=0, drop=False, ragged=False, seed=0)
+@example(batch=1, steps=2, hidden=8, rank=2, drop=True, ragged=True, seed=0)  # the only text is empty
+def test_any_shape_with_weights_on_chip(
+    batch: int, steps: int, hidden: int, rank: int, drop: bool, ragged: bool, seed: int
+) -> None:
+    check(arrays(batch, steps, hidden, rank, drop, ragged, seed))
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize(
+    ("batch", "steps", "hidden", "rank", "drop", "ragged"),
+    [(1, 1, 17, 1, False, False), (18, 3, 37, 3, True, True), (5, 2, 48, 0, False, True), (3, 4, 33, 19, True, False)],
+)
+def test_weights_streamed_in_tiles(batch: int, steps: int, hidden: int, rank: int, drop: bool, ragged: bool) -> None:
+    check(arrays(batch, steps, hidden, rank, drop, ragged))
+
+
+def test_without_a_share_of_the_inputs() -> None:
+    check({**arrays(3, 3, 10, 2, drop=False, ragged=False), "given_reduced": None})
+
+
+def test_bfloat16_keeps_its_state_in_float32() -> None:
+    """As near as h and gates of eight bits allow; the memory, which is never rounded on the way, is nearer."""
+    check(arrays(5, 4, 20, 3, drop=True, ragged=True), torch.bfloat16, value=2e-2, gradient=2e-2)
+    a = arrays(2, 40, 16, 0, drop=False, ragged=False)
+    forget = torch.tensor([0.0, 9.0, 0.0]).repeat_interleave(
+        16
+    )  # forgets 1 part in 22,000 a step, less than bfloat16 can tell from 1
+    a["given"], a["weight"] = forget.expand(2, 40, 48), torch.zeros(16, 48)
+    low = {name: x if x is None else x.to(DEVICE, torch.bfloat16) for name, x in a.items()}
+    _, memory = gpu_recurrence.run(**low)  # type: ignore[arg-type]
+    assert memory.dtype == torch.float32
+    _, expected = slow({name: x if x is None else x.to("cpu", torch.double) for name, x in low.items()})
+    torch.testing.assert_close(memory.cpu().double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_lies_beyond_the_end_is_never_read() -> None:
+    """NaN there reaches neither a value nor a gradient, and gets a gradient of zero itself."""
+    a = learned(arrays(6, 4, 10, 2, drop=True, ragged=True), torch.float32, DEVICE)
+    lengths = a["lengths"]
+    assert lengths is not None
+    beyond = torch.arange(4, device=DEVICE) >= lengths[:, None]
+    for name in ("given", "given_reduced"):
+        x = a[name]
+        assert x is not None
+        x.data[beyond] = torch.nan
+    hidden, memory = gpu_recurrence.run(**a)  # type: ignore[arg-type]
+    assert bool((hidden[beyond] == 0).all())
+    empty = a["memory"]
+    assert empty is not None
+    assert torch.equal(memory[lengths == 0], empty[lengths == 0])
+    factor = torch.where(beyond[:, :, None], torch.nan, 1.0)  # nor does a gradient from there
+    torch.autograd.backward([hidden, memory], [factor.expand_as(hidden), torch.ones_like(memory)])
+    for name, x in a.items():
+        if x is not None and x.grad is not None:
+            assert x.grad.isfinite().all(), name
+            if name in ("given", "given_reduced"):
+                assert (x.grad[beyond] == 0).all(), name
+
+
+def test_large_values_saturate_and_nan_stays_in_its_text() -> None:
+    a = arrays(3, 3, 21, 2, drop=False, ragged=False)
+    assert a["given"] is not None
+    a["given"][0] *= 1000
+    a["given"][1, 1, 5] = torch.nan
+    low = {name: None if x is None else x.to(DEVICE) for name, x in a.items()}
+    with np.errstate(over="ignore", invalid="ignore"):  # the interpreter's numpy warns of both
+        hidden, memory = gpu_recurrence.run(**low)  # type: ignore[arg-type]
+    expected, _ = slow({name: None if x is None else x.double() for name, x in a.items()})
+    torch.testing.assert_close(hidden[0].cpu().double(), expected[0], atol=1e-4, rtol=1e-4)
+    assert hidden[1, 0].isfinite().all()
+    assert hidden[1, 2].isnan().any()
+    assert hidden[2].isfinite().all()
+    assert memory[1].isnan().any()
+
+
+def test_two_halves_are_the_whole() -> None:
+    a = {name: x if x is None else x.to(DEVICE) for name, x in arrays(3, 6, 12, 2, False, False).items()}
+    hidden, memory = gpu_recurrence.run(**a)  # type: ignore[arg-type]
+    halves = []
+    for part in (slice(0, 2), slice(2, 6)):
+        for name in ("given", "given_reduced"):
+            x = a[name]
+            assert x is not None
+            a[f"half_{name}"] = x[:, part]
+        now = {**a, "given": a["half_given"], "given_reduced": a["half_given_reduced"]}
+        now = {name: x for name, x in now.items() if not name.startswith("half_")}
+        outputs, a["memory"] = gpu_recurrence.run(**now)  # type: ignore[arg-type]
+        a["hidden"] = outputs[:, -1]
+        halves.append(outputs)
+    torch.testing.assert_close(torch.cat(halves, dim=1), hidden)
+    torch.testing.assert_close(a["memory"], memory)
+
+
+@pytest.mark.parametrize("tiles", ["_small_tiles", "seed"])
+def test_nothing_is_written_beside_the_arrays(tiles: str, request: pytest.FixtureRequest) -> None:
+    """Arrays in the middle of larger ones full of NaN: none gets in, and none is overwritten."""
+    request.getfixturevalue(tiles)
+    batch, steps, hidden, rank = 5, 3, 21, 3
+    a = {**arrays(batch, steps, hidden, rank, drop=True, ragged=False), "lengths": None}
+    expected, last = slow(a)
+    texts, all_texts = (batch, hidden), (batch, steps, hidden)
+    wide: dict[str, Tensor] = {}
+
+    def inside(name: str, shape: tuple[int, ...], content: Tensor | float) -> Tensor:
+        size = torch.Size(shape).numel()
+        wide[name] = torch.full((size + 256,), torch.nan, device=DEVICE)
+        view = wide[name][128:-128].view(shape)
+        view.copy_(torch.as_tensor(content).expand(shape))
+        return view
+
+    taken = {name: None if x is None else inside(name, tuple(x.shape), x) for name, x in a.items()}
+    left, weight, given = a["left"], taken["weight"], taken["given"]
+    assert left is not None
+    assert weight is not None
+    assert given is not None
+    turned = inside("turned", (batch, rank, hidden), left.transpose(1, 2))
+    state, m = inside("state", (2, *texts), torch.nan), inside("last", texts, a["memory"])  # type: ignore[arg-type]
+    state[0] = a["hidden"]  # type: ignore[assignment]
+    widths = {"outputs": hidden, "memories": hidden, "gates": 3 * hidden, "reduced": rank}
+    made = [inside(name, (batch, steps, width), torch.nan) for name, width in widths.items()]
+    first = (given, taken["given_reduced"], weight, turned, taken["right"], taken["keep"], None, state, m)
+    gpu_recurrence._launch(gpu_recurrence._forward_kernel, (*first, *made), weight, given, rank)
+    torch.testing.assert_close(made[0].cpu(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(m.cpu(), last, atol=1e-5, rtol=1e-5)
+    of = [
+        inside(f"of {n}", s, torch.nan) for n, s in enumerate([(batch, steps, 3 * hidden), (batch, steps, rank), texts])
+    ]
+    upstream, of_m = inside("upstream", all_texts, 1.0), inside("of m", texts, 1.0)
+    second = (upstream, weight, turned, taken["right"], taken["keep"], None, taken["memory"], made[1], made[2])
+    gpu_recurrence._launch(gpu_recurrence._backward_kernel, (*second, *of, of_m), weight, given, rank)
+    for name, x in wide.items():
+        assert x[:128].isnan().all(), name
+        assert x[-128:].isnan().all(), name
+        assert x[128:-128].isfinite().all(), name
+
+
+def test_the_operator_keeps_the_rules_of_operators() -> None:
+    """Its shapes without data, its gradient and its aliasing, as PyTorch's own check has them."""
+    a = arrays(3, 2, 10, 3, drop=False, ragged=True)
+    assert a["left"] is not None
+    a["left"] = a["left"].transpose(1, 2).contiguous()  # as the operator takes it
+    torch.library.opcheck(gpu_recurrence._forward, tuple(learned(a, torch.float32, DEVICE).values()))
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_cell_takes_the_kernel_where_it_can(ragged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same values, state and gradients as the loop; with layer normalisation the loop itself."""
+    lengths = torch.tensor([3, 0, 2], device=DEVICE) if ragged else None
+    inputs, vector = torch.randn(3, 3, 4, device=DEVICE), torch.randn(3, 2, device=DEVICE)
+    for layer_norm in (False, True):
+        cell, results = Cell(4, 6, 2, 2, ("concat", "factor"), 0.0, layer_norm).to(DEVICE), []
+        calls: list[int] = []
+        launch = Cell._launch
+        monkeypatch.setattr(Cell, "_launch", staticmethod(lambda a, c=calls, f=launch: (c.append(1), f(a))[1]))
+        for kernel in ("off", "triton"):
+            monkeypatch.setenv("FACTORCELL_KERNEL", kernel)
+            cell.zero_grad()
+            hidden, state = cell(inputs, cell.adapt(vector), lengths=lengths)
+            (hidden.sin().sum() + state.hidden.cos().sum() + state.memory.sum()).backward()
+            results.append([hidden, state.hidden, state.memory, *(p.grad for p in cell.parameters())])
+        assert len(calls) == (0 if layer_norm else 1)
+        for got, expected in zip(*results, strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+        monkeypatch.setattr(Cell, "_launch", launch)
+
+
+def test_what_the_kernel_cannot_do_is_left_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubles, halves beside floats, a matrix for each text, no text at all; the processor, unless it is asked for."""
+    monkeypatch.setenv("FACTORCELL_KERNEL", "triton")
+    x, matrix = torch.randn(2, 3, 6, device=DEVICE), torch.randn(2, 6, device=DEVICE)
+    assert gpu_recurrence.usable(x, matrix)
+    assert gpu_recurrence.usable(x.bfloat16(), matrix.bfloat16())
+    assert not gpu_recurrence.usable(x.double(), matrix.double())
+    assert not gpu_recurrence.usable(x.bfloat16(), matrix)
+    assert not gpu_recurrence.usable(x, matrix.expand(2, -1, -1))
+    assert not gpu_recurrence.usable(x[:0], matrix)
+    monkeypatch.delenv("FACTORCELL_KERNEL")
+    assert gpu_recurrence.usable(x, matrix) == (DEVICE == "cuda")

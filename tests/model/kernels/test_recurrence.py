@@ -1,0 +1,341 @@
+"""The compiled recurrence against a plain loop in double precision, whatever the shapes and the instruction set."""
+
+import itertools
+import math
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from factorcell.model.cells import CELLS, Cell
+from factorcell.model.kernels import kernels, recurrence
+from factorcell.model.kernels.recurrence import Inputs, Packed
+
+HERE = kernels.library()
+VARIANTS = [] if HERE is None else kernels.VARIANTS[: HERE.factorcell_best() + 1]
+compiled = pytest.mark.skipif(HERE is None, reason="not compiled: there was no C++ compiler at installation")
+Arrays = dict[str, Tensor | None]
+Results = tuple[Tensor, Tensor, Tensor]
+
+
+def arrays(
+    batch: int,
+    steps: int,
+    hidden: int,
+    rank: int,
+    drop: bool = False,
+    norm: bool = False,
+    ragged: bool = False,
+    scale: bool = False,
+    feed: bool = False,
+    seed: int = 0,
+) -> Arrays:
+    """What a cell would hand over."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(*shape, generator=random) * scale
+
+    return {
+        "given": normal(batch, steps, 3 * hidden),
+        "bias": normal(batch, 3 * hidden),
+        "given_reduced": normal(batch, steps, rank) if rank else None,
+        "weight": normal(hidden, 3 * hidden, scale=hidden**-0.5),
+        "left": normal(batch, hidden, rank, scale=hidden**-0.5) if rank else None,
+        "right": normal(batch, rank, 3 * hidden, scale=0.5) if rank else None,
+        "keep": (normal(steps, batch, hidden) > -0.5).float() / 0.7 if drop else None,
+        "norm": normal(8, hidden) if norm else None,
+        "scale": 1 + normal(batch, 3 * hidden, scale=0.5) if scale else None,
+        "feed": (normal(batch, hidden) > -0.5).float() / 0.7 if feed else None,
+        "hidden": normal(batch, hidden, scale=0.5),
+        "memory": normal(batch, hidden),
+        "lengths": torch.randint(0, steps + 1, (batch,), generator=random) if ragged else None,
+    }
+
+
+def run(a: Arrays) -> Results:
+    """The compiled code."""
+    return recurrence.run(Inputs(**a))  # type: ignore[arg-type]
+
+
+def slow(a: Arrays) -> Results:
+    """All h, the last h and the last m, a step and a text at a time."""
+    x = Inputs(**a)  # type: ignore[arg-type]
+    texts, states = [], []
+    for b in range(len(x.given)):
+        h, m, hidden = x.hidden[b], x.memory[b], []
+        for t in range(x.given.shape[1]):
+            if x.lengths is not None and t >= x.lengths[b]:
+                hidden.append(torch.zeros_like(h))
+                continue
+            fed = h if x.feed is None else h * x.feed[b]
+            gates = x.given[b, t] + x.bias[b] + fed @ x.weight * (1.0 if x.scale is None else x.scale[b])
+            if x.given_reduced is not None and x.left is not None and x.right is not None:
+                gates = gates + (x.given_reduced[b, t] + fed @ x.left[b]) @ x.right[b]
+            candidate, forget, output = (normalised(x.norm, j, gate) for j, gate in enumerate(gates.chunk(3)))
+            kept = torch.tanh(candidate) * (1.0 if x.keep is None else x.keep[t, b])
+            forget = torch.sigmoid(forget + 1)
+            m = forget * m + (1 - forget) * kept
+            h = torch.tanh(normalised(x.norm, 3, m)) * torch.sigmoid(output)
+            hidden.append(h)
+        texts.append(torch.stack(hidden))
+        states.append((h, m))
+    return torch.stack(texts), torch.stack([h for h, _ in states]), torch.stack([m for _, m in states])
+
+
+def normalised(norm: Tensor | None, which: int, values: Tensor) -> Tensor:
+    """Layer normalisation from its definition."""
+    if norm is None:
+        return values
+    centred = values - values.mean()
+    return norm[which] * centred / ((centred**2).mean() + 1e-5).sqrt() + norm[which + 4]
+
+
+def learned(a: Arrays, double: bool) -> Arrays:
+    """Copies that take gradients, all but the dropout masks and the lengths."""
+    kind = torch.double if double else torch.float
+    return {
+        name: x
+        if x is None or name == "lengths"
+        else x.to(kind).clone().requires_grad_(name not in ("keep", "feed") and x.numel() > 0)
+        for name, x in a.items()
+    }
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """|a - b| relative to |b|."""
+    return float((a - b).norm() / b.norm().clamp(min=1e-6))
+
+
+def check(a: Arrays, variant: str, values: float = 1e-5, gradients: float = 1e-4) -> None:
+    """Values and every gradient, of a loss in which all h and the last h and m count."""
+    os.environ["FACTORCELL_KERNEL"] = variant
+    fast, plain = learned(a, double=False), learned(a, double=True)
+    results = [run(fast), slow(plain)]
+    for hidden, last, memory in results:
+        factor = torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
+        ((hidden * factor).sum() + (last * 0.3).sum() + (memory**2).sum()).backward()  # type: ignore[no-untyped-call]
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got.double(), expected, atol=values, rtol=values)
+    for name, x in fast.items():
+        expected_gradient = None if plain[name] is None else plain[name].grad  # type: ignore[union-attr]
+        if x is not None and expected_gradient is not None:
+            assert x.grad is not None, name
+            assert distance(x.grad.double(), expected_gradient) < gradients, name
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=15, deadline=None)
+@given(
+    batch=st.integers(1, 19),
+    steps=st.integers(1, 6),
+    hidden=st.integers(2, 70),
+    rank=st.integers(0, 18),
+    drop=st.booleans(),
+    norm=st.booleans(),
+    ragged=st.booleans(),
+    scale=st.booleans(),
+    feed=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_shape(variant: str, seed: int, **shape: Any) -> None:
+    check(arrays(**shape, seed=seed), variant, *((1e-4, 1e-3) if shape["norm"] and shape["hidden"] < 8 else ()))
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=8, deadline=None)
+@given(
+    batch=st.integers(1, 19),
+    hidden=st.integers(20, 70),
+    rank=st.integers(0, 7),
+    norm=st.booleans(),
+    ragged=st.booleans(),
+    scale=st.booleans(),
+    feed=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_products_of_half_the_bits_are_near(variant: str, seed: int, **shape: Any) -> None:
+    """Eight bits of each factor: the same values to about a hundredth, in the emulation too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "half", lambda: True)
+        check(arrays(**shape, steps=4, seed=seed), variant, 0.1, 0.1)
+
+
+@compiled
+def test_without_a_gradient_nothing_is_kept_for_one() -> None:
+    """The same values; no arrays of gates."""
+    a = arrays(5, 4, 20, 3, norm=True)
+    with torch.no_grad():
+        without = run(a)
+        kept = recurrence._forward(*a.values(), False, False, 0)[3:]
+    assert [array.numel() for array in kept] == [0, 0, 0, 0]
+    for got, expected in zip(without, run(learned(a, double=False)), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_published_sizes(variant: str) -> None:
+    check(arrays(9, 12, 240, 12, drop=True), variant)
+    check(arrays(9, 5, 600, 60, drop=True, norm=True, ragged=True, scale=True, feed=True), variant)
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_large_values_neither_overflow_nor_lose_their_sign(variant: str) -> None:
+    """Gates of a thousand saturate; NaN stays NaN, in its own text only."""
+    a = arrays(3, 4, 21, 2, drop=False)
+    assert a["given"] is not None
+    a["given"][0] *= 1000
+    a["given"][1, 2, 5] = torch.nan
+    os.environ["FACTORCELL_KERNEL"] = variant
+    hidden, _, memory = run(a)
+    expected, *_ = slow({name: None if x is None else x.double() for name, x in a.items()})
+    torch.testing.assert_close(hidden[0].double(), expected[0], atol=1e-4, rtol=1e-4)
+    assert hidden[1, :2].isfinite().all()
+    assert hidden[1, 3].isnan().any()
+    assert hidden[2].isfinite().all()
+    assert memory[1].isnan().any()
+
+
+@compiled
+def test_threads_change_nothing() -> None:
+    """One thread, two, and more than there are texts."""
+    a, results = arrays(5, 7, 40, 3, drop=True, norm=True, scale=True, feed=True), []
+    for threads in (1, 2, 7):
+        torch.set_num_threads(threads)
+        x = learned(a, double=False)
+        hidden, last, memory = run(x)
+        (hidden.sum() + memory.sum()).backward()  # type: ignore[no-untyped-call]
+        results.append([hidden, last, memory, *(value.grad for value in x.values() if value is not None)])
+    for other in results[1:]:
+        for got, expected in zip(other, results[0], strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_is_written_beside_the_arrays(variant: str) -> None:
+    """Arrays in the middle of a larger one full of NaN: none gets in, and none is overwritten."""
+    a = arrays(3, 4, 13, 5, drop=True, norm=True, scale=True, feed=True)
+    del a["lengths"]
+    wide: dict[str, Tensor] = {}
+    for name, x in a.items():
+        assert x is not None
+        wide[name] = torch.full((x.numel() + 128,), torch.nan)
+        wide[name][64:-64] = x.flatten()
+    inside = {name: wide[name][64:-64].view_as(x) for name, x in a.items() if x is not None}
+    os.environ["FACTORCELL_KERNEL"] = variant
+    made = {}
+    steps = {"outputs": 13, "memories": 13, "gates": 39, "reduced": 5, "inverse": 3}
+    shapes = {name: (3, 4, width) for name, width in steps.items()}
+    for name, shape in {**shapes, "last_hidden": (3, 13), "last_memory": (3, 13)}.items():
+        wide[name] = torch.full((math.prod(shape) + 128,), torch.nan)
+        made[name] = wide[name][64:-64].view(shape)
+    renamed = {"hidden": "first_hidden", "memory": "first_memory"}
+    taken: Arrays = {renamed.get(name, name): x for name, x in inside.items()}
+    recurrence._call(False, False, kernels.VARIANTS.index(variant), 5, {**taken, **made})
+    expected, *_ = slow({**a, "lengths": None})
+    torch.testing.assert_close(made["outputs"], expected, atol=1e-5, rtol=1e-5)
+    for name, x in wide.items():
+        assert x[:64].isnan().all(), name
+        assert x[-64:].isnan().all(), name
+        assert x[64:-64].isfinite().all(), name
+
+
+@compiled
+def test_the_operator_keeps_the_rules_of_operators() -> None:
+    """Its shapes without data, its gradient and its aliasing, as PyTorch's own check has them."""
+    for rank in (0, 3):
+        x = learned(arrays(3, 4, 10, rank, norm=rank > 0, scale=rank > 0, feed=rank > 0), double=False)
+        torch.library.opcheck(recurrence._forward, (*x.values(), True, False, 0))
+
+
+@pytest.mark.parametrize("adapt", [(), ("concat",), ("factor",), ("scale",), ("concat", "scale_split", "factor")])
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("variational", [False, True])
+def test_a_cell_is_the_same_on_every_path(adapt: tuple[str, ...], layer_norm: bool, variational: bool) -> None:
+    """Values and gradients of a whole cell, with dropout and texts of different lengths, compiled and not."""
+    torch.manual_seed(0)
+    cell = Cell(20, 37, 5, 3, adapt, 0.3, layer_norm, variational=variational)
+    vector, inputs = torch.randn(6, 5), torch.randn(6, 9, 20)
+    results = []
+    for kernel, lengths in itertools.product(("off", ""), (None, torch.tensor([9, 1, 0, 4, 9, 8]))):
+        os.environ["FACTORCELL_KERNEL"] = kernel
+        torch.manual_seed(1)
+        cell.zero_grad()
+        x, c = inputs.clone().requires_grad_(), vector.clone().requires_grad_()
+        hidden, state = cell(x, cell.adapt(c), lengths=lengths)
+        (hidden.sin().sum() + state.hidden.cos().sum() + state.memory.sum()).backward()
+        results.append([hidden.detach(), x.grad, c.grad, *(parameter.grad for parameter in cell.parameters())])
+    for plain, fast in zip(results[:2], results[2:], strict=True):
+        for got, expected in zip(fast, plain, strict=True):
+            if expected is not None:
+                assert distance(got, expected) < 1e-5
+
+
+def test_what_the_kernel_cannot_do_is_left_to_the_loop() -> None:
+    """Doubles, a matrix for each text, no text at all."""
+    a = arrays(2, 3, 6, 1)
+
+    def usable(**changed: Tensor) -> bool:
+        return recurrence.usable(Inputs(**{**a, **changed}))  # type: ignore[arg-type]
+
+    assert a["given"] is not None
+    assert a["weight"] is not None
+    assert usable() == (HERE is not None)
+    assert not usable(given=a["given"].double())
+    assert not usable(weight=a["weight"].expand(2, -1, -1))
+    assert not usable(given=a["given"][:0])
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_the_kernel_is_for_the_coupled_cell_only(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take the loop, to the same values with and without the compiled code."""
+    calls: list[Inputs] = []
+
+    def counted(inputs: Inputs) -> Results:
+        calls.append(inputs)
+        return recurrence.run(inputs)
+
+    monkeypatch.setattr("factorcell.model.cells.run", counted)
+    cell = Cell(6, 7, 5, 3, ("factor", "scale"), 0.0, kind=kind)
+    vector, inputs = torch.randn(2, 5), torch.randn(2, 3, 6)
+    results = []
+    for kernel in ("off", ""):
+        os.environ["FACTORCELL_KERNEL"] = kernel
+        results.append(cell(inputs, cell.adapt(vector))[0])
+    torch.testing.assert_close(*results)
+    assert len(calls) == (kind == "coupled" and HERE is not None)
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("hidden", [5, 33])
+def test_packed_before_is_packed_within(hidden: int, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, forward and backward; what was packed for other kernels or other numbers is not read."""
+    monkeypatch.setenv("FACTORCELL_KERNEL", variant)
+    for half in (False, True) if variant == kernels.VARIANTS[-1] else (False,):
+        with kernels.precision("bfloat16" if half else "float32", torch.device("cpu")):
+            a = learned(arrays(3, 6, hidden, 2, norm=True, ragged=True), double=False)
+            weight = a["weight"]
+            assert weight is not None
+            packed, results = Packed.of(weight), []
+            taken = [x for x in a.values() if x is not None and x.requires_grad]
+            wrong = Packed(packed.there * 0, packed.back * 0, packed.number, packed.half)
+            other = replace(wrong, half=not half)
+            for given in (None, packed, other, wrong):
+                outputs, *_ = recurrence.run(Inputs(**a, packed=given))  # type: ignore[arg-type]
+                made = torch.autograd.grad(outputs.square().sum(), taken)
+                results.append((outputs, *made))
+            for left, right, elsewhere in zip(*results[:3], strict=True):
+                assert torch.equal(left, right)
+                assert torch.equal(left, elsewhere)
+            assert not torch.equal(results[0][0], results[3][0]), "it is read at all"

@@ -1,0 +1,346 @@
+"""The adapted cell against loops written from the equations, finite differences, and its own degenerate cases."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factorcell.config import ADAPTERS as NAMES
+from factorcell.config import CELLS as KINDS
+from factorcell.model.adapters import ADAPTERS, Shift, Weights
+from factorcell.model.cells import CELLS, Cell, State
+
+Array = NDArray[np.float64]
+E, H, K, R, B, T = 3, 4, 5, 2, 3, 6
+COMBINATIONS = [names for count in range(len(ADAPTERS) + 1) for names in itertools.combinations(ADAPTERS, count)]
+
+
+def make_cell(adapt: tuple[str, ...], dropout: float = 0.0, kind: str = "coupled", **options: bool) -> Cell:
+    """A cell in double precision with random weights everywhere."""
+    cell = Cell(E, H, K, R, adapt, dropout, kind=kind, **options).double()
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter.normal_(0, 0.5)
+    return cell.eval()
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    """Inputs (B, T, E) and context vectors (B, K)."""
+    return torch.randn(B, T, E, dtype=torch.double), torch.randn(B, K, dtype=torch.double)
+
+
+def weight(cell: Cell, name: str) -> Array:
+    """A parameter of an adapter."""
+    array: Array = cell.get_parameter(f"adapters.{name}").detach().numpy()
+    return array
+
+
+def sigmoid(value: float) -> float:
+    """1 / (1 + exp(-x))."""
+    return 1 / (1 + math.exp(-value))
+
+
+def matrices(cell: Cell, c: Tensor, adapt: tuple[str, ...]) -> tuple[Array, Array]:
+    """W' (D, G) and b' (G,) of one context: TACL 2018, equations 2 to 4; thesis 2018, equation 3.2."""
+    matrix, bias = cell.matrix.detach().numpy().copy(), cell.bias.detach().numpy().copy()
+    if "concat" in adapt:
+        bias += c.numpy() @ weight(cell, "concat.weight")
+    if "factor" in adapt:
+        left, right = weight(cell, "factor.left"), weight(cell, "factor.right")
+        matrix += np.einsum("k,kdr->dr", c, left) @ np.einsum("k,krg->rg", c, right)
+    scale, gates = np.ones(matrix.shape), len(bias)
+    if "scale" in adapt:
+        scale += c.numpy() @ weight(cell, "scale.weight")
+    if "scale_split" in adapt:
+        both = c.numpy() @ weight(cell, "scale_split.weight")
+        scale[:E] += both[:gates]
+        scale[E:] += both[gates:]
+    return matrix * scale, bias
+
+
+def slow(cell: Cell, x: Tensor, c: Tensor, adapt: tuple[str, ...], kind: str, feed: Array | None = None) -> Array:
+    """Hidden states (B, T, H), one number at a time; `feed` (B, H) multiplies what goes back into the products."""
+    out = np.zeros((B, T, H))
+    for b in range(B):
+        matrix, bias = matrices(cell, c[b], adapt)
+        h, m = np.zeros(H), np.zeros(H)
+        for t in range(T):
+            given = x[b, t].numpy() @ matrix[:E] + bias
+            product = (h if feed is None else h * feed[b]) @ matrix[E:]
+            h, m = stepped(cell, kind, given.reshape(-1, H), product.reshape(-1, H), h, m)
+            out[b, t] = h
+    return out
+
+
+def stepped(cell: Cell, kind: str, given: Array, product: Array, h: Array, m: Array) -> tuple[Array, Array]:
+    """h and m after a step with the gates `given` + `product`, one number after the other."""
+    if kind == "gru":
+        r = [sigmoid(value) for value in normalised(cell, 0, given[0] + product[0])]
+        z = [sigmoid(value) for value in normalised(cell, 1, given[1] + product[1])]
+        n = normalised(cell, 2, given[2] + np.array(r) * product[2])
+        return np.array([z[j] * h[j] + (1 - z[j]) * math.tanh(n[j]) for j in range(H)]), m
+    gates = [normalised(cell, j, gate) for j, gate in enumerate(given + product)]
+    if kind == "tanh":
+        return np.array([math.tanh(value) for value in gates[0]]), m
+    if kind == "relu":
+        return np.array([max(value, 0.0) for value in gates[0]]), m
+    after = np.zeros(H)
+    for j in range(H):
+        f = sigmoid(gates[1][j] + 1)
+        if kind == "coupled":
+            after[j] = f * m[j] + (1 - f) * math.tanh(gates[0][j])
+        else:
+            after[j] = f * m[j] + sigmoid(gates[0][j]) * math.tanh(gates[2][j])
+    shown = normalised(cell, len(gates), after)
+    return np.array([math.tanh(shown[j]) * sigmoid(gates[-1][j]) for j in range(H)]), after
+
+
+def normalised(cell: Cell, which: int, values: Array) -> Array:
+    """Layer normalisation from its definition, if the cell has any."""
+    if cell.gain is None or cell.shift is None:
+        return values
+    gain, shift = (p.detach().numpy().reshape(-1, H)[which] for p in (cell.gain, cell.shift))
+    result: Array = gain * (values - values.mean()) / math.sqrt(values.var() + 1e-5) + shift
+    return result
+
+
+def test_names_are_those_of_the_config() -> None:
+    """The command line offers what there is; a prefix is no shift of weights."""
+    assert (*ADAPTERS, "prefix") == NAMES
+    assert tuple(CELLS) == KINDS
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_is_the_equations(kind: str, layer_norm: bool) -> None:
+    """Every combination of adapters, against the slow loop."""
+    for adapt in COMBINATIONS:
+        cell, (x, c) = make_cell(adapt, kind=kind, layer_norm=layer_norm), inputs()
+        hidden, _ = cell(x, cell.adapt(c))
+        np.testing.assert_allclose(hidden.detach().numpy(), slow(cell, x, c, adapt, kind), atol=1e-11)
+
+
+LIBRARY = {
+    "lstm": torch.nn.LSTM(E, H, batch_first=True),
+    "gru": torch.nn.GRU(E, H, batch_first=True),
+    "tanh": torch.nn.RNN(E, H, batch_first=True),
+    "relu": torch.nn.RNN(E, H, batch_first=True, nonlinearity="relu"),
+}
+
+
+@pytest.mark.parametrize("kind", LIBRARY)
+def test_cells_are_those_of_the_library(kind: str) -> None:
+    """PyTorch's own layers with the same weights: values, and gradients of weights, inputs and the first state."""
+    cell, theirs, (x, _) = make_cell((), kind=kind), LIBRARY[kind].double(), inputs()
+    own = dict(theirs.named_parameters())
+    with torch.no_grad():
+        own["weight_ih_l0"].copy_(cell.matrix[:E].T)
+        own["weight_hh_l0"].copy_(cell.matrix[E:].T)
+        own["bias_hh_l0"].zero_()
+        own["bias_ih_l0"].copy_(cell.bias)
+        if kind == "lstm":
+            own["bias_hh_l0"][H : 2 * H] = 1.0
+    found = []
+    for ours in (True, False):
+        given, h = x.clone().requires_grad_(), torch.linspace(-1, 1, B * H, dtype=torch.double).view(B, H)
+        h.requires_grad_()
+        m = torch.cos(h) if kind == "lstm" else h[:, :0]
+        if ours:
+            hidden, last = cell(given, cell.adapt(torch.zeros(B, K)), State(h, m))
+            memory = last.memory
+        elif kind == "lstm":
+            hidden, (_, after) = theirs(given, (h[None], m[None]))
+            memory = after[0]
+        else:
+            hidden, _ = theirs(given, h[None])
+            memory = m
+        (hidden.sin().sum() + (memory**2).sum()).backward()
+        assert given.grad is not None
+        assert h.grad is not None
+        found.append([hidden.detach(), memory.detach(), given.grad, h.grad])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    gradients = {name: parameter.grad for name, parameter in own.items()}
+    weights = [gradient for name in ("weight_ih_l0", "weight_hh_l0") if (gradient := gradients[name]) is not None]
+    torch.testing.assert_close(cell.matrix.grad, torch.cat(weights, 1).T)
+    torch.testing.assert_close(cell.bias.grad, gradients["bias_ih_l0"])
+
+
+def test_one_mask_a_text_is_on_all_that_is_fed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variational dropout: h times its mask in the products, whole where it is carried on."""
+    feed = torch.tensor(np.random.default_rng(0).integers(0, 2, (B, H)) * 2.0)
+    monkeypatch.setattr("factorcell.model.cells.mask", lambda shape, rate, like: feed.reshape(shape))
+    for kind, adapt in itertools.product(KINDS, COMBINATIONS):
+        cell, (x, c) = make_cell(adapt, 0.5, kind, variational=True), inputs()
+        expected = slow(cell, x, c, adapt, kind, feed.numpy())
+        np.testing.assert_allclose(cell.train()(x, cell.adapt(c))[0].detach().numpy(), expected, atol=1e-11)
+        np.testing.assert_allclose(
+            cell.eval()(x, cell.adapt(c))[0].detach().numpy(), slow(cell, x, c, adapt, kind), atol=1e-11
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("adapt", COMBINATIONS)
+def test_step_by_step_is_all_at_once(adapt: tuple[str, ...], kind: str) -> None:
+    """Also from a state in the middle, and folded."""
+    cell, (x, c) = make_cell(adapt, kind=kind), inputs()
+    weights = cell.adapt(c)
+    hidden, last = cell(x, weights)
+    for chosen in (weights, cell.fold(weights)):
+        state = cell.start(B)
+        for t in range(T):
+            state = cell.step(x[:, t], chosen, state)
+            torch.testing.assert_close(state.hidden, hidden[:, t])
+        torch.testing.assert_close(state.memory, last.memory)
+        _, middle = cell(x[:, :2], chosen)
+        rest, _ = cell(x[:, 2:], chosen, middle)
+        torch.testing.assert_close(rest, hidden[:, 2:])
+
+
+def test_folded_is_factored() -> None:
+    """One matrix per context, nothing left to multiply."""
+    cell, (x, c) = make_cell(("concat", "factor")), inputs()
+    weights = cell.adapt(c)
+    folded = cell.fold(weights)
+    assert folded.left is None
+    assert folded.matrix.shape == (B, E + H, 3 * H)
+    torch.testing.assert_close(cell(x, folded)[0], cell(x, weights)[0])
+    plain = make_cell(())
+    assert plain.fold(plain.adapt(c)).matrix.shape == (E + H, 3 * H)
+
+
+def test_concatcell_is_a_factorcell_with_zero_factors() -> None:
+    """TACL 2018, section 2.2."""
+    both, (x, c) = make_cell(("concat", "factor")), inputs()
+    concat = make_cell(("concat",))
+    concat.load_state_dict({k: v for k, v in both.state_dict().items() if "factor" not in k})
+    with torch.no_grad():
+        both.get_parameter("adapters.factor.right").zero_()
+    assert torch.equal(both(x, both.adapt(c))[0], concat(x, concat.adapt(c))[0])
+
+
+def test_concatcell_is_the_context_as_one_more_input() -> None:
+    """TACL 2018, equation 2: an unadapted cell over [x, c, h] with the stacked matrix."""
+    concat, (x, c) = make_cell(("concat",)), inputs()
+    wide = Cell(E + K, H, K, R, (), 0.0).double()
+    with torch.no_grad():
+        stacked = [concat.matrix[:E], concat.get_parameter("adapters.concat.weight"), concat.matrix[E:]]
+        wide.matrix.copy_(torch.cat(stacked))
+        wide.bias.copy_(concat.bias)
+    joined = torch.cat([x, c[:, None].expand(B, T, K)], dim=2)
+    torch.testing.assert_close(wide(joined, wide.adapt(c))[0], concat(x, concat.adapt(c))[0])
+
+
+def test_a_zero_context_changes_nothing() -> None:
+    """All shifts are linear in c or in its products."""
+    cell, (x, _) = make_cell(tuple(ADAPTERS)), inputs()
+    plain = make_cell(())
+    plain.load_state_dict({k: v for k, v in cell.state_dict().items() if "adapters" not in k})
+    zero = torch.zeros(B, K, dtype=torch.double)
+    torch.testing.assert_close(cell(x, cell.adapt(zero))[0], plain(x, plain.adapt(zero))[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("adapt", [(), ("concat", "factor"), ("scale", "factor"), tuple(ADAPTERS)])
+def test_gradients_by_finite_differences(adapt: tuple[str, ...], kind: str) -> None:
+    """Of all parameters, the inputs and the context."""
+    cell, (x, c) = make_cell(adapt, kind=kind, layer_norm=True), inputs()
+    names = [name for name, _ in cell.named_parameters()]
+
+    def run(x: Tensor, c: Tensor, *values: Tensor) -> Tensor:
+        named = {f"cell.{name}": value for name, value in zip(names, values, strict=True)}
+        hidden: Tensor = torch.func.functional_call(_Both(cell), named, (x, c))
+        return hidden
+
+    values = [parameter.detach().requires_grad_() for parameter in cell.parameters()]
+    assert torch.autograd.gradcheck(run, (x.requires_grad_(), c.requires_grad_(), *values), fast_mode=True)
+
+
+class _Both(torch.nn.Module):
+    """Adapt and run in one call."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        """Hidden states (B, T, H)."""
+        hidden: Tensor = self.cell(x, self.cell.adapt(c))[0]
+        return hidden
+
+
+def test_selected_contexts_are_those_contexts() -> None:
+    """`select` repeats and reorders contexts, folded or not, and leaves shared weights shared."""
+    cell, (x, c) = make_cell(("concat", "factor")), inputs()
+    rows = torch.tensor([2, 0, 2])
+    for weights in (cell.adapt(c), cell.fold(cell.adapt(c))):
+        torch.testing.assert_close(cell(x, weights.select(rows))[0], cell(x, cell.adapt(c[rows]))[0])
+    assert cell.adapt(c).select(rows).matrix is cell.matrix
+    state = State(torch.arange(3.0)[:, None], torch.arange(3.0)[:, None])
+    assert state.select(rows).memory[:, 0].tolist() == [2, 0, 2]
+
+
+def test_dropout_drops_the_candidate_and_keeps_its_mean() -> None:
+    """Only in training; the memory after one step is dropped at the rate, and on average what it was."""
+    cell = make_cell((), dropout=0.3)
+    x, weights = torch.randn(1, 1, E, dtype=torch.double).expand(20_000, 1, E), cell.adapt(torch.zeros(1, K))
+    _, still = cell(x, weights)
+    _, dropped = cell.train()(x, weights)
+    share = float((dropped.memory == 0).double().mean())
+    assert share == pytest.approx(0.3, abs=0.02)
+    torch.testing.assert_close(dropped.memory.mean(0), still.memory[0], rtol=0.05, atol=1e-3)
+    _, again = cell.eval()(x, weights)
+    assert torch.equal(again.memory, still.memory)
+
+
+def test_shifts_of_several_adapters_add_up() -> None:
+    """Two adapters that change W: their ranks lie side by side."""
+    cell, (x, c) = make_cell(("factor",)), inputs()
+    once = cell.adapt(c)
+    assert isinstance(once, Weights)
+    twice = Cell(E, H, K, R, (), 0.0).double()
+    twice.load_state_dict({k: v for k, v in cell.state_dict().items() if "adapters" not in k}, strict=False)
+    twice.adapters["one"] = cell.adapters["factor"]
+    twice.adapters["two"] = cell.adapters["factor"]
+    doubled = twice.adapt(c)
+    assert doubled.left is not None
+    assert once.left is not None
+    assert once.right is not None
+    assert doubled.left.shape[2] == 2 * R
+    expected = replace(once, left=once.left * 2)
+    torch.testing.assert_close(twice(x, doubled)[0], cell(x, expected)[0])
+
+
+def test_factors_of_several_adapters_add_up() -> None:
+    """Both rescalings: 1 + C c, plus what the inputs' or the hidden part has of its own."""
+    cell, (_, c) = make_cell(("scale", "scale_split")), inputs()
+    scale = cell.adapt(c).scale
+    assert scale is not None
+    whole, split = (c.numpy() @ weight(cell, f"{name}.weight") for name in ("scale", "scale_split"))
+    np.testing.assert_allclose(scale[:, 0].detach().numpy(), 1 + whole + split[:, : 3 * H])
+    np.testing.assert_allclose(scale[:, 1].detach().numpy(), 1 + whole + split[:, 3 * H :])
+    assert Shift() == Shift(None, None, None, None)
+
+
+def test_halves_with_the_same_factors_are_a_whole() -> None:
+    """`scale_split` with C twice is `scale`, with every other adapter beside it."""
+    for kind, others in itertools.product(KINDS, [(), ("concat", "factor")]):
+        whole, (x, c) = make_cell(("scale", *others), kind=kind), inputs()
+        split = make_cell(("scale_split", *others), kind=kind)
+        state = {name.replace("scale.", "scale_split."): value for name, value in whole.state_dict().items()}
+        state["adapters.scale_split.weight"] = state["adapters.scale_split.weight"].repeat(1, 2)
+        split.load_state_dict(state)
+        torch.testing.assert_close(split(x, split.adapt(c))[0], whole(x, whole.adapt(c))[0])
+
+
+def test_training_starts_near_the_unadapted_cell() -> None:
+    """Factors of rescaling start at about one."""
+    cell = Cell(20, 30, 8, R, ("scale", "scale_split"), 0.0)
+    scale = cell.adapt(torch.tanh(torch.randn(50, 8))).scale
+    assert scale is not None
+    assert 0.02 < float((scale - 1).detach().std()) < 0.2

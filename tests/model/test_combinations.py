@@ -1,0 +1,120 @@
+"""Every cell with every combination of adapters, layers and normalisation: one distribution, however it is computed."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from factorcell.config import ADAPTERS, CELLS, ModelConfig
+from factorcell.data.context import Context
+from factorcell.data.data import Batch
+from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import END, START
+from factorcell.model.model import LanguageModel
+
+V, B = 6, 3
+SIZE: dict[str, Any] = {
+    "embedding_size": 3,
+    "hidden_size": 4,
+    "context_size": 3,
+    "variable_size": 2,
+    "number_size": 3,
+    "rank": 2,
+}
+SCHEMA = ContextSchema(
+    (Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 3, 4)), Variable("lat", "number", mean=1.0))
+)
+COMBINATIONS = [names for count in range(len(ADAPTERS) + 1) for names in itertools.combinations(ADAPTERS, count)]
+
+
+def make(adapt: tuple[str, ...], **model: Any) -> LanguageModel:
+    """A model in double precision with random weights everywhere."""
+    config = ModelConfig(adapt=adapt, output_bias=("low_rank",), **{**SIZE, **model})
+    made = LanguageModel(config, V, SCHEMA).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(0, 0.5)
+    return made.eval()
+
+
+def batch() -> Batch:
+    """Three texts of different lengths in three contexts."""
+    tokens = torch.tensor([[START, 3, 4, 5, END], [START, 0, END, END, END], [START, 5, 3, 3, 4]])
+    context = Context(torch.tensor([[1], [2], [0]]), torch.tensor([[0.0], [2.0], [3.0]], dtype=torch.double))
+    return Batch(tokens, torch.tensor([4, 2, 4]), context, torch.arange(B))
+
+
+def directional(model: LanguageModel, given: Batch) -> tuple[float, float]:
+    """The slope of the loss in a random direction of all parameters: by the gradient, and by a central difference."""
+    directions = [torch.randn_like(parameter) for parameter in model.parameters()]
+    factor = torch.linspace(0.5, 1.5, B * 4, dtype=torch.double).view(B, 4)
+    loss = (model(given) * factor).sum()
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
+    ends, step = list[float](), 1e-6
+    with torch.no_grad():
+        for shift in (step, -2 * step):
+            for parameter, direction in zip(model.parameters(), directions, strict=True):
+                parameter.add_(direction, alpha=shift)
+            ends.append(float((model(given) * factor).sum()))
+    return slope, (ends[0] - ends[1]) / (2 * step)
+
+
+@pytest.mark.parametrize(
+    ("layers", "layer_norm"),
+    [(1, False), (2, True), *(pytest.param(layers, layers == 1, marks=pytest.mark.slow) for layers in (1, 2))],
+)
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_way_gives_the_same(cell: str, layer_norm: bool, layers: int) -> None:
+    """All at once, each text alone, step by step, folded; and its gradient is one."""
+    for adapt in COMBINATIONS:
+        model, given = make(adapt, cell=cell, layer_norm=layer_norm, layers=layers), batch()
+        with torch.no_grad():
+            nats, once = model(given), model.condition(given.context)
+            folded = model.fold(once)
+            assert all(weights.left is weights.scale is None for weights in folded.weights)
+            torch.testing.assert_close(model(given, folded), nats)
+            for conditioned in (once, folded):
+                states = None
+                for step in range(given.tokens.shape[1] - 1):
+                    logs, states = model.step(given.tokens[:, step], conditioned, states)
+                    chosen = -logs.gather(1, given.tokens[:, step + 1, None])[:, 0]
+                    torch.testing.assert_close(torch.where(given.mask()[:, step], chosen, 0.0), nats[:, step])
+            for row in range(B):
+                only = torch.tensor([row])
+                alone = Batch(given.tokens[only], given.lengths[only], given.context.select(only), only)
+                torch.testing.assert_close(model(alone)[0], nats[row])
+                torch.testing.assert_close(model(alone, once.select(only))[0], nats[row])
+        slope, difference = directional(model, given)
+        assert slope == pytest.approx(difference, rel=1e-5, abs=1e-5), adapt
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_changes_nothing_changes_nothing(cell: str) -> None:
+    """Adapters at zero are the unadapted model; a right factor of zero makes the rank irrelevant."""
+    given = batch()
+    adapted = make(("concat", "scale", "scale_split", "factor"), cell=cell, layers=2)
+    plain = make((), cell=cell, layers=2)
+    adapters = [name for name in adapted.state_dict() if name.startswith("cells") and "adapters" in name]
+    plain.load_state_dict({name: value for name, value in adapted.state_dict().items() if name not in adapters})
+    with torch.no_grad():
+        assert not torch.allclose(adapted(given), plain(given))
+        for name in adapters:
+            if not name.endswith("left"):
+                adapted.get_parameter(name).zero_()
+        torch.testing.assert_close(adapted(given), plain(given), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_one_context_is_a_plain_model_with_the_folded_weights(cell: str) -> None:
+    """Where all texts share a context, W' and b' of that context are all there is."""
+    model, given = make(("concat", "scale_split", "factor"), cell=cell), batch()
+    same = Batch(given.tokens, given.lengths, given.context.select(torch.tensor([1, 1, 1])), given.rows)
+    once = model.fold(model.condition(same.context))
+    plain = make((), cell=cell)
+    plain.load_state_dict({name: value for name, value in model.state_dict().items() if "cells.0.adapters" not in name})
+    with torch.no_grad():
+        plain.get_parameter("cells.0.matrix").copy_(once.weights[0].matrix[0])
+        plain.get_parameter("cells.0.bias").copy_(once.weights[0].bias[0])
+        torch.testing.assert_close(plain(same), model(same))

@@ -1,0 +1,27 @@
+"""Masks: their values, their share of zeros, their seed."""
+
+import pytest
+import torch
+
+from factorcell.model.dropout import mask
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_a_mask_drops_its_share_and_keeps_the_mean(rate: float) -> None:
+    """Two values only; the share of zeros within five standard errors of the rate."""
+    drawn = mask((500, 400), rate, torch.zeros(1, dtype=torch.double))
+    assert drawn.dtype == torch.double
+    torch.testing.assert_close(torch.unique(drawn), torch.tensor([0.0, 1 / (1 - rate)], dtype=torch.double))
+    assert abs(float((drawn == 0).double().mean()) - rate) < 5 * (rate * (1 - rate) / drawn.numel()) ** 0.5
+    assert (drawn[0] != drawn[1]).any()
+
+
+def test_a_mask_follows_the_seed() -> None:
+    """The same after the same seed, another the next time."""
+    masks = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        masks += [mask((50,), 0.5, torch.zeros(1)), mask((50,), 0.5, torch.zeros(1))]
+    assert torch.equal(masks[0], masks[2])
+    assert not torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[4])

@@ -1,0 +1,343 @@
+"""The whole model, one number at a time, from the printed equations; and its gradients by finite differences.
+
+TACL 2018, equations 2 to 6, 8 and 9; thesis 2018, equation 2.4. Nothing here is shared with the code but parameters.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factorcell.config import ADAPTERS, OUTPUT_BIASES, ModelConfig, UserError
+from factorcell.data.context import Context
+from factorcell.data.data import Batch
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import END, START
+from factorcell.model.model import LanguageModel
+from factorcell.model.output import Proposal, Samples
+from tests.small import place
+
+Array = NDArray[np.float64]
+V, SIZE = 6, {"embedding_size": 3, "hidden_size": 4, "context_size": 3, "variable_size": 2, "number_size": 3, "rank": 2}
+SIZE |= {"hash_size": 11, "bloom_size": 300}  # so few buckets that pairs collide
+SEEN = [(0, 1, 3), (0, 2, 3), (0, 2, 4), (0, 0, 5), (1, 0, 0), (1, 1, END)]  # pairs: variable, value, token
+CITY = Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 3, 4))
+STARS = Variable("stars", "category", values=(RARE, "1"), counts=(2, 6))
+LAT = Variable("lat", "number", mean=10.0, deviation=4.0)
+SCHEMAS = {
+    "nothing": ContextSchema(),
+    "numbers": ContextSchema((LAT,)),
+    "categories": ContextSchema((CITY, STARS)),
+    "both": ContextSchema((CITY, LAT, STARS)),
+}
+TEXTS = ([3, 4, 0, END], [END], [5, 5, 3])  # the last one was cut: it has no end token
+KINDS = [(), *((name,) for name in ADAPTERS), ("concat", "factor"), ADAPTERS]
+LAYERS = (1, 2)
+BIASES = [(), *((name,) for name in OUTPUT_BIASES), ("low_rank", "hash"), ("low_rank_each", "sparse"), OUTPUT_BIASES]
+
+
+def make(schema: ContextSchema, adapt: tuple[str, ...], bias: tuple[str, ...], layers: int = 1) -> LanguageModel:
+    """A model in double precision with random weights everywhere."""
+    penalty = ("0.3", "stars=0.5") if STARS in schema.variables else ("0.3",)
+    config = ModelConfig(adapt=adapt, output_bias=bias, sparse_penalty=penalty, layers=layers, **SIZE)  # type: ignore[arg-type]
+    model = LanguageModel(config, V, schema).double()
+    if model.output.hashed is not None:
+        for column, value, token in SEEN:
+            categories = np.full((1, len(schema.categories)), MISSING)
+            categories[0, column] = value
+            model.output.hashed.observe(np.array([token]), categories)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.6)
+    return model.eval()
+
+
+def batch(schema: ContextSchema) -> Batch:
+    """`TEXTS` with their contexts, one city and one latitude missing; more padding than they need."""
+    tokens = torch.full((3, 7), END)
+    for row, text in enumerate(TEXTS):
+        tokens[row, : len(text) + 1] = torch.tensor([START, *text])
+    columns = {"city": (1, MISSING, 2), "stars": (0, 1, 1), "lat": (12.0, 3.5, math.nan)}
+    categories = [[columns[variable.name][row] for variable in schema.categories] for row in range(3)]
+    numbers = [[columns[variable.name][row] for variable in schema.numbers] for row in range(3)]
+    return Batch(
+        tokens,
+        torch.tensor([len(text) for text in TEXTS]),
+        Context(torch.tensor(categories, dtype=torch.long), torch.tensor(numbers, dtype=torch.double)),
+        torch.arange(3),
+    )
+
+
+class Slow:
+    """The model of one text in plain numpy."""
+
+    def __init__(self, model: LanguageModel, schema: ContextSchema, context: Context, row: int) -> None:
+        self.p = {name: value.detach().numpy() for name, value in model.named_parameters()}
+        self.schema, self.rows = schema, context.categories[row].tolist()
+        self.numbers = context.numbers[row].tolist()
+        self.context = self.encode() if "encoder.joint.weight" in self.p else None
+        self.layers = [self.recurrent(f"cells.{layer}") for layer in range(model.config.layers)]
+        self.start = [np.zeros((2, SIZE["hidden_size"])) for _ in self.layers]
+        for code in self.codes():
+            self.start = self.read(code, self.start)
+
+    def pick(self, table: Array, column: int) -> Array:
+        """The row of a table, or the mean of its rows by how often each value is seen."""
+        if self.rows[column] != MISSING:
+            return np.asarray(table[self.rows[column]])
+        counts = self.schema.categories[column].counts
+        return np.asarray(sum(count * row for count, row in zip(counts, table, strict=True)) / sum(counts))
+
+    def encode(self) -> Array:
+        """Thesis, equation 2.4: c = tanh(sum_i M_i F_i f_i + b0); the embeddings F_i f_i are kept."""
+        parts = [self.pick(self.p[f"encoder.tables.{column}"], column) for column in range(len(self.rows))]
+        if self.numbers:
+            z = np.array([0.0 if math.isnan(x) else (x - 10.0) / 4.0 for x in self.numbers])
+            for layer in ("encoder.network.0", "encoder.network.2"):
+                z = np.tanh(self.p[f"{layer}.weight"] @ z + self.p[f"{layer}.bias"])
+            parts.append(z)
+        self.parts = np.concatenate(parts)
+        return np.asarray(
+            np.tanh(self.p["encoder.joint.weight"] @ np.concatenate(parts) + self.p["encoder.joint.bias"])
+        )
+
+    def codes(self) -> list[Array]:
+        """The prefix: a row for each category, and a linear map of the numbers."""
+        tables = [self.pick(table, column) for column, table in enumerate(self.tables("prefix.tables"))]
+        if "prefix.linear.weight" in self.p:
+            z = np.array([0.0 if math.isnan(x) else (x - 10.0) / 4.0 for x in self.numbers])
+            tables.append(self.p["prefix.linear.weight"] @ z + self.p["prefix.linear.bias"])
+        return tables
+
+    def tables(self, name: str) -> list[Array]:
+        """The parameters `name`.0, `name`.1, ..."""
+        return [self.p[f"{name}.{column}"] for column in range(len(self.rows)) if f"{name}.{column}" in self.p]
+
+    def recurrent(self, layer: str) -> tuple[Array, Array]:
+        """TACL, equations 3 and 4: W' = W + Z_L(c) Z_R(c), and b' = b + V c."""
+        matrix, bias = self.p[f"{layer}.matrix"].copy(), self.p[f"{layer}.bias"].copy()
+        adapters = {n.removeprefix(f"{layer}.adapters."): v for n, v in self.p.items() if f"{layer}.adapters." in n}
+        factors = np.ones((2, bias.size))  # of inputs, of h
+        for k, value in enumerate(() if self.context is None else self.context):
+            if "concat.weight" in adapters:
+                bias += value * adapters["concat.weight"][k]
+            for j, other in enumerate(() if self.context is None else self.context):
+                if "factor.left" in adapters:
+                    matrix += value * other * (adapters["factor.left"][k] @ adapters["factor.right"][j])
+            # Thesis, equation 3.2: a factor on every row of W as printed, which is a column here, 1 + C c.
+            if "scale.weight" in adapters:
+                factors += value * adapters["scale.weight"][k]
+            if "scale_split.weight" in adapters:
+                factors += value * adapters["scale_split.weight"][k].reshape(2, -1)
+        return matrix * np.repeat(factors, [len(matrix) - SIZE["hidden_size"], SIZE["hidden_size"]], axis=0), bias
+
+    def softmax_bias(self) -> Array:
+        """TACL, equation 6, b + Q c; thesis, A.1; vectors for every value, whole and thresholded (A.3); hashed ones."""
+        total = self.p["output.bias"].copy()
+        if "output.adapters.low_rank.weight" in self.p:
+            total += self.p["output.adapters.low_rank.weight"] @ self.context
+        if "output.adapters.low_rank_each.weight" in self.p:
+            total += self.p["output.adapters.low_rank_each.weight"] @ self.parts
+        columns = np.cumsum([0, *(len(variable.values) for variable in self.schema.categories)])
+        for column, (begin, end) in enumerate(itertools.pairwise(columns)):
+            if "output.adapters.one_hot.weight" in self.p:
+                total += self.pick(self.p["output.adapters.one_hot.weight"][:, begin:end].T, column)
+            if "output.adapters.sparse.weight" in self.p:
+                table = self.p["output.adapters.sparse.weight"][:, begin:end].T
+                least = 0.5 if self.schema.categories[column].name == "stars" else 0.3
+                total += self.pick(np.sign(table) * np.maximum(0, np.abs(table) - least), column)
+            if "output.hashed.weight" in self.p:
+                values = range(end - begin)
+                total += self.pick(np.array([[self.hashed(column, f, w) for w in range(V)] for f in values]), column)
+        return np.asarray(total)
+
+    def hashed(self, column: int, value: int, token: int) -> float:
+        """Thesis, equations 3.4 and 3.5, with a set in place of the Bloom filter."""
+        buckets = self.p["output.hashed.weight"][:, 0]
+        return float(buckets[place(column, value, token, len(buckets))]) if (column, value, token) in SEEN else 0.0
+
+    def read(self, x: Array, states: list[Array]) -> list[Array]:
+        """TACL, equations 8 and 9: h and m (2, H) of each layer after one more input."""
+        after, size = [], SIZE["hidden_size"]
+        for (matrix, bias), (h, m) in zip(self.layers, states, strict=True):
+            gates = np.concatenate([x, h]) @ matrix + bias
+            i, f, o = gates[:size], gates[size : 2 * size], gates[2 * size :]
+            f, o = 1 / (1 + np.exp(-(f + 1))), 1 / (1 + np.exp(-o))
+            m = f * m + (1 - f) * np.tanh(i)
+            x = np.tanh(m) * o
+            after.append(np.stack([x, m]))
+        return after
+
+    def logits(self, text: list[int]) -> list[dict[int, float]]:
+        """TACL, equation 5: what is said of every token at each place of `text`."""
+        shift, states, found = self.softmax_bias(), self.start, []
+        for before in [START, *text[:-1]]:
+            states = self.read(self.p["embedding"][before], states)
+            h = states[-1][0]
+            logits = {v: self.p["embedding"][v] @ (h @ self.p["output.projection"]) + shift[v] for v in range(V)}
+            del logits[START]
+            found.append({v: float(logit) for v, logit in logits.items()})
+        return found
+
+    def nats(self, text: list[int]) -> list[float]:
+        """-log p of each token of `text`."""
+        return [
+            math.log(sum(math.exp(logit) for logit in logits.values())) - logits[token]
+            for logits, token in zip(self.logits(text), text, strict=True)
+        ]
+
+    def sampled(self, text: list[int], samples: list[int], inclusion: list[float]) -> list[float]:
+        """The softmax over a token and the `samples`, each weight divided by how likely it was among them."""
+        found = []
+        for logits, token in zip(self.logits(text), text, strict=True):
+            weights = {v: math.exp(logits[v]) / inclusion[v] for v in {token, *samples}}
+            found.append(-math.log(weights[token] / sum(weights.values())))
+        return found
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("adapt", KINDS)
+@pytest.mark.parametrize("layers", LAYERS)
+def test_every_combination_is_the_equations(
+    layers: int, adapt: tuple[str, ...], bias: tuple[str, ...], schema: str
+) -> None:
+    """What a context may change, over categories, numbers, both and none; layers; with gradient, without."""
+    model, given = make(SCHEMAS[schema], adapt, bias, layers), batch(SCHEMAS[schema])
+    expected = np.zeros((3, 6))
+    for row, text in enumerate(TEXTS):
+        expected[row, : len(text)] = Slow(model, SCHEMAS[schema], given.context, row).nats(list(text))
+    np.testing.assert_allclose(model(given).detach().numpy(), expected, atol=1e-9)
+    with torch.no_grad():
+        np.testing.assert_allclose(model(given).numpy(), expected, atol=1e-9)
+    every = Samples(torch.tensor([token for token in range(V) if token != START]), torch.zeros(V, dtype=torch.double))
+    np.testing.assert_allclose(model.sampled(given, every).detach().numpy(), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("adapt", KINDS)
+def test_the_sampled_loss_is_its_definition(adapt: tuple[str, ...], bias: tuple[str, ...]) -> None:
+    """A few samples, all of different likelihood, targets among them and not."""
+    model, given = make(SCHEMAS["both"], adapt, bias), batch(SCHEMAS["both"])
+    chosen, inclusion = [0, 3, 5], [0.9, 1.0, 0.05, 0.4, 0.7, 0.2]
+    expected = np.zeros((3, 6))
+    for row, text in enumerate(TEXTS):
+        slow = Slow(model, SCHEMAS["both"], given.context, row)
+        expected[row, : len(text)] = slow.sampled(list(text), chosen, inclusion)
+    samples = Samples(torch.tensor(chosen), torch.tensor(inclusion, dtype=torch.double).log())
+    np.testing.assert_allclose(model.sampled(given, samples).detach().numpy(), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("bias", BIASES)
+def test_samples_of_each_text_are_its_own(bias: tuple[str, ...]) -> None:
+    """Of four draws a text, one of them repeated, which counts once."""
+    model, given = make(SCHEMAS["both"], ("concat",), bias), batch(SCHEMAS["both"])
+    drawn, inclusion = [[0, 3, 3, 5], [2, 2, 2, 2], [0, 2, 4, 5]], [0.9, 1.0, 0.05, 0.4, 0.7, 0.2]
+    expected = np.zeros((3, 6))
+    for row, text in enumerate(TEXTS):
+        slow = Slow(model, SCHEMAS["both"], given.context, row)
+        expected[row, : len(text)] = slow.sampled(list(text), drawn[row], inclusion)
+    repeated = torch.tensor([[0, 0, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
+    samples = Samples(torch.tensor(drawn), torch.tensor(inclusion, dtype=torch.double).log(), repeated)
+    np.testing.assert_allclose(model.sampled(given, samples).detach().numpy(), expected, atol=1e-9)
+    only = torch.tensor([2, 0])
+    part = model.sampled(given.select(only), samples.select(only)).detach().numpy()
+    np.testing.assert_allclose(part, expected[[2, 0], : part.shape[1]], atol=1e-9)
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("adapt", KINDS)
+def test_prefixes_and_strings_share_all_mass(adapt: tuple[str, ...], bias: tuple[str, ...]) -> None:
+    """Step by step over every string: those that ended within 3 tokens and those that go on sum to one."""
+    model, schema = make(SCHEMAS["both"], adapt, bias), SCHEMAS["both"]
+    context = batch(schema).context.select(torch.tensor([1]))
+    inner = [token for token in range(V) if token not in (START, END)]
+    with torch.no_grad():
+        once = model.condition(context)
+        ended, going = 0.0, [(START, 0.0, None)]
+        for _ in range(4):
+            grown: list[Any] = []
+            for token, log, state in going:
+                logs, after = model.step(torch.tensor([token]), once, state)
+                ended += math.exp(log + float(logs[0, END]))
+                grown += [(v, log + float(logs[0, v]), after) for v in inner]
+                assert float(logs[0, START]) == -math.inf
+            going = grown
+    assert 0 < ended < 1
+    assert ended + sum(math.exp(log) for _, log, _ in going) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("schema", ["categories", "both"])
+@pytest.mark.parametrize("loss", ["exact", "sampled", "sampled_text"])
+def test_gradients_of_all_parameters_by_finite_differences(loss: str, schema: str) -> None:
+    """Embedding, encoder, adapters, cell, projection and biases at once, tied where they are tied."""
+    smooth = tuple(name for name in OUTPUT_BIASES if name != "sparse")  # its gradient is not that of its value
+    model, given = make(SCHEMAS[schema], ADAPTERS, smooth, layers=2), batch(SCHEMAS[schema])
+    samples = Samples(torch.tensor([0, 3, 5]), torch.linspace(-2, 0, V, dtype=torch.double))
+    if loss == "sampled_text":
+        drawn, repeated = torch.tensor([[0, 3, 5], [2, 2, 4], [0, 4, 5]]), torch.zeros(3, 3, dtype=torch.bool)
+        repeated[1, 1] = True
+        samples = Samples(drawn, samples.log_inclusion, repeated)
+    names = [name for name, _ in model.named_parameters()]
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self) -> Tensor:
+            nats: Tensor = model(given) if loss == "exact" else model.sampled(given, samples)
+            return nats.sum(1)
+
+    whole = Loss()
+
+    def run(*values: Tensor) -> Any:
+        return torch.func.functional_call(whole, {f"model.{n}": v for n, v in zip(names, values, strict=True)}, ())
+
+    leaves = tuple(parameter.detach().clone().requires_grad_() for parameter in model.parameters())
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)  # along random directions
+    gradients = torch.autograd.grad(run(*leaves).sum(), leaves)
+    assert [name for name, gradient in zip(names, gradients, strict=True) if not gradient.any()] == []
+
+
+def test_a_batch_that_samples_nothing_but_the_target_is_finite() -> None:
+    """All negatives masked: no nats, a gradient of zero, not of infinity minus infinity."""
+    model, given = make(SCHEMAS["both"], ADAPTERS, OUTPUT_BIASES), batch(SCHEMAS["both"])
+    only = Batch(given.tokens[:1, :2], torch.tensor([1]), given.context.select(torch.tensor([0])), torch.tensor([0]))
+    samples = Samples(only.tokens[0, 1:], torch.zeros(V, dtype=torch.double))
+    nats = model.sampled(only, samples)
+    torch.autograd.backward(nats.sum())
+    assert float(nats.detach()) == 0
+    assert all(bool((p.grad == 0).all()) for p in model.parameters() if p.grad is not None)
+
+
+def test_one_word_corpora_can_be_sampled() -> None:
+    """A proposal of a single token includes it always."""
+    proposal = Proposal(torch.tensor([0, 0, 7]), 3)
+    samples = proposal.draw()
+    assert samples.tokens.tolist() == [2]
+    assert float(samples.log_inclusion[2]) == 0
+
+
+def test_an_override_is_a_table_row_for_the_cell_and_the_bias() -> None:
+    """Overriding every text's city by the table row of another gives the model in that city (low-rank bias)."""
+    schema = SCHEMAS["both"]
+    model, given = make(schema, ("concat", "factor"), ("low_rank",)), batch(schema)
+    assert model.encoder is not None
+    categories = given.context.categories.clone()
+    categories[:, 0] = 2
+    own = model.encoder.tables[0][torch.tensor([2, 2, 2])]
+    there = Batch(given.tokens, given.lengths, Context(categories, given.context.numbers), given.rows)
+    torch.testing.assert_close(model(given, model.condition(given.context, {"city": own})), model(there))
+
+
+def test_an_override_of_codes_is_refused() -> None:
+    """An embedding of a variable for the encoder is none for the prefix."""
+    model, given = make(SCHEMAS["both"], ("prefix",), ()), batch(SCHEMAS["both"])
+    with pytest.raises(UserError, match="embeddings of city are given, but a prefix has codes of its own"):
+        model.condition(given.context, {"city": torch.zeros(3, 2)})

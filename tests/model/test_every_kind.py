@@ -1,0 +1,259 @@
+"""A model whose context has every kind at once: read, cached, trained, scored; and words that only one kind tells."""
+
+import ast
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.data import Corpus, prepare
+from factorcell.data.schema import ContextSchema
+from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
+from factorcell.evaluation.evaluation import evaluate, evaluate_by
+from factorcell.model.card import text as card_of
+from factorcell.model.run import Run
+from factorcell.training.fit import fit
+from factorcell.training.training import train
+from tests.data.test_kinds import CONTEXT, rows_of_all_kinds
+from tests.small import nats_of
+
+EVERY = ("city", "lat:number", *CONTEXT)
+ROWS = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(12)]
+DATA = DataConfig(context=EVERY, min_count=1, min_context_count=1, min_context_word=1)
+
+
+def same(a: Corpus, b: Corpus) -> None:
+    """Two corpora have the same contexts in the same rows."""
+    assert a.schema == b.schema
+    for x, y in zip((a.categories, a.numbers, *a.vectors), (b.categories, b.numbers, *b.vectors), strict=True):
+        assert np.array_equal(x, y)
+    for left, right in zip(a.bags, b.bags, strict=True):
+        assert np.array_equal(left.values, right.values)
+        assert np.array_equal(left.offsets, right.offsets)
+
+
+def jsonl(rows: list[dict[str, Any]], path: Path) -> Path:
+    """Rows as a file."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_the_cache_holds_every_kind(tmp_path: Path) -> None:
+    """Mapped from the second time on; an array that is damaged or of another length is made again."""
+    rows = ROWS[:11]  # the last has no title: its bags end alike with and without it
+    path, cache = jsonl(rows, tmp_path / "rows.jsonl"), tmp_path / "cache"
+    expected = prepare(rows, DATA)
+    same(prepare(path, DATA, cache=cache), expected)
+    again = prepare(path, DATA, cache=cache)
+    assert isinstance(again.vectors[0], np.memmap)
+    assert isinstance(again.bags[0].values, np.memmap)
+    same(again, expected)
+    (folder,) = cache.iterdir()
+    for name in ("vectors.0", "bags.0", "bags.0.offsets"):
+        array = np.array(np.load(folder / f"{name}.npy"))
+        for rest in (None, array[:-1]):
+            (folder / f"{name}.npy").unlink()
+            (folder / f"{name}.npy").touch()
+            if rest is not None:
+                np.save(folder / f"{name}.npy", rest)
+            same(prepare(path, DATA, cache=cache), expected)
+
+
+def test_select_and_batches_keep_rows_together() -> None:
+    """The context of some rows is that of a corpus of them, and of a table of them; a part of a batch likewise."""
+    corpus, rows = prepare(ROWS, DATA), np.array([7, 2, 2, 11])
+    table = prepare([ROWS[row] for row in rows], DATA, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    same(corpus.select(rows), table)
+    picked = torch.tensor([3, 0])
+    for batch, other in (
+        (corpus.batch(rows), table.batch(np.arange(4))),
+        (corpus.batch(rows).select(picked), table.batch(np.array([3, 0]))),
+    ):
+        (vectors,), (bags,) = batch.context.vectors, batch.context.bags
+        assert torch.equal(vectors, other.context.vectors[0])
+        assert torch.equal(bags.words, other.context.bags[0].words)
+        assert torch.equal(bags.offsets, other.context.bags[0].offsets)
+    first, second = corpus.split(0.3, 1)
+    assert len(first.bags[0].offsets) == len(first) + 1
+    assert len(second.vectors[0]) == len(second) == 4
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run with random weights over `DATA`."""
+    config = Config.from_dict(
+        {
+            "data": {"context": EVERY, "min_count": 1, "min_context_count": 1, "min_context_word": 1},
+            "model": {"embedding_size": 5, "hidden_size": 6, "rank": 2, "context_size": 3, "variable_size": 2},
+        }
+    )
+    corpus = prepare(ROWS, config.data)
+    made = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            parameter.normal_(0, 0.5)
+    return made
+
+
+def test_nats_are_the_same_online_in_batches_and_one_by_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To 1e-5, of rows in any company."""
+    corpus = run.prepare(ROWS)
+    once = run.nats(corpus)
+    np.testing.assert_allclose(once, [nat for row in ROWS for nat in nats_of(run, row)], atol=1e-5)
+    monkeypatch.setattr("factorcell.model.run.TOKENS", 7)
+    np.testing.assert_allclose(run.nats(corpus), once, atol=1e-5)
+    single = np.concatenate([run.nats(corpus.select(np.array([row]))) for row in range(len(corpus))])
+    np.testing.assert_allclose(single, once, atol=1e-5)
+
+
+def test_each_kind_matters_and_missing_is_expected(run: Run) -> None:
+    """Without a column nats differ from those with it; without any, they are those that a gain is measured from."""
+    whole = run.nats(run.prepare(ROWS))
+    for column in ("city", "lat", "at", "lon", "turn", "title", "topic"):
+        rows = [{name: value for name, value in row.items() if name != column} for row in ROWS]
+        assert np.abs(run.nats(run.prepare(rows, unknown="expected")) - whole).max() > 1e-3
+    bare = [{"text": row["text"]} for row in ROWS]
+    expected = evaluate(run, run.prepare(bare, unknown="expected"))["perplexity"]
+    (result,) = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS))
+    assert result["perplexity_without"] == pytest.approx(expected, rel=1e-6)
+    plain = Run(run.folder, config("at:hour", adapt=(), output_bias=()), run.vocabulary, ContextSchema())
+    (result,) = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
+    corpus = run.prepare(ROWS).without_context(plain.schema)
+    assert result["perplexity_without"] == pytest.approx(evaluate(plain, corpus)["perplexity"], rel=1e-6)
+
+
+def test_classification_beside_other_kinds(run: Run) -> None:
+    """Likelihoods of categories and hours are those of rows with that city, at that time; other kinds are refused."""
+    corpus = run.prepare(ROWS)
+    found = log_likelihoods(run, corpus, [{"city": "a"}, {"city": "b"}])
+    for column, city in enumerate("ab"):
+        rows = [{**row, "city": city} for row in ROWS]
+        expected = [-sum(nats_of(run, row)) for row in rows]
+        np.testing.assert_allclose(found[:, column], expected, atol=1e-4)
+    hours = log_likelihoods(run, corpus, [{"at.hour": hour} for hour in (3, 27.0, -21)])
+    rows = [{**row, "at": row["at"][:11] + "03:00:00"} for row in ROWS]
+    np.testing.assert_allclose(hours, [[-sum(nats_of(run, row))] * 3 for row in rows], atol=1e-4)
+    rows = [{**ROWS[0], "title": title} for title in ("sun", "moon")]  # alike but for what is no category or number
+    titles = log_likelihoods(run, run.prepare(rows), [{"city": "a"}])
+    np.testing.assert_allclose(titles[:, 0], [-sum(nats_of(run, row)) for row in rows], atol=1e-4)
+    turns = log_likelihoods(run, corpus, [{"turn": turn} for turn in (0.25, 1e8 + 0.25)])  # too long for 32 bits
+    np.testing.assert_allclose(turns[:, 0], turns[:, 1], atol=1e-6)
+    for target, message in (
+        ("title", "title is a text; only the values of a category"),
+        ("topic", "topic is a vector; only the values of a category"),
+        ("lon", "lon is a number; classify it among named points"),
+    ):
+        with pytest.raises(UserError, match=message):
+            classify(run, ROWS, target)
+    with pytest.raises(UserError, match="title is a text; candidates are values of a category, or numbers"):
+        log_likelihoods(run, corpus, [{"title": "sea"}])
+    with pytest.raises(UserError, match=r"unknown numeric context variable 'title'; choose from lat, at.hour"):
+        classify_points(run, ROWS, {"a": {"title": 1.0}})
+
+
+def test_the_nearest_point_is_the_short_way_round(run: Run) -> None:
+    """23:00 is nearer to 1:00 than to 18:00; -170 degrees nearer to 175 than to -150."""
+    for points, column, value, right in (
+        ({"night": {"at.hour": 1.0}, "evening": {"at.hour": 18.0}}, "at", "2024-01-01T23:00", "night"),
+        ({"west": {"lon": -150.0}, "east": {"lon": 175.0}}, "lon", -170, "east"),
+    ):
+        result = classify_points(run, [{**ROWS[0], column: value}], points)
+        assert result.names[result.truth[0]] == right
+
+
+def test_a_row_with_every_kind_is_scored_as_the_card_says(run: Run) -> None:
+    """The example of the card names each column once, with a value that it could hold."""
+    example = card_of(run).split(".score(")[1].split(")\n```")[0]
+    row = ast.literal_eval(example)
+    assert set(row) == {"text", "city", "lat", "at", "lon", "turn", "title", "topic"}
+    (scored,) = run.score(row)
+    assert math.isfinite(scored["nats"])
+    with pytest.raises(UserError, match="row 1: at is 'soon', not a time of day"):
+        run.score({**row, "at": "soon"})
+
+
+def config(*context: str, **model: Any) -> Config:
+    """A small FactorCell over some variables."""
+    sizes = {"embedding_size": 8, "hidden_size": 12, "context_size": 6, "variable_size": 6, "number_size": 24}
+    return Config.from_dict(
+        {
+            "data": {"context": context, "min_count": 1, "min_context_word": 1},
+            "model": {**sizes, **model},
+            "training": {"epochs": 20, "batch_tokens": 500, "learning_rate": 0.02, "evaluations": 1},
+        }
+    )
+
+
+TOLD = {"at": "at:hour", "title": "title:text", "topic": "topic:vector"}
+
+
+def told(count: int, seed: int) -> list[dict[str, Any]]:
+    """Texts of a fair coin and three words: of the hour (night is 20:00 to 4:00), the title ("sea" or not), a vector.
+
+    Each word has probability 1/3 to 1/2, and none tells another: without its column it costs its entropy.
+    """
+    random, rows = np.random.default_rng(seed), []
+    for _ in range(count):
+        minute, title = int(random.integers(24 * 60)), random.choice(6, 3, replace=False)
+        topic = random.normal(size=4)
+        night, sea, high = minute < 240 or minute >= 1200, 0 in title, topic[0] + topic[1] > 0
+        rows.append(
+            {
+                "at": f"2024-05-{1 + int(random.integers(28)):02}T{minute // 60:02}:{minute % 60:02}",
+                "title": " ".join("sea sun sand moon rock fish".split()[word] for word in title),
+                "topic": topic.tolist(),
+                "text": f"{'xy'[int(random.integers(2))]} {'ab'[night]} {'cd'[sea]} {'ef'[int(high)]}",
+            }
+        )
+    return rows
+
+
+def test_what_each_kind_tells_is_learned(tmp_path: Path) -> None:
+    """Each word costs little given its column, and about its entropy without; the coin costs log 2 throughout."""
+    rows, dev = told(2000, 1), told(400, 2)
+    corpus = prepare(rows, config(*TOLD.values()).data)
+    held = prepare(dev, config(*TOLD.values()).data, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    run = Run.create(tmp_path / "run", config(*TOLD.values()), corpus.vocabulary, corpus.schema)
+    list(train(run, corpus, held))
+    entropies = []
+    for word in (1, 2, 3):
+        share = np.mean([row["text"].split()[word] in "ace" for row in dev])
+        entropies.append(-share * math.log(share) - (1 - share) * math.log(1 - share))
+    nats = run.nats(held).reshape(len(dev), 5).mean(0)
+    assert nats[0] == pytest.approx(math.log(2), abs=0.02)
+    assert (nats[1:4] < 0.3 * np.array(entropies)).all()
+    for word, column in enumerate(TOLD):
+        rows = [{name: value for name, value in row.items() if name != column} for row in dev]
+        without = run.nats(run.prepare(rows, unknown="expected")).reshape(len(dev), 5).mean(0)
+        assert without[word + 1] > 0.9 * entropies[word]
+        assert np.delete(without, word + 1) == pytest.approx(np.delete(nats, word + 1), abs=0.15)
+
+
+def test_every_kind_trains_and_opens_again(tmp_path: Path) -> None:
+    """From a file to a run folder that scores what it was given; a word, a length and a time that do not fit."""
+    small = {"epochs": 1, "batch_tokens": 60, "evaluations": 1}
+    given = Config.from_dict({"data": dataclasses.asdict(DATA), "training": small})
+    path = jsonl(ROWS, tmp_path / "rows.jsonl")
+    said: list[str] = []
+    run = fit(path, path, given, tmp_path / "run", say=said.append)
+    assert "at.weekday: weekday, period 7, mean" in "\n".join(said)
+    assert "title: text, 4 words" in said
+    assert "topic: vector of 3 numbers" in said
+    again = Run.open(tmp_path / "run")
+    np.testing.assert_allclose(again.nats(again.prepare(path)), run.nats(run.prepare(ROWS)), atol=1e-6)
+    resumed = fit(path, path, given, tmp_path / "run", resume=True)
+    assert resumed.schema == run.schema
+    for column, value, got in (
+        ("at", "tomorrow", "row 2: at is 'tomorrow', not a time of day"),
+        ("topic", [1], "row 2: topic has 1 numbers; it must have 3, as in training"),
+        ("title", 3, "row 2: title is 3, not a text"),
+    ):
+        bad = jsonl([ROWS[0], {**ROWS[1], column: value}], tmp_path / "bad.jsonl")
+        with pytest.raises(UserError, match=f"bad.jsonl {got}"):
+            run.prepare(bad)

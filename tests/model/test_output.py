@@ -1,0 +1,230 @@
+"""Logits and losses against plain sums; biases against tables written out."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from factorcell.config import INSIDE, OUTPUT_BIASES, ModelConfig
+from factorcell.data.context import Context
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import START
+from factorcell.model.biases import TABLES
+from factorcell.model.output import Output, Proposal, Samples, Tilt
+from tests.small import place
+
+V, E, H, K, B, T = 9, 3, 4, 5, 4, 3
+SCHEMA = ContextSchema(
+    (
+        Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 3, 4)),
+        Variable("stars", "category", values=(RARE, "1"), counts=(0, 8)),
+        Variable("lat", "number"),
+    )
+)
+SIZES = (2, 3, 1)  # of the embeddings of the variables
+COMBINATIONS = [names for count in (0, 1, 2, 5) for names in itertools.combinations(OUTPUT_BIASES, count)]
+SMOOTH = [names for names in COMBINATIONS if "sparse" not in names]  # its gradient is not that of its value
+
+
+def make_output(biases: tuple[str, ...]) -> Output:
+    """A layer in double precision with random weights everywhere."""
+    config = ModelConfig(
+        hidden_size=H,
+        context_size=K,
+        output_bias=biases,
+        hash_size=40,
+        bloom_size=0,
+        sparse_penalty=("0.2", "city=0.4"),
+    )
+    output = Output(torch.nn.Parameter(torch.randn(V, E)), config, SCHEMA, SIZES).double()
+    with torch.no_grad():
+        for parameter in output.parameters():
+            parameter.normal_(0, 0.7)
+    return output
+
+
+def numbers() -> dict[str, Any]:
+    """Hidden states, targets, context vectors and contexts; one city is missing."""
+    categories = torch.tensor([[1, 1], [2, 0], [MISSING, 1], [0, 1]])
+    return {
+        "hidden": torch.randn(B, T, H, dtype=torch.double),
+        "targets": torch.tensor([[2, 3, 4], [5, 6, 7], [8, 2, 2], [0, 2, 3]]),
+        "vector": torch.randn(B, K, dtype=torch.double),
+        "parts": [torch.randn(B, size, dtype=torch.double) for size in SIZES],
+        "context": Context(categories, torch.zeros(B, 1)),
+    }
+
+
+def slow_bias(output: Output, g: dict[str, Any], text: int, token: int) -> float:
+    """The context's bias of one token in one text, from the tables."""
+    total, rows = 0.0, g["context"].categories[text].tolist()
+    for name, adapter in output.adapters.items():
+        row = adapter.get_parameter("weight")[token].tolist()
+        if name in INSIDE:
+            features = g["vector"][text] if name == "low_rank" else torch.cat([part[text] for part in g["parts"]])
+            total += sum(a * b for a, b in zip(features.tolist(), row, strict=True))
+            continue
+        for column, variable in enumerate(SCHEMA.categories):
+            least = {"one_hot": (0, 0), "sparse": (0.4, 0.2)}[name][column]
+            values = [math.copysign(max(0, abs(s) - least), s) for s in row[: len(variable.values)]]
+            row = row[len(variable.values) :]
+            total += expected(variable, values, rows[column])
+    if output.hashed is not None:
+        buckets = output.hashed.weight[:, 0].tolist()
+        for column, variable in enumerate(SCHEMA.categories):
+            places = [place(column, value, token, len(buckets)) for value in range(len(variable.values))]
+            total += expected(variable, [buckets[index] for index in places], rows[column])
+    return total
+
+
+def expected(variable: Variable, values: list[float], row: int) -> float:
+    """The value of a category, or the mean of all by how often they are seen."""
+    if row != MISSING:
+        return values[row]
+    return sum(count * value for count, value in zip(variable.counts, values, strict=True)) / sum(variable.counts)
+
+
+def slow_logits(output: Output, text: int, hidden: Tensor, g: dict[str, Any]) -> list[float]:
+    """E P h + b + the context's bias, token by token; the start token never."""
+    logits = []
+    for token in range(V):
+        parts = output.embedding[token].detach() * (hidden @ output.projection.detach())
+        score = sum(parts.tolist())
+        score += float(output.bias[token].detach()) + slow_bias(output, g, text, token)
+        logits.append(-float("inf") if token == START else score)
+    return logits
+
+
+def tilt(output: Output, g: dict[str, Any]) -> Tilt:
+    """What the biases of the contexts follow from."""
+    return output.tilt(g["vector"], g["parts"], g["context"])
+
+
+def sampled_nats(output: Output, samples: Samples, g: dict[str, Any]) -> Tensor:
+    """The sampled loss of the targets, given as tokens; the rows of the tables that it needs are picked here."""
+    reads = output.reads(g["targets"], samples, g["context"].categories)
+    picked = [[table[rows] for table in tables] for rows, tables in zip(reads.rows, output.row_tables(), strict=True)]
+    rows = torch.tensor([[reads.used.tolist().index(token) for token in line] for line in g["targets"].tolist()])
+    return output.sampled_nats(g["hidden"], rows, tilt(output, g), samples, reads, picked)
+
+
+def test_names_are_those_of_the_config() -> None:
+    """The command line offers what there is."""
+    assert (*TABLES, "hash") == OUTPUT_BIASES
+
+
+@pytest.mark.parametrize("biases", COMBINATIONS)
+@pytest.mark.parametrize("chunk", [1, 4_000_000])
+def test_exact_nats_are_the_equations(biases: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without gradient, in chunks of any size, and as log probabilities of a step."""
+    monkeypatch.setattr("factorcell.model.kernels.softmax.CHUNK", chunk)
+    output, g = make_output(biases), numbers()
+    monkeypatch.setattr("factorcell.model.output.BIASES_AT_ONCE", chunk)
+    monkeypatch.setattr("factorcell.model.biases.AT_ONCE", chunk)
+    with_gradient = output.nats(g["hidden"], g["targets"], tilt(output, g))
+    with torch.no_grad():
+        without = output.nats(g["hidden"], g["targets"], tilt(output, g))
+        steps = output.log_probabilities(g["hidden"][:, 1], tilt(output, g))
+        folded = output.log_probabilities(g["hidden"][:, 1], output.fold(tilt(output, g)))
+    torch.testing.assert_close(folded, steps)
+    for b in range(B):
+        for t in range(T):
+            logits = torch.tensor(slow_logits(output, b, g["hidden"][b, t], g))
+            expected = torch.logsumexp(logits, 0) - logits[g["targets"][b, t]]
+            assert float(with_gradient[b, t].detach()) == pytest.approx(float(expected), rel=1e-5)
+            assert float(without[b, t]) == pytest.approx(float(expected), rel=1e-5)
+        assert float(steps[b].exp().sum()) == pytest.approx(1)
+        assert float(steps[b, START]) == -torch.inf
+        assert float(steps[b, g["targets"][b, 1]]) == pytest.approx(-float(without[b, 1]))
+
+
+@pytest.mark.parametrize("biases", COMBINATIONS)
+def test_sampling_everything_is_exact(biases: tuple[str, ...]) -> None:
+    """With every token among the samples for sure, the sampled loss is the exact one."""
+    output, g = make_output(biases), numbers()
+    every = Samples(torch.tensor([token for token in range(V) if token != START]), torch.zeros(V))
+    sampled = sampled_nats(output, every, g)
+    exact = output.nats(g["hidden"], g["targets"], tilt(output, g))
+    torch.testing.assert_close(sampled, exact)
+
+
+@pytest.mark.parametrize("biases", SMOOTH)
+def test_gradients_by_finite_differences(biases: tuple[str, ...]) -> None:
+    """Of the exact and of the sampled loss."""
+    output, g = make_output(biases), numbers()
+    samples = Samples(torch.tensor([2, 3, 7]), torch.linspace(-2, 0, V, dtype=torch.double))
+    parameters = list(output.parameters())
+
+    def exact(*_: Tensor) -> Tensor:
+        return output.nats(g["hidden"], g["targets"], tilt(output, g))
+
+    def sampled(*_: Tensor) -> Tensor:
+        return sampled_nats(output, samples, g)
+
+    for loss in (exact, sampled):
+        given = (g["hidden"], g["vector"], *g["parts"])
+        leaves = (*(tensor.requires_grad_() for tensor in given), *parameters)
+        assert torch.autograd.gradcheck(loss, leaves)
+
+
+def test_proposal_includes_tokens_as_often_as_it_says() -> None:
+    """The share of draws that hold a token is its inclusion probability; tokens without a count never come."""
+    counts = torch.tensor([5, 0, 100, 20, 1, 1])
+    proposal = Proposal(counts, draws=10)
+    seen = torch.zeros(6)
+    for _ in range(4000):
+        samples = proposal.draw()
+        assert len(samples.tokens) == len(set(samples.tokens.tolist()))
+        seen[samples.tokens] += 1
+    expected = 1 - (1 - counts.double() / counts.sum()) ** 10
+    torch.testing.assert_close((seen / 4000).double(), expected, atol=0.03, rtol=0)
+    torch.testing.assert_close(proposal.log_inclusion[counts > 0].exp(), expected[counts > 0].float())
+
+
+def test_each_text_draws_for_itself() -> None:
+    """As often as the proposal says, repeats marked, and no two texts alike."""
+    counts = torch.tensor([5, 0, 100, 20, 1, 1])
+    proposal = Proposal(counts, draws=10)
+    samples = proposal.draw_each(4000)
+    assert samples.repeated is not None
+    seen, alike = torch.zeros(6), 0
+    for tokens, repeated in zip(samples.tokens, samples.repeated, strict=True):
+        assert tokens[~repeated].tolist() == sorted(set(tokens.tolist()))
+        seen[tokens[~repeated]] += 1
+        alike += torch.equal(tokens, samples.tokens[0])
+    assert alike < 2000
+    expected = 1 - (1 - counts.double() / counts.sum()) ** 10
+    torch.testing.assert_close((seen / 4000).double(), expected, atol=0.03, rtol=0)
+
+
+def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
+    """Whatever the vocabulary counted, and never the start token."""
+    proposal = Proposal.by_rank(50, 20)
+    assert float(proposal.probability[START]) == 0
+    others = torch.cat([proposal.probability[:START], proposal.probability[START + 1 :]])
+    assert bool((others[1:] < others[:-1]).all())
+    assert float(proposal.probability.sum()) == pytest.approx(1)
+
+
+def test_the_sampled_loss_has_the_exact_minimum() -> None:
+    """Fitted to known frequencies by sampling, the biases reach those frequencies: the correction is right."""
+    torch.manual_seed(1)
+    truth = torch.tensor([0.1, 0.0, 0.5, 0.25, 0.1, 0.05])
+    output = Output(torch.nn.Parameter(torch.zeros(6, 2)), ModelConfig(hidden_size=2), ContextSchema(), None)
+    optimiser = torch.optim.Adam([output.bias], 0.05)
+    proposal = Proposal(torch.tensor([3, 0, 1, 2, 2, 2]), 3)  # not the frequencies to be learned
+    nothing = Context(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0))
+    for step in range(600):
+        optimiser.param_groups[0]["lr"] = 0.05 * (1 - step / 600)
+        targets = torch.multinomial(truth, 256, replacement=True)[None]
+        g = {"hidden": torch.zeros(1, 256, 2), "targets": targets, "vector": torch.zeros(1, 0), "parts": []}
+        loss = sampled_nats(output, proposal.draw(), {**g, "context": nothing}).mean()
+        optimiser.zero_grad()
+        torch.autograd.backward(loss)
+        optimiser.step()
+    plain = output.tilt(torch.zeros(1, 0), [], nothing)
+    fitted = output.log_probabilities(torch.zeros(1, 2), plain)[0].exp()
+    torch.testing.assert_close(fitted, truth, atol=0.03, rtol=0)

@@ -1,0 +1,95 @@
+"""A run folder: refused where one is, opened without its data, and safe to open."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from factorcell import store
+from factorcell.config import UserError
+from factorcell.data.data import target_offsets, targets
+from factorcell.data.vocabulary import END, START
+from factorcell.model.run import Run
+from tests.small import ROWS, make_run
+
+
+def test_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:
+    """What was saved is what is opened."""
+    run = make_run(tmp_path / "run", output_bias=["low_rank", "one_hot"])
+    run.save_weights({"step": 1})
+    opened = Run.open(tmp_path / "run")
+    assert (opened.config, opened.schema, opened.vocabulary.tokens) == (run.config, run.schema, run.vocabulary.tokens)
+    assert opened.score(ROWS) == run.score(ROWS)
+
+
+def test_scores_of_one_row_and_of_many(tmp_path: Path) -> None:
+    """A row alone, in a list, and its tokens: nats add up, in the order of the rows."""
+    run = make_run(tmp_path / "run")
+    many = run.score(ROWS, tokens=True)
+    assert [row["row"] for row in many] == list(range(len(ROWS)))
+    for row, scored in zip(ROWS, many, strict=True):
+        (alone,) = run.score(row)
+        assert alone["nats"] == pytest.approx(scored["nats"], abs=1e-5)
+        assert scored["nats"] == pytest.approx(sum(token["nats"] for token in scored["tokens"]))
+        assert scored["perplexity"] == pytest.approx(math.exp(scored["nats"] / scored["targets"]))
+        assert [token["token"] for token in scored["tokens"]] == [*str(row["text"]).split(), "</s>"]
+
+
+def test_targets_are_all_tokens_but_the_start(tmp_path: Path) -> None:
+    """Flat targets and where each text's begin."""
+    corpus = make_run(tmp_path / "run").prepare(ROWS)
+    flat, starts = targets(corpus), target_offsets(corpus)
+    assert START not in flat
+    for row in range(len(corpus)):
+        ids = corpus.tokens[corpus.offsets[row] : corpus.offsets[row + 1]]
+        assert flat[starts[row] : starts[row + 1]].tolist() == ids[1:].tolist()
+    assert np.count_nonzero(flat == END) == len(corpus)
+
+
+def test_weights_follow_the_seed(tmp_path: Path) -> None:
+    """The same seed, the same model; the caller's random state is left alone."""
+    import torch
+
+    run = make_run(tmp_path / "a")
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first = Run(tmp_path, run.config, run.vocabulary, run.schema)
+    assert torch.equal(torch.rand(1), expected)
+    second = Run(tmp_path, run.config, run.vocabulary, run.schema)
+    assert all(map(torch.equal, first.model.parameters(), second.model.parameters()))
+
+
+def test_refusals(tmp_path: Path) -> None:
+    """An existing folder, a file, no folder, no weights, foreign weights, a damaged schema: one line each."""
+    run = make_run(tmp_path / "run")
+    with pytest.raises(UserError, match="run: exists already"):
+        Run.create(tmp_path / "run", run.config, run.vocabulary, run.schema)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file: exists already"):
+        Run.create(tmp_path / "file", run.config, run.vocabulary, run.schema)
+    with pytest.raises(UserError, match="cannot be made"):
+        Run.create(tmp_path / "file" / "below", run.config, run.vocabulary, run.schema)
+    with pytest.raises(UserError, match="not a run folder"):
+        Run.open(tmp_path)
+    with pytest.raises(UserError, match=r"weights.safetensors: there is no such file"):
+        Run.open(tmp_path / "run")
+    other = make_run(tmp_path / "other", hidden_size=7)
+    other.save_weights({})
+    (tmp_path / "run" / "weights.safetensors").write_bytes((other.folder / "weights.safetensors").read_bytes())
+    with pytest.raises(UserError, match="does not belong to this config"):
+        Run.open(tmp_path / "run")
+    store.write_json(tmp_path / "run" / "schema.json", {"variables": [{}]})
+    with pytest.raises(UserError, match="not a context schema"):
+        Run.open(tmp_path / "run")
+    store.write_json(tmp_path / "run" / "config.json", {"model": {"rnk": 1}})
+    with pytest.raises(UserError, match=r"config.json: unknown key in \[model\] 'rnk'"):
+        Run.open(tmp_path / "run")
+
+
+def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
+    """Made beforehand, it is no run yet."""
+    run = make_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    assert Run.create(tmp_path / "empty", run.config, run.vocabulary, run.schema).folder == tmp_path / "empty"

@@ -1,0 +1,163 @@
+"""One step of training, held against Adam written out; and what a log row counts, against the texts."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell import store
+from factorcell.config import Config
+from factorcell.data.data import Corpus, prepare
+from factorcell.model.run import Run
+from factorcell.training.training import Trainer, learning_rate, train
+from tests import synthetic
+
+
+def begin(folder: Path, dropout: float = 0.0, **training: Any) -> tuple[Run, Corpus]:
+    """A small run and its texts."""
+    sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
+    config = Config.from_dict(
+        {
+            "data": {"context": ["dialect"], "min_count": 1},
+            "model": {**sizes, "dropout_recurrent": dropout, "dropout_output": dropout},
+            "training": {"epochs": 1, "batch_tokens": 200, "evaluations": 1, **training},
+        }
+    )
+    corpus = prepare(synthetic.two_dialects(120, 1)[0], config.data)
+    return Run.create(folder, config, corpus.vocabulary, corpus.schema), corpus
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05, 100.0])
+def test_steps_are_adam_written_out(clip: float, tmp_path: Path) -> None:
+    """Kingma and Ba 2015, algorithm 1, after clipping the norm of all gradients; decoupled decay of matrices only.
+
+    The embeddings and the adapted softmax bias move at three times the rate.
+    """
+    run, corpus = begin(tmp_path / "run", clip=clip, weight_decay=0.1, learning_rate=0.02, warmup=0.3, token_rate=3)
+    trainer = Trainer(run, corpus, corpus)
+    model = run.model
+    names = [name for name, _ in model.named_parameters()]
+    value = {name: parameter.detach().double().numpy().copy() for name, parameter in model.named_parameters()}
+    first, second = ({name: np.zeros_like(value[name]) for name in names} for _ in range(2))
+    batches = trainer.batches()
+    for step in range(4):
+        batch = next(batches)
+        loss = model(batch).sum() / int(batch.lengths.sum())
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norm = math.sqrt(sum(float((gradient.double() ** 2).sum()) for gradient in gradients))
+        rate = learning_rate(step, trainer.steps, run.config.training)
+        for name, gradient in zip(names, gradients, strict=True):
+            g = gradient.double().numpy() * (min(1.0, clip / norm) if clip else 1.0)
+            first[name] = 0.9 * first[name] + 0.1 * g
+            second[name] = 0.999 * second[name] + 0.001 * g**2
+            m, v = first[name] / (1 - 0.9 ** (step + 1)), second[name] / (1 - 0.999 ** (step + 1))
+            own = 3 * rate if name == "embedding" or name.startswith("output.adapters") else rate
+            value[name] *= 1 - (own * 0.1 if value[name].ndim > 1 else 0)
+            value[name] -= own * m / (np.sqrt(v) + 1e-8)
+        trainer.step(batch)
+        # Where a gradient is nearly nothing, Adam takes its sign for a whole step; rounding may then decide it.
+        for name, parameter in model.named_parameters():
+            sure = np.sqrt(second[name]) > 1e-6
+            np.testing.assert_allclose(parameter.detach().numpy()[sure], value[name][sure], atol=2e-4, err_msg=name)
+            value[name] = parameter.detach().double().numpy().copy()
+    assert trainer.progress.step == 4
+
+
+def test_a_rate_of_zero_logs_the_exact_loss(tmp_path: Path) -> None:
+    """Where nothing moves, the logged losses are nats per target of the model, and their mean over tokens is that."""
+    run, corpus = begin(tmp_path / "run", learning_rate=0.0, log_every=2)
+    rows = list(train(run, corpus, corpus))
+    losses = [row for row in rows if row["split"] == "train"]
+    counts = np.diff([0, *(row["tokens"] for row in losses)])
+    assert losses[-1]["tokens"] == corpus.targets
+    assert len(losses) == math.ceil(rows[-1]["steps"] / 2)
+    mean = sum(row["loss"] * count for row, count in zip(losses, counts, strict=True)) / corpus.targets
+    assert mean == pytest.approx(float(run.nats(corpus).astype(np.float64).mean()), rel=1e-5)
+    assert rows[-1]["perplexity"] == pytest.approx(math.exp(mean), rel=1e-5)
+
+
+@pytest.mark.parametrize("epochs", [0.4, 1.0, 2.5])
+def test_every_row_is_seen_as_often_as_the_epochs_say(epochs: float, tmp_path: Path) -> None:
+    run, corpus = begin(tmp_path / "run", epochs=epochs)
+    trainer = Trainer(run, corpus, corpus)
+    seen = np.zeros(len(corpus), dtype=int)
+    for batch in trainer.batches():
+        seen[batch.rows.numpy()] += 1
+        trainer.progress.step += 1
+    assert trainer.progress.step == trainer.steps == round(epochs * len(corpus.batches(200, seed=0)))
+    assert set(seen) <= {math.floor(epochs), math.ceil(epochs)}
+
+
+def test_every_epoch_has_an_order_of_its_own(tmp_path: Path) -> None:
+    """Of batches, and of the rows that meet in a batch; the same order for the same seed."""
+    orders = []
+    for name in ("a", "b"):
+        run, corpus = begin(tmp_path / name, epochs=2)
+        trainer, rows = Trainer(run, corpus, corpus), []
+        for batch in trainer.batches():
+            rows.append(batch.rows.tolist())
+            trainer.progress.step += 1
+        half = len(rows) // 2
+        orders.append((rows[:half], rows[half:]))
+    (first, second), again = orders
+    assert (first, second) == again
+    assert sorted(itertools.chain(*first)) == list(range(len(corpus)))
+    assert list(itertools.chain(*first)) != list(itertools.chain(*second))
+    assert {frozenset(part) for part in first} != {frozenset(part) for part in second}
+
+
+def test_randomness_is_of_seed_and_step_alone(tmp_path: Path) -> None:
+    """The caller's random state decides nothing and is left as it was; another seed gives another model."""
+    found = {}
+    for name, noise, seed in (("a", 1, 0), ("b", 2, 0), ("c", 1, 1)):
+        run, corpus = begin(tmp_path / name, dropout=0.3, loss="sampled", samples=6, seed=seed)
+        torch.manual_seed(noise)
+        expected = torch.rand(3)
+        torch.manual_seed(noise)
+        list(train(run, corpus, corpus))
+        assert torch.equal(torch.rand(3), expected)
+        found[name] = torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()])
+    assert torch.equal(found["a"], found["b"])
+    assert not torch.equal(found["a"], found["c"])
+
+
+def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
+    """The same batch at two steps loses different values."""
+    run, corpus = begin(tmp_path / "run", dropout=0.5, learning_rate=0.0)
+    trainer = Trainer(run, corpus, corpus)
+    batch = next(trainer.batches())
+    nats = []
+    for _ in range(2):
+        before = trainer.progress.nats
+        trainer.step(batch)
+        nats.append(trainer.progress.nats - before)
+    assert nats[0] != pytest.approx(nats[1], rel=1e-6)
+    assert not run.model.training
+
+
+@pytest.mark.parametrize(("evaluations", "steps"), [(1, 12), (3, 12), (5, 12), (50, 12)])
+def test_evaluations_are_even_and_end_with_the_last_step(evaluations: int, steps: int, tmp_path: Path) -> None:
+    """As many as asked for, or one a step where there are fewer steps."""
+    run, corpus = begin(tmp_path / "run", evaluations=evaluations)
+    per_epoch = len(corpus.batches(200, seed=0))
+    run, corpus = begin(tmp_path / "even", evaluations=evaluations, epochs=steps / per_epoch)
+    at = [row["step"] for row in train(run, corpus, corpus) if row["split"] == "dev"]
+    assert at[-1] == steps
+    assert len(at) == min(evaluations, steps)
+    assert all(abs(step - steps * (number + 1) / len(at)) < 1 for number, step in enumerate(at))
+
+
+def test_patience_counts_from_the_last_better_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A better one starts the count again, an equal one does not; the weights kept are those of the best."""
+    run, corpus = begin(tmp_path / "run", evaluations=12, patience=3, epochs=3)
+    found = iter([9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0, 6.0])
+    monkeypatch.setattr("factorcell.training.training.perplexities", lambda *_: {"perplexity": next(found)})
+    rows = [row for row in train(run, corpus, corpus) if row["split"] == "dev"]
+    assert [row["perplexity"] for row in rows] == [9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0]
+    assert [row["best"] for row in rows] == [9.0, 8.0, 8.0, 8.0, 7.0, 7.0, 7.0, 7.0]
+    _, facts = store.load_tensors(run.folder / "weights.safetensors")
+    assert facts["step"] == rows[4]["step"]

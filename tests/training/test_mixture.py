@@ -1,0 +1,274 @@
+"""Mixtures: weights against plain searches, nats against probabilities written out, and what does not mix."""
+
+import dataclasses
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell import store
+from factorcell.config import Config, UserError
+from factorcell.data.data import prepare, targets
+from factorcell.data.vocabulary import Vocabulary
+from factorcell.evaluation.evaluation import evaluate_by
+from factorcell.model.run import Run
+from factorcell.training import mixture
+from factorcell.training.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
+from tests import small
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def likelihood(nats: Array, weights: Array, prior: Array) -> float:
+    """The log of what EM maximises, from probabilities."""
+    known = prior > 0
+    return float(np.log(np.exp(-nats) @ weights).sum() + (prior[known] * np.log(weights[known])).sum())
+
+
+def golden(nats: Array, prior: Array) -> float:
+    """The first of two weights with the largest likelihood, by golden section."""
+    low, high, ratio = 0.0, 1.0, (5**0.5 - 1) / 2
+    for _ in range(80):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        values = [likelihood(nats, np.array([w, 1 - w]), prior) for w in (left, right)]
+        low, high = (left, high) if values[0] < values[1] else (low, right)
+    return (low + high) / 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("strength", [0.0, 20.0])
+def test_two_models_against_golden_section(seed: int, strength: float) -> None:
+    generator = np.random.default_rng(seed)
+    nats = generator.exponential(2.0, (300, 2)) + np.array([0.0, 0.2 * seed])
+    prior = strength * np.array([0.3, 0.7])
+    weights = fit_weights(nats, prior)
+    assert weights[0] == pytest.approx(golden(nats, prior), abs=1e-4)
+    assert weights.sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_three_models_against_every_weight() -> None:
+    """No weights of a grid of the simplex are better, and those near the best are nearly as good."""
+    generator = np.random.default_rng(1)
+    nats = generator.exponential(2.0, (200, 3)) + np.array([0.0, 0.1, 0.3])
+    prior = np.array([4.0, 0.0, 9.0])
+    weights = fit_weights(nats, prior)
+    steps = np.linspace(0.005, 0.99, 198)
+    grid = [np.array([a, b, 1 - a - b]) for a, b in itertools.product(steps, steps) if a + b < 1]
+    values = [likelihood(nats, each, prior) for each in grid]
+    assert likelihood(nats, weights, prior) >= max(values)
+    assert np.allclose(weights, grid[int(np.argmax(values))], atol=0.01)
+
+
+def test_no_round_makes_it_less_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rounds, more likely, with a prior and without; and they end by themselves."""
+    nats = np.random.default_rng(2).exponential(2.0, (100, 4))
+    for prior in (np.zeros(4), np.array([1.0, 5.0, 0.0, 2.0])):
+        values = []
+        for rounds in range(1, 40):
+            monkeypatch.setattr(mixture, "ROUNDS", rounds)
+            values.append(likelihood(nats, fit_weights(nats, prior), prior))
+        assert all(after >= before - 1e-9 for before, after in itertools.pairwise(values))
+        assert values[5] > values[0]
+
+
+def test_weights_at_the_edges() -> None:
+    """One model, a model that is always worse, models that are the same, no targets, very unlikely targets."""
+    generator = np.random.default_rng(3)
+    nats = generator.exponential(2.0, (50, 1))
+    assert fit_weights(nats).tolist() == [1.0]
+    assert np.array_equal(mixed_nats(nats, np.ones(1)), nats[:, 0])
+    worse = fit_weights(np.concatenate([nats, nats + 1], axis=1))
+    assert worse[1] < 1e-6
+    same = np.concatenate([nats, nats], axis=1)
+    assert np.allclose(fit_weights(same), 0.5)
+    assert np.allclose(mixed_nats(same, np.array([0.2, 0.8])), nats[:, 0])
+    none = np.zeros((0, 3))
+    assert np.allclose(fit_weights(none), 1 / 3)
+    assert np.allclose(fit_weights(none, np.array([1.0, 2.0, 5.0])), [1 / 8, 2 / 8, 5 / 8])
+    far = np.array([[1000.0, 1001.0], [2000.0, 1999.0]])
+    assert np.allclose(fit_weights(far), 0.5)
+    assert np.allclose(mixed_nats(far, np.array([0.5, 0.5])), np.array([1000.0, 1999.0]) - np.log(0.5 + 0.5 / np.e))
+
+
+def make_runs(folder: Path) -> list[Run]:
+    """Three runs with random weights and one vocabulary, whose contexts differ."""
+    contexts: list[tuple[str, ...]] = [("stars", "lon:number"), small.CONTEXT, ("lat:number",)]
+    runs = [small.make_run(folder / f"run{number}", context) for number, context in enumerate(contexts)]
+    for run in runs:
+        run.save_weights({})
+    return runs
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Run]:
+    return make_runs(tmp_path)
+
+
+def by_hand(runs: list[Run], row: dict[str, Any], weights: Array) -> Array:
+    """The nats of one text: each run's probabilities step by step, weighed and added."""
+    parts = [np.exp(-np.array(small.nats_of(run, row))) for run in runs]
+    return np.asarray(-np.log(np.tensordot(weights, parts, 1)))
+
+
+def test_nats_are_those_of_the_mixed_probabilities(runs: list[Run], tmp_path: Path) -> None:
+    """Text by text, whatever contexts the runs have; weights of its value for each text, and all sum to one."""
+    mixed, rows = mix(runs, small.ROWS, tmp_path / "mix", by="city")
+    assert [row["value"] for row in rows] == ["all texts", "Oslo", "Nice"]
+    corpus = mixed.prepare(small.ROWS)
+    expected: list[float] = []
+    for row in small.ROWS:
+        number = 1 + ("Oslo", "Nice").index(row["city"])
+        expected += by_hand(runs, row, mixed.weights[number]).tolist()
+    assert np.allclose(mixed.nats(corpus), expected, atol=1e-5)
+    assert np.allclose(mixed.weights.sum(axis=1), 1)
+    assert not np.allclose(mixed.weights[1], mixed.weights[2], atol=1e-3)
+    other = {**small.ROWS[0], "city": "Bergen"}
+    unseen = mixed.prepare([other], unknown="group")
+    assert np.allclose(mixed.nats(unseen), by_hand_unseen(runs, other, mixed.weights[0]), atol=1e-5)
+
+
+def by_hand_unseen(runs: list[Run], row: dict[str, Any], weights: Array) -> Array:
+    """As `by_hand`, for a text with a value that is grouped as unknown."""
+    parts = [np.exp(-run.nats(run.prepare([row], unknown="group")).astype(float)) for run in runs]
+    return np.asarray(-np.log(np.tensordot(weights, parts, 1)))
+
+
+def test_all_next_tokens_together_are_certain(runs: list[Run], tmp_path: Path) -> None:
+    """The mixed probabilities of all tokens after a word add up to one."""
+    mixed, _ = mix(runs, small.ROWS, tmp_path / "mix")
+    total = 0.0
+    for token in ("", *mixed.vocabulary.tokens[3:]):  # the text ends after "sun", or goes on
+        row = {**small.ROWS[0], "text": f"sun {token}".strip()}
+        total += float(np.exp(-mixed.nats(mixed.prepare([row]))[1]))
+    row = {**small.ROWS[0], "text": "sun neverseen"}
+    total += float(np.exp(-mixed.nats(mixed.prepare([row]))[1]))
+    assert total == pytest.approx(1, abs=1e-5)
+
+
+def test_rows_tell_what_was_found(runs: list[Run], tmp_path: Path) -> None:
+    """On the texts it was fitted to, the mixture is no worse than any model; each model's own perplexity is true."""
+    mixed, rows = mix(runs, small.ROWS, tmp_path / "mix", by="stars")
+    assert sum(row["targets"] for row in rows[1:]) == rows[0]["targets"]
+    for number, run in enumerate(runs):
+        nats = run.nats(run.prepare(small.ROWS))
+        assert rows[0]["alone"][number] == pytest.approx(float(np.exp(nats.mean())), rel=1e-5)
+    plain, (row,) = mix(runs, small.ROWS, tmp_path / "plain")
+    assert row["perplexity"] <= min(row["alone"]) + 1e-6
+    assert rows[0]["perplexity"] < row["perplexity"], "weights of their own for each value"
+    assert np.allclose(plain.weights[0], mixed.weights[0])
+    assert rows[0]["weights"] == mixed.weights[0].tolist()
+
+
+def test_weights_of_a_value_lean_on_those_of_all(
+    runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stronger the prior, the nearer; and they are the most likely ones under it."""
+    ways = []
+    for prior in (1.0, 100.0, 1e7):
+        monkeypatch.setattr(mixture, "PRIOR", prior)
+        mixed, _ = mix(runs, small.ROWS, tmp_path / f"{prior}", by="city")
+        ways.append(float(np.abs(mixed.weights[1:] - mixed.weights[0]).max()))
+        corpus = mixed.prepare(small.ROWS)
+        own = np.repeat(corpus.categories[:, 0] == 1, corpus.lengths)
+        assert np.allclose(mixed.weights[1], fit_weights(mixed.parts(corpus)[own], prior * mixed.weights[0]))
+    assert ways[0] > ways[1] > ways[2]
+    assert ways[2] < 1e-4
+
+
+def test_one_model_is_itself(runs: list[Run], tmp_path: Path) -> None:
+    mixed, (row,) = mix(runs[:1], small.ROWS, tmp_path / "mix")
+    corpus = runs[0].prepare(small.ROWS)
+    assert np.array_equal(mixed.nats(mixed.prepare(small.ROWS)), runs[0].nats(corpus))
+    assert row["weights"] == [1.0]
+    assert row["perplexity"] == row["alone"][0]
+
+
+def test_a_mixture_is_kept_and_moves_with_its_runs(tmp_path: Path) -> None:
+    """Opened again, also after the folder that holds it and its runs has got another name; mixed once more."""
+    runs = make_runs(tmp_path / "a")
+    mixed, _ = mix(runs, small.ROWS, tmp_path / "a" / "mix", by="city")
+    expected = mixed.nats(mixed.prepare(small.ROWS))
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    opened = open_scorer(tmp_path / "b" / "mix")
+    assert isinstance(opened, Mixture)
+    assert np.array_equal(opened.nats(opened.prepare(small.ROWS)), expected)
+    twice, _ = mix([opened, open_scorer(tmp_path / "b" / "run2")], small.ROWS, tmp_path / "b" / "twice", by="stars")
+    again = open_scorer(tmp_path / "b" / "twice")
+    corpus = again.prepare(small.ROWS)
+    assert np.array_equal(again.nats(corpus), twice.nats(corpus))
+    inner = opened.nats(opened.prepare(small.ROWS))
+    plain = runs[2].nats(runs[2].prepare(small.ROWS))
+    weights = np.repeat(twice.weights[corpus.categories[:, 0]], corpus.lengths, axis=0)
+    assert np.allclose(twice.nats(corpus), mixed_nats(np.stack([inner, plain], 1).astype(float), weights), atol=1e-5)
+    assert not list(Path(tmp_path / "b" / "mix").glob("*.safetensors"))
+    assert store.read_json(tmp_path / "b" / "mix" / "mixture.json")["models"] == ["../run0", "../run1", "../run2"]
+
+
+def test_gains_over_no_context(runs: list[Run], tmp_path: Path) -> None:
+    """`evaluate_by` takes a mixture: without context its runs have none, and the weights are those of all texts."""
+    mixed, _ = mix(runs, small.ROWS, tmp_path / "mix", by="city")
+    corpus = mixed.prepare(small.ROWS)
+    rows = evaluate_by(mixed, corpus, [str(row["city"]) for row in small.ROWS])
+    bare = [run.nats(run.prepare([{"text": row["text"]} for row in small.ROWS], unknown="expected")) for run in runs]
+    plain = mixed_nats(np.stack(bare, 1).astype(float), mixed.weights[0])
+    city = np.repeat([row["city"] == "Oslo" for row in small.ROWS], corpus.lengths)
+    oslo = next(row for row in rows if row["value"] == "Oslo")
+    assert oslo["perplexity_without"] == pytest.approx(float(np.exp(plain[city].mean())), rel=1e-5)
+
+
+def test_what_does_not_mix(runs: list[Run], tmp_path: Path) -> None:
+    """Other vocabularies, texts read otherwise, no column of that name, a folder that is taken: one line each."""
+    tokens = runs[2].vocabulary.tokens
+    strange = Run(tmp_path / "strange", runs[2].config, Vocabulary([*tokens[:-1], "other"]), runs[2].schema)
+    with pytest.raises(UserError, match=r"run0 and .*strange have different vocabularies: they cannot be mixed"):
+        mix([runs[0], strange], small.ROWS, tmp_path / "mix")
+    data = dataclasses.replace(runs[2].config.data, max_tokens=4)
+    shorter = Run(
+        tmp_path / "shorter", dataclasses.replace(runs[2].config, data=data), runs[2].vocabulary, runs[2].schema
+    )
+    with pytest.raises(UserError, match=r"run0 and .*shorter read the same texts differently"):
+        mix([runs[0], shorter], small.ROWS, tmp_path / "mix")
+    with pytest.raises(UserError, match="no column 'town'"):
+        mix(runs, small.ROWS, tmp_path / "mix", by="town")
+    with pytest.raises(UserError, match="at least one model"):
+        mix([], small.ROWS, tmp_path / "mix")
+    assert not (tmp_path / "mix").exists()
+    with pytest.raises(UserError, match="run0: exists already"):
+        mix(runs, small.ROWS, runs[0].folder)
+    with pytest.raises(UserError, match="not a run folder"):
+        open_scorer(tmp_path / "nothing")
+
+
+def test_targets_are_those_of_every_run(runs: list[Run], tmp_path: Path) -> None:
+    """The mixture's corpus has the texts once, and the contexts of all."""
+    mixed, _ = mix(runs, small.ROWS, tmp_path / "mix", by="city")
+    corpus = mixed.prepare(small.ROWS)
+    assert np.array_equal(targets(corpus), targets(runs[2].prepare(small.ROWS)))
+    assert [variable.name for variable in mixed.schema.variables] == "city stars lon city stars lat lon lat".split()
+    assert (corpus.categories.shape[1], corpus.numbers.shape[1]) == (4, 4)
+    assert torch.is_tensor(corpus.context(np.arange(3)).numbers)
+
+
+def test_each_model_has_its_own_texts_and_vectors(tmp_path: Path) -> None:
+    """Models with context of other kinds, in any order: each is given what it alone would read."""
+    rows = [
+        {"text": f"a {word}", "title": f"{word} sea", "topic": [float(n), 1.0 - n]}
+        for n, word in enumerate(["sun", "moon"] * 4)
+    ]
+    runs = []
+    for number, context in enumerate((("title:text",), (), ("topic:vector",), ("topic:vector", "title:text"))):
+        data = {"context": context, "min_count": 1, "min_context_count": 1, "min_context_word": 1}
+        config = Config.from_dict({"data": data, "model": {"embedding_size": 4, "hidden_size": 5}})
+        corpus = prepare(rows, config.data)
+        run = Run.create(tmp_path / f"run{number}", config, corpus.vocabulary, corpus.schema)
+        with torch.no_grad():
+            for parameter in run.model.parameters():
+                parameter.normal_(0, 0.5)
+        runs.append(run)
+    mixture = Mixture(tmp_path / "mix", runs, None, np.full((1, 4), 0.25))
+    alone = np.stack([run.nats(run.prepare(rows)) for run in runs], axis=1)
+    np.testing.assert_allclose(mixture.parts(mixture.prepare(rows)), alone, rtol=1e-6)
