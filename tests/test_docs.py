@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import docs_world
 import factorcell
 from factorcell.commands.main import main
+from tests import docs_world
 
 ROOT = Path(__file__).parent.parent
 WIDTH, README_LINES = 120, 160
