@@ -10,8 +10,8 @@ import torch
 from factorcell import classify, finetune, store
 from factorcell.config import Config, UserError
 from factorcell.model.run import Run
-from factorcell.training import fit
 from factorcell.training.finetuning import gentle
+from factorcell.training.fit import fit
 from factorcell.training.training import Trainer
 from tests import small, synthetic
 

@@ -11,9 +11,8 @@ from factorcell import evaluate, store
 from factorcell.config import Config, UserError
 from factorcell.evaluation.evaluation import evaluate_by
 from factorcell.model.run import Run
-from factorcell.training import separate
 from factorcell.training.mixture import open_scorer
-from factorcell.training.separate import Separate
+from factorcell.training.separate import Separate, separate
 from factorcell.training.training import Trainer
 from tests import synthetic
 
