@@ -28,7 +28,7 @@ import torch
 from torch.nn import functional as F
 
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig
-from factorcell.data.data import Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, SPECIALS, START, Vocabulary
 from factorcell.model.cells import Cell

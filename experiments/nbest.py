@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config
 from factorcell.data.vocabulary import END, SPECIALS, START, splitter
 from factorcell.evaluation.ngram import NGram
@@ -203,8 +203,8 @@ def make(data: Path, out: Path, seed: int) -> None:
         said = {"id": f"turn-{number:04}", "hypotheses": found, "reference": " ".join(turn["words"])}
         known = "no" if turn["speaker"] in new else "yes"
         rows.append({**said, "speaker": turn["speaker"], "role": turn["role"], "case": turn["case"], "known": known})
-    store.write_rows(out / "tune.jsonl", rows[:TUNE])
-    store.write_rows(out / "test.jsonl", rows[TUNE:])
+    files.write_rows(out / "tune.jsonl", rows[:TUNE])
+    files.write_rows(out / "test.jsonl", rows[TUNE:])
 
 
 def first_pass(one: Row) -> float:
@@ -235,7 +235,7 @@ def measure(out: Path) -> Iterator[Row]:
     weights, _ = rescoring.fit(plain[0])
     learned = [speaker_learning.learn(run, lists, weights, unknown="group", progress=True) for lists in (tune, test)]
     yield from judged("FactorCell, learning", learned)
-    bare = [read_nbest([_without(row) for row in store.read_rows(out / name)]) for name in ("tune.jsonl", "test.jsonl")]
+    bare = [read_nbest([_without(row) for row in files.read_rows(out / name)]) for name in ("tune.jsonl", "test.jsonl")]
     yield from judged("FactorCell, no context", scored(run, out / "bare.scores.jsonl", bare))
 
 

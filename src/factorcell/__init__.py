@@ -6,7 +6,7 @@ from factorcell.completion.forgiving import Forgiving
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
-from factorcell.data.data import Corpus, prepare
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
 from factorcell.evaluation.evaluation import evaluate, evaluate_by
 from factorcell.generation.generation import Manner, fill, generate, stream

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from factorcell.config import OUTPUT_BIASES, UserError
-from factorcell.data.data import targets
+from factorcell.data.corpus import targets
 from factorcell.data.vocabulary import UNKNOWN
 from factorcell.evaluation import evaluation
 from factorcell.evaluation.evaluation import evaluate, evaluate_by, top_accuracy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config, UserError
-from factorcell.data.data import Corpus, prepare
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.evaluation.judging import (
     COPIED,

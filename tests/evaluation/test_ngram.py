@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config, UserError
-from factorcell.data.data import Corpus, prepare, targets
+from factorcell.data.corpus import Corpus, prepare, targets
 from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary
 from factorcell.evaluation import ngram
 from factorcell.evaluation.evaluation import evaluate, evaluate_by, top_accuracy

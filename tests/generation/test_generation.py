@@ -11,8 +11,7 @@ import thesis_fillers
 from factorcell.commands import cli
 from factorcell.config import UserError
 from factorcell.data.vocabulary import sentence_case, split
-from factorcell.generation import generation
-from factorcell.generation.generation import METHODS, Manner, condition, every, fill, generate, stream
+from factorcell.generation.generation import METHODS, TOGETHER, Manner, condition, every, fill, generate, stream
 from factorcell.model.run import Run
 from tests.small import make_run
 
@@ -56,7 +55,7 @@ def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pyt
     manner = Manner(method, most=6, width=6, grow=2)
     whole = rows(run, number=4, manner=manner)
     for together in (1, 2):
-        monkeypatch.setitem(generation.TOGETHER, method, together)
+        monkeypatch.setitem(TOGETHER, method, together)
         for first in (0, 1, 5, 8, 12):
             part = rows(run, number=4, manner=manner, first=first)
             assert [(row["number"], row["text"]) for row in part] == [

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from factorcell.config import INSIDE, Config, ModelConfig, UserError
 from factorcell.data.context import Context
-from factorcell.data.data import prepare
+from factorcell.data.corpus import prepare
 from factorcell.data.schema import MISSING, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.adaptive import AdaptiveOutput, cutoffs

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, ModelConfig, UserError
-from factorcell.data.columns import Numbers
+from factorcell.data.columns import Texts
 from factorcell.data.context import Bags, Context
-from factorcell.data.kinds import Texts
 from factorcell.data.schema import HARMONICS, MISSING, RARE, ContextSchema, Variable
+from factorcell.data.values import Numbers
 from factorcell.model.encoder import ContextEncoder, NumberInputs, WordBag
 
 CONFIG = ModelConfig(variable_size=3, number_size=4, context_size=5)

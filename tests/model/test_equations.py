@@ -15,7 +15,7 @@ from torch import Tensor
 
 from factorcell.config import ADAPTERS, OUTPUT_BIASES, ModelConfig, UserError
 from factorcell.data.context import Context
-from factorcell.data.data import Batch
+from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.model import LanguageModel

@@ -11,7 +11,7 @@ import torch
 
 from factorcell.config import ADAPTERS, OUTPUT_BIASES
 from factorcell.data.context import Context
-from factorcell.data.data import Batch
+from factorcell.data.corpus import Batch
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.dropout import mask
 from factorcell.model.model import LanguageModel

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from factorcell.config import CELLS, ModelConfig
 from factorcell.data.context import Context
-from factorcell.data.data import Batch
+from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.generation.decoding import Draw, Rules, drawing, steps, write

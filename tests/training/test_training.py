@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from factorcell.config import Config, TrainingConfig, UserError
-from factorcell.data.data import Corpus, prepare
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.model.run import Run
 from factorcell.training.training import Trainer, due, learning_rate, target_counts, train
 

@@ -12,9 +12,9 @@ import optuna
 import pytest
 from filelock import FileLock
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.data import prepare
+from factorcell.data.corpus import prepare
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
 from factorcell.reports import trials
@@ -56,7 +56,7 @@ def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
     """Each row is that of its run folder; best.toml trains to the perplexity of the best trial."""
     rows = searched(tmp_path / "s", 4, models=CLASSES, target="city")
-    assert store.read_rows(tmp_path / "s" / "trials.jsonl") == rows
+    assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
     assert [row["number"] for row in rows] == [0, 1, 2, 3]
     assert {row["model"] for row in rows} == set(CLASSES)
     for row in rows:
@@ -144,7 +144,7 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("factorcell.training.tuning.watched", stopping)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "stopped", 3, config=config)
-    kept = store.read_rows(tmp_path / "stopped" / "trials.jsonl")
+    kept = files.read_rows(tmp_path / "stopped" / "trials.jsonl")
     assert [row["state"] for row in kept] == ["complete", "running"]
     assert (tmp_path / "stopped" / "study.html").exists()
     assert timeless(searched(tmp_path / "stopped", 3, config=config)) == timeless(whole)
@@ -357,7 +357,7 @@ def test_another_search_is_not_mixed_in(tmp_path: Path) -> None:
             searched(tmp_path / "s", 2, **more)
     with pytest.raises(UserError, match="begun with texts = 10, not 9"):
         tuning.search(ROWS[1:], ROWS[:5], CONFIG, tmp_path / "s", tuning.SearchOptions(ranges=RANGES))
-    assert store.read_rows(tmp_path / "s" / "trials.jsonl") == rows
+    assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
     threads = space.configured(CONFIG, {"threads": 2})
     assert len(searched(tmp_path / "s", 2, config=threads, sampler="tpe", pruner="median")) == 2
 

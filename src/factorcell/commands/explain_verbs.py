@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import options, screen
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
@@ -88,7 +88,7 @@ def explain_texts(given: argparse.Namespace) -> None:
     words = _words(runs, texts, contexts, given) if given.words else []
     if given.page:
         page = explain_report.explanation(own, rows, words, len(runs))
-        store.write(given.page, page.encode())
+        files.write(given.page, page.encode())
         screen.say(f"the page: {given.page}")
     if given.json:
         return screen.lines([*rows, *words])
@@ -214,7 +214,7 @@ def units(given: argparse.Namespace) -> None:
     if given.page:
         when = "after every token" if given.every_token else "after whole texts"
         page = explain_report.units_page(name_of(given.run), given.target, rows, drawn, regression, when)
-        store.write(given.page, page.encode())
+        files.write(given.page, page.encode())
         screen.say(f"the page: {given.page}")
     if given.json:
         return screen.lines([*rows, *drawn, *([regression] if regression else [])])

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import options, screen
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
@@ -74,12 +74,12 @@ def run(given: argparse.Namespace) -> None:
     rows = rescoring.rescore(scored, weights)
     summary = rescoring.summarise(rows, given.by) if lists.referenced else []
     if given.out is not None:
-        store.write_rows(given.out, rows)
+        files.write_rows(given.out, rows)
     if given.page is not None:
         depths = rescoring.by_depth(scored, weights) if summary else []
         name, of = name_of(given.lists), name_of(given.run)
         page = rescoring_report.page(name, of, rows, summary, depths, weights.values)
-        store.write(given.page, page.encode())
+        files.write(given.page, page.encode())
     _warn(model, lists, options.context(given.context), summary)
     if given.json:
         return screen.lines([{"weights": dict(weights.values)}, *(summary or rows)])

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from factorcell.config import UserError
-from factorcell.data.columns import category_name, is_missing, to_number
-from factorcell.data.data import Corpus, target_offsets, targets
+from factorcell.data.corpus import Corpus, target_offsets, targets
 from factorcell.data.tables import open_table
+from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.data.vocabulary import UNKNOWN
 from factorcell.model.scoring import Ranker, Scorer, Tally
 

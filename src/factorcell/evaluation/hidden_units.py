@@ -19,9 +19,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from factorcell.config import UserError
-from factorcell.data.columns import category_name, is_missing
-from factorcell.data.data import Batch, Corpus
+from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tables import open_table
+from factorcell.data.values import category_name, is_missing
 from factorcell.data.vocabulary import split
 from factorcell.model.run import Run
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, UserError, choose
-from factorcell.data.columns import category_name
-from factorcell.data.data import Corpus, prepare
+from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.values import category_name
 from factorcell.data.vocabulary import END, Vocabulary
 from factorcell.evaluation import baselines
 from factorcell.evaluation.classification import Classification

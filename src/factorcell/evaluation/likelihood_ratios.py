@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from factorcell.config import UserError
-from factorcell.data.data import Corpus, target_offsets
+from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import open_table
 from factorcell.data.vocabulary import END, START, split
 from factorcell.model.model import RANKED

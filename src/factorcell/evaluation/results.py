@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data.columns import to_number
 from factorcell.data.tables import name_of, open_table
+from factorcell.data.values import to_number
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import evaluation, ngram
 from factorcell.evaluation.classification import Classification, classify
@@ -36,7 +36,7 @@ def reading(like: Path | None, config: Path | None) -> tuple[DataConfig, Vocabul
 
 def note(run: Scorer, row: Mapping[str, Any]) -> None:
     """Keep a result in the folder, so that the card of a run and reports show it."""
-    store.append_row(run.folder / "results.jsonl", row)
+    files.append_row(run.folder / "results.jsonl", row)
     if isinstance(run, Run):
         card.write(run)
 
@@ -100,4 +100,4 @@ def write_predictions(path: Path, result: Classification) -> None:
         named = {name: round(float(p), 6) for name, p in zip(result.names, probabilities, strict=True)}
         true = result.names[result.truth[row]] if result.truth[row] >= 0 else None
         rows.append({"row": row, "predicted": result.names[best], "true": true, "probabilities": named})
-    store.write_rows(path, rows)
+    files.write_rows(path, rows)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError
 from factorcell.evaluation import evaluation
 from factorcell.evaluation.classification import classify
@@ -66,9 +66,9 @@ def write(
         total=len(wanted), initial=done, desc=f"{run.folder.name} writes", unit="text", disable=not progress
     ) as bar:
         for row in rows:
-            store.append_row(file, row)
+            files.append_row(file, row)
             bar.update()
-    return store.read_rows(file)
+    return files.read_rows(file)
 
 
 def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> Row:
@@ -114,7 +114,7 @@ def examples(out: Path, folders: Sequence[Path], target: str, count: int = 2) ->
     rows = []
     for folder in folders:
         seen: Counter[str] = Counter()
-        for row in store.read_rows(out / _file(folder)):
+        for row in files.read_rows(out / _file(folder)):
             value = row["context"][target]
             seen[value] += 1
             if seen[value] <= count:

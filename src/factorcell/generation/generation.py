@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError, choose
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import END, UNKNOWN, join, sentence_case, split
@@ -177,7 +177,7 @@ def resumed(file: Path, about: Row, contexts: Sequence[Mapping[str, Any]], numbe
 
     A last line that was cut off is taken away, so that more can be added.
     """
-    rows = store.read_rows(file)
+    rows = files.read_rows(file)
     for index, row in enumerate(rows):
         place = index // max(1, number)
         wanted = {**about, "number": index, "context": contexts[place] if place < len(contexts) else "no further one"}
@@ -185,7 +185,7 @@ def resumed(file: Path, about: Row, contexts: Sequence[Mapping[str, Any]], numbe
             if row.get(name) != value:
                 found = f"{name} is {row.get(name)!r}, where {value!r} is asked for"
                 raise UserError(f"{file} line {index + 1}: {found}; nothing resumed")
-    store.write_rows(file, rows)
+    files.write_rows(file, rows)
     return len(rows)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.data.schema import TIMES, Variable
 from factorcell.model.run import Run
 
@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 def write(run: Run) -> None:
     """Write README.md into the run folder, from what the folder holds."""
-    store.write(run.folder / "README.md", text(run).encode())
+    files.write(run.folder / "README.md", text(run).encode())
 
 
 def text(run: Run) -> str:
@@ -35,7 +35,7 @@ def _model(run: Run) -> str:
 
 def _training(run: Run) -> str:
     path = run.folder / "training.json"
-    facts: Row = store.read_json(path) if path.exists() else {}
+    facts: Row = files.read_json(path) if path.exists() else {}
     lines = []
     if facts:
         lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from `{facts['source']}`")
@@ -60,7 +60,7 @@ def _results(run: Run) -> str:
     if best:
         lines.append(f"| development | perplexity | {best['perplexity']:.2f} |")
         lines.append(f"| development | perplexity, known targets | {best['perplexity_known']:.2f} |")
-    for row in store.read_rows(run.folder / "results.jsonl"):
+    for row in files.read_rows(run.folder / "results.jsonl"):
         scores = row.get("evaluation", row)
         for key in ("perplexity", "perplexity_known", "accuracy", "macro_f1", "auc"):
             if isinstance(scores.get(key), float):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from factorcell.config import ModelConfig, UserError
 from factorcell.data.context import Context
-from factorcell.data.data import Batch
+from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapters import Weights
 from factorcell.model.adaptive import AdaptiveOutput

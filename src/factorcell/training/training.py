@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import TrainingConfig, UserError
-from factorcell.data.data import Batch, Corpus, targets
+from factorcell.data.corpus import Batch, Corpus, targets
 from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import kernels
@@ -285,7 +285,7 @@ class Trainer:
         here = self.progress
         row = {"step": here.step, "steps": self.steps, "tokens": here.tokens, "seconds": here.seconds, **row}
         if self.world.first:
-            store.append_row(self.run.log_path, row)
+            files.append_row(self.run.log_path, row)
         here.rows += 1
         return row
 
@@ -303,7 +303,7 @@ class Trainer:
         for name, parameter in self.parameters.items():
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
-        store.save_tensors(self.checkpoint, tensors, vars(self.progress))
+        files.save_tensors(self.checkpoint, tensors, vars(self.progress))
 
     def catch_up(self) -> None:
         """Bring rows that no step has seen lately up to date."""
@@ -323,11 +323,11 @@ class Trainer:
         if self.checkpoint.exists():
             self._restore()
         if self.world.first:
-            store.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
+            files.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
 
     def _restore(self) -> None:
         """Weights, moments of Adam and progress from the checkpoint."""
-        tensors, facts = store.load_tensors(self.checkpoint)
+        tensors, facts = files.load_tensors(self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.completion.blend import DEFAULT, FEATURES, Blend, Weights
 from factorcell.completion.completer import Completer
@@ -85,7 +85,7 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     """The best rule and the weights are in the run folder, and are used from there on."""
     folder = save(tmp_path / "run", data=CITY)
     Counts.of(["cab", "abc"], 1).save(folder / FILE)
-    store.write_rows(tmp_path / "dev.jsonl", ROWS)
+    files.write_rows(tmp_path / "dev.jsonl", ROWS)
     command = ["tune-online", str(folder), str(tmp_path / "dev.jsonl"), "--optimiser", "sgd", "--threads", "1"]
     assert main(command) == 0
     shown = capsys.readouterr().out

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data.data import prepare
+from factorcell.data.corpus import prepare
 from factorcell.evaluation.advice import advice_texts
 from factorcell.evaluation.advice.advice import advise, expected, measured, recommend
 from factorcell.evaluation.advice.advice_texts import beginnings, columns_of, sample
@@ -229,7 +229,7 @@ def save(folder: Path, perplexity: float | None, **model: Any) -> Path:
     """An untrained run whose log says so."""
     run = make_run(folder, ("city", "stars"), **model)
     if perplexity is not None:
-        store.write_rows(run.log_path, [{"split": "dev", "perplexity": perplexity + more} for more in (2.0, 0.0, 1.0)])
+        files.write_rows(run.log_path, [{"split": "dev", "perplexity": perplexity + more} for more in (2.0, 0.0, 1.0)])
     return folder
 
 
@@ -267,7 +267,7 @@ def test_measured_gains_stand_beside_expected_ones(tmp_path: Path) -> None:
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Table, rows of JSON and page say the same; runs stand beside."""
     source = tmp_path / "table.jsonl"
-    store.write_rows(source, [{**row, "city": row["dialect"], "stars": "1"} for row in table(400)])
+    files.write_rows(source, [{**row, "city": row["dialect"], "stars": "1"} for row in table(400)])
     plain = save(tmp_path / "plain", 50.0, adapt=[], output_bias=[])
     both = save(tmp_path / "both", 40.0)
     page = tmp_path / "page.html"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.data import Corpus, prepare
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.value_ngrams import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import DataConfig, UserError
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import rescoring
@@ -260,5 +260,5 @@ def test_shorter_lists(run: Run) -> None:
 def test_rows_are_json(run: Run, tmp_path: Path) -> None:
     scored = score(run, lists(3))
     rows = rescore(scored, Weights.shared(("acoustic", "lm")))
-    store.write_rows(tmp_path / "rows.jsonl", [*rows, *summarise(rows), *by_depth(scored, Weights({}))])
-    assert store.read_rows(tmp_path / "rows.jsonl")[:3] == rows
+    files.write_rows(tmp_path / "rows.jsonl", [*rows, *summarise(rows), *by_depth(scored, Weights({}))])
+    assert files.read_rows(tmp_path / "rows.jsonl")[:3] == rows

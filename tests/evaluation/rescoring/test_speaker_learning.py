@@ -9,7 +9,7 @@ import torch
 
 from factorcell.completion.online import Learner, Rule
 from factorcell.config import Config, UserError
-from factorcell.data.data import prepare
+from factorcell.data.corpus import prepare
 from factorcell.evaluation.rescoring import rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescoring import Scored, Weights, score

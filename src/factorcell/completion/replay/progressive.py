@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.completion.completion import Suggestion
 from factorcell.config import DataConfig, UserError
-from factorcell.data.columns import is_missing, shown, to_number, to_time
 from factorcell.data.tables import open_table
+from factorcell.data.values import is_missing, shown, to_number, to_time
 from factorcell.data.vocabulary import GRAPHEME, splitter
 
 TYPED, LEFT = 2, 1  # characters that a prefix has at least, and that are left to complete
@@ -162,7 +162,7 @@ def replay(
                 if row is not None:
                     seen = None if known is None else stream.prefixes[row["position"]] in known
                     rows.append({"system": name, "user": stream.user, "seen": seen, **row})
-            store.append_rows(path, rows)
+            files.append_rows(path, rows)
             yield from rows
 
 
@@ -204,7 +204,7 @@ def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
     """System and user of the streams that the file has whole; what it has of others goes out of the file."""
     if not path.exists():
         return set()
-    rows = store.read_rows(path)
+    rows = files.read_rows(path)
     kept: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
         kept[row["system"], row["user"]].append((row["position"], row["prefix_length"]))
@@ -215,7 +215,7 @@ def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
                 f"{path}: was begun with other texts or options (user {shown(user)}); choose another folder"
             )
     whole = {(name, user) for (name, user), places in kept.items() if len(places) == len(judged[user])}
-    store.write_rows(path, (row for row in rows if (row["system"], row["user"]) in whole))
+    files.write_rows(path, (row for row in rows if (row["system"], row["user"]) in whole))
     return whole
 
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data.data import Corpus, prepare
-from factorcell.data.kinds import parse_column
+from factorcell.data.columns import parse_column
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.evaluation import baselines
 from factorcell.evaluation.advice.advice_texts import ROWS, Column, Ids, Split, beginnings, columns_of, sample

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data.data import Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.data.schema import Variable
 from factorcell.data.tables import open_table
 from factorcell.evaluation import ngram

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.data.data import Corpus, targets
+from factorcell.data.corpus import Corpus, targets
 from factorcell.evaluation.ngram import NGram
 
 BLOCK = 4_000_000  # probabilities that exist at one time

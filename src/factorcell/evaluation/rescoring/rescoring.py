@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError, choose
-from factorcell.data.columns import category_name, is_missing
-from factorcell.data.data import Corpus
+from factorcell.data.corpus import Corpus
+from factorcell.data.values import category_name, is_missing
 from factorcell.evaluation.evaluation import text_tallies
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import list_weights
@@ -62,7 +62,7 @@ class Weights:
     @classmethod
     def open(cls, path: str | Path) -> "Weights":
         """Those in a file that `save` wrote, or somebody: an object of names and numbers."""
-        found = store.read_json(Path(path))
+        found = files.read_json(Path(path))
         numbers = isinstance(found, dict) and all(
             isinstance(value, (int, float)) and np.isfinite(value) for value in found.values()
         )
@@ -72,7 +72,7 @@ class Weights:
 
     def save(self, path: str | Path) -> None:
         """Keep them as JSON."""
-        store.write_json(Path(path), dict(self.values))
+        files.write_json(Path(path), dict(self.values))
 
     def array(self, names: Sequence[str]) -> Floats:
         """The weights (F,) of the features `names`, 0 where none is given; `UserError` for a weight of no feature."""
@@ -155,7 +155,7 @@ def score(
     """
     rows = contexts(model, nbest, context or {})
     optional = checked(model, nbest, rows, unknown)
-    known = {} if kept is None else {row["key"]: row[MODEL] for row in store.read_rows(kept)}
+    known = {} if kept is None else {row["key"]: row[MODEL] for row in files.read_rows(kept)}
     keys = [_key(one, row, unknown) for one, row in zip(nbest.utterances, rows, strict=True)]
     found: list[Any] = [known.get(key) for key in keys]
 
@@ -175,7 +175,7 @@ def score(
             for place, values in zip(places, compute(places), strict=True):
                 found[place] = values
             if kept is not None:
-                store.append_rows(kept, ({"key": keys[place], MODEL: found[place]} for place in places))
+                files.append_rows(kept, ({"key": keys[place], MODEL: found[place]} for place in places))
             bar.update(len(places))
     return Scored(nbest, tuple(np.array(values) for values in found))
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from factorcell.completion.online import Learner, Rule, User
-from factorcell.data.columns import category_name, is_missing
-from factorcell.data.data import Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.data.schema import MISSING
+from factorcell.data.values import category_name, is_missing
 from factorcell.evaluation.rescoring.nbest import MODEL, WORDS, NBest
 from factorcell.evaluation.rescoring.rescoring import (
     Floats,

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data import data, tables, tokens
-from factorcell.data.data import Corpus, prepare
+from factorcell.data import corpus as corpora
+from factorcell.data import tables, tokens
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.vocabulary import END, START, UNKNOWN, split
 
 TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
@@ -152,7 +153,7 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
     cache = tmp_path / "cache"
     first = prepare(table, CONFIG, cache=cache)
     assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
-    monkeypatch.setattr(data, "tokenise", lambda *given: 1 / 0)
+    monkeypatch.setattr(corpora, "tokenise", lambda *given: 1 / 0)
     second = prepare(table, CONFIG, cache=cache)
     assert isinstance(second.tokens, np.memmap)
     assert lines_of(second) == lines_of(first)
@@ -208,14 +209,14 @@ def test_a_cache_that_cannot_be_written_is_one_line(table: Path, tmp_path: Path)
 
 def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process finished meanwhile is opened; nothing half-written stays."""
-    cache, install, firsts = tmp_path / "cache", data._install, []
+    cache, install, firsts = tmp_path / "cache", corpora._install, []
 
     def late(partial: Path, folder: Path) -> Corpus:
-        monkeypatch.setattr(data, "_install", install)
+        monkeypatch.setattr(corpora, "_install", install)
         firsts.append(prepare(table, CONFIG, cache=cache))
         return install(partial, folder)
 
-    monkeypatch.setattr(data, "_install", late)
+    monkeypatch.setattr(corpora, "_install", late)
     assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
     assert len(list(cache.iterdir())) == 1
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from factorcell.config import DataConfig, UserError
+from factorcell.data.columns import Ragged, Reader, column_readers, new_schema
 from factorcell.data.context import Bags, Context
-from factorcell.data.kinds import Ragged, Reader, column_readers, new_schema
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tables import Table, line_count, open_table
 from factorcell.data.tokens import Ids, count, map_ids, tokenise
