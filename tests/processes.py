@@ -23,7 +23,7 @@ from factorcell import files
 from factorcell.commands import cli
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Batch, Corpus, prepare
-from factorcell.model.model import LanguageModel
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.training import parallel
 from factorcell.training.parallel import World

@@ -9,8 +9,8 @@ from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, U
 from factorcell.data.corpus import Corpus, prepare
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
 from factorcell.evaluation.evaluation import evaluate, evaluate_by
-from factorcell.generation.generation import Manner, fill, generate, stream
-from factorcell.model.model import LanguageModel
+from factorcell.generation.generate import Manner, fill, generate, stream
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
 from factorcell.training.compare import compare

@@ -20,13 +20,13 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.completion import Found, Ids, Plain, Wanted, beam
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model.kernels import kernels
+from factorcell.model.kernels import library
 from factorcell.model.run import Run
 from tests.completion.test_completion import CLOSE, same, typed_in, written_out
 from tests.small import make_letters
 
-HERE = kernels.library()
-VARIANTS = [] if HERE is None else kernels.VARIANTS[: HERE.factorcell_best() + 1]
+HERE = library.library()
+VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
 pytestmark = pytest.mark.skipif(HERE is None, reason="not compiled: there was no C++ compiler at installation")
 
 MODELS = st.fixed_dictionaries(

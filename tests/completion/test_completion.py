@@ -15,7 +15,7 @@ from factorcell.completion.completion import Found, Ids, Typed, beam, search
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.cells import CELLS
-from factorcell.model.model import LanguageModel
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from tests.small import make_letters
 

@@ -116,7 +116,7 @@ def test_ranks_are_those_of_single_steps(tmp_path: Path, biases: list[str], monk
                 logs, state = run.model.step(torch.tensor([token]), conditioned, state)
                 expected.append(torch.log_softmax(logs, 1)[0].argsort(descending=True).tolist().index(target) + 1)
     assert run.ranks(corpus).tolist() == expected
-    monkeypatch.setattr("factorcell.model.model.RANKED", 1)
+    monkeypatch.setattr("factorcell.model.language_model.RANKED", 1)
     assert run.ranks(corpus).tolist() == expected
     found = top_accuracy(run, corpus)
     known = [rank for rank, target in zip(expected, targets(corpus), strict=True) if target != UNKNOWN]

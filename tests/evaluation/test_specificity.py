@@ -11,7 +11,7 @@ from factorcell.config import UserError
 from factorcell.evaluation import classification, evaluation, specificity
 from factorcell.evaluation.judging import Judge
 from factorcell.evaluation.specificity import contexts, examples, find_runs, measure, write
-from factorcell.generation.generation import Manner
+from factorcell.generation.generate import Manner
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 

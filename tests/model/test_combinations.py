@@ -11,7 +11,7 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
-from factorcell.model.model import LanguageModel
+from factorcell.model.language_model import LanguageModel
 
 V, B = 6, 3
 SIZE: dict[str, Any] = {

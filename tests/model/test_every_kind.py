@@ -16,7 +16,7 @@ from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
 from factorcell.evaluation.evaluation import evaluate, evaluate_by
-from factorcell.model.card import text as card_of
+from factorcell.model.model_card import text as card_of
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 from factorcell.training.training import train

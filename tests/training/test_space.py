@@ -8,7 +8,7 @@ import pytest
 
 from factorcell.config import MODELS, Config, ModelConfig, UserError
 from factorcell.data.corpus import prepare
-from factorcell.model.model import LanguageModel
+from factorcell.model.language_model import LanguageModel
 from factorcell.training import space
 from factorcell.training.space import Range
 from tests.small import CONTEXT, ROWS

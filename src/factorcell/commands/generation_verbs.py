@@ -11,7 +11,7 @@ from tqdm import tqdm
 from factorcell import files
 from factorcell.commands import options, screen
 from factorcell.config import UserError
-from factorcell.generation.generation import METHODS, Manner, every, fill, generate, origin, resumed, stream
+from factorcell.generation.generate import METHODS, Manner, every, fill, generate, origin, resumed, stream
 from factorcell.model.run import Run
 
 Row = dict[str, Any]

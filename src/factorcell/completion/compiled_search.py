@@ -23,8 +23,8 @@ from factorcell.completion.completion import GROWTH, ROWS, WAITING, Completion, 
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import END, START
 from factorcell.model.cells import Cell, Coupled
-from factorcell.model.kernels import kernels
-from factorcell.model.model import Conditioned, LanguageModel
+from factorcell.model.kernels import library
+from factorcell.model.language_model import Conditioned, LanguageModel
 from factorcell.model.output import Output
 
 LIMITS = ("seconds", "lost")
@@ -42,13 +42,13 @@ SPARE = 1  # completions found by products of bfloat16 beyond those wanted, befo
 class _Request(ctypes.Structure):
     """`struct Request` of native/kernels.h."""
 
-    _fields_ = [*((name, ctypes.c_double) for name in LIMITS), *kernels.structure(COUNTS, (*OF_CONTEXT, *OF_REQUEST))]
+    _fields_ = [*((name, ctypes.c_double) for name in LIMITS), *library.structure(COUNTS, (*OF_CONTEXT, *OF_REQUEST))]
 
 
 class _Search(ctypes.Structure):
     """`struct Search` of native/kernels.h."""
 
-    _fields_ = kernels.structure(SIZES, (*OF_MODEL, "request"))
+    _fields_ = library.structure(SIZES, (*OF_MODEL, "request"))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class PackedModel:
     @classmethod
     def of(cls, model: LanguageModel, half: bool = False) -> "PackedModel":
         """The weights as they are now, for the instruction set that is chosen now."""
-        variant = kernels.variant()
+        variant = library.variant()
         assert variant is not None
         lanes, cell, embedding = LANES[variant], cast(Cell, model.cells[0]), model.embedding.detach()
         inputs, weight = _gates(cell.matrix.detach(), lanes).split_with_sizes([cell.embedding_size, cell.hidden_size])
@@ -180,7 +180,7 @@ class _Asked:
         self.tokens = torch.empty(room, wanted.most, dtype=torch.int32)
         counts = (k, wanted.most, int(wanted.accept(())), limits.rows, limits.waiting, 0, 0)
         made = [array.data_ptr() for array in (typed.after[-1], self.scores, self.lengths, self.tokens)]
-        context = kernels.addresses(OF_CONTEXT, typed.context.arrays)
+        context = library.addresses(OF_CONTEXT, typed.context.arrays)
         self.request = _Request(limits.seconds, 0.0, *counts, *context, *made)
 
     def found(self, before: Found | None) -> Found:
@@ -208,7 +208,7 @@ class Compiled:
     """The compiled search of a model, as `completion.Plain` is the plain one."""
 
     def __init__(self, model: LanguageModel, half: bool = False) -> None:
-        kernels.keep_memory()
+        library.keep_memory()
         self.model, self.packed = model, PackedModel.of(model, half)
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PackedTyped:
@@ -240,7 +240,7 @@ def usable(model: LanguageModel) -> bool:
         and isinstance(model.output, Output)
         and not {"scale", "scale_split", "prefix"} & set(model.config.adapt)
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())
-        and kernels.usable(model.embedding)
+        and library.usable(model.embedding)
     )
 
 
@@ -248,7 +248,7 @@ def engine(model: LanguageModel, precision: str) -> Compiled | Plain:
     """The compiled search of `model` where there is one, or else the plain one; products of numbers of `precision`."""
     if not usable(model):
         return Plain(model)
-    return Compiled(model, half=precision == "bfloat16" and kernels.variant() == kernels.VARIANTS[-1])
+    return Compiled(model, half=precision == "bfloat16" and library.variant() == library.VARIANTS[-1])
 
 
 def _follow(packed: PackedModel, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
@@ -257,7 +257,7 @@ def _follow(packed: PackedModel, context: PackedContext, start: Tensor, tokens: 
         return ()
     given, after = torch.tensor(tokens, dtype=torch.int32), torch.empty(len(tokens), len(start))
     made = (start.data_ptr(), None, None, given.data_ptr(), after.data_ptr())
-    context_addresses = kernels.addresses(OF_CONTEXT, context.arrays)
+    context_addresses = library.addresses(OF_CONTEXT, context.arrays)
     _run(packed, [_Request(0.0, 0.0, 0, len(tokens), 0, 0, 0, 0, 0, *context_addresses, *made)], following=True)
     return after.unbind()
 
@@ -266,12 +266,12 @@ def _run(
     packed: PackedModel, requests: Sequence[_Request], threads: int = 1, batch: int = 1, following: bool = False
 ) -> None:
     """Hand everything over; what comes back is in the requests."""
-    compiled = kernels.library()
+    compiled = library.library()
     assert compiled is not None
     array = (_Request * len(requests))(*requests)
     sizes = (len(requests), *packed.sizes, END, min(threads, len(requests)), batch, GROWTH, int(packed.half), 0)
-    arguments = _Search(*sizes, *kernels.addresses(OF_MODEL, packed.arrays), ctypes.addressof(array))
-    compiled.factorcell_search(ctypes.byref(arguments), int(following), kernels.VARIANTS.index(packed.variant))
+    arguments = _Search(*sizes, *library.addresses(OF_MODEL, packed.arrays), ctypes.addressof(array))
+    compiled.factorcell_search(ctypes.byref(arguments), int(following), library.VARIANTS.index(packed.variant))
     for request, done in zip(requests, array, strict=True):
         for name in ("seconds", "lost", "count", "expanded"):
             setattr(request, name, getattr(done, name))

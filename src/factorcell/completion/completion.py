@@ -25,7 +25,7 @@ from torch import Tensor
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.cells import State
-from factorcell.model.model import Conditioned, LanguageModel, States
+from factorcell.model.language_model import Conditioned, LanguageModel, States
 
 Ids = tuple[int, ...]  # tokens of a completion: after what is typed, before the end token
 Floats = NDArray[np.float64]

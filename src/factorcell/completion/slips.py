@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from factorcell.completion.completion import Suggestion, Typed
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN, Vocabulary
-from factorcell.model.model import LanguageModel
+from factorcell.model.language_model import LanguageModel
 
 Whole = NDArray[np.int64]
 Counts = NDArray[np.int8]

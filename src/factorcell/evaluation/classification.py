@@ -21,7 +21,7 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
-from factorcell.model.model import Conditioned
+from factorcell.model.language_model import Conditioned
 from factorcell.model.output import Proposal, Samples
 from factorcell.model.run import TOKENS, Run
 

@@ -12,7 +12,7 @@ from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import evaluation, ngram
 from factorcell.evaluation.classification import Classification, classify
 from factorcell.evaluation.ngram import NGram
-from factorcell.model import card
+from factorcell.model import model_card
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 
@@ -38,7 +38,7 @@ def note(run: Scorer, row: Mapping[str, Any]) -> None:
     """Keep a result in the folder, so that the card of a run and reports show it."""
     files.append_row(run.folder / "results.jsonl", row)
     if isinstance(run, Run):
-        card.write(run)
+        model_card.write(run)
 
 
 def evaluate(

@@ -18,7 +18,7 @@ from factorcell.config import UserError
 from factorcell.evaluation import evaluation
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.judging import Judge
-from factorcell.generation.generation import PLAIN, Manner, every, generate, origin, resumed
+from factorcell.generation.generate import PLAIN, Manner, every, generate, origin, resumed
 from factorcell.model.run import Run
 
 Row = dict[str, Any]

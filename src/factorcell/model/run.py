@@ -19,8 +19,8 @@ from factorcell.data.corpus import Batch, Corpus, prepare, target_offsets
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.model.devices import find_device
-from factorcell.model.kernels import kernels
-from factorcell.model.model import LanguageModel
+from factorcell.model.kernels import library
+from factorcell.model.language_model import LanguageModel
 
 TOKENS = 20_000  # targets scored at once
 
@@ -148,7 +148,7 @@ class Run:
     @contextmanager
     def scoring(self) -> Iterator[None]:
         """Within it no gradient is kept, and products are of the numbers of `self.precision`."""
-        with torch.inference_mode(), kernels.precision(self.precision, self.device):
+        with torch.inference_mode(), library.precision(self.precision, self.device):
             yield
 
     def batch(self, corpus: Corpus, rows: NDArray[np.int64]) -> Batch:

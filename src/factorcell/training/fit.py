@@ -11,7 +11,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.counts import FILE, UNITS, Counts
 from factorcell.data.tables import name_of
-from factorcell.model import card
+from factorcell.model import model_card
 from factorcell.model.run import Run
 from factorcell.training import parallel
 from factorcell.training.parallel import World
@@ -88,7 +88,7 @@ def finish(run: Run, corpus: Corpus, source: Any, finetuned: Row | None = None) 
     files.write_json(run.folder / "training.json", kept)
     if run.config.data.user and run.config.data.unit in UNITS:
         Counts.of_table(source, run.config.data).save(run.folder / FILE)
-    card.write(run)
+    model_card.write(run)
 
 
 def facts(run: Run) -> Row:

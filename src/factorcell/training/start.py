@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from factorcell import files
 from factorcell.config import UserError, choose
-from factorcell.model.model import LanguageModel
+from factorcell.model.language_model import LanguageModel
 
 # Parts of a model by how the names of their parameters begin. The first that fits counts.
 PARTS = {

@@ -21,8 +21,8 @@ from factorcell.config import TrainingConfig, UserError
 from factorcell.data.corpus import Batch, Corpus, targets
 from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.model.devices import find_device
-from factorcell.model.kernels import kernels
-from factorcell.model.model import LanguageModel
+from factorcell.model.kernels import library
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Picked, Proposal, Reads, Samples
 from factorcell.model.run import Run
 from factorcell.training.parallel import World
@@ -115,7 +115,7 @@ class Trainer:
     """A run, its data and its optimiser between two steps; of several processes, each with its share of the rows."""
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, world: World | None = None) -> None:
-        kernels.keep_memory()
+        library.keep_memory()
         self.world = world or World(device=find_device(run.config.training.device))
         self.run, self.corpus, self.config = run.to(self.world.device), corpus, run.config.training
         self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
@@ -199,7 +199,7 @@ class Trainer:
 
         Negative samples are the same in all processes, other noise is each one's own.
         """
-        precision, (own, factor) = kernels.precision(self.config.precision, self.world.device), self.world.share(batch)
+        precision, (own, factor) = library.precision(self.config.precision, self.world.device), self.world.share(batch)
         rate, key = self.run.model.config.dropout_context, (self.config.seed, self.progress.step, self.world.rank)
         own = replace(own, context=own.context.forgetting(rate, key) if rate else own.context)
         with torch.random.fork_rng(devices=self.world.generators), precision:

@@ -25,9 +25,9 @@ from factorcell.config import ModelConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import END, START
-from factorcell.model.biases import TABLES
 from factorcell.model.kernels import softmax
 from factorcell.model.output import Tilt
+from factorcell.model.output_bias import TABLES
 
 SHARES = (16, 4)  # without cutoffs given: the head has a 16th of the vocabulary, the first cluster goes up to a quarter
 

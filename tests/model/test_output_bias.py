@@ -19,7 +19,7 @@ from factorcell.config import ModelConfig, UserError, penalties
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import START
-from factorcell.model.biases import HashBias, OneHotBias, _prime, sparse_bias
+from factorcell.model.output_bias import HashBias, OneHotBias, _prime, sparse_bias
 from factorcell.model.run import Run
 from factorcell.training.rows import RowAdam
 from factorcell.training.training import Trainer, train
@@ -260,7 +260,7 @@ class Dense(RowAdam):
 
 MEMORY = """
 import torch
-from factorcell.model.biases import HashBias
+from factorcell.model.output_bias import HashBias
 from factorcell.config import ModelConfig
 from factorcell.model.output import Output, Tilt
 from factorcell.data.schema import ContextSchema, Variable

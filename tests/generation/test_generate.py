@@ -11,7 +11,7 @@ import thesis_fillers
 from factorcell.commands import cli
 from factorcell.config import UserError
 from factorcell.data.vocabulary import sentence_case, split
-from factorcell.generation.generation import METHODS, TOGETHER, Manner, condition, every, fill, generate, stream
+from factorcell.generation.generate import METHODS, TOGETHER, Manner, condition, every, fill, generate, stream
 from factorcell.model.run import Run
 from tests.small import make_run
 

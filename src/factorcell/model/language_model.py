@@ -19,13 +19,13 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapters import Weights
-from factorcell.model.adaptive import AdaptiveOutput
+from factorcell.model.adaptive_softmax import AdaptiveOutput
 from factorcell.model.cells import Cell, State
+from factorcell.model.control_codes import Prefix
 from factorcell.model.dropout import mask
 from factorcell.model.encoder import ContextEncoder
 from factorcell.model.kernels.recurrence import Packed
 from factorcell.model.output import Output, Picked, Reads, Samples, Tilt
-from factorcell.model.prefix import Prefix
 
 SOFTMAXES: dict[str, type[Output] | type[AdaptiveOutput]] = {"full": Output, "adaptive": AdaptiveOutput}
 

@@ -8,8 +8,8 @@ import torch
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
-from factorcell.generation.decoding import Rules
-from factorcell.generation.gaps import fill
+from factorcell.generation.infilling import fill
+from factorcell.generation.sampling import Rules
 from tests.every_text import conditioned, logs_after, may_follow
 from tests.small import make_letters
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
-from factorcell.generation.decoding import (
+from factorcell.generation.sampling import (
     Clock,
     Draw,
     Front,
@@ -33,7 +33,7 @@ from factorcell.generation.decoding import (
     look,
     written,
 )
-from factorcell.model.model import Conditioned
+from factorcell.model.language_model import Conditioned
 
 # Rows (n,) of the beam and their log probabilities (n, V), forbidden tokens at -inf -> tokens (n, L) to grow by.
 Propose = Callable[[Tensor, Tensor], Tensor]

@@ -14,7 +14,7 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.dropout import mask
-from factorcell.model.model import LanguageModel
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Samples
 from factorcell.model.run import Run
 from tests.small import CONTEXT, ROWS, make_run

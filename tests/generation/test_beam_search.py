@@ -9,8 +9,8 @@ import torch
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
-from factorcell.generation.beams import beam, distinct, stochastic
-from factorcell.generation.decoding import Draw, Rules, Written
+from factorcell.generation.beam_search import beam, distinct, stochastic
+from factorcell.generation.sampling import Draw, Rules, Written
 from tests.every_text import best, conditioned, every_text
 from tests.small import make_letters
 

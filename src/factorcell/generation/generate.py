@@ -25,9 +25,9 @@ from factorcell import files
 from factorcell.config import UserError, choose
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import END, UNKNOWN, join, sentence_case, split
-from factorcell.generation import beams, gaps
-from factorcell.generation.decoding import Choice, Clock, Draw, Rules, Written, drawing, greedy, steps, write
-from factorcell.model.model import Conditioned, LanguageModel
+from factorcell.generation import beam_search, infilling
+from factorcell.generation.sampling import Choice, Clock, Draw, Rules, Written, drawing, greedy, steps, write
+from factorcell.model.language_model import Conditioned, LanguageModel
 from factorcell.model.run import Run
 
 METHODS = ("sample", "greedy", "beam", "stochastic", "distinct")
@@ -249,7 +249,7 @@ def fill(
     conditioned, which = condition(run, contexts, range(len(contexts)), unknown)
     rules = Manner(most=most, banned=tuple(banned)).rules(run)
     with run.scoring():
-        found = gaps.fill(
+        found = infilling.fill(
             run.model,
             conditioned,
             which,
@@ -302,7 +302,7 @@ def _written(
 ) -> list[list[Written]]:
     """`size` texts for each of `which` (N,), rows of `conditioned`, of which the first has the number `first`."""
     if manner.method == "beam":
-        return beams.beam(
+        return beam_search.beam(
             model,
             conditioned,
             which,
@@ -314,7 +314,7 @@ def _written(
             seconds=seconds,
         )
     if manner.method == "stochastic":
-        return beams.stochastic(
+        return beam_search.stochastic(
             model,
             conditioned,
             which,
@@ -329,7 +329,7 @@ def _written(
             first=first,
         )
     if manner.method == "distinct":
-        return beams.distinct(
+        return beam_search.distinct(
             model, conditioned, which, size, rules, prompt=prompt, seconds=seconds, seed=manner.seed, first=first
         )
     choice = _choice(manner, len(which), first)

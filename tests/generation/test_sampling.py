@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.generation.decoding import Draw, Rules, Written, drawing, drawn, greedy, repeated, steps, write
+from factorcell.generation.sampling import Draw, Rules, Written, drawing, drawn, greedy, repeated, steps, write
 from tests.every_text import conditioned, every_text, may_follow
 from tests.small import make_letters, make_run
 

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.cells import State
-from factorcell.model.model import Conditioned, States
+from factorcell.model.language_model import Conditioned, States
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
 LIKELY = 256  # tokens that mostly hold enough of the probability to draw among

@@ -14,9 +14,9 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
-from factorcell.generation.decoding import Draw, Rules, drawing, steps, write
-from factorcell.model.model import LanguageModel
-from factorcell.model.prefix import Prefix
+from factorcell.generation.sampling import Draw, Rules, drawing, steps, write
+from factorcell.model.control_codes import Prefix
+from factorcell.model.language_model import LanguageModel
 
 V = 7
 SIZE: dict[str, Any] = {

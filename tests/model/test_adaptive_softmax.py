@@ -15,7 +15,7 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import prepare
 from factorcell.data.schema import MISSING, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
-from factorcell.model.adaptive import AdaptiveOutput, cutoffs
+from factorcell.model.adaptive_softmax import AdaptiveOutput, cutoffs
 from factorcell.model.output import Output, Tilt
 from factorcell.model.run import Run
 from factorcell.training.start import Start, part_of

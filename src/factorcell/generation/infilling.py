@@ -18,8 +18,8 @@ from torch import Tensor
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
-from factorcell.generation.decoding import Clock, Front, Rules, Steps, begin, look
-from factorcell.model.model import Conditioned, States
+from factorcell.generation.sampling import Clock, Front, Rules, Steps, begin, look
+from factorcell.model.language_model import Conditioned, States
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.evaluation import results
-from factorcell.model import card
+from factorcell.model import model_card
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 from tests.small import CONTEXT, ROWS
@@ -36,12 +36,12 @@ def test_card_has_the_numbers_reached(run: Run) -> None:
     assert "city: category, 2 values" in text
     assert f"| development | perplexity | {best:.2f} |" in text
     assert f"| rows | perplexity | {result['perplexity']:.4g} |" in text
-    assert text == card.text(run)
+    assert text == model_card.text(run)
 
 
 def test_the_example_on_the_card_runs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """The Python of the card opens the folder and scores its row."""
-    found = re.search(r"```python\n(.*?)\n```", card.text(run), re.DOTALL)
+    found = re.search(r"```python\n(.*?)\n```", model_card.text(run), re.DOTALL)
     assert found
     source = found[1].splitlines()
     source[-1] = f"print({source[-1]})"

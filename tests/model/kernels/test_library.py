@@ -14,35 +14,35 @@ from hypothesis import strategies as st
 
 from factorcell.config import UserError
 from factorcell.model.cells import Cell
-from factorcell.model.kernels import kernels, softmax
+from factorcell.model.kernels import library, softmax
 
-NATIVE = Path(kernels.__file__).parent / "native"
-HERE = kernels.library()
-VARIANTS = [] if HERE is None else kernels.VARIANTS[: HERE.factorcell_best() + 1]
+NATIVE = Path(library.__file__).parent / "native"
+HERE = library.library()
+VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
 compiled = pytest.mark.skipif(HERE is None, reason="not compiled: there was no C++ compiler at installation")
 
 
 @compiled
 def test_half_is_for_autocast_only() -> None:
     """And only where the processor multiplies such numbers."""
-    assert not kernels.half()
+    assert not library.half()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert kernels.half() == (VARIANTS[-1] == "avx512_bf16")
+        assert library.half() == (VARIANTS[-1] == "avx512_bf16")
         os.environ["FACTORCELL_KERNEL"] = "plain"
-        assert not kernels.half()
+        assert not library.half()
 
 
 def test_without_the_compiled_code_the_loop_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line in the log, however often it is asked for."""
-    kernels.library.cache_clear()
+    library.library.cache_clear()
     monkeypatch.setattr("importlib.machinery.EXTENSION_SUFFIXES", [".none"])
     with caplog.at_level(logging.WARNING):
         cell = Cell(4, 5, 2, 1, ("factor",), 0.0)
         for _ in range(3):
             hidden, _ = cell(torch.randn(2, 3, 4), cell.adapt(torch.randn(2, 2)))
-    kernels.library.cache_clear()
+    library.library.cache_clear()
     assert hidden.shape == (2, 3, 5)
     assert len(caplog.records) == 1
 
@@ -51,7 +51,7 @@ def test_without_the_compiled_code_the_loop_runs(
 def test_an_unknown_kernel_is_named() -> None:
     os.environ["FACTORCELL_KERNEL"] = "avx51"
     with pytest.raises(UserError, match=r"FACTORCELL_KERNEL.*avx51"):
-        kernels.variant()
+        library.variant()
 
 
 @compiled
@@ -73,7 +73,7 @@ def test_log_sums_of_any_shape(variant: str, rows: int, size: int, width: int, h
     expected = (values.double() @ table.double().T + bias.double()).logsumexp(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FACTORCELL_KERNEL", variant)
-        patch.setattr(kernels, "half", lambda: halved)
+        patch.setattr(library, "half", lambda: halved)
         got = softmax.log_sums(values, table, bias).double()
     torch.testing.assert_close(got, expected, atol=0.15 if halved else 2e-5, rtol=0.02 if halved else 1e-5)
 
