@@ -26,11 +26,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from factorcell.completion.compiled_search import Compiled, usable
+from factorcell.completion.compiled import Compiled, usable
 from factorcell.completion.completer import Completer
-from factorcell.completion.completion import Found, Plain, Wanted, beam
 from factorcell.completion.online import Learner, User
 from factorcell.completion.popularity import History
+from factorcell.completion.search import Found, Plain, Wanted, beam
 from factorcell.data.tables import open_table
 from factorcell.model.kernels import library
 from factorcell.model.run import Run

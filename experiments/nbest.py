@@ -40,9 +40,9 @@ from factorcell import files
 from factorcell.config import Config
 from factorcell.data.vocabulary import END, SPECIALS, START, splitter
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.rescoring import rescoring, speaker_learning
+from factorcell.evaluation.rescoring import rescore, speakers
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
-from factorcell.evaluation.rescoring.rescoring import Scored
+from factorcell.evaluation.rescoring.rescore import Scored
 from factorcell.model.run import Run
 
 SHARP, SPREAD = 3.4, 1.9  # nats a sound, and how much of them is chance
@@ -232,8 +232,8 @@ def measure(out: Path) -> Iterator[Row]:
     run = Run.open(out / "factorcell", precision="bfloat16")
     plain = scored(run, out / "context.scores.jsonl", (tune, test))
     yield from judged("FactorCell, context", plain)
-    weights, _ = rescoring.fit(plain[0])
-    learned = [speaker_learning.learn(run, lists, weights, unknown="group", progress=True) for lists in (tune, test)]
+    weights, _ = rescore.fit(plain[0])
+    learned = [speakers.learn(run, lists, weights, unknown="group", progress=True) for lists in (tune, test)]
     yield from judged("FactorCell, learning", learned)
     bare = [read_nbest([_without(row) for row in files.read_rows(out / name)]) for name in ("tune.jsonl", "test.jsonl")]
     yield from judged("FactorCell, no context", scored(run, out / "bare.scores.jsonl", bare))
@@ -241,14 +241,14 @@ def measure(out: Path) -> Iterator[Row]:
 
 def judged(name: str, both: Sequence[Scored]) -> list[Row]:
     """Rows of a system, of lists to tune on and lists to judge."""
-    weights, _ = rescoring.fit(both[0])
-    summary = rescoring.summarise(rescoring.rescore(both[1], weights), ["known"])
+    weights, _ = rescore.fit(both[0])
+    summary = rescore.summarise(rescore.rescore(both[1], weights), ["known"])
     return [{"system": name, **row, "weights": dict(weights.values)} for row in summary]
 
 
 def scored(model: Run | NGram, kept: Path, both: Sequence[NBest]) -> list[Scored]:
     """The lists with the scores of a model, those of new speakers as of rare ones."""
-    return [rescoring.score(model, lists, unknown="group", kept=kept, progress=True) for lists in both]
+    return [rescore.score(model, lists, unknown="group", kept=kept, progress=True) for lists in both]
 
 
 def _without(row: Row) -> Row:

@@ -11,8 +11,8 @@ from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.commands.explain_verbs import contexts_between, marked
 from factorcell.config import UserError
-from factorcell.evaluation.hidden_units import few_examples, final_states, indicators
 from factorcell.evaluation.likelihood_ratios import explain, raised
+from factorcell.evaluation.probing import few_examples, final_states, indicators
 from factorcell.model.run import Run
 from tests.small import CONTEXT, make_run
 

@@ -8,7 +8,7 @@ import pytest
 
 from factorcell import files
 from factorcell.commands.cli import main
-from factorcell.completion.replay.replay_summary import summarise
+from factorcell.completion.replay.summary import summarise
 from factorcell.data.counts import FILE, Counts
 from factorcell.model.run import Run
 from tests.completion.replay.test_systems import save

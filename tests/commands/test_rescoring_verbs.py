@@ -9,10 +9,10 @@ import pytest
 from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.evaluation.rescoring.nbest import read_nbest
-from factorcell.evaluation.rescoring.rescoring import Weights, by_depth, rescore, score, summarise
+from factorcell.evaluation.rescoring.rescore import Weights, by_depth, rescore, score, summarise
 from factorcell.model.run import Run
 from factorcell.reports import rescoring_report
-from tests.evaluation.rescoring.test_speaker_learning import TEXTS, make
+from tests.evaluation.rescoring.test_speakers import TEXTS, make
 from tests.pages import Reader
 
 

@@ -15,11 +15,11 @@ import torch
 from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.completion.completer import Completer
-from factorcell.completion.completion import beam, search
+from factorcell.completion.search import beam, search
 from factorcell.config import UserError
 from factorcell.data.vocabulary import SPECIALS
 from factorcell.model.run import Run
-from tests.completion.test_completion import CLOSE, typed_in, written_out
+from tests.completion.test_search import CLOSE, typed_in, written_out
 from tests.elsewhere import DEVICE, Elsewhere
 from tests.small import make_letters, make_run
 

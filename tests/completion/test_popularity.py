@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.completion import popularity
-from factorcell.completion.completion import Suggestion
 from factorcell.completion.popularity import BLOCK, History, Popularity
+from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.data.counts import Counts
 

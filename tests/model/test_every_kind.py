@@ -15,7 +15,7 @@ from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
-from factorcell.evaluation.evaluation import evaluate, evaluate_by
+from factorcell.evaluation.perplexity import evaluate, evaluate_by
 from factorcell.model.model_card import text as card_of
 from factorcell.model.run import Run
 from factorcell.training.fit import fit

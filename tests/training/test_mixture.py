@@ -14,7 +14,7 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import prepare, targets
 from factorcell.data.vocabulary import Vocabulary
-from factorcell.evaluation.evaluation import evaluate_by
+from factorcell.evaluation.perplexity import evaluate_by
 from factorcell.model.run import Run
 from factorcell.training import mixture
 from factorcell.training.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer

@@ -9,7 +9,7 @@ import torch
 
 from factorcell import evaluate, files
 from factorcell.config import Config, UserError
-from factorcell.evaluation.evaluation import evaluate_by
+from factorcell.evaluation.perplexity import evaluate_by
 from factorcell.model.run import Run
 from factorcell.training.mixture import open_scorer
 from factorcell.training.separate import Separate, separate

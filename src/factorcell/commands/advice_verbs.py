@@ -8,8 +8,8 @@ from factorcell import files
 from factorcell.commands import options, screen
 from factorcell.config import UserError
 from factorcell.data.tables import name_of
-from factorcell.evaluation.advice import advice
-from factorcell.evaluation.advice.advice_texts import ROWS
+from factorcell.evaluation.advice import advise as advice
+from factorcell.evaluation.advice.sample import ROWS
 from factorcell.reports import advice_report
 
 

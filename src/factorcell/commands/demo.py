@@ -20,7 +20,7 @@ from factorcell import files
 from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, TrainingConfig
 from factorcell.data.tables import open_table
 from factorcell.evaluation.classification import Classification, classify_points, log_likelihoods
-from factorcell.evaluation.evaluation import evaluate
+from factorcell.evaluation.perplexity import evaluate
 from factorcell.generation.generate import Manner, generate
 from factorcell.model.run import Run
 from factorcell.training.fit import fit

@@ -6,8 +6,9 @@ from typing import Any
 
 from factorcell import files
 from factorcell.commands import options, screen
-from factorcell.completion.replay import replay_summary, systems
-from factorcell.completion.replay.progressive import known_prefixes, read, replay
+from factorcell.completion.replay import summary as replay_summary
+from factorcell.completion.replay import systems
+from factorcell.completion.replay.streams import known_prefixes, read, replay
 from factorcell.config import UserError
 from factorcell.data.tables import name_of
 from factorcell.reports import replay_report

@@ -8,7 +8,7 @@ from factorcell import files
 from factorcell.commands import generation_verbs, options, screen
 from factorcell.config import UserError
 from factorcell.evaluation import specificity
-from factorcell.evaluation.judging import KINDS, Judge, correlations
+from factorcell.evaluation.judge import KINDS, Judge, correlations
 from factorcell.model.run import Run
 from factorcell.reports import specificity_report
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.completion.completer import Completer, Suggestions, Written
-from factorcell.completion.completion import Suggestion
-from factorcell.completion.forgiving import Forgiving
+from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.model.run import Run
 

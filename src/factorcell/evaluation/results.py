@@ -9,7 +9,7 @@ from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.tables import name_of, open_table
 from factorcell.data.values import to_number
 from factorcell.data.vocabulary import Vocabulary
-from factorcell.evaluation import evaluation, ngram
+from factorcell.evaluation import ngram, perplexity
 from factorcell.evaluation.classification import Classification, classify
 from factorcell.evaluation.ngram import NGram
 from factorcell.model import model_card
@@ -56,14 +56,14 @@ def evaluate(
     """
     if top and not isinstance(run, Run | NGram):
         raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
-    columns = {column: evaluation.column_values(source, column) for column in by}
+    columns = {column: perplexity.column_values(source, column) for column in by}
     corpus = run.prepare(source, unknown=unknown)
-    result: Row = {"evaluation": {"table": name_of(source), **evaluation.evaluate(run, corpus)}, "by": {}}
+    result: Row = {"evaluation": {"table": name_of(source), **perplexity.evaluate(run, corpus)}, "by": {}}
     if top and isinstance(run, Run | NGram):
-        result["evaluation"] |= evaluation.top_accuracy(run, corpus)
+        result["evaluation"] |= perplexity.top_accuracy(run, corpus)
     for column, values in columns.items():
         named = ["(missing)" if value is None else value for value in values]
-        result["by"][column] = evaluation.evaluate_by(run, corpus, named, baseline)
+        result["by"][column] = perplexity.evaluate_by(run, corpus, named, baseline)
     note(run, {"kind": "evaluate", **result})
     return result
 

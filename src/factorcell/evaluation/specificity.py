@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from factorcell import files
 from factorcell.config import UserError
-from factorcell.evaluation import evaluation
+from factorcell.evaluation import perplexity
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.judging import Judge
+from factorcell.evaluation.judge import Judge
 from factorcell.generation.generate import PLAIN, Manner, every, generate, origin, resumed
 from factorcell.model.run import Run
 
@@ -75,7 +75,7 @@ def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> Row:
     """All figures of one model: of its `texts`, and of the real texts of the table `held`."""
     target = judge.target
     judged = judge.judge([{"text": row["text"], target: row["context"][target]} for row in texts])
-    whole = evaluation.evaluate(run, run.prepare(held, unknown="group"))
+    whole = perplexity.evaluate(run, run.prepare(held, unknown="group"))
     accuracy = classify(run, held, target, unknown="group").metrics()["accuracy"] if run.model.adapted else None
     return {
         "name": run.folder.name,

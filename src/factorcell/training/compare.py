@@ -7,7 +7,7 @@ from typing import Any
 from factorcell import files
 from factorcell.config import PAPER_MODELS, Config, UserError
 from factorcell.data.tables import name_of
-from factorcell.evaluation import evaluation
+from factorcell.evaluation import perplexity
 from factorcell.evaluation.results import note, told_apart
 from factorcell.training.fit import Say, fit, tell
 
@@ -62,7 +62,7 @@ def _compared(
     """Train and judge one model of a comparison."""
     run = fit(source, dev, config, path, resume=resume, say=say)
     corpus = run.prepare(table, unknown="group")
-    row: Row = {"model": path.name, **evaluation.evaluate(run, corpus)}
+    row: Row = {"model": path.name, **perplexity.evaluate(run, corpus)}
     row["parameters"] = run.model.parameter_count()
     row["minutes"] = run.minutes()
     if target and run.model.adapted:

@@ -18,10 +18,10 @@ from typing import Any
 from factorcell import files
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.completion import Suggestion
 from factorcell.completion.online import Learner, User, tells_apart
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.replay.progressive import System
+from factorcell.completion.replay.streams import System
+from factorcell.completion.search import Suggestion
 from factorcell.config import Config, DataConfig, UserError, choose
 from factorcell.data.counts import FILE, Counts
 from factorcell.data.schema import ContextSchema

@@ -14,15 +14,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion import compiled_search, completion
-from factorcell.completion.compiled_search import Compiled, PackedTyped, engine, search, usable
+from factorcell.completion import compiled as compiled_search
+from factorcell.completion import search as completion
+from factorcell.completion.compiled import Compiled, PackedTyped, engine, search, usable
 from factorcell.completion.completer import Completer
-from factorcell.completion.completion import Found, Ids, Plain, Wanted, beam
+from factorcell.completion.search import Found, Ids, Plain, Wanted, beam
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
-from tests.completion.test_completion import CLOSE, same, typed_in, written_out
+from tests.completion.test_search import CLOSE, same, typed_in, written_out
 from tests.small import make_letters
 
 HERE = library.library()

@@ -11,9 +11,9 @@ import pytest
 from factorcell import files
 from factorcell.config import DataConfig, UserError
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.rescoring import rescoring
+from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
-from factorcell.evaluation.rescoring.rescoring import Scored, Weights, by_depth, chosen, fit, rescore, score, summarise
+from factorcell.evaluation.rescoring.rescore import Scored, Weights, by_depth, chosen, fit, rescore, score, summarise
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 

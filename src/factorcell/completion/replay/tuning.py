@@ -14,7 +14,7 @@ from factorcell.completion.blend import Blend, Candidate
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import AT_ONCE, Learner, Rule
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay.progressive import COUNT, Stream, rank_of
+from factorcell.completion.replay.streams import COUNT, Stream, rank_of
 from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally

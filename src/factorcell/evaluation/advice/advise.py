@@ -29,8 +29,15 @@ from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.evaluation import baselines
-from factorcell.evaluation.advice.advice_texts import ROWS, Column, Ids, Split, beginnings, columns_of, sample
-from factorcell.evaluation.advice.value_ngrams import ValueNGram, exponents, inferred, normalised, posterior, tilted
+from factorcell.evaluation.advice.conditional_ngram import (
+    ValueNGram,
+    exponents,
+    inferred,
+    normalised,
+    posterior,
+    tilted,
+)
+from factorcell.evaluation.advice.sample import ROWS, Column, Ids, Split, beginnings, columns_of, sample
 from factorcell.model.run import Run
 
 LEAST = 20  # rows that say anything at all

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from factorcell.commands.cli import main
 from factorcell.completion import completer as completing
 from factorcell.completion.completer import Completer, Suggestions
-from factorcell.completion.completion import Suggestion
-from factorcell.completion.forgiving import Forgiving
+from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.popularity import History
-from factorcell.completion.slips import FIRST, SLIP, Meanings, Meant, Pattern, Slips, join, meant
+from factorcell.completion.search import Suggestion
+from factorcell.completion.typos import FIRST, SLIP, Meanings, Meant, Pattern, Slips, join, meant
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
 from factorcell.model.run import Run
 from tests.completion.test_completer import NASTY
-from tests.completion.test_completion import CLOSE, typed_in, written_out
+from tests.completion.test_search import CLOSE, typed_in, written_out
 from tests.small import make_letters
 
 

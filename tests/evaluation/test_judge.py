@@ -13,7 +13,7 @@ import pytest
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.vocabulary import END, UNKNOWN
-from factorcell.evaluation.judging import (
+from factorcell.evaluation.judge import (
     COPIED,
     KINDS,
     Judge,
@@ -81,7 +81,7 @@ def test_figures_are_those_of_tuples_in_loops(judge: Judge) -> None:
 
 def test_variety_is_told_of_as_many_ngrams(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the first ones only, so that more texts do not look poorer."""
-    monkeypatch.setattr("factorcell.evaluation.judging.LOOKED_AT", 50)
+    monkeypatch.setattr("factorcell.evaluation.judge.LOOKED_AT", 50)
     flat = [gram for text in tuples(judge.train, 2) for gram in text][:50]
     assert distinct(judge.train, 2) == len(set(flat)) / 50
 

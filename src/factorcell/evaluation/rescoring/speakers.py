@@ -21,16 +21,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.schema import MISSING
 from factorcell.data.values import category_name, is_missing
 from factorcell.evaluation.rescoring.nbest import MODEL, WORDS, NBest
-from factorcell.evaluation.rescoring.rescoring import (
-    Floats,
-    Scored,
-    Weights,
-    checked,
-    contexts,
-    features_of,
-    parts,
-    read,
-)
+from factorcell.evaluation.rescoring.rescore import Floats, Scored, Weights, checked, contexts, features_of, parts, read
 from factorcell.model.run import TOKENS, Run
 
 Ids = NDArray[np.int64]

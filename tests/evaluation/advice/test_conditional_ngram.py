@@ -13,7 +13,7 @@ from factorcell.config import Config
 from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import ngram
-from factorcell.evaluation.advice.value_ngrams import (
+from factorcell.evaluation.advice.conditional_ngram import (
     Texts,
     ValueNGram,
     exponents,

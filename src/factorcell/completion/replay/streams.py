@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from factorcell import files
-from factorcell.completion.completion import Suggestion
+from factorcell.completion.search import Suggestion
 from factorcell.config import DataConfig, UserError
 from factorcell.data.tables import open_table
 from factorcell.data.values import is_missing, shown, to_number, to_time

@@ -13,8 +13,8 @@ from factorcell.completion.blend import DEFAULT, FEATURES, Blend, Weights
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, Rule
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay.online_tuning import perplexity, proposals, rates, reciprocal_rank
-from factorcell.completion.replay.progressive import Stream, read
+from factorcell.completion.replay.streams import Stream, read
+from factorcell.completion.replay.tuning import perplexity, proposals, rates, reciprocal_rank
 from factorcell.config import UserError
 from factorcell.data.counts import FILE, Counts
 from factorcell.model.run import Run

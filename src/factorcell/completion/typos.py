@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell.completion.completion import Suggestion, Typed
+from factorcell.completion.search import Suggestion, Typed
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN, Vocabulary
 from factorcell.model.language_model import LanguageModel

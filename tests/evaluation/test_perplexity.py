@@ -11,8 +11,8 @@ import torch
 from factorcell.config import OUTPUT_BIASES, UserError
 from factorcell.data.corpus import targets
 from factorcell.data.vocabulary import UNKNOWN
-from factorcell.evaluation import evaluation
-from factorcell.evaluation.evaluation import evaluate, evaluate_by, top_accuracy
+from factorcell.evaluation import perplexity
+from factorcell.evaluation.perplexity import evaluate, evaluate_by, top_accuracy
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
 from tests.small import ROWS, make_run, nats_of
@@ -89,12 +89,12 @@ def replace_vocabulary(run: Run) -> Run:
 
 def test_column_values_of_categories_and_numbers() -> None:
     """Names as the schema has them; a number with many values becomes quantile ranges that cover it."""
-    assert evaluation.column_values([{"a": 5.0}, {"a": "x"}, {"a": None}], "a") == ["5", "x", None]
-    ranges = evaluation.column_values([{"year": 1900 + n} for n in range(100)], "year")
-    assert len(set(ranges)) == evaluation.BINS
+    assert perplexity.column_values([{"a": 5.0}, {"a": "x"}, {"a": None}], "a") == ["5", "x", None]
+    ranges = perplexity.column_values([{"year": 1900 + n} for n in range(100)], "year")
+    assert len(set(ranges)) == perplexity.BINS
     assert all(low <= 1900 + n <= high for n, name in enumerate(ranges) for low, high in [_range(name)])
     with pytest.raises(UserError, match="no column 'b'"):
-        evaluation.column_values([{"a": 1}], "b")
+        perplexity.column_values([{"a": 1}], "b")
 
 
 def _range(name: str | None) -> tuple[float, float]:

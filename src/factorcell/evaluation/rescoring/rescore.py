@@ -29,9 +29,9 @@ from factorcell import files
 from factorcell.config import UserError, choose
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import category_name, is_missing
-from factorcell.evaluation.evaluation import text_tallies
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.rescoring import list_weights
+from factorcell.evaluation.perplexity import text_tallies
+from factorcell.evaluation.rescoring import mert
 from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance, align, distances
 from factorcell.model.run import Run
 
@@ -219,15 +219,15 @@ def fit(
     if not nbest.referenced:
         return _fit_share(scored)
     lists = scored.features()
-    features = np.asarray(list_weights.padded(lists), dtype=np.float64)
+    features = np.asarray(mert.padded(lists), dtype=np.float64)
     errors = [distances(one.reference or "", one.texts) for one in nbest.utterances]
-    padded = np.asarray(list_weights.padded(errors), dtype=np.int64)
+    padded = np.asarray(mert.padded(errors), dtype=np.int64)
     real = np.arange(features.shape[1]) < np.array([len(one) for one in lists])[:, None]
-    likely, nats = list_weights.likeliest(features, real, padded)
+    likely, nats = mert.likeliest(features, real, padded)
     if objective == "likelihood":
         return _named(names, likely), {"nats": -nats}
     starts = [likely, Weights.shared(nbest.names).array(names), Weights.shared(nbest.names, 0.0).array(names)]
-    best, fewest = list_weights.fewest_errors(features, padded, starts, seed, progress)
+    best, fewest = mert.fewest_errors(features, padded, starts, seed, progress)
     first = next((abs(weight) for weight in best if weight), 1.0)  # their scale changes nothing: 1 for the first score
     return _named(names, best / first), {"word_errors": fewest}
 
@@ -241,7 +241,7 @@ def _fit_share(scored: Scored) -> tuple[Weights, dict[str, float]]:
     column = nbest.names.index(LM)
     first = np.array([utterance.scores[0, column] for utterance in nbest.utterances])
     model = np.array([values[0] for values in scored.model])
-    share = list_weights.share(first, model)
+    share = mert.share(first, model)
     return Weights.shared(nbest.names, share), {"share": share}
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from factorcell.completion.completion import Suggestion
-from factorcell.completion.replay.progressive import (
+from factorcell.completion.replay.streams import (
     COUNT,
     Stream,
     known_prefixes,
@@ -24,6 +23,7 @@ from factorcell.completion.replay.progressive import (
     read,
     replay,
 )
+from factorcell.completion.search import Suggestion
 from factorcell.config import DataConfig, UserError
 
 DATA = DataConfig(unit="char")

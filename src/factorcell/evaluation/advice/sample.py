@@ -16,7 +16,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.schema import Variable
 from factorcell.data.tables import open_table
 from factorcell.evaluation import ngram
-from factorcell.evaluation.advice.value_ngrams import Texts, ValueNGram
+from factorcell.evaluation.advice.conditional_ngram import Texts, ValueNGram
 from factorcell.evaluation.ngram import NGram
 
 ROWS = 100_000  # read of a table, unless more are wanted

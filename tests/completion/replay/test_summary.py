@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.completion.replay.replay_summary import FIGURES, LEAST, judged, summarise
+from factorcell.completion.replay.summary import FIGURES, LEAST, judged, summarise
 from factorcell.config import UserError
 
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from factorcell.completion.completion import GROWTH, ROWS, WAITING, Completion, Found, Ids, Plain, Wanted
+from factorcell.completion.search import GROWTH, ROWS, WAITING, Completion, Found, Ids, Plain, Wanted
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import END, START
 from factorcell.model.cells import Cell, Coupled

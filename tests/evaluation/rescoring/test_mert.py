@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from factorcell.evaluation.rescoring import list_weights
-from factorcell.evaluation.rescoring.list_weights import (
+from factorcell.evaluation.rescoring import mert
+from factorcell.evaluation.rescoring.mert import (
     best_step,
     chosen,
     corners,
@@ -107,8 +107,8 @@ def objective(features: Floats, real: NDArray[np.bool_], errors: NDArray[np.int6
         logs = logs - np.log(np.exp(logs).sum())
         best = [k for k, h in enumerate(own) if errors[u, h] == min(errors[u, own])]
         total += float(np.mean(logs[best]))
-    scaled = weights * list_weights.deviations(features)
-    return total / len(features) - list_weights.RIDGE / 2 * float(scaled @ scaled)
+    scaled = weights * mert.deviations(features)
+    return total / len(features) - mert.RIDGE / 2 * float(scaled @ scaled)
 
 
 def test_likeliest_is_the_maximum() -> None:
@@ -124,7 +124,7 @@ def test_likeliest_is_the_maximum() -> None:
     features[::3, 4:] = features[::3, :1]
     spread = features.copy()
     spread[::3, 4:] = 1e3
-    assert list_weights.log_shares(spread, real, weights)[::3, 4:].max() == -np.inf
+    assert mert.log_shares(spread, real, weights)[::3, 4:].max() == -np.inf
 
 
 def test_lists_told_apart_without_a_doubt_have_finite_weights() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion.completion import Found, Ids, Typed, beam, search
+from factorcell.completion.search import Found, Ids, Typed, beam, search
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.cells import CELLS

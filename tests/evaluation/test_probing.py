@@ -8,18 +8,9 @@ import pytest
 import torch
 
 from factorcell.config import UserError
-from factorcell.evaluation import hidden_units
+from factorcell.evaluation import probing
 from factorcell.evaluation.classification import auc
-from factorcell.evaluation.hidden_units import (
-    along,
-    aucs,
-    few_examples,
-    final_states,
-    halves,
-    indicators,
-    labelled,
-    states,
-)
+from factorcell.evaluation.probing import along, aucs, few_examples, final_states, halves, indicators, labelled, states
 from factorcell.model.run import Run
 from tests.small import make_letters
 
@@ -133,21 +124,21 @@ def test_halves_have_every_value_alike() -> None:
 
 
 def test_a_unit_that_never_moves_has_no_correlation(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.setattr(hidden_units, "final_states", lambda run, texts, progress: np.ones((len(texts), 2), np.float32))
+    monkeypatch.setattr(probing, "final_states", lambda run, texts, progress: np.ones((len(texts), 2), np.float32))
     rows = indicators(run, ["a"] * 4, ["x", "y"] * 2)
     assert [(row["auc"], row["correlation"]) for row in rows] == [(0.5, None), (0.5, None)]
 
 
 def test_only_so_many_states_are_compared(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    kept = hidden_units.states
-    monkeypatch.setattr(hidden_units, "STATES", 20)
+    kept = probing.states
+    monkeypatch.setattr(probing, "STATES", 20)
 
     def counted(run: Run, texts: list[str], progress: bool) -> Any:
         read.append(len(texts))
         return kept(run, texts, progress=progress)
 
-    monkeypatch.setattr(hidden_units, "states", counted)
+    monkeypatch.setattr(probing, "states", counted)
     indicators(run, TEXTS, ["a", "b"] * 30, every_token=True)
     assert all(2 <= count < 12 for count in read)
 

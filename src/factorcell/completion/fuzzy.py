@@ -8,8 +8,8 @@ from unicodedata import normalize
 
 import numpy as np
 
-from factorcell.completion.completion import Suggestion
-from factorcell.completion.slips import Band, Counts, Flags, Pattern, Slips, Whole
+from factorcell.completion.search import Suggestion
+from factorcell.completion.typos import Band, Counts, Flags, Pattern, Slips, Whole
 
 Ranges = tuple[Whole, Whole, Counts, Flags]  # where they begin and end, slips, whether the first letter is another
 

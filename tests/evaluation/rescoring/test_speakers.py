@@ -10,10 +10,10 @@ import torch
 from factorcell.completion.online import Learner, Rule
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import prepare
-from factorcell.evaluation.rescoring import rescoring
+from factorcell.evaluation.rescoring import rescore
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
-from factorcell.evaluation.rescoring.rescoring import Scored, Weights, score
-from factorcell.evaluation.rescoring.speaker_learning import begin, learn, turns
+from factorcell.evaluation.rescoring.rescore import Scored, Weights, score
+from factorcell.evaluation.rescoring.speakers import begin, learn, turns
 from factorcell.model.run import Run
 from factorcell.training.training import observe
 from tests.small import make_run
@@ -94,7 +94,7 @@ def test_turns_are_the_same_as_one_after_the_other(
     run, rule, nbest = make(tmp_path / "run"), Rule(optimiser, 0.5), lists(20)
     expected = by_hand(run, nbest, rule)
     for size in (4_000, 7):
-        monkeypatch.setattr(rescoring, "AT_ONCE", size)
+        monkeypatch.setattr(rescore, "AT_ONCE", size)
         learned = learn(run, nbest, WEIGHTS, rule=rule)
         for values, wanted in zip(learned.model, expected, strict=True):
             assert values == pytest.approx(wanted, abs=1e-3)

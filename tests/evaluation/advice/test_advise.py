@@ -13,10 +13,10 @@ from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.corpus import prepare
-from factorcell.evaluation.advice import advice_texts
-from factorcell.evaluation.advice.advice import advise, expected, measured, recommend
-from factorcell.evaluation.advice.advice_texts import beginnings, columns_of, sample
-from factorcell.evaluation.judging import rank_correlation
+from factorcell.evaluation.advice import sample as advice_texts
+from factorcell.evaluation.advice.advise import advise, expected, measured, recommend
+from factorcell.evaluation.advice.sample import beginnings, columns_of, sample
+from factorcell.evaluation.judge import rank_correlation
 from factorcell.reports import advice_report
 from tests import synthetic
 from tests.small import make_run

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion.completion import Suggestion
-from factorcell.completion.forgiving import Forgiving
+from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.slips import FIRST, SLIP, Slips
-from tests.completion.test_slips import slips_of, within
+from factorcell.completion.search import Suggestion
+from factorcell.completion.typos import FIRST, SLIP, Slips
+from tests.completion.test_typos import slips_of, within
 
 TEXTS = st.text("ab🇳", max_size=6)
 
