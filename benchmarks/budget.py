@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from factorcell.completion.completer import Completer, Suggestions
-from factorcell.completion.replay import progressive
+from factorcell.completion.replay import streams as progressive
 from factorcell.model.run import Run
 
 

@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from factorcell.completion.compiled_search import Compiled, usable
+from factorcell.completion.compiled import Compiled, usable
 from factorcell.completion.completer import Completer
-from factorcell.completion.completion import Found, Plain, Wanted, beam
 from factorcell.completion.online import Learner, User
 from factorcell.completion.popularity import History
+from factorcell.completion.search import Found, Plain, Wanted, beam
 from factorcell.data.tables import open_table
-from factorcell.model.kernels import kernels
+from factorcell.model.kernels import library
 from factorcell.model.run import Run
 
 K = 10
@@ -69,7 +69,7 @@ class Bench:
     def __init__(self, run: Run) -> None:
         self.run, self.most = run, run.config.data.max_tokens - 1
         self.engines: dict[str, Any] = {PLAIN: Plain(run.model), FLOATS: Compiled(run.model)}
-        if kernels.variant() == kernels.VARIANTS[-1]:
+        if library.variant() == library.VARIANTS[-1]:
             self.engines[HALF] = Compiled(run.model, half=True)
         self.times: dict[str, Times] = defaultdict(lambda: defaultdict(list))
         self.found: dict[str, list[Found]] = defaultdict(list)
@@ -215,7 +215,7 @@ def main() -> None:
         user = replace(User.new(run), history=History())
         rows.append({"what": "a user without texts", "contender": "", "bytes": len(user.to_bytes())})
     show(rows)
-    facts = {"cpu": kernels.variant(), "load": os.getloadavg()[0], "torch": torch.__version__, "prefixes": len(texts)}
+    facts = {"cpu": library.variant(), "load": os.getloadavg()[0], "torch": torch.__version__, "prefixes": len(texts)}
     if options.out:
         with options.out.open("a", encoding="utf-8") as file:
             for row in rows:

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from factorcell.config import PRECISIONS
-from factorcell.generation.decoding import ROWS
-from factorcell.generation.generation import Manner, condition, every, generate
-from factorcell.model.kernels import kernels
+from factorcell.generation.generate import Manner, condition, every, generate
+from factorcell.generation.sampling import ROWS
+from factorcell.model.kernels import library
 from factorcell.model.run import Run
 
 LIMIT = "the steps alone"
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out:
         with options.out.open("a", encoding="utf-8") as file:
             for row in rows:
-                about = {"threads": options.threads, "precision": options.precision, "kernel": kernels.variant()}
+                about = {"threads": options.threads, "precision": options.precision, "kernel": library.variant()}
                 file.write(json.dumps({"what": "decoding", **about, **row}) + "\n")
 
 

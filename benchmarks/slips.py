@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import torch
 
 from factorcell import Completer, Forgiving, Popularity, Run
-from factorcell.completion.completion import Suggestion
-from factorcell.completion.slips import Slips
+from factorcell.completion.search import Suggestion
+from factorcell.completion.typos import Slips
 
 LETTERS = "etaoinsrhldcumfpgwybvk "
 SHORTEST, LONGEST = 8, 40  # letters that are typed at least, and of a text: few longer ones are ever suggested

@@ -28,11 +28,12 @@ import torch
 from torch.nn import functional as F
 
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig
-from factorcell.data.data import Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, SPECIALS, START, Vocabulary
 from factorcell.model.cells import Cell
-from factorcell.model.kernels import kernels, softmax
+from factorcell.model.kernels import library as kernels
+from factorcell.model.kernels import softmax
 from factorcell.model.output import Proposal
 from factorcell.model.run import Run
 from factorcell.training.training import Trainer, target_counts

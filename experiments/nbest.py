@@ -36,13 +36,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config
 from factorcell.data.vocabulary import END, SPECIALS, START, splitter
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.rescoring import rescoring, speaker_learning
+from factorcell.evaluation.rescoring import rescore, speakers
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
-from factorcell.evaluation.rescoring.rescoring import Scored
+from factorcell.evaluation.rescoring.rescore import Scored
 from factorcell.model.run import Run
 
 SHARP, SPREAD = 3.4, 1.9  # nats a sound, and how much of them is chance
@@ -203,8 +203,8 @@ def make(data: Path, out: Path, seed: int) -> None:
         said = {"id": f"turn-{number:04}", "hypotheses": found, "reference": " ".join(turn["words"])}
         known = "no" if turn["speaker"] in new else "yes"
         rows.append({**said, "speaker": turn["speaker"], "role": turn["role"], "case": turn["case"], "known": known})
-    store.write_rows(out / "tune.jsonl", rows[:TUNE])
-    store.write_rows(out / "test.jsonl", rows[TUNE:])
+    files.write_rows(out / "tune.jsonl", rows[:TUNE])
+    files.write_rows(out / "test.jsonl", rows[TUNE:])
 
 
 def first_pass(one: Row) -> float:
@@ -232,23 +232,23 @@ def measure(out: Path) -> Iterator[Row]:
     run = Run.open(out / "factorcell", precision="bfloat16")
     plain = scored(run, out / "context.scores.jsonl", (tune, test))
     yield from judged("FactorCell, context", plain)
-    weights, _ = rescoring.fit(plain[0])
-    learned = [speaker_learning.learn(run, lists, weights, unknown="group", progress=True) for lists in (tune, test)]
+    weights, _ = rescore.fit(plain[0])
+    learned = [speakers.learn(run, lists, weights, unknown="group", progress=True) for lists in (tune, test)]
     yield from judged("FactorCell, learning", learned)
-    bare = [read_nbest([_without(row) for row in store.read_rows(out / name)]) for name in ("tune.jsonl", "test.jsonl")]
+    bare = [read_nbest([_without(row) for row in files.read_rows(out / name)]) for name in ("tune.jsonl", "test.jsonl")]
     yield from judged("FactorCell, no context", scored(run, out / "bare.scores.jsonl", bare))
 
 
 def judged(name: str, both: Sequence[Scored]) -> list[Row]:
     """Rows of a system, of lists to tune on and lists to judge."""
-    weights, _ = rescoring.fit(both[0])
-    summary = rescoring.summarise(rescoring.rescore(both[1], weights), ["known"])
+    weights, _ = rescore.fit(both[0])
+    summary = rescore.summarise(rescore.rescore(both[1], weights), ["known"])
     return [{"system": name, **row, "weights": dict(weights.values)} for row in summary]
 
 
 def scored(model: Run | NGram, kept: Path, both: Sequence[NBest]) -> list[Scored]:
     """The lists with the scores of a model, those of new speakers as of rare ones."""
-    return [rescoring.score(model, lists, unknown="group", kept=kept, progress=True) for lists in both]
+    return [rescore.score(model, lists, unknown="group", kept=kept, progress=True) for lists in both]
 
 
 def _without(row: Row) -> Row:

@@ -25,7 +25,7 @@ import torch
 from pyarrow import parquet as pq
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, UserError, choose
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
@@ -93,7 +93,7 @@ class Job:
 
     def missing(self) -> list[str]:
         """The rows asked for that are not finished; one that was made with other options is an error."""
-        done = {row["row"]: row for row in store.read_rows(self.results)}
+        done = {row["row"]: row for row in files.read_rows(self.results)}
         for name in (name for name in self.only if name in done):
             made, wanted = Config.from_dict(done[name]["config"]), self.experiment.config(name, self.threads)
             if made != replace(wanted, training=replace(wanted.training, threads=made.training.threads)):
@@ -150,12 +150,12 @@ def finish(job: Job, row: str, tables: Tables) -> None:
         "seed": config.training.seed,
         "minutes": run.minutes(),
         "parameters": run.model.parameter_count(),
-        **store.read_json(run.folder / "training.json"),
+        **files.read_json(run.folder / "training.json"),
         **{key: best[key] for key in ("step", "steps", "perplexity", "perplexity_known")},
         **job.experiment.measure(run, tables),
         "config": config.to_dict(),
     }
-    store.append_row(job.results, result)
+    files.append_row(job.results, result)
     print(json.dumps({key: result[key] for key in ("row", "minutes", "perplexity", "perplexity_known")}), flush=True)
 
 
@@ -216,7 +216,7 @@ def _until_stopped(running: Mapping[str, "subprocess.Popen[bytes]"]) -> Iterator
 
 def _standing(folder: Path) -> tuple[float, str]:
     """How much of a run is trained, and its best perplexity so far."""
-    rows = store.read_rows(folder / "log.jsonl")
+    rows = files.read_rows(folder / "log.jsonl")
     best = min((row["perplexity"] for row in rows if row["split"] == "dev"), default=None)
     return (rows[-1]["step"] / rows[-1]["steps"] if rows else 0.0), f"({best:.2f})" if best else ""
 

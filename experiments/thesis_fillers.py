@@ -8,7 +8,7 @@ A column a run, a line a value, a table in Markdown for each template.
 import argparse
 from pathlib import Path
 
-from factorcell.generation.generation import every, fill
+from factorcell.generation.generate import every, fill
 from factorcell.model.run import Run
 
 

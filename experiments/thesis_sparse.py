@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import thesis
-from factorcell.evaluation import evaluation
+from factorcell.evaluation import perplexity
 from factorcell.model.run import Run
 from thesis import Experiment, Options, Row, Tables
 
@@ -38,7 +38,7 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 def measure(run: Run, tables: Tables) -> Row:
     """How often the next word is among the three most probable ones."""
-    return evaluation.top_accuracy(run, run.prepare(tables["dev"], unknown="group"))
+    return perplexity.top_accuracy(run, run.prepare(tables["dev"], unknown="group"))
 
 
 EXPERIMENT = Experiment("sparse", "thesis_hotels.toml", rows(), tables, measure)

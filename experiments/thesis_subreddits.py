@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 import thesis
-from factorcell.evaluation.evaluation import column_values, text_tallies
+from factorcell.evaluation.perplexity import column_values, text_tallies
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
 from thesis import Experiment, Row, Tables

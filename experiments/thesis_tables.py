@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError
 from family import EXPERIMENT as FAMILY
 from thesis import HERE, Row
@@ -33,7 +33,7 @@ Published = Mapping[str, list[float]]
 
 def loaded(out: Path, name: str) -> Rows:
     """The finished rows of an experiment."""
-    return {row["row"]: row for row in store.read_rows(out / f"{name}.jsonl")}
+    return {row["row"]: row for row in files.read_rows(out / f"{name}.jsonl")}
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -247,7 +247,7 @@ def main(argv: Sequence[str], say: Callable[[str], object] = print) -> int:
             say(filled(frame, tables))
             return 0
         page = given.into.read_text(encoding="utf-8") if given.into.exists() else frame
-        store.write(given.into, filled(page, tables).encode())
+        files.write(given.into, filled(page, tables).encode())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

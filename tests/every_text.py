@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from factorcell.data.vocabulary import END, START
-from factorcell.generation.decoding import Rules
-from factorcell.model.model import Conditioned
+from factorcell.generation.sampling import Rules
+from factorcell.model.language_model import Conditioned
 from factorcell.model.run import Run
 
 Texts = dict[tuple[int, ...], float]

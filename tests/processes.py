@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import cli
 from factorcell.config import Config, UserError
-from factorcell.data.data import Batch, Corpus, prepare
-from factorcell.model.model import LanguageModel
+from factorcell.data.corpus import Batch, Corpus, prepare
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.training import parallel
 from factorcell.training.parallel import World
@@ -115,8 +115,8 @@ def weights(folder: Path, world: World) -> None:
         seen.append(len(batch.rows))
         trainer.step(batch)
     rows = [{"seen": seen, "nats": trainer.progress.nats, **trainer.evaluate()}]
-    store.write_rows(folder / f"rows-{world.rank}", rows)
-    store.save_tensors(folder / f"weights-{world.rank}", trainer.parameters, {})
+    files.write_rows(folder / f"rows-{world.rank}", rows)
+    files.save_tensors(folder / f"weights-{world.rank}", trainer.parameters, {})
 
 
 def sparse_rows(rank: int, size: int) -> list[tuple[Tensor, Tensor]]:
@@ -147,7 +147,7 @@ def case_gather(folder: Path) -> None:
         }
         for number, (indices, values) in enumerate(sparse_rows(world.rank, world.size)):
             tensors[f"indices-{number}"], tensors[f"values-{number}"] = world.gather_rows(indices, values)
-    store.save_tensors(folder / f"tensors-{world.rank}", tensors, {})
+    files.save_tensors(folder / f"tensors-{world.rank}", tensors, {})
 
 
 def case_order(folder: Path) -> None:
@@ -156,7 +156,7 @@ def case_order(folder: Path) -> None:
         for name in ("well", "badly"):
             try:
                 with world.first_goes_ahead():
-                    store.append_row(folder / name, {"rank": world.rank})
+                    files.append_row(folder / name, {"rank": world.rank})
                     if name == "badly":
                         raise UserError("no such file")
             except UserError:
@@ -195,7 +195,7 @@ def _command(folder: Path, verb: str, *arguments: str) -> None:
         out = ("--out", str(folder)) if verb == "train" else ()
         code = cli.main([verb, *arguments, *out])
     row = {"code": code, "said": said.getvalue()}
-    store.write_json(folder.with_name(f"{folder.name}-{os.environ['RANK']}.json"), row)
+    files.write_json(folder.with_name(f"{folder.name}-{os.environ['RANK']}.json"), row)
 
 
 def main(folder: str, *cases: str) -> None:

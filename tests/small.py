@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from factorcell.config import Config
-from factorcell.data.data import prepare
+from factorcell.data.corpus import prepare
 from factorcell.model.run import Run
 from factorcell.training.training import observe
 

@@ -2,15 +2,15 @@
 
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.forgiving import Forgiving
+from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
-from factorcell.data.data import Corpus, prepare
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
-from factorcell.evaluation.evaluation import evaluate, evaluate_by
-from factorcell.generation.generation import Manner, fill, generate, stream
-from factorcell.model.model import LanguageModel
+from factorcell.evaluation.perplexity import evaluate, evaluate_by
+from factorcell.generation.generate import Manner, fill, generate, stream
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
 from factorcell.training.compare import compare

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from factorcell import store
 from factorcell.commands.cli import main
+from factorcell.files import read_rows
 
 SMALL = "--embedding-size 8 --hidden-size 10 --rank 2 --context-size 3 --variable-size 3 --min-count 1".split()
 QUICK = "--min-context-count 1 --epochs 2 --batch-tokens 300 --evaluations 2 --threads 1 --learning-rate 1e-2".split()
@@ -158,7 +158,7 @@ def test_tune_prints_the_best_and_goes_on(tables: Path, capsys: pytest.CaptureFi
     assert len(capsys.readouterr().out.splitlines()) == 4
     recipe = ["--config", str(tables / "search" / "best.toml")]
     assert main(["train", *files, *recipe, "--out", str(tables / "best")]) == 0
-    best = min(row["perplexity"] for row in store.read_rows(tables / "search" / "trials.jsonl"))
+    best = min(row["perplexity"] for row in read_rows(tables / "search" / "trials.jsonl"))
     assert f"development perplexity {best:.2f}" in capsys.readouterr().err
     assert main(["evaluate", str(tables / "search" / "trial-0002"), str(tables / "test.csv")]) == 0
 
@@ -212,7 +212,7 @@ def test_killed_training_resumes_to_the_same_weights(tables: Path) -> None:
 
 
 def _tensors(path: Path) -> Any:
-    from factorcell.store import load_tensors
+    from factorcell.files import load_tensors
 
     return load_tensors(path)[0]
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.config import Config
-from factorcell.data.data import prepare
+from factorcell.data.corpus import prepare
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"city": city, "side": KINDS[int(vector[0] > 0)], "height": str(vector[1] * 100), "text": "word1"}
         for city, vector in zip(known.values, known.vectors.tolist(), strict=True)
     ]
-    store.write_rows(folder / "told.jsonl", told)
+    files.write_rows(folder / "told.jsonl", told)
     return folder
 
 

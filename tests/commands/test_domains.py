@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.model.run import Run
 from tests import synthetic
@@ -18,9 +18,9 @@ QUICK = "--epochs 2 --batch-tokens 300 --evaluations 2 --learning-rate 1e-2".spl
 def tables(tmp_path: Path) -> Path:
     """A folder with train.jsonl, dev.jsonl, test.jsonl of two dialects, and an unadapted run."""
     for name, rows, seed in (("train", 200, 1), ("dev", 60, 2), ("test", 60, 3)):
-        store.write_rows(tmp_path / f"{name}.jsonl", synthetic.two_dialects(rows, seed)[0])
-    files = [str(tmp_path / "train.jsonl"), "--dev", str(tmp_path / "dev.jsonl"), "--out", str(tmp_path / "run")]
-    assert main(["train", *files, "--model", "unadapted", *SMALL, *QUICK]) == 0
+        files.write_rows(tmp_path / f"{name}.jsonl", synthetic.two_dialects(rows, seed)[0])
+    given = [str(tmp_path / "train.jsonl"), "--dev", str(tmp_path / "dev.jsonl"), "--out", str(tmp_path / "run")]
+    assert main(["train", *given, "--model", "unadapted", *SMALL, *QUICK]) == 0
     return tmp_path
 
 
@@ -74,7 +74,7 @@ def test_separate_mix_and_evaluate(tables: Path, capsys: pytest.CaptureFixture[s
         whole, *groups = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         found[name] = whole["perplexity"]
         assert sum(group["targets"] for group in groups) == whole["targets"]
-        assert [row["kind"] for row in store.read_rows(tables / name / "results.jsonl")] == ["evaluate"]
+        assert [row["kind"] for row in files.read_rows(tables / name / "results.jsonl")] == ["evaluate"]
     assert len(set(found.values())) == 4
     assert main(["evaluate", str(tables / "mix"), test, "--baseline", str(tables / "each"), "--by", "dialect"]) == 0
     assert f"gain over {tables / 'each'}" in capsys.readouterr().out

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.commands.explain_verbs import contexts_between, marked
 from factorcell.config import UserError
-from factorcell.evaluation.hidden_units import few_examples, final_states, indicators
 from factorcell.evaluation.likelihood_ratios import explain, raised
+from factorcell.evaluation.probing import few_examples, final_states, indicators
 from factorcell.model.run import Run
 from tests.small import CONTEXT, make_run
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run.save_weights({})
     (folder / "texts.txt").write_text("the sea is cold\n\n  cold sand\nthe sea is cold\n", encoding="utf-8")
     rows = [{"text": f"the sea {word}", "kind": word} for word in ("sun", "cold") for _ in range(6)]
-    store.write_rows(folder / "table.jsonl", rows)
+    files.write_rows(folder / "table.jsonl", rows)
     return folder
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands.cli import main
-from factorcell.completion.replay.replay_summary import summarise
+from factorcell.completion.replay.summary import summarise
 from factorcell.data.counts import FILE, Counts
 from factorcell.model.run import Run
 from tests.completion.replay.test_systems import save
@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
         for user in range(5)
         for place, text in enumerate(TEXTS[user:])
     ]
-    store.write_rows(tmp_path / "heldout.jsonl", rows)
-    store.write_rows(tmp_path / "train.jsonl", [{"text": "abc", "city": "Oslo"}])
+    files.write_rows(tmp_path / "heldout.jsonl", rows)
+    files.write_rows(tmp_path / "train.jsonl", [{"text": "abc", "city": "Oslo"}])
     return tmp_path
 
 
@@ -39,7 +39,7 @@ def command(folder: Path, *more: str, out: str = "out") -> list[str]:
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """What was judged, but for the seconds."""
-    return [{key: row[key] for key in row if not key.endswith("seconds")} for row in store.read_rows(path)]
+    return [{key: row[key] for key in row if not key.endswith("seconds")} for row in files.read_rows(path)]
 
 
 def test_replay_from_table_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,10 +49,10 @@ def test_replay_from_table_to_page(folder: Path, capsys: pytest.CaptureFixture[s
     assert first == "33 queries of 5 users"
     assert header.split()[:2] == ["system", "MRR"]
     assert [line.split()[0] for line in lines] == ["plain", "mpc", "history"]
-    rows = store.read_rows(folder / "out" / "rows.jsonl")
+    rows = files.read_rows(folder / "out" / "rows.jsonl")
     assert len(rows) == 3 * 33
     assert {row["seen"] for row in rows} == {True, False}
-    assert store.read_json(folder / "out" / "summary.json") == summarise(rows, "plain")
+    assert files.read_json(folder / "out" / "summary.json") == summarise(rows, "plain")
     assert (folder / "out" / "report.html").read_text().count("<svg") >= 2
     run = Run.open(folder / "run")
     oldest = [row for row in rows if row["user"] == "user 0" and row["system"] == "plain"]
@@ -74,7 +74,7 @@ def test_replay_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(command(folder, "--json", "--base", "mpc")) == 0
     assert rows_of(path) == rows
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert shown == store.read_json(folder / "out" / "summary.json")["rows"]
+    assert shown == files.read_json(folder / "out" / "summary.json")["rows"]
     assert "mrr_difference" in shown[0]
     assert main(command(folder, "--seed", "1")) == 2
     assert "was begun with other texts or options" in capsys.readouterr().err
@@ -97,7 +97,7 @@ def test_options_are_heeded(folder: Path) -> None:
     assert ranks == [None] * len(ranks)
     assert any(row["rank"] for row in every if row["system"] == "plain")
     main(command(folder, "--window", "1"))
-    assert store.read_json(whole / "summary.json")["window"] == 1
+    assert files.read_json(whole / "summary.json")["window"] == 1
 
 
 def test_runs_of_a_folder_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

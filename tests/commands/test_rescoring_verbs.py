@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.evaluation.rescoring.nbest import read_nbest
-from factorcell.evaluation.rescoring.rescoring import Weights, by_depth, rescore, score, summarise
+from factorcell.evaluation.rescoring.rescore import Weights, by_depth, rescore, score, summarise
 from factorcell.model.run import Run
 from factorcell.reports import rescoring_report
-from tests.evaluation.rescoring.test_speaker_learning import TEXTS, make
+from tests.evaluation.rescoring.test_speakers import TEXTS, make
 from tests.pages import Reader
 
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
             }
             for number in range(count)
         ]
-        store.write_rows(tmp_path / f"{name}.jsonl", rows)
+        files.write_rows(tmp_path / f"{name}.jsonl", rows)
     return tmp_path
 
 
@@ -57,7 +57,7 @@ def test_from_lists_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     scored = score(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
     fitted = Weights.open(kept)
     rows = rescore(scored, fitted)
-    assert store.read_rows(out) == rows
+    assert files.read_rows(out) == rows
     assert main(command(folder, "--weights", str(kept), "--json", "--by", "hall")) == 0
     first, *summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert first == {"weights": dict(fitted.values)}
@@ -69,16 +69,16 @@ def test_share_of_zero_is_the_first_pass(folder: Path) -> None:
     """Sorted by its own scores, the first pass stands; a share of one does not."""
     rows = [
         {**row, "hypotheses": sorted(row["hypotheses"], key=lambda one: -one["acoustic"] - one["lm"])}
-        for row in store.read_rows(folder / "test.jsonl")
+        for row in files.read_rows(folder / "test.jsonl")
     ]
-    store.write_rows(folder / "test.jsonl", rows)
+    files.write_rows(folder / "test.jsonl", rows)
     out = folder / "best.jsonl"
     assert main(command(folder, "--share", "0", "--out", str(out))) == 0
-    assert [row["place"] for row in store.read_rows(out)] == [1] * 8
+    assert [row["place"] for row in files.read_rows(out)] == [1] * 8
     assert main(command(folder, "--share", "1", "--out", str(out))) == 2  # what is there stays
     out.unlink()
     assert main(command(folder, "--share", "1", "--out", str(out))) == 0
-    assert any(row["place"] > 1 for row in store.read_rows(out))
+    assert any(row["place"] > 1 for row in files.read_rows(out))
 
 
 def test_learning_and_kept_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,14 +86,14 @@ def test_learning_and_kept_scores(folder: Path, capsys: pytest.CaptureFixture[st
     kept, out = folder / "scores.jsonl", folder / "best.jsonl"
     tune = ["--tune", str(folder / "tune.jsonl"), "--scores", str(kept), "--out", str(out)]
     assert main(command(folder, *tune, "--learn")) == 0
-    assert len(store.read_rows(kept)) == 9
+    assert len(files.read_rows(kept)) == 9
     out.unlink()
     assert main(command(folder, *tune)) == 0
-    assert len(store.read_rows(kept)) == 17
-    before = store.read_rows(out)
+    assert len(files.read_rows(kept)) == 17
+    before = files.read_rows(out)
     out.unlink()
     assert main(command(folder, *tune)) == 0
-    assert (len(store.read_rows(kept)), store.read_rows(out)) == (17, before)
+    assert (len(files.read_rows(kept)), files.read_rows(out)) == (17, before)
     assert main(command(folder, "--context", "who=zoe", "--learn", "--json")) == 0
     assert main(command(folder, "--context", "who=zoe")) == 2
     assert "utterance test-0: who 'zoe' was never seen" in capsys.readouterr().err
@@ -143,7 +143,7 @@ def test_mistakes_are_one_line(more: list[str], message: str, folder: Path, caps
 
 
 def test_lists_of_other_scores_cannot_be_tuned_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store.write_rows(folder / "tune.jsonl", [{"id": "a", "hypotheses": [{"text": "x", "am": 1.0}], "reference": "x"}])
+    files.write_rows(folder / "tune.jsonl", [{"id": "a", "hypotheses": [{"text": "x", "am": 1.0}], "reference": "x"}])
     assert main(command(folder, "--tune", str(folder / "tune.jsonl"))) == 2
     assert "tune.jsonl: has the scores am; " in capsys.readouterr().err
 

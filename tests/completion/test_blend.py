@@ -9,9 +9,9 @@ import pytest
 
 from factorcell.completion.blend import DEFAULT, FEATURES, SOURCES, Blend, Candidate, Weights
 from factorcell.completion.completer import Completer, Suggestions
-from factorcell.completion.completion import Suggestion
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.search import Suggestion
 from factorcell.config import Config, UserError
 from factorcell.data.counts import FILE, Counts
 from factorcell.model.run import Run

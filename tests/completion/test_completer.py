@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.completion.completer import Completer
-from factorcell.completion.completion import beam, search
+from factorcell.completion.search import beam, search
 from factorcell.config import UserError
 from factorcell.data.vocabulary import SPECIALS
 from factorcell.model.run import Run
-from tests.completion.test_completion import CLOSE, typed_in, written_out
+from tests.completion.test_search import CLOSE, typed_in, written_out
 from tests.elsewhere import DEVICE, Elsewhere
 from tests.small import make_letters, make_run
 
@@ -218,4 +218,4 @@ def test_a_suggestion_cannot_steer_the_terminal(folder: Path, capsys: pytest.Cap
     assert all(line.startswith(r"a\x1b[2J\n") for line in lines)
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["text"].startswith("a\x1b[2J\n")
-    assert store.read_json(folder / "config.json")["data"]["unit"] == "char"
+    assert files.read_json(folder / "config.json")["data"]["unit"] == "char"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell import store
+from factorcell import files
 from factorcell.completion import popularity
-from factorcell.completion.completion import Suggestion
 from factorcell.completion.popularity import BLOCK, History, Popularity
+from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.data.counts import Counts
 
@@ -75,7 +75,7 @@ def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
     counts = Counts.of(["fix typo"] * 4 + ["fix\ttests\n"] * 3 + ["add"] * 2 + [""] * 5, 3)
     counts.save(path)
     found = Popularity(counts)
-    assert store.read_rows(path)[0] == {"total": 14}
+    assert files.read_rows(path)[0] == {"total": 14}
     assert Counts.open(path) == counts
     again = Popularity(Counts.open(path))
     assert len(again) == 2

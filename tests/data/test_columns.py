@@ -1,159 +1,357 @@
-"""What context columns hold: guessed kinds, names of categories, numbers, and what does not fit."""
+"""Times, circles, texts and vectors as columns: against plain loops, and each fault named with its row."""
 
+import json
 import math
+from collections import Counter
+from datetime import date, datetime, time, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data.columns import Categories, Numbers, category_name, is_missing
-from factorcell.data.kinds import column_readers, parse_column
-from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.columns import Ragged, Reader, Texts, Vectors, column_readers, new_schema, parse_column, to_vector
+from factorcell.data.schema import HARMONICS, ContextSchema, Variable
 from factorcell.data.tables import open_table
+from factorcell.data.values import Numbers, to_hour, to_time, to_weekday, to_yearday
+
+NOON = "2024-02-29T12:30:36"  # a Thursday in a leap year
+NO_TIMES: list[Any] = ["", None, "2024", "12", "noon", 5, 12.5, pd.NaT, "2024-02-30", [], np.datetime64("NaT")]
 
 
-def read(values: list[Any], kind: str = "") -> Categories | Numbers:
+def read(values: list[Any], kind: str, **data: Any) -> Reader:
     """The reader of a column `x`, having read it in two chunks."""
     table = open_table([{"x": value} for value in values])
-    (reader,) = column_readers(table, DataConfig(context=(f"x{kind}",)), None, "error")
+    (reader,) = column_readers(table, DataConfig(context=(f"x:{kind}",), **data), None, "error")
     half = len(values) // 2
     for begin, part in ((0, values[:half]), (half, values[half:])):
         if part:
             reader.add(part, begin)
-    assert isinstance(reader, Categories | Numbers)
     return reader
 
 
 @pytest.mark.parametrize(
-    ("values", "kind"),
+    ("value", "hour", "weekday", "yearday"),
     [
-        (["1", "2", "5"] * 9, "category"),  # a few whole numbers are names
-        ([float(n) for n in range(21)], "number"),
-        (list(range(20)), "category"),
-        (["1.5", "2"], "number"),
-        (["1.5", "two"], "category"),
-        (["1.5", "", None], "number"),
-        ([None, None], "category"),
-        ([True, False], "category"),
+        (NOON, 12.51, 3, 59),
+        (NOON.replace("T", " "), 12.51, 3, 59),
+        (NOON + "Z", 12.51, 3, 59),
+        (NOON + ".900000+05:00", 12.51025, 3, 59),  # as written: no zone is converted
+        (datetime(2024, 2, 29, 12, 30, 36), 12.51, 3, 59),
+        (datetime(2024, 2, 29, 12, 30, 36, tzinfo=timezone(timedelta(hours=9))), 12.51, 3, 59),
+        (np.datetime64(NOON, "ns"), 12.51, 3, 59),
+        (pd.Timestamp(NOON), 12.51, 3, 59),
+        (" 2024-02-29 ", None, 3, 59),
+        (date(2024, 2, 29), None, 3, 59),
+        (np.datetime64("2024-02-29"), None, 3, 59),
+        ("12:30:36", 12.51, None, None),
+        (time(12, 30, 36), 12.51, None, None),
+        ("2023-12-31T23:59:59", 23 + 59 / 60 + 59 / 3600, 6, 364),
+        ("2024-12-31T00:00", 0, 1, 365),
+        *((value, None, None, None) for value in NO_TIMES),
     ],
 )
-def test_kinds_are_guessed(values: list[Any], kind: str) -> None:
-    """A number if all values are, and they are not just a few whole ones."""
-    table = open_table([{"x": value} for value in values])
-    (reader,) = column_readers(table, DataConfig(context=("x",)), None, "error")
-    assert isinstance(reader, Numbers if kind == "number" else Categories)
+def test_times(value: Any, hour: float | None, weekday: int | None, yearday: int | None) -> None:
+    """The hour, the weekday and the day of the year, as they are written; None of what says nothing about it."""
+    assert to_hour(value) == (None if hour is None else pytest.approx(hour))
+    assert (to_weekday(value), to_yearday(value)) == (weekday, yearday)
 
 
-def test_kinds_are_overridden() -> None:
-    """NAME:KIND decides; a name may hold a colon itself if a kind follows."""
-    assert isinstance(read(["1", "2"], ":number"), Numbers)
-    assert isinstance(read(["1.5", "2.5"], ":category"), Categories)
-    assert parse_column("a:b:number") == ("a:b", "number", 0.0)
-    with pytest.raises(UserError, match="unknown kind of context column 'numbr' \\(did you mean 'number'"):
-        parse_column("x:numbr")
-    with pytest.raises(UserError, match="named twice"):
-        column_readers(open_table([{"x": 1}]), DataConfig(context=("x", "x:number")), None, "error")
+@given(st.datetimes(timezones=st.none() | st.just(timezone(timedelta(hours=-7)))))
+def test_every_time_is_read_back(moment: datetime) -> None:
+    """ISO 8601 text, with any separator, is the time that it was made of."""
+    for text in (moment.isoformat(), moment.isoformat(" ")):
+        assert to_time(text) == moment
+    hour = to_hour(moment.isoformat())
+    assert hour is not None
+    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    assert hour == pytest.approx((moment - midnight).total_seconds() / 3600)
+    first = date(moment.year, 1, 1)
+    assert (to_weekday(moment), to_yearday(moment)) == (
+        (first.weekday() + (moment.date() - first).days) % 7,
+        (moment.date() - first).days,
+    )
 
 
-@given(st.integers(-(10**9), 10**9))
-def test_whole_numbers_have_one_name(number: int) -> None:
-    """As int, float or text, with or without a point."""
-    assert {category_name(value) for value in (number, float(number), str(number), f"{number}.0")} == {str(number)}
-    assert {category_name(zero) for zero in (-0.0, "-0.0", "-0", 0)} == {"0"}
+def names(*context: str) -> list[tuple[str, str]]:
+    """Name and column of each variable of a table with columns a, b and a.hour."""
+    table = open_table([{"a": "1", "b": "2", "a.hour": "3"}])
+    return [(r.name, r.column) for r in column_readers(table, DataConfig(context=context), None, "error")]
 
 
-def test_other_names_stay() -> None:
-    """Leading zeros, decimals and words are names of their own."""
-    assert [category_name(value) for value in ("007", "5.50", "v1.0", 5.5)] == ["007", "5.50", "v1.0", "5.5"]
-    assert [is_missing(value) for value in (None, "", math.nan, 0, " ")] == [True, True, True, False, False]
+def test_names() -> None:
+    """A column's own; with its kind for what is read of a time, and where a column is named several times."""
+    assert names("a", "b:number") == [("a", "a"), ("b", "b")]
+    assert names("a:hour", "a:weekday", "b:longitude") == [("a.hour", "a"), ("a.weekday", "a"), ("b", "b")]
+    assert names("b:longitude", "b:number") == [("b.longitude", "b"), ("b.number", "b")]
+    for context in (("a", "a"), ("a", "a:number"), ("a:number", "a"), ("a:hour", "a:hour"), ("a.hour", "a:hour")):
+        with pytest.raises(UserError, match="is named twice; each time needs a kind of its own"):
+            names(*context)
 
 
-@given(st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=40), st.integers(1, 6))
-def test_rare_values_are_grouped(values: list[str | None], least: int) -> None:
-    """Values seen `least` times keep their name, by falling count; rarer ones are row 0, missing ones -1."""
-    reader = read(values, ":category")
-    variable = reader.variable(least)
-    counts = {name: values.count(name) for name in set(values) - {None}}
-    kept = sorted((name for name in counts if name and counts[name] >= least), key=lambda n: (-counts[n], str(n)))
-    assert variable.values == (RARE, *kept)
-    assert variable.counts == (sum(counts.values()) - sum(counts[n] for n in kept), *(counts[n] for n in kept))
-    assert variable.rare == len(counts) - len(kept)
-    expected = [MISSING if v is None else variable.values.index(v) if v in kept else 0 for v in values]
-    assert reader.array(variable).tolist() == expected
+def test_kinds_and_periods() -> None:
+    """A period where the kind has one, or says it; what is none is refused in one line."""
+    assert parse_column("x:hour") == ("x", "hour", 24)
+    assert parse_column("x:longitude") == ("x", "longitude", 360)
+    assert parse_column("a:b:cyclic=12.5") == ("a:b", "cyclic", 12.5)
+    for text in ("x:cyclic", "x:cyclic=", "x:cyclic=0", "x:cyclic=-3", "x:cyclic=day", "x:cyclic=inf", "x:cyclic=nan"):
+        with pytest.raises(UserError, match="say its period, a number above 0, as in x:cyclic=24"):
+            parse_column(text)
+    with pytest.raises(UserError, match="only cyclic takes a period"):
+        parse_column("x:hour=12")
+    with pytest.raises(UserError, match="'weekdays' \\(did you mean 'weekday'\\?\\); choose from category"):
+        parse_column("x:weekdays")
 
 
-def test_numbers_have_moments_and_range() -> None:
-    """Mean, deviation and range of the column; a constant has deviation 1."""
-    reader = read(["1", 2, 6.0], ":number")
+@given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=20), st.floats(0.5, 400))
+def test_circles(values: list[float], period: float) -> None:
+    """Values lie in the period, where whole turns do not count; the moments are those of sines and cosines by hand."""
+    reader = read(values, f"cyclic={period!r}")
     variable = reader.variable(1)
-    assert (variable.mean, variable.low, variable.high) == (3, 1, 6)
-    assert variable.deviation == pytest.approx(np.std([1, 2, 6]))
-    assert reader.array(variable).tolist() == [1, 2, 6]
-    assert read([4, 4], ":number").variable(1).deviation == 1
+    got = reader.array(variable)
+    assert isinstance(got, np.ndarray)
+    assert ((got >= 0) & (got <= period)).all()
+    for value, kept in zip(values, got.tolist(), strict=True):
+        turns = (value - kept) / period
+        assert turns == pytest.approx(round(turns), abs=1e-6)
+    for harmonic in range(1, HARMONICS + 1):
+        for wave, column in ((math.sin, 2 * harmonic - 2), (math.cos, 2 * harmonic - 1)):
+            waved = [wave(2 * math.pi * harmonic * value / period) for value in values]
+            assert variable.means[column] == pytest.approx(sum(waved) / len(waved), abs=1e-6)
+            spread = math.sqrt(sum((w - sum(waved) / len(waved)) ** 2 for w in waved) / len(waved))
+            if spread > 1e-4:
+                assert variable.deviations[column] == pytest.approx(spread, rel=1e-3)
+
+
+def test_means_on_a_circle() -> None:
+    """The mean of 23:00 and 1:00 is midnight, an hour from both; one value many times has deviations of 1."""
+    variable = read(["23:00", "01:00"], "hour").variable(1)
+    assert min(variable.mean, 24 - variable.mean) == pytest.approx(0, abs=1e-9)
+    assert variable.deviation == pytest.approx(1)
+    assert (variable.period, variable.kind) == (24, "hour")
+    assert read([-180, 180.0, "180"], "longitude").variable(1).mean == pytest.approx(180)
+    assert read([10.1] * 7, "longitude").variable(1).deviations == (1,) * 2 * HARMONICS
 
 
 @pytest.mark.parametrize(
-    ("value", "got"),
-    [("", "empty"), (None, "empty"), (math.nan, "empty"), ("x", "'x'"), ("inf", "'inf'"), (1e39, "1e\\+39")],
+    ("kind", "value", "got"),
+    [
+        ("hour", "soon", "'soon', not a time of day \\(ISO 8601, such as"),
+        ("hour", "2024-02-29", "'2024-02-29', not a time of day"),
+        ("weekday", "12:30", "'12:30', not a date \\(ISO"),
+        ("yearday", 5, "5, not a date"),
+        ("yearday", "", "empty, not a date"),
+        ("longitude", "12E", "'12E', not a number of degrees"),
+        ("cyclic=2", None, "empty, not a number"),
+        ("longitude", np.ones((40, 3)), "array.*\\.\\.\\., not a number of degrees"),
+        ("text", 5, "5, not a text"),
+        ("text", ["a"], "\\['a'\\], not a text"),
+        ("vector", "[1, 2", "'\\[1, 2', not a list of numbers"),
+        ("vector", [1, [2]], "\\[1, \\[2\\]\\], not a list"),
+        ("vector", [[1, 2], [3, 4]], "not a list of numbers"),
+        ("vector", "[" * 5000, "not a list of numbers"),
+        ("vector", [1, math.nan], "\\[1, nan\\], not a list"),
+        ("vector", [1, 1e39], "not a list of numbers"),
+        ("vector", ["1", "2"], "\\['1', '2'\\], not a list"),
+        ("vector", [True, False], "not a list of numbers"),
+        ("vector", [1, None], "not a list of numbers"),
+        ("vector", [], "\\[\\], not a list of numbers"),
+        ("vector", "7", "'7', not a list of numbers"),
+        ("vector", None, "empty, not a list of numbers"),
+        ("vector", [1, 2, 3], "has 3 numbers; it must have 2, as in the first row"),
+        ("category", [1, 2], "is a list, not the name of a category \\(a vector\\? say x:vector\\)"),
+        ("category", np.zeros(2), "is a ndarray, not the name of a category"),
+        ("category", {"a": 1}, "is a dict, not the name of a category$"),
+    ],
 )
-def test_what_is_no_number_is_named_with_its_row(value: Any, got: str) -> None:
-    """Also when it comes in a later chunk."""
-    with pytest.raises(UserError, match=rf"row 3: x is {got}, not a number"):
-        read([1.0, 2.0, value, 3.0], ":number")
+def test_what_does_not_fit_is_named_with_its_row(kind: str, value: Any, got: str) -> None:
+    """In one line, also when it comes in a later chunk."""
+    good: Any = {"hour": NOON, "weekday": NOON, "yearday": NOON, "text": "a a a a a", "vector": [1, 2]}.get(kind, "1")
+    verb = "" if got.startswith(("is a", "has")) else "is .*"
+    with pytest.raises(UserError, match=f"^the rows given row 3: x {verb}{got}") as error:
+        read([good, good, value, good], kind)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 200
 
 
-def schema() -> ContextSchema:
-    """A category with a rare group and a number."""
-    city = Variable("city", "category", values=(RARE, "Oslo", "Nice"), counts=(3, 5, 4), rare=2)
-    return ContextSchema((city, Variable("lat", "number", mean=1.0, deviation=2.0)))
+@given(
+    st.lists(st.none() | st.text(alphabet="abcdX ,.", max_size=12), min_size=1, max_size=25),
+    st.integers(1, 4),
+    st.integers(1, 4),
+)
+def test_bags_are_those_of_plain_loops(texts: list[str | None], least: int, most: int) -> None:
+    """The frequent words, which of them each text has, and the share of each in the mean of sums / sqrt(n)."""
+    bags = [_words(text or "") for text in texts]
+    counts = Counter(word for bag in bags for word in bag)
+    kept = sorted((word for word in counts if counts[word] >= least), key=lambda w: (-counts[w], w))[:most]
+    reader = read(texts, "text", min_context_word=least, max_context_words=most)
+    if not kept:
+        with pytest.raises(UserError, match=f"x has no word that training sees {least} times"):
+            reader.variable(1)
+        return
+    variable = reader.variable(1)
+    assert variable.values == tuple(kept)
+    known = [[word for word in bag if word in kept] for bag in bags]
+    got = reader.array(variable)
+    assert isinstance(got, Ragged)
+    assert [_bag(got, row, kept) for row in range(len(texts))] == known
+    full = [bag for bag in known if bag]
+    for word, share in zip(kept, variable.shares, strict=True):
+        assert share == pytest.approx(sum(bag.count(word) / math.sqrt(len(bag)) for bag in full) / len(full))
 
 
-def read_known(rows: list[dict[str, Any]], unknown: str, optional: tuple[str, ...] = ()) -> list[list[float]]:
-    """The columns of rows read by `schema`."""
-    readers = column_readers(open_table(rows), DataConfig(), schema(), unknown, optional)
+def _words(text: str) -> list[str]:
+    """Runs of letters, lower-cased."""
+    return "".join(mark if mark.isalpha() else " " for mark in text.lower()).split()
+
+
+def _bag(bags: Ragged, row: int, words: list[str]) -> list[str]:
+    return [words[index] for index in bags.values[bags.offsets[row] : bags.offsets[row + 1]]]
+
+
+def test_texts_read_as_training_read_them() -> None:
+    """Words that training did not keep are left out, whatever is done with unknown categories; no column, no words."""
+    known = Variable("t", "text", values=("sea", "sun"), shares=(1.0, 0.5), column="title")
+    tables: list[list[dict[str, Any]]] = [
+        [{"title": "The SUN, the sea, sun!"}, {"title": "moon"}, {"title": None}],
+        [{"b": 1}] * 3,
+    ]
+    for rows in tables:
+        policy = "expected" if "b" in rows[0] else "error"
+        (reader,) = column_readers(open_table(rows), DataConfig(), ContextSchema((known,)), policy)
+        reader.add([row.get(reader.column) for row in rows], 0)
+        bags = reader.array(known)
+        assert isinstance(bags, Ragged)
+        assert bags.offsets.tolist() == ([0, 3, 3, 3] if policy == "error" else [0] * 4)
+        assert bags.values.tolist() == ([1, 0, 1] if policy == "error" else [])
+
+
+def test_vectors_in_all_their_forms() -> None:
+    """Lists, tuples, arrays of any numbers, JSON; means and deviations of each of their numbers."""
+    forms = [[1, 2.5], (1, 2.5), np.array([1, 2.5]), np.array([1, 2.5], np.float16), "[1, 2.5]", " [1.0,2.5] "]
+    for form in forms:
+        vector = to_vector(form)
+        assert vector is not None
+        assert vector.dtype == np.float32
+        assert vector.tolist() == [1, 2.5]
+    reader = read([*forms, [3, 2.5]], "vector")
+    variable = reader.variable(1)
+    assert variable.means == pytest.approx((9 / 7, 2.5))
+    assert variable.deviations == pytest.approx((np.std([1] * 6 + [3]), 1))  # a constant has deviation 1
+    array = reader.array(variable)
+    assert isinstance(array, np.ndarray)
+    assert array.tolist() == [[1, 2.5]] * 6 + [[3, 2.5]]
+
+
+def test_vectors_read_as_training_read_them() -> None:
+    """Of the same length; a missing one is an error, or NaN where the caller says so."""
+    known = ContextSchema((Variable("v", "vector", means=(0.0, 0.0), deviations=(1.0, 1.0)),))
+
+    def array(values: list[Any], policy: str) -> Any:
+        (reader,) = column_readers(open_table([{"v": v} for v in values]), DataConfig(), known, policy)
+        reader.add(values, 0)
+        return reader.array(known.variable("v"))
+
+    assert np.array_equal(array([None, [1, 2], "", math.nan], "expected")[1], [1, 2])
+    assert np.isnan(array([None, [1, 2], "", math.nan], "expected")[[0, 2, 3]]).all()
+    with pytest.raises(UserError, match="row 1: v is empty, not a list of numbers"):
+        array([None], "group")
+    with pytest.raises(UserError, match="row 2: v has 1 numbers; it must have 2, as in training"):
+        array([[1, 2], [1]], "expected")
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=8), st.data())
+def test_ragged_rows(lists: list[list[int]], data: st.DataObject) -> None:
+    """Any rows in any order, repeated or none."""
+    flat = np.array([x for part in lists for x in part], dtype=np.int32)
+    ragged = Ragged(flat, np.concatenate([[0], np.cumsum([len(part) for part in lists])]).astype(np.int64))
+    rows = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=8))
+    some = ragged.select(np.array(rows, dtype=np.int64))
+    assert [some.values[a:b].tolist() for a, b in zip(some.offsets, some.offsets[1:], strict=False)] == [
+        lists[row] for row in rows
+    ]
+
+
+CONTEXT = ("at:hour", "at:weekday", "at:yearday", "lon:longitude", "turn:cyclic=1", "title:text", "topic:vector")
+
+
+def rows_of_all_kinds(count: int) -> list[dict[str, Any]]:
+    """Rows with a column for every kind."""
+    return [
+        {
+            "text": f"text {row % 3}",
+            "city": "ab"[row % 2],
+            "lat": row * 1.5,
+            "at": datetime(2024, 1, 1) + timedelta(hours=7 * row, minutes=row),
+            "lon": -180.0 + 50 * row,
+            "turn": row / 8,
+            "title": ["sun and sea", "Sea, sea!", "", "moon"][row % 4],
+            "topic": [row / 4, 1.0 - row, row % 2],
+        }
+        for row in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "fixed", "pandas", "arrays"])
+def test_every_table_gives_the_same(kind: str, tmp_path: Path) -> None:
+    """Text files, Parquet with timestamps and lists, data frames and arrays: the same variables and values."""
+    rows = rows_of_all_kinds(12)
+    plain = [{**row, "at": row["at"].isoformat(), "topic": json.dumps(row["topic"])} for row in rows]
+    source: Any = tmp_path / f"rows.{'parquet' if kind == 'fixed' else kind}"
+    if kind == "csv":
+        pd.DataFrame(plain).to_csv(source, index=False)
+    elif kind == "jsonl":
+        source.write_text("".join(json.dumps({**row, "at": str(row["at"])}) + "\n" for row in rows), encoding="utf-8")
+    elif kind in ("parquet", "fixed"):
+        table = pa.Table.from_pylist(rows)
+        if kind == "fixed":
+            fixed = pa.array([row["topic"] for row in rows], pa.list_(pa.float32(), 3))
+            table = table.set_column(table.column_names.index("topic"), "topic", fixed)
+            table = table.set_column(table.column_names.index("at"), "at", table["at"].cast(pa.timestamp("ms", "UTC")))
+        pa.parquet.write_table(table, source)
+    elif kind == "pandas":
+        source = pd.DataFrame(rows)
+    else:
+        source = {name: [row[name] for row in rows] for name in rows[0]}
+        source["topic"] = np.array(source["topic"])
+        source["at"] = [np.datetime64(moment) for moment in source["at"]]
+    config = DataConfig(context=CONTEXT, min_context_word=1)
+    found = []
+    for given_rows in (source, plain):
+        table = open_table(given_rows)
+        readers = column_readers(table, config, None, "error")
+        for chunk in table.chunks(table.columns):
+            for reader in readers:
+                reader.add(chunk[reader.column], 0)
+        schema = new_schema(readers, 1)
+        found.append((schema, [reader.array(schema.variable(reader.name)) for reader in readers]))
+    (schema, arrays), (expected, others) = found
+    assert [v.name for v in schema.variables][:3] == ["at.hour", "at.weekday", "at.yearday"]
+    assert schema == expected
+    for a, b in zip(arrays, others, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert np.array_equal(x, y)
+
+
+def test_readers_are_what_the_kinds_say() -> None:
+    """Also where a schema says it."""
+    config = DataConfig(context=CONTEXT, min_context_word=1)
+    table = open_table(rows_of_all_kinds(4))
+    kinds = [Numbers] * 5 + [Texts, Vectors]
+    readers = column_readers(table, config, None, "error")
+    assert [type(reader) for reader in readers] == kinds
     for reader in readers:
-        reader.add([row.get(reader.name) for row in rows], 0)
-    arrays = [reader.array(schema().variable(reader.name)) for reader in readers]
-    return [array.tolist() for array in arrays if isinstance(array, np.ndarray)]
-
-
-def test_values_never_seen() -> None:
-    """An error that names row, value and the nearest names; or a rare value; or a missing one."""
-    rows = [{"city": "Nice", "lat": 1}, {"city": "Olso", "lat": 2}]
-    with pytest.raises(UserError, match=r"row 2: city 'Olso' was never seen in training.*2 values \(Oslo"):
-        read_known(rows, "error")
-    assert read_known(rows, "group") == [[2, 0], [1, 2]]
-    assert read_known(rows, "expected") == [[2, MISSING], [1, 2]]
-    assert read_known(rows, "error", ("city",)) == [[2, MISSING], [1, 2]]
-    with pytest.raises(UserError, match="unknown policy for unknown values 'ignore'"):
-        read_known(rows, "ignore")
-
-
-def test_missing_columns_and_values() -> None:
-    """A missing category is expected; a missing column or number only where the caller says so."""
-    assert read_known([{"city": None, "lat": 2}], "error")[0] == [MISSING]
-    with pytest.raises(UserError, match="no column 'lat'; it has city"):
-        read_known([{"city": "Oslo"}], "error")
-    with pytest.raises(UserError, match="row 1: lat is empty"):
-        read_known([{"city": "Oslo", "lat": None}], "group")
-    assert math.isnan(read_known([{"city": "Oslo"}], "expected")[1][0])
-
-
-@pytest.mark.parametrize("kind", ["", ":category", ":number"])
-def test_a_column_that_training_lacks(kind: str) -> None:
-    """Is an error, also where its kind is said and nothing has to be guessed."""
-    with pytest.raises(UserError, match="no column 'town'; it has text, city"):
-        column_readers(open_table({"text": "a", "city": "b"}), DataConfig(context=(f"town{kind}",)), None, "error")
-
-
-def test_values_of_other_libraries() -> None:
-    """Their missing values are missing; a list is no category, and is named as such by the reader."""
-    values = (np.float32("nan"), pd.NA, pd.NaT, np.float32(1))
-    assert [is_missing(value) for value in values] == [True, True, True, False]
-    for kind in ("", ":category"):
-        with pytest.raises(UserError, match="row 2: x is a list, not the name of a category"):
-            read(["a", ["b"], "c"], kind)
+        reader.add([row[reader.column] for row in rows_of_all_kinds(4)], 0)
+    schema = new_schema(readers, 1)
+    again = column_readers(table, config, ContextSchema.from_dict(json.loads(json.dumps(schema.to_dict()))), "error")
+    assert [type(reader) for reader in again] == kinds
+    for reader in again:
+        reader.add([row[reader.column] for row in rows_of_all_kinds(4)], 0)
+    assert new_schema(again, 1) == schema
+    with pytest.raises(UserError, match="no column 'at'; it has text"):
+        column_readers(open_table({"text": "a"}), config, schema, "error")

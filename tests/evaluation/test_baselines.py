@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands.cli import main
 from factorcell.config import Config, UserError
-from factorcell.data.data import Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import baselines
 from factorcell.evaluation.baselines import fasttext, linear, naive_bayes, read
@@ -175,7 +175,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]
 def folder(tmp_path: Path, two_dialects: Dialects) -> Path:
     """train.jsonl, test.jsonl and a recipe."""
     for name, count, seed in (("train", 300, 1), ("test", 60, 2)):
-        store.write_rows(tmp_path / f"{name}.jsonl", two_dialects(count, seed)[0])
+        files.write_rows(tmp_path / f"{name}.jsonl", two_dialects(count, seed)[0])
     (tmp_path / "recipe.toml").write_text("[data]\nmin_count = 1\n", encoding="utf-8")
     return tmp_path
 
@@ -190,7 +190,7 @@ def test_verbs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 < row["perplexity"] < 12
     assert row["perplexity"] == row["perplexity_known"]
     assert 0 < row["top_1"] < row["top_3"] < row["top_5"] < 1
-    assert store.read_rows(folder / "kn" / "results.jsonl")[0]["evaluation"] == row
+    assert files.read_rows(folder / "kn" / "results.jsonl")[0]["evaluation"] == row
     assert main(["evaluate", model, test, "--top", "--by", "dialect"]) == 0
     assert "next token right" in capsys.readouterr().out
     judging = [train, "--config", recipe, "--test", test, "--target", "dialect"]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config, UserError
-from factorcell.data.data import Corpus, prepare, targets
+from factorcell.data.corpus import Corpus, prepare, targets
 from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary
 from factorcell.evaluation import ngram
-from factorcell.evaluation.evaluation import evaluate, evaluate_by, top_accuracy
 from factorcell.evaluation.ngram import FALLBACK, NGram, discounts
+from factorcell.evaluation.perplexity import evaluate, evaluate_by, top_accuracy
 from tests import synthetic
 from tests.small import ROWS, make_run
 

@@ -8,10 +8,10 @@ import pytest
 
 from factorcell.commands import cli
 from factorcell.config import UserError
-from factorcell.evaluation import classification, evaluation, specificity
-from factorcell.evaluation.judging import Judge
+from factorcell.evaluation import classification, perplexity, specificity
+from factorcell.evaluation.judge import Judge
 from factorcell.evaluation.specificity import contexts, examples, find_runs, measure, write
-from factorcell.generation.generation import Manner
+from factorcell.generation.generate import Manner
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 
@@ -86,7 +86,7 @@ def test_figures_are_those_of_their_sources(runs: list[Path], judge: Judge) -> N
         run = Run.open(folder)
         row = measure(run, judge, texts, TABLE)
         assert (row["name"], row["model"], row["rank"]) == (folder.name, model, rank)
-        assert row["perplexity"] == evaluation.evaluate(run, run.prepare(TABLE))["perplexity"]
+        assert row["perplexity"] == perplexity.evaluate(run, run.prepare(TABLE))["perplexity"]
         assert row["specificity"] == judge.real["accuracy"]  # these texts are the real ones
         assert row["confusion"] == judge.real["confusion"]
         accuracy = classification.classify(run, TABLE, "stars").metrics()["accuracy"] if rank else None

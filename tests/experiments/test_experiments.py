@@ -20,7 +20,7 @@ import thesis_sixteen
 import thesis_sparse
 import thesis_subreddits
 import thesis_variables
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.model.run import Run
@@ -223,7 +223,7 @@ def given(out: Path, only: list[str] | None = None, trial: bool = False, jobs: i
 def made(out: Path) -> list[dict[str, Any]]:
     """The rows without what no two trainings share."""
     return [
-        {key: value for key, value in row.items() if key != "minutes"} for row in store.read_rows(out / "tiny.jsonl")
+        {key: value for key, value in row.items() if key != "minutes"} for row in files.read_rows(out / "tiny.jsonl")
     ]
 
 
@@ -232,7 +232,7 @@ def test_a_finished_row_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
     tiny = experiment(tmp_path, ROWS)
     assert thesis.main(tiny, given(tmp_path, ["concat"]), ["x.py", "--a b"]) == 0
     assert thesis.main(tiny, given(tmp_path), ["x.py"]) == 0
-    rows = store.read_rows(tmp_path / "tiny.jsonl")
+    rows = files.read_rows(tmp_path / "tiny.jsonl")
     assert [row["row"] for row in rows] == ["concat", "unadapted"]
     assert rows[0]["command"] == "python x.py '--a b'"
     for row in rows:
@@ -251,7 +251,7 @@ def test_a_finished_row_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_trial_is_kept_apart(tmp_path: Path) -> None:
     """It has its own rows, folders and texts."""
     assert thesis.main(experiment(tmp_path, ROWS), given(tmp_path, ["concat"], trial=True), ["x.py"]) == 0
-    assert [row["row"] for row in store.read_rows(tmp_path / "tiny-trial.jsonl")] == ["concat"]
+    assert [row["row"] for row in files.read_rows(tmp_path / "tiny-trial.jsonl")] == ["concat"]
     assert (tmp_path / "tiny-trial" / "concat").is_dir()
     assert (tmp_path / "tables" / "texts-0.01.parquet").exists()
     assert not (tmp_path / "tiny.jsonl").exists()
@@ -317,7 +317,7 @@ def test_a_row_that_fails_leaves_the_others_alone(tmp_path: Path, capsys: pytest
     """All others are made, each in a process that is told to make it alone; the failure is named."""
     rows = ["one", "bad", "two", "three"]
     assert thesis.side_by_side(job(tmp_path, rows), rows) == 1
-    found = store.read_rows(tmp_path / "tiny.jsonl")
+    found = files.read_rows(tmp_path / "tiny.jsonl")
     assert sorted(row["row"] for row in found) == ["one", "three", "two"]
     assert all(row["arguments"] == ["--jobs", "1", "--only", row["row"]] for row in found)
     assert "bad failed: error: nothing works" in capsys.readouterr().err
@@ -357,7 +357,7 @@ def test_a_script_from_its_command_line_to_its_rows(tmp_path: Path, jobs: str) -
         pq.write_table(pa.Table.from_pylist(texts), tmp_path / "commonvoice9" / f"{part}.parquet")
     arguments = ["commonvoice9", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--trial", "--jobs", jobs]
     assert thesis_sixteen.main([*arguments, "--only", "unadapted", "concat"]) == 0
-    rows = {row["row"]: row for row in store.read_rows(tmp_path / "out" / "commonvoice9-trial.jsonl")}
+    rows = {row["row"]: row for row in files.read_rows(tmp_path / "out" / "commonvoice9-trial.jsonl")}
     assert set(rows) == {"unadapted", "concat"}
     assert "accuracy" not in rows["unadapted"]
     assert (rows["concat"]["candidates"], rows["concat"]["judged"]) == (2, 12)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import thesis
 import thesis_tables as tables
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError
 
 PUBLISHED = tomllib.loads((thesis.HERE / "published.toml").read_text(encoding="utf-8"))
@@ -130,14 +130,14 @@ def test_the_best_penalty_stands_for_its_kind() -> None:
 
 def test_tables_go_into_a_page_again_and_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is written around them stays; a page without a place for one is an error; a second time changes nothing."""
-    store.write_rows(tmp_path / "scotus.jsonl", [row("unadapted", 40.0)])
+    files.write_rows(tmp_path / "scotus.jsonl", [row("unadapted", 40.0)])
     page = tmp_path / "tables.md"
     arguments = ["--out", str(tmp_path), "--into", str(page)]
     assert tables.main(arguments) == 0
     first = page.read_text()
     assert first.count("| 41.00 | 40.00 |") == 2  # tables 3.7 and 3.8
     page.write_text("What agrees:\n\n" + first + "And this.\n")
-    store.append_row(tmp_path / "scotus.jsonl", row("hash", 31.5))
+    files.append_row(tmp_path / "scotus.jsonl", row("hash", 31.5))
     assert tables.main(arguments) == 0
     second = page.read_text()
     assert second.startswith("What agrees:\n\n## Table 3.4")

@@ -8,10 +8,10 @@ import torch
 
 from factorcell.config import ADAPTERS, CELLS, ModelConfig
 from factorcell.data.context import Context
-from factorcell.data.data import Batch
+from factorcell.data.corpus import Batch
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
-from factorcell.model.model import LanguageModel
+from factorcell.model.language_model import LanguageModel
 
 V, B = 6, 3
 SIZE: dict[str, Any] = {

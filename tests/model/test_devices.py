@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from factorcell.config import OUTPUT_BIASES, Config
-from factorcell.data.data import prepare
+from factorcell.data.corpus import prepare
 from factorcell.evaluation.classification import log_likelihoods
-from factorcell.generation.beams import beam, distinct
-from factorcell.generation.decoding import Draw, Rules, drawing, steps, write
+from factorcell.generation.beam_search import beam, distinct
+from factorcell.generation.sampling import Draw, Rules, drawing, steps, write
 from factorcell.model.run import Run
 from factorcell.training.parallel import World
 from factorcell.training.training import Row, Trainer
-from tests.data.test_kinds import CONTEXT, rows_of_all_kinds
+from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.elsewhere import DEVICE, Elsewhere
 from tests.small import ROWS, make_run
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from factorcell.config import ADAPTERS, OUTPUT_BIASES, ModelConfig, UserError
 from factorcell.data.context import Context
-from factorcell.data.data import Batch
+from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
-from factorcell.model.model import LanguageModel
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Proposal, Samples
 from tests.small import place
 

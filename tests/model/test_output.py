@@ -12,8 +12,8 @@ from factorcell.config import INSIDE, OUTPUT_BIASES, ModelConfig
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import START
-from factorcell.model.biases import TABLES
 from factorcell.model.output import Output, Proposal, Samples, Tilt
+from factorcell.model.output_bias import TABLES
 from tests.small import place
 
 V, E, H, K, B, T = 9, 3, 4, 5, 4, 3
@@ -123,7 +123,7 @@ def test_exact_nats_are_the_equations(biases: tuple[str, ...], chunk: int, monke
     monkeypatch.setattr("factorcell.model.kernels.softmax.CHUNK", chunk)
     output, g = make_output(biases), numbers()
     monkeypatch.setattr("factorcell.model.output.BIASES_AT_ONCE", chunk)
-    monkeypatch.setattr("factorcell.model.biases.AT_ONCE", chunk)
+    monkeypatch.setattr("factorcell.model.output_bias.AT_ONCE", chunk)
     with_gradient = output.nats(g["hidden"], g["targets"], tilt(output, g))
     with torch.no_grad():
         without = output.nats(g["hidden"], g["targets"], tilt(output, g))

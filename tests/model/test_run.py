@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError
-from factorcell.data.data import target_offsets, targets
+from factorcell.data.corpus import target_offsets, targets
 from factorcell.data.vocabulary import END, START
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
@@ -80,10 +80,10 @@ def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "run" / "weights.safetensors").write_bytes((other.folder / "weights.safetensors").read_bytes())
     with pytest.raises(UserError, match="does not belong to this config"):
         Run.open(tmp_path / "run")
-    store.write_json(tmp_path / "run" / "schema.json", {"variables": [{}]})
+    files.write_json(tmp_path / "run" / "schema.json", {"variables": [{}]})
     with pytest.raises(UserError, match="not a context schema"):
         Run.open(tmp_path / "run")
-    store.write_json(tmp_path / "run" / "config.json", {"model": {"rnk": 1}})
+    files.write_json(tmp_path / "run" / "config.json", {"model": {"rnk": 1}})
     with pytest.raises(UserError, match=r"config.json: unknown key in \[model\] 'rnk'"):
         Run.open(tmp_path / "run")
 

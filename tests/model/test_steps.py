@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config
-from factorcell.data.data import Corpus, prepare
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.model.run import Run
 from factorcell.training.training import Trainer, learning_rate, train
 from tests import synthetic
@@ -159,5 +159,5 @@ def test_patience_counts_from_the_last_better_evaluation(tmp_path: Path, monkeyp
     rows = [row for row in train(run, corpus, corpus) if row["split"] == "dev"]
     assert [row["perplexity"] for row in rows] == [9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0]
     assert [row["best"] for row in rows] == [9.0, 8.0, 8.0, 8.0, 7.0, 7.0, 7.0, 7.0]
-    _, facts = store.load_tensors(run.folder / "weights.safetensors")
+    _, facts = files.load_tensors(run.folder / "weights.safetensors")
     assert facts["step"] == rows[4]["step"]

@@ -9,10 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from factorcell.completion.replay.replay_summary import summarise
+from factorcell.completion.replay.summary import summarise
 from factorcell.reports import replay_charts, replay_report
 from factorcell.reports.plots import COLOURS, titled
-from tests.completion.replay.test_replay_summary import find, invented, row
+from tests.completion.replay.test_summary import find, invented, row
 from tests.pages import Reader
 from tests.reports.test_plots import texts
 

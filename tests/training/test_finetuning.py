@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import classify, finetune, store
+from factorcell import classify, files, finetune
 from factorcell.config import Config, UserError
 from factorcell.model.run import Run
-from factorcell.training import fit
 from factorcell.training.finetuning import gentle
+from factorcell.training.fit import fit
 from factorcell.training.training import Trainer
 from tests import small, synthetic
 
@@ -59,7 +59,7 @@ def test_what_the_domain_teaches_is_learned(old: Run, tmp_path: Path) -> None:
     assert perplexity(opened, unseen) == perplexity(run, unseen)
     assert run.log()[0]["perplexity"] == pytest.approx(perplexity(old, held), rel=1e-5)
     assert classify(opened, unseen, "dialect").metrics()["texts"] == 60
-    facts = store.read_json(run.folder / "training.json")["finetuned"]
+    facts = files.read_json(run.folder / "training.json")["finetuned"]
     assert facts["from"] == str(old.folder)
     assert {row["part"] for row in facts["moved"]} == {"embedding", "context", "recurrent", "output_bias", "projection"}
     card = (run.folder / "README.md").read_text(encoding="utf-8")
@@ -129,13 +129,13 @@ def test_interrupted_anywhere_it_ends_the_same(
             (tmp_path / "0" / "start.safetensors").unlink()
         begin(old, tmp_path / f"{stop}", resume=True, **how)
         for name in ("weights", "checkpoint", "start"):
-            ours, theirs = (store.load_tensors(f / f"{name}.safetensors")[0] for f in (whole, tmp_path / f"{stop}"))
+            ours, theirs = (files.load_tensors(f / f"{name}.safetensors")[0] for f in (whole, tmp_path / f"{stop}"))
             assert ours.keys() == theirs.keys()
             assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
-        logs = [store.read_rows(folder / "log.jsonl") for folder in (whole, tmp_path / f"{stop}")]
+        logs = [files.read_rows(folder / "log.jsonl") for folder in (whole, tmp_path / f"{stop}")]
         ours_log, theirs_log = ([{k: row[k] for k in row if k not in TIMES} for row in log] for log in logs)
         assert ours_log == theirs_log
-        facts = [store.read_json(folder / "training.json") for folder in (whole, tmp_path / f"{stop}")]
+        facts = [files.read_json(folder / "training.json") for folder in (whole, tmp_path / f"{stop}")]
         assert facts[0] == facts[1]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.data import prepare
+from factorcell.data.corpus import prepare
 from factorcell.model.run import Run
 from factorcell.training.training import train
 from tests.synthetic import NAMES, dialects

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import demo
 from factorcell.config import PAPER_MODELS, Config
 from factorcell.training.compare import compare as compare_models
@@ -48,7 +48,7 @@ def test_a_training_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_p
         process.wait()
     assert train(tmp_path / "killed", "--resume").wait() == 0
     assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
-    whole, killed = (store.load_tensors(tmp_path / name / "weights.safetensors")[0] for name in ("whole", "killed"))
+    whole, killed = (files.load_tensors(tmp_path / name / "weights.safetensors")[0] for name in ("whole", "killed"))
     assert all(torch.equal(whole[name], killed[name]) for name in whole | killed)
 
 

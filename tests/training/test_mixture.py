@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.data import prepare, targets
+from factorcell.data.corpus import prepare, targets
 from factorcell.data.vocabulary import Vocabulary
-from factorcell.evaluation.evaluation import evaluate_by
+from factorcell.evaluation.perplexity import evaluate_by
 from factorcell.model.run import Run
 from factorcell.training import mixture
 from factorcell.training.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
@@ -205,7 +205,7 @@ def test_a_mixture_is_kept_and_moves_with_its_runs(tmp_path: Path) -> None:
     weights = np.repeat(twice.weights[corpus.categories[:, 0]], corpus.lengths, axis=0)
     assert np.allclose(twice.nats(corpus), mixed_nats(np.stack([inner, plain], 1).astype(float), weights), atol=1e-5)
     assert not list(Path(tmp_path / "b" / "mix").glob("*.safetensors"))
-    assert store.read_json(tmp_path / "b" / "mix" / "mixture.json")["models"] == ["../run0", "../run1", "../run2"]
+    assert files.read_json(tmp_path / "b" / "mix" / "mixture.json")["models"] == ["../run0", "../run1", "../run2"]
 
 
 def test_gains_over_no_context(runs: list[Run], tmp_path: Path) -> None:

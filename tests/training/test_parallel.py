@@ -15,10 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError
 from factorcell.data.context import Context
-from factorcell.data.data import Batch
+from factorcell.data.corpus import Batch
 from factorcell.model import devices
 from factorcell.model.output import Proposal
 from factorcell.training import parallel
@@ -40,7 +40,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         processes.weights(folders[1] / "trainings" / name, World())
     for folder in folders.values():
         folder.mkdir(exist_ok=True)
-        store.write_rows(folder / "table.jsonl", processes.table())
+        files.write_rows(folder / "table.jsonl", processes.table())
     pairs = ("order", "command", "evaluate")
     both = [f"{count}/{name}" for count in (2, 3) for name in ("trainings", "gather")]
     processes.start(base, [*both, *(f"2/{name}" for name in pairs)])
@@ -52,12 +52,12 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 def test_several_processes_learn_what_one_learns(worlds: dict[int, Path], count: int, name: str) -> None:
     """The same weights after each of them, with shares that are not equal and with none at all, clipping included."""
     one, many = (worlds[number] / "trainings" / name for number in (1, count))
-    [alone] = store.read_rows(one / "rows-0")
+    [alone] = files.read_rows(one / "rows-0")
     assert 1 in alone["seen"]  # a text that only one process can have
     assert any(texts > count and texts % count for texts in alone["seen"])
-    expected, _ = store.load_tensors(one / "weights-0")
-    tensors = [store.load_tensors(many / f"weights-{rank}")[0] for rank in range(count)]
-    rows = [store.read_rows(many / f"rows-{rank}")[0] for rank in range(count)]
+    expected, _ = files.load_tensors(one / "weights-0")
+    tensors = [files.load_tensors(many / f"weights-{rank}")[0] for rank in range(count)]
+    rows = [files.read_rows(many / f"rows-{rank}")[0] for rank in range(count)]
     for parameter, weight in expected.items():
         torch.testing.assert_close(tensors[0][parameter], weight, rtol=1e-6, atol=1e-6)
         assert all(torch.equal(tensors[0][parameter], other[parameter]) for other in tensors)
@@ -70,7 +70,7 @@ def test_several_processes_learn_what_one_learns(worlds: dict[int, Path], count:
 @pytest.mark.parametrize("count", [2, 3])
 def test_what_is_gathered_is_there_in_the_order_of_ranks(worlds: dict[int, Path], count: int) -> None:
     for rank in range(count):
-        tensors, _ = store.load_tensors(worlds[count] / "gather" / f"tensors-{rank}")
+        tensors, _ = files.load_tensors(worlds[count] / "gather" / f"tensors-{rank}")
         assert tensors["sum"].tolist() == [sum(number + other for other in range(count)) for number in range(3)]
         expected = torch.cat([torch.arange(other * 2).reshape(-1, 2) for other in range(count)])
         assert torch.equal(tensors["gathered"], expected)
@@ -99,13 +99,13 @@ def test_gathered_rows_are_the_sum_of_dense_tables(worlds: dict[int, Path], coun
 def _gathered(worlds: dict[int, Path], count: int, rank: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     if count == 1:
         return World().gather_rows(*processes.sparse_rows(0, 1)[number])
-    tensors, _ = store.load_tensors(worlds[count] / "gather" / f"tensors-{rank}")
+    tensors, _ = files.load_tensors(worlds[count] / "gather" / f"tensors-{rank}")
     return tensors[f"indices-{number}"], tensors[f"values-{number}"]
 
 
 def test_the_first_goes_ahead(worlds: dict[int, Path]) -> None:
     for name in ("well", "badly"):
-        assert [row["rank"] for row in store.read_rows(worlds[2] / "order" / name)] == [0, 1]
+        assert [row["rank"] for row in files.read_rows(worlds[2] / "order" / name)] == [0, 1]
 
 
 def test_the_command_speaks_once_and_logs_what_one_process_logs(
@@ -116,7 +116,7 @@ def test_the_command_speaks_once_and_logs_what_one_process_logs(
         monkeypatch.setenv(name, "0")
     processes.case_command(worlds[1] / "command")
     alone, first, second = (
-        store.read_json(folder / f"command-{rank}.json")
+        files.read_json(folder / f"command-{rank}.json")
         for folder, rank in ((worlds[1], 0), (worlds[2], 0), (worlds[2], 1))
     )
     assert (alone["code"], first["code"], second["code"]) == (0, 0, 0)
@@ -127,7 +127,7 @@ def test_the_command_speaks_once_and_logs_what_one_process_logs(
     assert {file.name for file in one.iterdir()} == {file.name for file in two.iterdir()}
     for name in ("config.json", "schema.json", "vocabulary.txt", "training.json"):
         assert (one / name).read_bytes() == (two / name).read_bytes()
-    ours, theirs = (store.read_rows(folder / "log.jsonl") for folder in (one, two))
+    ours, theirs = (files.read_rows(folder / "log.jsonl") for folder in (one, two))
     assert len(ours) > 3
     for a, b in zip(ours, theirs, strict=True):
         assert (a.keys(), a["split"]) == (b.keys(), b["split"])
@@ -141,10 +141,10 @@ def test_a_loss_that_is_not_finite_in_one_process_ends_all(tmp_path: Path) -> No
     Slow, since a process that has failed was once seen to hang while it was taken down.
     """
     (tmp_path / "2").mkdir()
-    store.write_rows(tmp_path / "2" / "table.jsonl", processes.table())
+    files.write_rows(tmp_path / "2" / "table.jsonl", processes.table())
     processes.start(tmp_path, ["2/poisoned"])
     for rank in range(2):
-        row = store.read_json(tmp_path / "2" / f"poisoned-{rank}.json")
+        row = files.read_json(tmp_path / "2" / f"poisoned-{rank}.json")
         assert row["code"] == 2
         last = row["said"].splitlines()[-1]
         assert last.startswith("factorcell: the loss is not finite at step ")
@@ -154,7 +154,7 @@ def test_a_loss_that_is_not_finite_in_one_process_ends_all(tmp_path: Path) -> No
 
 def test_other_verbs_are_for_one_process(worlds: dict[int, Path]) -> None:
     for rank in range(2):
-        row = store.read_json(worlds[2] / f"evaluate-{rank}.json")
+        row = files.read_json(worlds[2] / f"evaluate-{rank}.json")
         assert row["code"] == 2
         assert row["said"] == "factorcell: only `train` runs in 2 processes; start the other verbs without torchrun\n"
 
@@ -300,7 +300,7 @@ def torchrun(folder: Path, table: Path, *more: str) -> subprocess.Popen[bytes]:
 def test_killed_processes_are_started_again_and_all_goes_on(tmp_path: Path) -> None:
     """kill -9 of one process, then of the other: without --resume, rows and weights end as if nothing had happened."""
     table, log = tmp_path / "table.jsonl", tmp_path / "killed" / "log.jsonl"
-    store.write_rows(table, synthetic.two_dialects(3000, 1)[0])
+    files.write_rows(table, synthetic.two_dialects(3000, 1)[0])
     assert torchrun(tmp_path / "whole", table).wait() == 0
     whole = timeless(tmp_path / "whole")
     process = torchrun(tmp_path / "killed", table, "--max-restarts", "3")
@@ -313,14 +313,14 @@ def test_killed_processes_are_started_again_and_all_goes_on(tmp_path: Path) -> N
     assert process.wait() == 0
     assert (tmp_path / "killed.errors").read_text().count("exitcode: -9") == 2
     assert timeless(tmp_path / "killed") == whole
-    ours, theirs = (store.load_tensors(tmp_path / name / "weights.safetensors")[0] for name in ("whole", "killed"))
+    ours, theirs = (files.load_tensors(tmp_path / name / "weights.safetensors")[0] for name in ("whole", "killed"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
 
 
 @pytest.mark.slow
 def test_a_mistake_under_torchrun_is_told_once(tmp_path: Path) -> None:
     table = tmp_path / "table.jsonl"
-    store.write_rows(table, [{"text": "a b", "dialect": None, "other": 1}])
+    files.write_rows(table, [{"text": "a b", "dialect": None, "other": 1}])
     assert torchrun(tmp_path / "run", table, "--monitor-interval", "0.1").wait() != 0
     said = (tmp_path / "run.errors").read_text().splitlines()
     assert len([line for line in said if line.startswith("factorcell: ")]) == 1
@@ -328,4 +328,4 @@ def test_a_mistake_under_torchrun_is_told_once(tmp_path: Path) -> None:
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
     """The log of a run without its times."""
-    return [{key: row[key] for key in row if key not in TIMES} for row in store.read_rows(folder / "log.jsonl")]
+    return [{key: row[key] for key in row if key not in TIMES} for row in files.read_rows(folder / "log.jsonl")]

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.data import Corpus, prepare
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.model.run import Run
 from factorcell.training.training import Row, Trainer, train
 from tests import ROOT, synthetic
@@ -79,11 +79,11 @@ def go_until_killed(folder: Path, replacements: int) -> None:
 def same(a: Path, b: Path) -> None:
     """Two folders with the same best weights, checkpoint and log, times apart."""
     for name in ("weights.safetensors", "checkpoint.safetensors"):
-        (ours, our_facts), (theirs, their_facts) = (store.load_tensors(folder / name) for folder in (a, b))
+        (ours, our_facts), (theirs, their_facts) = (files.load_tensors(folder / name) for folder in (a, b))
         assert ours.keys() == theirs.keys()
         assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
         assert timeless(our_facts) == timeless(their_facts)
-    rows, others = (store.read_rows(folder / "log.jsonl") for folder in (a, b))
+    rows, others = (files.read_rows(folder / "log.jsonl") for folder in (a, b))
     assert [timeless(row) for row in rows] == [timeless(row) for row in others]
 
 
@@ -192,7 +192,7 @@ def test_a_poisoned_number_names_its_row(tmp_path: Path) -> None:
     ) as error:
         list(train(run, corpus, corpus.select(np.arange(25))))
     assert "\n" not in str(error.value)
-    tensors, facts = store.load_tensors(run.folder / "checkpoint.safetensors")
+    tensors, facts = files.load_tensors(run.folder / "checkpoint.safetensors")
     assert facts["step"] < 5
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from factorcell.model.kernels import kernels
+from factorcell.model.kernels import library
 from factorcell.training.rows import RowAdam
 
-HERE = kernels.library()
-VARIANTS = [] if HERE is None else kernels.VARIANTS[: HERE.factorcell_best() + 1]
+HERE = library.library()
+VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
 V, E, STEPS = 30, 3, 120
 
 

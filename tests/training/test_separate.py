@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import evaluate, store
+from factorcell import evaluate, files
 from factorcell.config import Config, UserError
-from factorcell.evaluation.evaluation import evaluate_by
+from factorcell.evaluation.perplexity import evaluate_by
 from factorcell.model.run import Run
-from factorcell.training import separate
 from factorcell.training.mixture import open_scorer
-from factorcell.training.separate import Separate
+from factorcell.training.separate import Separate, separate
 from factorcell.training.training import Trainer
 from tests import synthetic
 
@@ -75,10 +74,10 @@ def test_separate_runs_know_their_dialects(trained: Separate) -> None:
 
 def test_the_folder_says_what_is_where(trained: Separate) -> None:
     """The values by number; the card of each run says of which texts it is."""
-    kept = store.read_json(trained.folder / "separate.json")
+    kept = files.read_json(trained.folder / "separate.json")
     assert kept["by"] == "dialect"
     assert kept["values"] == list(trained.schema.variables[0].values)
-    counts = [store.read_json(trained.folder / f"value-000{n}" / "training.json")["texts"] for n in range(3)]
+    counts = [files.read_json(trained.folder / f"value-000{n}" / "training.json")["texts"] for n in range(3)]
     assert counts == [302, *trained.schema.variables[0].counts[1:]]
     card = (trained.folder / "value-0002" / "README.md").read_text(encoding="utf-8")
     assert f"from `rows, dialect {kept['values'][2]}`" in card

@@ -7,8 +7,8 @@ import optuna
 import pytest
 
 from factorcell.config import MODELS, Config, ModelConfig, UserError
-from factorcell.data.data import prepare
-from factorcell.model.model import LanguageModel
+from factorcell.data.corpus import prepare
+from factorcell.model.language_model import LanguageModel
 from factorcell.training import space
 from factorcell.training.space import Range
 from tests.small import CONTEXT, ROWS

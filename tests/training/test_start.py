@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from factorcell.config import ADAPTERS, OUTPUT_BIASES, UserError
-from factorcell.data.data import Corpus
-from factorcell.model.model import LanguageModel
+from factorcell.data.corpus import Corpus
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.training.start import PARTS, Start, part_of, parts_named
 from factorcell.training.training import Trainer, train

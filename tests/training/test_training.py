@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from factorcell.config import Config, TrainingConfig, UserError
-from factorcell.data.data import Corpus, prepare
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.model.run import Run
 from factorcell.training.training import Trainer, due, learning_rate, target_counts, train
 
@@ -79,7 +79,7 @@ def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path, few: Any) -
     perplexities = [row["perplexity"] for row in rows]
     best = int(np.argmin(perplexities))
     assert len(rows) == best + 1 + 3 < 20
-    from factorcell.evaluation.evaluation import evaluate
+    from factorcell.evaluation.perplexity import evaluate
 
     assert evaluate(run, dev)["perplexity"] == pytest.approx(perplexities[best], rel=1e-6)
     assert [row["best"] for row in rows] == np.minimum.accumulate(perplexities).tolist()

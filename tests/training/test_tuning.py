@@ -12,16 +12,14 @@ import optuna
 import pytest
 from filelock import FileLock
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.data import prepare
+from factorcell.data.corpus import prepare
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
 from factorcell.reports import trials
 from factorcell.training import space, tuning
 from factorcell.training.fit import fit, watched
-from factorcell.training.space import Range
-from factorcell.training.tuning import SearchOptions
 from tests import ROOT
 from tests.small import CONTEXT, ROWS
 
@@ -33,11 +31,11 @@ CONFIG = Config.from_dict(
     }
 )
 RANGES: space.Space = {
-    "hidden_size": Range(3, 9),
+    "hidden_size": space.Range(3, 9),
     "embedding_size": (4, 6),
-    "rank": Range(1, 8, log=True),
-    "context_size": Range(2, 5),
-    "learning_rate": Range(1e-3, 1e-1, log=True),
+    "rank": space.Range(1, 8, log=True),
+    "context_size": space.Range(2, 5),
+    "learning_rate": space.Range(1e-3, 1e-1, log=True),
 }
 CLASSES = ("unadapted", "factorcell")
 
@@ -46,7 +44,7 @@ def searched(folder: Path, count: int, **more: Any) -> list[dict[str, Any]]:
     """The rows of a search over `ROWS`, by number."""
     given = {"ranges": RANGES, "pruner": "none", **more}
     config = given.pop("config", CONFIG)
-    rows = tuning.search(ROWS, ROWS[:5], config, folder, SearchOptions(count, **given), page=trials.page)
+    rows = tuning.search(ROWS, ROWS[:5], config, folder, tuning.SearchOptions(count, **given), page=trials.page)
     return sorted(rows, key=lambda row: row["number"])
 
 
@@ -58,7 +56,7 @@ def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
     """Each row is that of its run folder; best.toml trains to the perplexity of the best trial."""
     rows = searched(tmp_path / "s", 4, models=CLASSES, target="city")
-    assert store.read_rows(tmp_path / "s" / "trials.jsonl") == rows
+    assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
     assert [row["number"] for row in rows] == [0, 1, 2, 3]
     assert {row["model"] for row in rows} == set(CLASSES)
     for row in rows:
@@ -146,7 +144,7 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("factorcell.training.tuning.watched", stopping)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "stopped", 3, config=config)
-    kept = store.read_rows(tmp_path / "stopped" / "trials.jsonl")
+    kept = files.read_rows(tmp_path / "stopped" / "trials.jsonl")
     assert [row["state"] for row in kept] == ["complete", "running"]
     assert (tmp_path / "stopped" / "study.html").exists()
     assert timeless(searched(tmp_path / "stopped", 3, config=config)) == timeless(whole)
@@ -221,7 +219,7 @@ def claims(folder: Path, count: int) -> tuple[tuning.Search, Callable[[], Any]]:
     """A search that has not begun, and how it claims."""
     study, guard = tuning.opened(folder, None, "s", "none")
     texts = tuning.Texts(ROWS, ROWS[:5], CONFIG, progress=False)
-    search = tuning.Search(study, guard, texts, CONFIG, folder, SearchOptions(ranges=RANGES), None)
+    search = tuning.Search(study, guard, texts, CONFIG, folder, tuning.SearchOptions(ranges=RANGES), None)
     return search, lambda: search.claim(count)
 
 
@@ -324,7 +322,7 @@ def test_texts_are_read_once_for_each_count(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_without_a_development_table_the_same_rows_are_held_out(tmp_path: Path) -> None:
-    rows = tuning.search(ROWS * 3, None, CONFIG, tmp_path / "s", SearchOptions(1, ranges={"rank": (2,)}))
+    rows = tuning.search(ROWS * 3, None, CONFIG, tmp_path / "s", tuning.SearchOptions(1, ranges={"rank": (2,)}))
     run = fit(ROWS * 3, None, space.configured(CONFIG, {"rank": 2}), tmp_path / "run")
     assert rows[0]["perplexity"] == (run.best() or {})["perplexity"]
 
@@ -358,8 +356,8 @@ def test_another_search_is_not_mixed_in(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             searched(tmp_path / "s", 2, **more)
     with pytest.raises(UserError, match="begun with texts = 10, not 9"):
-        tuning.search(ROWS[1:], ROWS[:5], CONFIG, tmp_path / "s", SearchOptions(ranges=RANGES))
-    assert store.read_rows(tmp_path / "s" / "trials.jsonl") == rows
+        tuning.search(ROWS[1:], ROWS[:5], CONFIG, tmp_path / "s", tuning.SearchOptions(ranges=RANGES))
+    assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
     threads = space.configured(CONFIG, {"threads": 2})
     assert len(searched(tmp_path / "s", 2, config=threads, sampler="tpe", pruner="median")) == 2
 
@@ -369,7 +367,7 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatc
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"target": "lat"}, "lat is a number; only a category"),
         ({"target": "town"}, "unknown context variable 'town'"),
-        ({"ranges": {"rank": Range(-1, 3)}}, "search space: rank is -1"),
+        ({"ranges": {"rank": space.Range(-1, 3)}}, "search space: rank is -1"),
         ({"storage": "sqlite:////nowhere/at/all.db"}, "the study cannot be opened"),
         ({"storage": "nonsense://x"}, "the study cannot be opened"),
     ]
@@ -380,7 +378,7 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="0 trials are no search"):
         searched(tmp_path / "s", 0)
     with pytest.raises(UserError, match="give --dev with --target"):
-        tuning.search(ROWS, None, CONFIG, tmp_path / "s", SearchOptions(target="city"))
+        tuning.search(ROWS, None, CONFIG, tmp_path / "s", tuning.SearchOptions(target="city"))
     assert not list(tmp_path.glob("s/trial-*"))
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be opened"):

@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import options, screen
 from factorcell.config import UserError
 from factorcell.data.tables import name_of
-from factorcell.evaluation.advice import advice
-from factorcell.evaluation.advice.advice_texts import ROWS
+from factorcell.evaluation.advice import advise as advice
+from factorcell.evaluation.advice.sample import ROWS
 from factorcell.reports import advice_report
 
 
@@ -37,7 +37,7 @@ def advise(given: argparse.Namespace) -> None:
     found = advice.advise(given.table, options.config(given).data, rows=given.rows, seed=given.seed, progress=True)
     runs = advice.measured(found, given.measured) if given.measured else []
     if given.page is not None:
-        store.write(given.page, advice_report.page(name_of(given.table), found, runs).encode())
+        files.write(given.page, advice_report.page(name_of(given.table), found, runs).encode())
     if given.json:
         return screen.lines([*found["columns"], found["all"], *runs])
     for line in advice_report.lead(found):

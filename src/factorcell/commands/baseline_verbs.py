@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.commands import options, screen
-from factorcell.data.data import Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.evaluation import baselines, results
 from factorcell.evaluation.ngram import NGram
 

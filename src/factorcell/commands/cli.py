@@ -23,7 +23,7 @@ from factorcell.commands import (
 )
 from factorcell.config import MODELS, PAPER_MODELS, UserError
 from factorcell.evaluation import classification, results
-from factorcell.evaluation.evaluation import TOP
+from factorcell.evaluation.perplexity import TOP
 from factorcell.model.run import Run
 from factorcell.reports import report, trials
 from factorcell.training import parallel, space, tuning

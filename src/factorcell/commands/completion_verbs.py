@@ -15,8 +15,9 @@ from factorcell.completion.blend import SOURCES, Blend, Weights
 from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.online import OPTIMISERS, Learner, Rule, User
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay import online_tuning, progressive
-from factorcell.completion.replay.progressive import Stream
+from factorcell.completion.replay import streams as progressive
+from factorcell.completion.replay import tuning
+from factorcell.completion.replay.streams import Stream
 from factorcell.config import UserError
 from factorcell.data.counts import FILE
 from factorcell.model.run import Run
@@ -76,7 +77,7 @@ def tune_online(given: argparse.Namespace) -> None:
         every=given.every,
     )
     rows = []
-    for row in online_tuning.rates(run, streams, given.optimiser or list(OPTIMISERS), progress=True):
+    for row in tuning.rates(run, streams, given.optimiser or list(OPTIMISERS), progress=True):
         rows.append(row)
         screen.say(f"{row['optimiser']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
     best = min(rows[1:], key=lambda row: float(row["perplexity"]))
@@ -104,10 +105,10 @@ def _blended(run: Run, rule: Rule, streams: Sequence[Stream], given: argparse.Na
     if not (run.folder / FILE).exists():
         return []
     completer, popularity = Completer(run, unknown=given.unknown, seconds=given.seconds), Popularity.of(run)
-    lists = list(online_tuning.proposals(completer, Learner(run, rule), popularity, streams, progress=True))
+    lists = list(tuning.proposals(completer, Learner(run, rule), popularity, streams, progress=True))
     weights = Weights.fit(lists)
     weights.save(run)
-    mrr = online_tuning.reciprocal_rank(Blend(completer, popularity, weights), lists)
+    mrr = tuning.reciprocal_rank(Blend(completer, popularity, weights), lists)
     return [{"queries": len(lists), "mrr": mrr, "weights": dict(weights.values)}]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import options, screen
 from factorcell.config import UserError
 from factorcell.evaluation import embeddings
@@ -75,7 +75,7 @@ def run(given: argparse.Namespace) -> None:
         asked.append(({**context, **first}, {**context, **second}))
     found["words"] = [_words(opened, one, against, given) for one, against in asked]
     if given.page:
-        store.write(given.page, contexts_report.page(opened.folder.name, found).encode())
+        files.write(given.page, contexts_report.page(opened.folder.name, found).encode())
     _show(found, given)
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, TrainingConfig
 from factorcell.data.tables import open_table
 from factorcell.evaluation.classification import Classification, classify_points, log_likelihoods
-from factorcell.evaluation.evaluation import evaluate
-from factorcell.generation.generation import Manner, generate
+from factorcell.evaluation.perplexity import evaluate
+from factorcell.generation.generate import Manner, generate
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 
@@ -101,7 +101,7 @@ def run_demo(folder: Path, *, epochs: float | None = None, say: Callable[[str], 
 
 def _trained(folder: Path) -> float:
     """Minutes of training so far, those before a stop counted."""
-    return max((row["seconds"] for row in store.read_rows(folder / "log.jsonl")), default=0.0) / 60
+    return max((row["seconds"] for row in files.read_rows(folder / "log.jsonl")), default=0.0) / 60
 
 
 def _rows(chunk: dict[str, list[Any]]) -> list[Row]:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import options, screen
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
-from factorcell.evaluation import hidden_units
+from factorcell.evaluation import probing
 from factorcell.evaluation.likelihood_ratios import column_texts, explain, raised, shown, strength
 from factorcell.model.run import Run
 from factorcell.reports import explain_report
@@ -88,7 +88,7 @@ def explain_texts(given: argparse.Namespace) -> None:
     words = _words(runs, texts, contexts, given) if given.words else []
     if given.page:
         page = explain_report.explanation(own, rows, words, len(runs))
-        store.write(given.page, page.encode())
+        files.write(given.page, page.encode())
         screen.say(f"the page: {given.page}")
     if given.json:
         return screen.lines([*rows, *words])
@@ -195,26 +195,26 @@ def marked(text: str, ratio: float, colour: bool) -> str:
 def units(given: argparse.Namespace) -> None:
     """`factorcell units`."""
     run = _open(given.run, given)
-    texts, values = hidden_units.labelled(run, given.table, given.target)
-    rows = hidden_units.indicators(
+    texts, values = probing.labelled(run, given.table, given.target)
+    rows = probing.indicators(
         run, texts, values, every_token=given.every_token, seed=given.seed, progress=not given.json
     )
     value = rows[0]["value"]
     if given.value is not None:
         value = choose(f"value of {given.target}", given.value, [row["value"] for row in rows])
     best = next(row for row in rows if row["value"] == value)
-    along = hidden_units.along(run, given.text, best["hidden_unit"]) if given.text else []
+    along = probing.along(run, given.text, best["hidden_unit"]) if given.text else []
     drawn = [{"value": value, "sign": best["sign"], **row} for row in along]
     regression = None
     if given.examples:
-        states = hidden_units.final_states(run, texts, progress=not given.json)
-        regression = hidden_units.few_examples(
+        states = probing.final_states(run, texts, progress=not given.json)
+        regression = probing.few_examples(
             states, values, examples=given.examples, repeats=given.repeats, seed=given.seed
         )
     if given.page:
         when = "after every token" if given.every_token else "after whole texts"
         page = explain_report.units_page(name_of(given.run), given.target, rows, drawn, regression, when)
-        store.write(given.page, page.encode())
+        files.write(given.page, page.encode())
         screen.say(f"the page: {given.page}")
     if given.json:
         return screen.lines([*rows, *drawn, *([regression] if regression else [])])

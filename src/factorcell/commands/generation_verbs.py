@@ -8,11 +8,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import options, screen
 from factorcell.config import UserError
-from factorcell.generation import generation
-from factorcell.generation.generation import METHODS, Manner
+from factorcell.generation.generate import METHODS, Manner, every, fill, generate, origin, resumed, stream
 from factorcell.model.run import Run
 
 Row = dict[str, Any]
@@ -20,7 +19,7 @@ Row = dict[str, Any]
 
 def add(verbs: Any) -> None:
     """Add the verb to those of the command line."""
-    verb = options.verb(verbs, "generate", generate, "texts that fit a context, or what fits the gap of a template")
+    verb = options.verb(verbs, "generate", write, "texts that fit a context, or what fits the gap of a template")
     verb.add_argument("run", type=Path, metavar="RUN", help="the run folder")
     options.add_context(verb)
     verb.add_argument(
@@ -80,7 +79,7 @@ def manner(given: argparse.Namespace) -> Manner:
     )
 
 
-def generate(given: argparse.Namespace) -> None:
+def write(given: argparse.Namespace) -> None:
     """`factorcell generate`."""
     how = manner(given)
     run = Run.open(given.run, device=given.device, precision=given.precision)
@@ -93,8 +92,8 @@ def generate(given: argparse.Namespace) -> None:
         return _stream(run, contexts, how, given)
     if not run.model.adapted and contexts[0]:
         screen.say(f"{given.run} is not adapted: it writes alike in every context")
-    count, done = len(contexts) * given.number, _done(given, generation.origin(run, how, given.prompt), contexts)
-    rows = generation.generate(
+    count, done = len(contexts) * given.number, _done(given, origin(run, how, given.prompt), contexts)
+    rows = generate(
         run,
         contexts,
         number=given.number,
@@ -108,7 +107,7 @@ def generate(given: argparse.Namespace) -> None:
     with tqdm(total=count, initial=done, desc="writing", unit="text", disable=count < 2, leave=False) as bar:
         for row in rows:
             if given.out:
-                store.append_row(given.out, row)
+                files.append_row(given.out, row)
             else:
                 _show(row, given)
             written += 1
@@ -125,7 +124,7 @@ def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[
     for name in each:
         if name in context:
             raise UserError(f"--each {name}, but --context gives its value too")
-    values = [generation.every(run.schema, name) for name in each]
+    values = [every(run.schema, name) for name in each]
     return [{**context, **dict(zip(each, chosen, strict=True))} for chosen in itertools.product(*values)]
 
 
@@ -135,11 +134,11 @@ def _done(given: argparse.Namespace, about: Row, contexts: Sequence[Row]) -> int
         return 0
     if not given.resume:
         raise UserError(f"{given.out}: exists already; choose another file, or --resume to go on with it")
-    return generation.resumed(given.out, about, contexts, given.number)
+    return resumed(given.out, about, contexts, given.number)
 
 
 def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:
-    rows = generation.fill(
+    rows = fill(
         run,
         given.fill,
         contexts,
@@ -154,7 +153,7 @@ def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:
         seconds=given.seconds,
     )
     if given.out:
-        store.write_rows(given.out, rows)
+        files.write_rows(given.out, rows)
         return screen.say(f"{given.out}: {len(rows):,} fillers")
     if given.json:
         return screen.lines(rows)
@@ -170,9 +169,7 @@ def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:
 def _stream(run: Run, contexts: Sequence[Row], how: Manner, given: argparse.Namespace) -> None:
     if len(contexts) * given.number != 1 or given.out or given.json:
         raise UserError("--stream shows one text: no --each, --number, --out or --json")
-    pieces = generation.stream(
-        run, contexts[0], manner=how, prompt=given.prompt, case=given.case, unknown=given.unknown
-    )
+    pieces = stream(run, contexts[0], manner=how, prompt=given.prompt, case=given.case, unknown=given.unknown)
     for piece in pieces:
         screen.piece(screen.visible(piece))
     return screen.show("")

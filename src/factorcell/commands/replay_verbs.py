@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import options, screen
-from factorcell.completion.replay import replay_summary, systems
-from factorcell.completion.replay.progressive import known_prefixes, read, replay
+from factorcell.completion.replay import summary as replay_summary
+from factorcell.completion.replay import systems
+from factorcell.completion.replay.streams import known_prefixes, read, replay
 from factorcell.config import UserError
 from factorcell.data.tables import name_of
 from factorcell.reports import replay_report
@@ -73,10 +74,10 @@ def run(given: argparse.Namespace) -> None:
     path = given.out / "rows.jsonl"
     for _ in replay(made, streams, path, text=data.text, known=known, progress=True):
         pass
-    rows = [row for row in store.read_rows(path) if row["system"] in made]
+    rows = [row for row in files.read_rows(path) if row["system"] in made]
     summary = replay_summary.summarise(rows, base, window=given.window, seed=given.seed)
-    store.write_json(given.out / "summary.json", summary)
-    store.write(given.out / "report.html", replay_report.page(name_of(given.heldout), summary).encode())
+    files.write_json(given.out / "summary.json", summary)
+    files.write(given.out / "report.html", replay_report.page(name_of(given.heldout), summary).encode())
     _show(summary, given)
 
 

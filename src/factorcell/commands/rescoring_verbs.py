@@ -4,14 +4,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import options, screen
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.rescoring import nbest, rescoring, speaker_learning
+from factorcell.evaluation.rescoring import nbest, rescore, speakers
 from factorcell.evaluation.rescoring.nbest import NBest
-from factorcell.evaluation.rescoring.rescoring import Scored, Weights
+from factorcell.evaluation.rescoring.rescore import Scored, Weights
 from factorcell.evaluation.results import open_model
 from factorcell.model.run import Run
 from factorcell.reports import rescoring_report
@@ -29,7 +29,7 @@ def add(verbs: Any) -> None:
     verb.add_argument(
         "--objective",
         default="errors",
-        choices=rescoring.OBJECTIVES,
+        choices=rescore.OBJECTIVES,
         help="what weights are fitted by: the fewest word errors, or the best hypotheses most likely",
     )
     verb.add_argument("--seed", type=int, default=0, help="of the random starts of the fit")
@@ -71,15 +71,15 @@ def run(given: argparse.Namespace) -> None:
     model = open_model(given.run, given.device, given.precision)
     weights = _weights(given, model, lists)
     scored = _scored(given, model, lists, weights)
-    rows = rescoring.rescore(scored, weights)
-    summary = rescoring.summarise(rows, given.by) if lists.referenced else []
+    rows = rescore.rescore(scored, weights)
+    summary = rescore.summarise(rows, given.by) if lists.referenced else []
     if given.out is not None:
-        store.write_rows(given.out, rows)
+        files.write_rows(given.out, rows)
     if given.page is not None:
-        depths = rescoring.by_depth(scored, weights) if summary else []
+        depths = rescore.by_depth(scored, weights) if summary else []
         name, of = name_of(given.lists), name_of(given.run)
         page = rescoring_report.page(name, of, rows, summary, depths, weights.values)
-        store.write(given.page, page.encode())
+        files.write(given.page, page.encode())
     _warn(model, lists, options.context(given.context), summary)
     if given.json:
         return screen.lines([{"weights": dict(weights.values)}, *(summary or rows)])
@@ -111,9 +111,9 @@ def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Wei
     tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given.format)
     if tune.names != lists.names:
         raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
-    weights, reached = rescoring.fit(_plain(given, model, tune), given.objective, seed=given.seed, progress=True)
+    weights, reached = rescore.fit(_plain(given, model, tune), given.objective, seed=given.seed, progress=True)
     if given.learn:
-        weights, reached = rescoring.fit(
+        weights, reached = rescore.fit(
             _scored(given, model, tune, weights), given.objective, seed=given.seed, progress=True
         )
     screen.say(f"fitted on {given.tune}: " + ", ".join(f"{name} {value:g}" for name, value in reached.items()))
@@ -128,12 +128,12 @@ def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest, weights
     if isinstance(model, NGram):
         raise UserError(f"{given.run}: an n-gram model learns no speakers; --learn takes a run trained with --user")
     context = options.context(given.context)
-    return speaker_learning.learn(model, lists, weights, context=context, unknown=given.unknown, progress=True)
+    return speakers.learn(model, lists, weights, context=context, unknown=given.unknown, progress=True)
 
 
 def _plain(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Scored:
     context = options.context(given.context)
-    return rescoring.score(model, lists, context=context, unknown=given.unknown, kept=given.scores, progress=True)
+    return rescore.score(model, lists, context=context, unknown=given.unknown, kept=given.scores, progress=True)
 
 
 def _show(rows: list[dict[str, Any]], summary: list[dict[str, Any]], weights: Weights) -> None:

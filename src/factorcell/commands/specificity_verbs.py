@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.commands import generation_verbs, options, screen
 from factorcell.config import UserError
 from factorcell.evaluation import specificity
-from factorcell.evaluation.judging import KINDS, Judge, correlations
+from factorcell.evaluation.judge import KINDS, Judge, correlations
 from factorcell.model.run import Run
 from factorcell.reports import specificity_report
 
@@ -73,7 +73,7 @@ def judge(given: argparse.Namespace) -> None:
     real: Row = {"name": "real texts", **judged.real, "specificity": judged.real["accuracy"]}
     del real["accuracy"]  # that of a model is of Bayes' rule
     results = [*rows, real, {"correlations": related}]
-    store.write_rows(given.out / "results.jsonl", results)
+    files.write_rows(given.out / "results.jsonl", results)
     examples = specificity.examples(given.out, folders, given.target)
     page = specificity_report.page(given.target, rows, real, related, examples)
     (given.out / "specificity.html").write_text(page, encoding="utf-8")

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import store
+from factorcell import files
 from factorcell.completion.completer import Completer, Suggestions, Written
-from factorcell.completion.completion import Suggestion
-from factorcell.completion.forgiving import Forgiving
+from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.model.run import Run
 
@@ -63,14 +63,14 @@ class Weights:
         path = run.folder / FILE
         if not path.exists():
             return DEFAULT
-        values = store.read_json(path)
+        values = files.read_json(path)
         if not isinstance(values, dict) or set(values) != set(FEATURES):
             raise UserError(f"{path}: not the weights of a blend; tune-online makes them anew")
         return cls({feature: float(values[feature]) for feature in FEATURES})
 
     def save(self, run: Run) -> None:
         """Make them the weights of the run."""
-        store.write_json(run.folder / FILE, dict(self.values))
+        files.write_json(run.folder / FILE, dict(self.values))
 
     @property
     def array(self) -> Floats:

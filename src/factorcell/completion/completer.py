@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from factorcell.completion import compiled_search
-from factorcell.completion.completion import Found, Ids, Plain, Suggestion, Typed, Wanted
+from factorcell.completion import compiled
 from factorcell.completion.online import User, user_variable
-from factorcell.completion.slips import Meant, Slips, join, meant
+from factorcell.completion.search import Found, Ids, Plain, Suggestion, Typed, Wanted
+from factorcell.completion.typos import Meant, Slips, join, meant
 from factorcell.config import UserError
 from factorcell.data.counts import UNITS
 from factorcell.data.vocabulary import splitter
@@ -71,7 +71,7 @@ class Completer:
         self.run, self.unknown, self.seconds = run, unknown, seconds
         self.slips = Slips.of(slips)
         self.split, self.most = splitter(data), data.max_tokens - 1  # a longer text was cut in training: it has no end
-        self.engine: Any = compiled_search.engine(run.model, run.precision)
+        self.engine: Any = compiled.engine(run.model, run.precision)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10

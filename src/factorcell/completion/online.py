@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import store
+from factorcell import files
 from factorcell.completion.popularity import History
 from factorcell.config import UserError, choose
 from factorcell.data.schema import Variable
@@ -79,13 +79,13 @@ class Rule:
         if not path.exists():
             return cls()
         try:
-            return cls(**store.read_json(path))
+            return cls(**files.read_json(path))
         except TypeError as error:
             raise UserError(f"{path}: not a rule of online learning ({error})") from None
 
     def save(self, run: Run) -> None:
         """Make it the rule of the run."""
-        store.write_json(run.folder / FILE, asdict(self))
+        files.write_json(run.folder / FILE, asdict(self))
 
 
 @dataclass(frozen=True)

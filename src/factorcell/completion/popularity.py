@@ -17,7 +17,7 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.completion.completion import Suggestion
+from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.data.counts import FILE, Counts
 from factorcell.model.run import Run

@@ -1,237 +1,257 @@
-"""Categories and numbers: the values of a column as ids or numbers, and what is wrong with one that does not fit.
+"""The kinds of context columns: which reader a column gets, and the readers of texts and vectors.
 
-A category is compared by its name, and 5, 5.0, "5" and "5.0" have the same: a rating read from a file and one given
-in Python agree. A missing category (null or an empty field) has the expected value; a missing number is an error
-unless the caller chose `unknown="expected"`. Times are numbers too: the hour, the weekday (Monday is 0) or the day of
-the year (January 1 is 0), as the time is written, in its own zone.
+A text is a bag of its words, lower-cased, whatever units the model reads, and of words that training saw often enough.
+A vector is a list of numbers: an Arrow list, a NumPy array, or in text a JSON array. A missing text, like a missing
+category, has the expected value; a missing vector is an error unless the caller chose `unknown="expected"`.
 """
 
-import difflib
+import json
 import math
-import re
-from collections.abc import Callable
-from datetime import date, datetime, time
-from itertools import islice
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import UserError
-from factorcell.data.schema import MISSING, RARE, Variable, waves
+from factorcell.config import DataConfig, UserError, choose
+from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
+from factorcell.data.tables import Table
+from factorcell.data.values import LARGEST, Categories, Numbers, deviations, is_missing, shown, to_number
+from factorcell.data.vocabulary import splitter
 
-LARGEST = float(np.finfo(np.float32).max)
-
-
-def category_name(value: Any) -> str:
-    """The name of a category: whole floats lose their point, so that 5, 5.0, "5" and "5.0" are one value."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    text = str(value)
-    whole = text[: text.index(".")] if re.fullmatch(r"-?\d+\.0+", text) else text
-    return "0" if whole == "-0" else whole
+UNKNOWN_POLICIES = ("error", "group", "expected")
+GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
+FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
 
 
-def is_missing(value: Any) -> bool:
-    """Null, an empty field, or not a number."""
-    if isinstance(value, (str, int)):
-        return value == ""
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or _is_nan(value)
+class Ragged(NamedTuple):
+    """Lists of different lengths, one a row: flat `values`, and `offsets` (rows + 1) where each begins."""
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+
+    def select(self, rows: NDArray[np.int64]) -> "Ragged":
+        """The lists of `rows` alone, in that order."""
+        lengths = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        index = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[index], offsets)
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, (float, np.floating)) and math.isnan(value)
+class Texts:
+    """A column of texts as it is read."""
+
+    def __init__(self, name: str, column: str, where: str, config: DataConfig) -> None:
+        self.name, self.column, self.where, self.config = name, column, where, config
+        self.split = splitter(DataConfig(unit="word", lowercase=True, strip_punctuation=True))
+        self.ids: defaultdict[str, int] = defaultdict()  # provisional, in order of appearance
+        self.ids.default_factory = self.ids.__len__
+        self.words: list[NDArray[np.int32]] = []
+        self.sizes: list[int] = []
+
+    def add(self, values: list[Any], before: int) -> None:
+        """Take one chunk; `before` rows came earlier."""
+        flat: list[int] = []
+        for row, value in enumerate(values, before + 1):
+            if not isinstance(value, str) and not is_missing(value):
+                raise UserError(f"{self.where} row {row}: {self.column} is {shown(value)}, not a text")
+            words = self.split(value) if isinstance(value, str) else []
+            flat.extend(map(self.ids.__getitem__, words))
+            self.sizes.append(len(words))
+        self.words.append(np.array(flat, dtype=np.int32))
+
+    def variable(self, min_count: int) -> Variable:
+        """The variable that this column makes: its frequent words, and what each adds to the mean embedding."""
+        least, most = self.config.min_context_word, self.config.max_context_words
+        counts = np.bincount(np.concatenate(self.words), minlength=len(self.ids)).tolist()
+        seen = [(-count, word) for word, count in zip(self.ids, counts, strict=True) if count >= least]
+        if not seen:
+            often = f"no word that training sees {least} times (min_context_word)"
+            raise UserError(f"{self.where}: {self.column} has {often}, so it is no context")
+        words = tuple(word for _, word in sorted(seen)[:most])
+        bags = self._bags(words)
+        sizes = np.diff(bags.offsets)
+        weights = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes) / (sizes > 0).sum()
+        shares = np.bincount(bags.values, weights, minlength=len(words))
+        return Variable(self.name, "text", values=words, shares=tuple(shares.tolist()))
+
+    def array(self, variable: Variable) -> Ragged:
+        """The known words of all rows in `variable`."""
+        return self._bags(variable.values)
+
+    def _bags(self, words: Sequence[str]) -> Ragged:
+        index = {word: row for row, word in enumerate(words)}
+        final = np.array([index.get(word, -1) for word in self.ids], dtype=np.int32)[np.concatenate(self.words)]
+        rows = np.repeat(np.arange(len(self.sizes)), self.sizes)[final >= 0]
+        sizes = np.bincount(rows, minlength=len(self.sizes))
+        return Ragged(final[final >= 0], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
 
-def shown(value: Any) -> str:
-    """A value as an error shows it: in one line, cut where it is long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def to_number(value: Any) -> float | None:
-    """A number that 32 bits hold, or None."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if abs(number) <= LARGEST else None
-
-
-def to_time(value: Any) -> date | time | None:
-    """A date, a time of day, or both (a `datetime` is a `date`), from ISO 8601 text or as Python or NumPy has it."""
-    if isinstance(value, np.datetime64):
-        exact = value.item()  # of nanoseconds Python knows only the number
-        value = value.astype("datetime64[us]").item() if isinstance(exact, int) else exact
-    if isinstance(value, (date, time)):
-        return None if is_missing(value) else value
-    if not isinstance(value, str):
-        return None
-    kinds = (date, datetime, time) if ":" in value else (date, datetime)  # 2026 is no time of day
-    for kind in kinds:
-        try:
-            return kind.fromisoformat(value.strip())
-        except ValueError:
-            continue
-    return None
-
-
-def to_hour(value: Any) -> float | None:
-    """Hours since midnight; None of a date without a time of day."""
-    moment = to_time(value)
-    if not isinstance(moment, (datetime, time)):
-        return None
-    return moment.hour + moment.minute / 60 + (moment.second + moment.microsecond / 1e6) / 3600
-
-
-def to_weekday(value: Any) -> float | None:
-    """Whole days since Monday."""
-    moment = to_time(value)
-    return float(moment.weekday()) if isinstance(moment, date) else None
-
-
-def to_yearday(value: Any) -> float | None:
-    """Whole days since January 1."""
-    moment = to_time(value)
-    return moment.timetuple().tm_yday - 1.0 if isinstance(moment, date) else None
-
-
-def deviations(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Standard deviation of each column of `values` (rows, n); 1 where its values are the same, but for rounding."""
-    spread: NDArray[np.float64] = values.std(0, dtype=np.float64)
-    return np.where(spread > 1e-12 * np.abs(values).max(0), spread, 1.0)
-
-
-class _Names(dict[Any, int]):
-    """Provisional ids of category values, 1 upwards in order of appearance; 0 is a missing one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: dict[str, int] = {}
-
-    def __missing__(self, value: Any) -> int:
-        if is_missing(value):
-            return 0
-        name = category_name(value)
-        self[value] = index = self.names.setdefault(name, len(self.names) + 1)
-        return index
-
-
-class Categories:
-    """A categorical column as it is read."""
+class Vectors:
+    """A column of vectors as it is read; all have the length of the first, or of those in training."""
 
     def __init__(self, name: str, column: str, where: str, known: Variable | None, unknown: str) -> None:
-        self.name, self.column, self.where, self.known, self.unknown = name, column, where, known, unknown
-        self.ids = _Names()
-        self.rows: list[NDArray[np.int32]] = []
-
-    def add(self, values: list[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
-        seen = len(self.ids.names)
-        try:
-            rows = np.fromiter(map(self.ids.__getitem__, values), dtype=np.int32, count=len(values))
-        except TypeError:  # not hashable
-            nested = (list, dict, set, tuple, np.ndarray)
-            row, value = next((r, v) for r, v in enumerate(values, before + 1) if isinstance(v, nested))
-            got = f"{self.column} is a {type(value).__name__}"
-            hint = f" (a vector? say {self.column}:vector)" if isinstance(value, (list, tuple, np.ndarray)) else ""
-            raise UserError(f"{self.where} row {row}: {got}, not the name of a category{hint}") from None
-        self.rows.append(rows)
-        if self.known and self.unknown == "error" and len(self.ids.names) > seen:
-            for name in islice(self.ids.names, seen, None):
-                if name not in self.known.values[1:]:
-                    row = before + int(np.flatnonzero(rows == self.ids.names[name])[0]) + 1
-                    raise UserError(self._never(name, row))
-
-    def _never(self, name: str, row: int) -> str:
-        values = self.known.values[1:] if self.known else ()
-        near = difflib.get_close_matches(name, values, n=3) or values[:5]
-        more = ", ..." if len(values) > len(near) else ""
-        rare = " or is a rare one" if self.known and self.known.rare else ""
-        return (
-            f"{self.where} row {row}: {self.column} {name!r} was never seen in training{rare}; it knows "
-            f"{len(values)} values ({', '.join(near)}{more}); choose unknown=group or unknown=expected to go on"
-        )
-
-    def variable(self, min_count: int) -> Variable:
-        """The variable that this column makes: frequent values by falling count, rare ones grouped."""
-        counts = np.bincount(np.concatenate(self.rows), minlength=len(self.ids.names) + 1)[1:].tolist()
-        named = sorted(zip(self.ids.names, counts, strict=True), key=lambda pair: (-pair[1], pair[0]))
-        kept = [(name, count) for name, count in named if count >= min_count and name != RARE]
-        grouped = sum(counts) - sum(count for _, count in kept)
-        return Variable(
-            self.name,
-            "category",
-            values=(RARE, *(name for name, _ in kept)),
-            counts=(grouped, *(count for _, count in kept)),
-            rare=len(named) - len(kept),
-            least=min_count,
-        )
-
-    def array(self, variable: Variable) -> NDArray[np.int32]:
-        """The ids of all rows in `variable`."""
-        index = {name: row for row, name in enumerate(variable.values)}
-        other = MISSING if self.unknown == "expected" else 0
-        final = [MISSING, *(index.get(name, other) for name in self.ids.names)]
-        return np.array(final, dtype=np.int32)[np.concatenate(self.rows)]
-
-
-TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
-# How a value is read, and what one is not that cannot be.
-READ: dict[str, tuple[Callable[[Any], float | None], str]] = {
-    "number": (to_number, "not a number (a category? say {}:category)"),
-    "longitude": (to_number, "not a number of degrees"),
-    "cyclic": (to_number, "not a number"),
-    "hour": (to_hour, TIME.format("time of day")),
-    "weekday": (to_weekday, TIME.format("date")),
-    "yearday": (to_yearday, TIME.format("date")),
-}
-
-
-class Numbers:
-    """A numeric column as it is read; with a `period` its values lie in [0, period)."""
-
-    def __init__(self, name: str, column: str, where: str, unknown: str, kind: str, period: float = 0.0) -> None:
         self.name, self.column, self.where, self.unknown = name, column, where, unknown
-        self.kind, self.period = kind, period
-        self.rows: list[NDArray[np.float64]] = []
+        self.size = len(known.means) if known else 0
+        self.of = "as in training" if known else "as in the first row"
+        self.rows: list[NDArray[np.float32]] = []
 
     def add(self, values: list[Any], before: int) -> None:
         """Take one chunk; `before` rows came earlier."""
-        read, wrong = READ[self.kind]
-        numbers = [read(value) for value in values]
-        for row, (value, number) in enumerate(zip(values, numbers, strict=True), before + 1):
-            if number is None and not (self.unknown == "expected" and is_missing(value)):
-                got = "empty" if is_missing(value) else shown(value)
-                raise UserError(f"{self.where} row {row}: {self.column} is {got}, {wrong.format(self.column)}")
-        array = np.array([math.nan if number is None else number for number in numbers])
-        self.rows.append(array % self.period if self.period else array)
+        vectors = []
+        for row, value in enumerate(values, before + 1):
+            missing = is_missing(value)
+            vector = None if missing else to_vector(value)
+            if vector is None and not (missing and self.unknown == "expected"):
+                got = "empty" if missing else shown(value)
+                raise UserError(f"{self.where} row {row}: {self.column} is {got}, not a list of numbers")
+            if vector is not None:
+                self.size = self.size or len(vector)
+                if len(vector) != self.size:
+                    got = f"has {len(vector)} numbers; it must have {self.size}, {self.of}"
+                    raise UserError(f"{self.where} row {row}: {self.column} {got}")
+            vectors.append(vector)
+        gap = np.full(self.size, math.nan, dtype=np.float32)
+        self.rows.append(np.stack([gap if vector is None else vector for vector in vectors]))
 
     def variable(self, min_count: int) -> Variable:
-        """The variable that this column makes, with its moments and range."""
+        """The variable that this column makes, with the moments of every number."""
         rows = np.concatenate(self.rows)
-        if self.period:
-            return self._periodic(rows)
-        mean, deviation, low, high = map(float, (rows.mean(), deviations(rows), rows.min(), rows.max()))
-        return Variable(self.name, self.kind, mean=mean, deviation=deviation, low=low, high=high)
+        means, spread = rows.mean(0, dtype=np.float64), deviations(rows)
+        return Variable(self.name, "vector", means=tuple(means.tolist()), deviations=tuple(spread.tolist()))
 
-    def _periodic(self, rows: NDArray[np.float64]) -> Variable:
-        """With the moments of its waves; its mean is the direction of the mean of all points of the circle."""
-        turns, phases = map(np.array, waves(self.period))
-        waved = np.sin(rows[:, None] * turns + phases)
-        means = waved.mean(0)
-        mean = math.atan2(means[0], means[1]) * self.period / (2 * math.pi) % self.period
-        around = (rows - mean + self.period / 2) % self.period - self.period / 2
-        return Variable(
-            self.name,
-            self.kind,
-            mean=mean,
-            deviation=float(deviations(mean + around)),
-            period=self.period,
-            means=tuple(means.tolist()),
-            deviations=tuple(deviations(waved).tolist()),
-        )
-
-    def array(self, variable: Variable) -> NDArray[np.float64]:
-        """The values of all rows."""
+    def array(self, variable: Variable) -> NDArray[np.float32]:
+        """The vectors of all rows (rows, D), NaN where missing."""
         return np.concatenate(self.rows)
+
+
+Reader = Categories | Numbers | Texts | Vectors
+
+
+def to_vector(value: Any) -> NDArray[np.float32] | None:
+    """A list of at least one number that 32 bits hold (text: a JSON array), or None."""
+    try:
+        array = np.asarray(json.loads(value) if isinstance(value, str) else value)
+    except (ValueError, RecursionError):  # not JSON, or nested lists of different lengths
+        return None
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iuf":
+        return None
+    wide = array.astype(np.float64)
+    return wide.astype(np.float32) if (np.abs(wide) <= LARGEST).all() else None
+
+
+def parse_column(text: str) -> tuple[str, str | None, float]:
+    """`NAME`, `NAME:KIND` or `NAME:cyclic=PERIOD` -> name, kind and period (0: none)."""
+    name, colon, given = text.rpartition(":")
+    if not colon:
+        return text, None, 0.0
+    kind, equals, period = given.partition("=")
+    choose("kind of context column", kind, KINDS)
+    if kind != "cyclic":
+        if equals:
+            raise UserError(f"context column {text!r}: only cyclic takes a period")
+        return name, kind, PERIODS.get(kind, 0.0)
+    number = to_number(period)
+    if number is None or number <= 0:
+        raise UserError(f"context column {text!r}: say its period, a number above 0, as in {name}:cyclic=24")
+    return name, kind, number
+
+
+def column_readers(
+    table: Table,
+    config: DataConfig,
+    schema: ContextSchema | None,
+    unknown: str,
+    optional: tuple[str, ...] = (),
+) -> list[Reader]:
+    """A reader for every context variable: as the schema says, or the config, or as the first rows let us guess."""
+    choose("policy for unknown values", unknown, UNKNOWN_POLICIES)
+    if schema is None:
+        return _new_readers(table, config)
+    policy = {v.name: "expected" if v.name in optional else unknown for v in schema.variables}
+    for variable in schema.variables:
+        if variable.source not in table.columns and policy[variable.name] != "expected":
+            have = ", ".join(table.columns)
+            raise UserError(
+                f"{table.name}: no column {variable.source!r}; it has {have} (unknown=expected goes on without)"
+            )
+    return [
+        _reader(v.name, v.source, v.kind, v.period, table.name, config, v, policy[v.name]) for v in schema.variables
+    ]
+
+
+def new_schema(readers: Sequence[Reader], min_count: int, own: Mapping[str, int] | None = None) -> ContextSchema:
+    """The variables that the columns make once they are read.
+
+    Values of a category that are rarer than `min_count`, or than its `own`, are grouped.
+    """
+    made = ((reader, reader.variable((own or {}).get(reader.column, min_count))) for reader in readers)
+    return ContextSchema(tuple(replace(v, column=r.column if r.column != r.name else "") for r, v in made))
+
+
+def _new_readers(table: Table, config: DataConfig) -> list[Reader]:
+    """The readers of training data, whose variables are named by their columns, or by column and kind."""
+    wanted = [parse_column(text) for text in config.columns]
+    columns = [column for column, _, _ in wanted]
+    names = []
+    for column, kind, _ in wanted:
+        if column not in table.columns:
+            raise UserError(f"{table.name}: no column {column!r}; it has {', '.join(table.columns)}")
+        names.append(f"{column}.{kind}" if kind in TIMES or (kind and columns.count(column) > 1) else column)
+        if names.count(names[-1]) > 1 or (kind is None and columns.count(column) > 1):
+            raise UserError(f"context column {names[-1]!r} is named twice; each time needs a kind of its own")
+    guesses = _guess(table, [column for column, kind, _ in wanted if kind is None])
+    readers = []
+    for name, (column, kind, period) in zip(names, wanted, strict=True):
+        kind = kind or guesses[column]
+        policy = "group" if kind == "category" else "error"
+        readers.append(_reader(name, column, kind, period, table.name, config, None, policy))
+    return readers
+
+
+def _reader(
+    name: str,
+    column: str,
+    kind: str,
+    period: float,
+    where: str,
+    config: DataConfig,
+    known: Variable | None,
+    unknown: str,
+) -> Reader:
+    if kind == "category":
+        return Categories(name, column, where, known, unknown)
+    if kind == "text":
+        return Texts(name, column, where, config)
+    if kind == "vector":
+        return Vectors(name, column, where, known, unknown)
+    return Numbers(name, column, where, unknown, kind, period)
+
+
+def _guess(table: Table, names: list[str]) -> dict[str, str]:
+    """A column is a number if all its first values are, and they are not just a few whole ones."""
+    values: dict[str, set[Any]] = {name: set() for name in names}
+    if not names:
+        return {}
+    rows = 0
+    for chunk in table.chunks(names):
+        for name in names:
+            try:
+                values[name].update(chunk[name])
+            except TypeError:  # not hashable, so no number; the reader will say in which row
+                values[name].update(map(repr, chunk[name]))
+        rows += len(chunk[names[0]])
+        if rows >= GUESS_ROWS:
+            break
+    return {name: _kind(seen) for name, seen in values.items()}
+
+
+def _kind(values: set[Any]) -> str:
+    numbers = [to_number(value) for value in values if not is_missing(value)]
+    whole = [number for number in numbers if number is not None]
+    if not numbers or len(whole) < len(numbers):
+        return "category"
+    few = len(set(whole)) <= FEW and all(number.is_integer() for number in whole)
+    return "category" if few else "number"

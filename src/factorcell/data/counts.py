@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import DataConfig, UserError
 from factorcell.data.tables import open_table
 from factorcell.data.vocabulary import splitter
@@ -38,12 +38,12 @@ class Counts:
     def save(self, path: Path) -> None:
         """A row of JSON for every text, by alphabet, after one with the total."""
         rows = ({"text": text, "count": count} for text, count in sorted(self.kept.items()))
-        store.write_rows(path, [{"total": self.total}, *rows])
+        files.write_rows(path, [{"total": self.total}, *rows])
 
     @classmethod
     def open(cls, path: Path) -> "Counts":
         """What `save` wrote, or a `UserError`."""
-        rows = store.read_rows(path)
+        rows = files.read_rows(path)
         try:
             return cls({str(row["text"]): int(row["count"]) for row in rows[1:]}, int(rows[0]["total"]))
         except (IndexError, KeyError, TypeError, ValueError) as error:

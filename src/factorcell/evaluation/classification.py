@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import UserError, choose
-from factorcell.data.columns import category_name, is_missing, to_number
 from factorcell.data.context import Context
-from factorcell.data.data import Batch, Corpus
+from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tables import open_table
-from factorcell.model.model import Conditioned
+from factorcell.data.values import category_name, is_missing, to_number
+from factorcell.model.language_model import Conditioned
 from factorcell.model.output import Proposal, Samples
 from factorcell.model.run import TOKENS, Run
 

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from factorcell.config import INSIDE, UserError, choose
-from factorcell.data.columns import category_name, is_missing, to_number
-from factorcell.data.kinds import parse_column
+from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
+from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.model.run import Run
 

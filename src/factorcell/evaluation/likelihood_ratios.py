@@ -20,10 +20,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from factorcell.config import UserError
-from factorcell.data.data import Corpus, target_offsets
+from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import open_table
 from factorcell.data.vocabulary import END, START, split
-from factorcell.model.model import RANKED
+from factorcell.model.language_model import RANKED
 from factorcell.model.run import Run
 
 STRENGTHS = (0.5, 1.0, 2.0)  # nats from which a ratio is weak, clear or strong

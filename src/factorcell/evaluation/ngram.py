@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data.data import Corpus, prepare, targets
+from factorcell.data.corpus import Corpus, prepare, targets
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import START, Vocabulary
 
@@ -149,7 +149,7 @@ class NGram:
         folder, data = Path(folder), replace(data, context=())
         if order not in ORDERS:
             raise UserError(f"order is {order}; it must be from {ORDERS[0]} to {ORDERS[-1]}")
-        store.new_folder(folder, "choose another folder")
+        files.new_folder(folder, "choose another folder")
         corpus = prepare(source, data, vocabulary=vocabulary, progress=progress)
         model = cls(folder, data, corpus.vocabulary, count(corpus, order, progress))
         model._save()
@@ -161,17 +161,17 @@ class NGram:
         for order, table in enumerate(self.grams, 1):
             tensors[f"keys{order}"] = torch.from_numpy(table.keys)
             tensors[f"counts{order}"] = torch.from_numpy(table.counts.astype(np.int32))
-        store.save_tensors(self.folder / TABLES, tensors, {"vocabulary": len(self.vocabulary)})
+        files.save_tensors(self.folder / TABLES, tensors, {"vocabulary": len(self.vocabulary)})
         self.vocabulary.save(self.folder / VOCABULARY)
-        store.write_json(self.folder / FILE, {"order": len(self.grams), "data": asdict(self.data)})
+        files.write_json(self.folder / FILE, {"order": len(self.grams), "data": asdict(self.data)})
 
     @classmethod
     def open(cls, folder: str | Path) -> "NGram":
         """The model in `folder`, which `save` wrote."""
         folder = Path(folder)
-        facts = store.read_json(folder / FILE)
+        facts = files.read_json(folder / FILE)
         vocabulary = Vocabulary.load(folder / VOCABULARY)
-        tensors, known = store.load_tensors(folder / TABLES)
+        tensors, known = files.load_tensors(folder / TABLES)
         names = {f"{name}{order}" for order in range(1, facts["order"] + 1) for name in ("keys", "counts")}
         if set(tensors) != names or known["vocabulary"] != len(vocabulary):
             raise UserError(f"{folder / TABLES}: does not belong to this order and vocabulary")

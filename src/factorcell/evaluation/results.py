@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data.columns import to_number
 from factorcell.data.tables import name_of, open_table
+from factorcell.data.values import to_number
 from factorcell.data.vocabulary import Vocabulary
-from factorcell.evaluation import evaluation, ngram
+from factorcell.evaluation import ngram, perplexity
 from factorcell.evaluation.classification import Classification, classify
 from factorcell.evaluation.ngram import NGram
-from factorcell.model import card
+from factorcell.model import model_card
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 
@@ -36,9 +36,9 @@ def reading(like: Path | None, config: Path | None) -> tuple[DataConfig, Vocabul
 
 def note(run: Scorer, row: Mapping[str, Any]) -> None:
     """Keep a result in the folder, so that the card of a run and reports show it."""
-    store.append_row(run.folder / "results.jsonl", row)
+    files.append_row(run.folder / "results.jsonl", row)
     if isinstance(run, Run):
-        card.write(run)
+        model_card.write(run)
 
 
 def evaluate(
@@ -56,14 +56,14 @@ def evaluate(
     """
     if top and not isinstance(run, Run | NGram):
         raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
-    columns = {column: evaluation.column_values(source, column) for column in by}
+    columns = {column: perplexity.column_values(source, column) for column in by}
     corpus = run.prepare(source, unknown=unknown)
-    result: Row = {"evaluation": {"table": name_of(source), **evaluation.evaluate(run, corpus)}, "by": {}}
+    result: Row = {"evaluation": {"table": name_of(source), **perplexity.evaluate(run, corpus)}, "by": {}}
     if top and isinstance(run, Run | NGram):
-        result["evaluation"] |= evaluation.top_accuracy(run, corpus)
+        result["evaluation"] |= perplexity.top_accuracy(run, corpus)
     for column, values in columns.items():
         named = ["(missing)" if value is None else value for value in values]
-        result["by"][column] = evaluation.evaluate_by(run, corpus, named, baseline)
+        result["by"][column] = perplexity.evaluate_by(run, corpus, named, baseline)
     note(run, {"kind": "evaluate", **result})
     return result
 
@@ -100,4 +100,4 @@ def write_predictions(path: Path, result: Classification) -> None:
         named = {name: round(float(p), 6) for name, p in zip(result.names, probabilities, strict=True)}
         true = result.names[result.truth[row]] if result.truth[row] >= 0 else None
         rows.append({"row": row, "predicted": result.names[best], "true": true, "probabilities": named})
-    store.write_rows(path, rows)
+    files.write_rows(path, rows)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError
-from factorcell.evaluation import evaluation
+from factorcell.evaluation import perplexity
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.judging import Judge
-from factorcell.generation.generation import PLAIN, Manner, every, generate, origin, resumed
+from factorcell.evaluation.judge import Judge
+from factorcell.generation.generate import PLAIN, Manner, every, generate, origin, resumed
 from factorcell.model.run import Run
 
 Row = dict[str, Any]
@@ -66,16 +66,16 @@ def write(
         total=len(wanted), initial=done, desc=f"{run.folder.name} writes", unit="text", disable=not progress
     ) as bar:
         for row in rows:
-            store.append_row(file, row)
+            files.append_row(file, row)
             bar.update()
-    return store.read_rows(file)
+    return files.read_rows(file)
 
 
 def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> Row:
     """All figures of one model: of its `texts`, and of the real texts of the table `held`."""
     target = judge.target
     judged = judge.judge([{"text": row["text"], target: row["context"][target]} for row in texts])
-    whole = evaluation.evaluate(run, run.prepare(held, unknown="group"))
+    whole = perplexity.evaluate(run, run.prepare(held, unknown="group"))
     accuracy = classify(run, held, target, unknown="group").metrics()["accuracy"] if run.model.adapted else None
     return {
         "name": run.folder.name,
@@ -114,7 +114,7 @@ def examples(out: Path, folders: Sequence[Path], target: str, count: int = 2) ->
     rows = []
     for folder in folders:
         seen: Counter[str] = Counter()
-        for row in store.read_rows(out / _file(folder)):
+        for row in files.read_rows(out / _file(folder)):
             value = row["context"][target]
             seen[value] += 1
             if seen[value] <= count:

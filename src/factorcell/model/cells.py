@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from factorcell.model.adapters import ADAPTERS, Weights, shifted
 from factorcell.model.dropout import mask
-from factorcell.model.kernels import gpu_recurrence, kernels
+from factorcell.model.kernels import gpu_recurrence, library
 from factorcell.model.kernels.recurrence import Inputs, Packed, run, usable
 
 
@@ -156,7 +156,7 @@ class Cell(nn.Module):
 
     def packed(self) -> Packed | None:
         """The hidden part of W as the compiled recurrence reads it, if it runs this layer."""
-        if not (isinstance(self.kind, Coupled) and kernels.usable(self.matrix)):
+        if not (isinstance(self.kind, Coupled) and library.usable(self.matrix)):
             return None
         return Packed.of(self.matrix[self.embedding_size :])
 
@@ -192,7 +192,7 @@ class Cell(nn.Module):
     @staticmethod
     def _launch(arrays: Inputs) -> tuple[Tensor, State]:
         """As `recurrence.run`, on a GPU."""
-        kind = torch.bfloat16 if kernels.halved(arrays.given.device) else torch.float32
+        kind = torch.bfloat16 if library.halved(arrays.given.device) else torch.float32
         given, bias, *taken, norm, scale, feed, hidden, memory, lengths = (
             a if a is None or a.dtype == torch.long else a.to(kind) for a in arrays.arrays()
         )

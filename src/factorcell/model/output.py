@@ -20,8 +20,8 @@ from factorcell.config import INSIDE, ModelConfig
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import START
-from factorcell.model.biases import TABLES, HashBias, OneHotBias, Pairs
 from factorcell.model.kernels import softmax
+from factorcell.model.output_bias import TABLES, HashBias, OneHotBias, Pairs
 
 BIASES_AT_ONCE = 1 << 21  # of texts and tokens
 

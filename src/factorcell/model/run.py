@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import PRECISIONS, Config, UserError, choose
-from factorcell.data.data import Batch, Corpus, prepare, target_offsets
+from factorcell.data.corpus import Batch, Corpus, prepare, target_offsets
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.model.devices import find_device
-from factorcell.model.kernels import kernels
-from factorcell.model.model import LanguageModel
+from factorcell.model.kernels import library
+from factorcell.model.language_model import LanguageModel
 
 TOKENS = 20_000  # targets scored at once
 
@@ -40,10 +40,10 @@ class Run:
     def create(cls, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> "Run":
         """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
         folder = Path(folder)
-        store.new_folder(folder, "choose another folder, or --resume to go on with it")
+        files.new_folder(folder, "choose another folder, or --resume to go on with it")
         run = cls(folder, config, vocabulary, schema)
-        store.write_json(folder / "config.json", config.to_dict())
-        store.write_json(folder / "schema.json", schema.to_dict())
+        files.write_json(folder / "config.json", config.to_dict())
+        files.write_json(folder / "schema.json", schema.to_dict())
         vocabulary.save(folder / "vocabulary.txt")
         return run
 
@@ -58,8 +58,8 @@ class Run:
         folder = Path(folder)
         if not (folder / "config.json").is_file():
             raise UserError(f"{folder}: not a run folder (it has no config.json)")
-        config = Config.from_dict(store.read_json(folder / "config.json"), where=str(folder / "config.json"))
-        schema = ContextSchema.from_dict(store.read_json(folder / "schema.json"))
+        config = Config.from_dict(files.read_json(folder / "config.json"), where=str(folder / "config.json"))
+        schema = ContextSchema.from_dict(files.read_json(folder / "schema.json"))
         run = cls(folder, config, Vocabulary.load(folder / "vocabulary.txt"), schema).to(find_device(device))
         run.precision = choose("precision", precision, PRECISIONS)
         if trained:
@@ -79,7 +79,7 @@ class Run:
     def load_weights(self) -> None:
         """Take the best weights from the folder. From here on the model is read, not trained."""
         path = self.folder / "weights.safetensors"
-        tensors, _ = store.load_tensors(path)
+        tensors, _ = files.load_tensors(path)
         state = self.model.kept()
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
         if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
@@ -91,7 +91,7 @@ class Run:
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Put the model's weights into the folder, with `facts` about them."""
-        store.save_tensors(self.folder / "weights.safetensors", self.model.kept(), facts)
+        files.save_tensors(self.folder / "weights.safetensors", self.model.kept(), facts)
 
     @property
     def log_path(self) -> Path:
@@ -100,7 +100,7 @@ class Run:
 
     def log(self) -> list[dict[str, Any]]:
         """The rows that training wrote."""
-        return store.read_rows(self.log_path)
+        return files.read_rows(self.log_path)
 
     def best(self) -> dict[str, Any] | None:
         """The row of the log with the lowest development perplexity; none before the first evaluation."""
@@ -148,7 +148,7 @@ class Run:
     @contextmanager
     def scoring(self) -> Iterator[None]:
         """Within it no gradient is kept, and products are of the numbers of `self.precision`."""
-        with torch.inference_mode(), kernels.precision(self.precision, self.device):
+        with torch.inference_mode(), library.precision(self.precision, self.device):
             yield
 
     def batch(self, corpus: Corpus, rows: NDArray[np.int64]) -> Batch:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.data.data import Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Vocabulary
 

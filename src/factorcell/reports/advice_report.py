@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from factorcell.evaluation.judging import rank_correlation
+from factorcell.evaluation.judge import rank_correlation
 from factorcell.reports import report
 from factorcell.reports.plots import ACCENT, INK, LOSS, MUTED, RULE, WIDTH
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from factorcell import store
+from factorcell import files
 from factorcell.model.run import Run
 from factorcell.reports import plots
 from factorcell.reports.maps import best_point, grid_of
@@ -252,7 +252,7 @@ def report_page(folders: Sequence[str | Path]) -> str:
     runs = []
     for folder in map(Path, folders):
         run = Run.open(folder)
-        results = store.read_rows(folder / "results.jsonl")
+        results = files.read_rows(folder / "results.jsonl")
         last = {row["kind"]: row for row in results}
         evaluated = last.get("evaluate", {})
         classified = last.get("classify")

@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorcell.generation.generation import in_order
+from factorcell.generation.generate import in_order
 from factorcell.reports import plots, report, specificity_charts
 
 Row = Mapping[str, Any]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from factorcell.evaluation import judging
+from factorcell.evaluation import judge
 from factorcell.reports import plots, report, scatter
 
 Row = Mapping[str, Any]
@@ -41,7 +41,7 @@ def rank_correlation(rows: Sequence[Row], name: str) -> float | None:
     pairs = [(row["params"][name], row["perplexity"]) for row in rows if name in row["params"]]
     if len(pairs) < ENOUGH or any(isinstance(value, str) for value, _ in pairs):
         return None
-    found: float | None = judging.rank_correlation(*zip(*pairs, strict=True))["r"]
+    found: float | None = judge.rank_correlation(*zip(*pairs, strict=True))["r"]
     return found
 
 

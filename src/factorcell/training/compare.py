@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import PAPER_MODELS, Config, UserError
 from factorcell.data.tables import name_of
-from factorcell.evaluation import evaluation
+from factorcell.evaluation import perplexity
 from factorcell.evaluation.results import note, told_apart
 from factorcell.training.fit import Say, fit, tell
 
@@ -43,7 +43,7 @@ def compare(
         path = folder / model
         tell(say, f"{model} -> {path}")
         chosen = config.with_model(model)
-        kept = store.read_rows(path / "results.jsonl") if resume else []
+        kept = files.read_rows(path / "results.jsonl") if resume else []
         done = [row for row in kept if row["kind"] == "compare" and row["table"] == name_of(table)]
         rows.append(done[-1] if done else _compared(source, dev, table, chosen, path, target, resume, say))
     return rows
@@ -62,7 +62,7 @@ def _compared(
     """Train and judge one model of a comparison."""
     run = fit(source, dev, config, path, resume=resume, say=say)
     corpus = run.prepare(table, unknown="group")
-    row: Row = {"model": path.name, **evaluation.evaluate(run, corpus)}
+    row: Row = {"model": path.name, **perplexity.evaluate(run, corpus)}
     row["parameters"] = run.model.parameter_count()
     row["minutes"] = run.minutes()
     if target and run.model.adapted:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from factorcell.config import Config, TrainingConfig, UserError
-from factorcell.data.data import Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn
 from factorcell.training.start import ALL, Start, parts_named

@@ -6,12 +6,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, UserError
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.data.counts import FILE, UNITS, Counts
-from factorcell.data.data import Corpus, prepare
 from factorcell.data.tables import name_of
-from factorcell.model import card
+from factorcell.model import model_card
 from factorcell.model.run import Run
 from factorcell.training import parallel
 from factorcell.training.parallel import World
@@ -85,15 +85,15 @@ def finish(run: Run, corpus: Corpus, source: Any, finetuned: Row | None = None) 
     kept: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
     if finetuned:
         kept["finetuned"] = finetuned
-    store.write_json(run.folder / "training.json", kept)
+    files.write_json(run.folder / "training.json", kept)
     if run.config.data.user and run.config.data.unit in UNITS:
         Counts.of_table(source, run.config.data).save(run.folder / FILE)
-    card.write(run)
+    model_card.write(run)
 
 
 def facts(run: Run) -> Row:
     """What `finish` kept."""
-    kept: Row = store.read_json(run.folder / "training.json")
+    kept: Row = files.read_json(run.folder / "training.json")
     return kept
 
 

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError
-from factorcell.data.columns import Categories
-from factorcell.data.data import Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
+from factorcell.data.values import Categories
 from factorcell.evaluation.results import open_model
 from factorcell.model.scoring import Scorer
 from factorcell.training.separate import INDEX as SEPARATE
@@ -89,7 +89,7 @@ class Mixture:
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Mixture":
         """What `save` left in `folder`."""
         folder = Path(folder)
-        kept = store.read_json(folder / INDEX)
+        kept = files.read_json(folder / INDEX)
         models = [open_scorer(folder / path, device=device, precision=precision) for path in kept["models"]]
         variable = kept["by"] and Variable(kept["by"], "category", tuple(kept["values"]), tuple(kept["counts"]))
         return cls(folder, models, variable, np.array(kept["weights"]))
@@ -105,7 +105,7 @@ class Mixture:
             "counts": own.counts,
             "weights": self.weights.tolist(),
         }
-        store.write_json(self.folder / INDEX, kept)
+        files.write_json(self.folder / INDEX, kept)
 
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
         """Texts as every model reads them. `UserError` where they do not see the same tokens."""

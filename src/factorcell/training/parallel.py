@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from factorcell.config import UserError
-from factorcell.data.data import Batch
+from factorcell.data.corpus import Batch
 from factorcell.model.devices import CPU, find_device
 
 WAIT = timedelta(hours=2)  # for each other: the first may have much to read; for the dead torchrun does not wait

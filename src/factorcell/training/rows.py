@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from factorcell.model.kernels import kernels
+from factorcell.model.kernels import library
 
 SIZES = ("rows", "width", "threads", "next")
 ARRAYS = ("index", "table", "first", "second", "columns", "gradient", "constants")
@@ -66,7 +66,7 @@ class RowAdam:
         floor = EPSILON * ((1 - BETA2 ** (done + 1.0)) / BETA2).sqrt()
         columns = torch.stack([moved, kept, floor, BETA1**gap, BETA2**gap], dim=1).float()
         for table, first, second in zip(self.tables, self.first, self.second, strict=True):
-            if kernels.usable(table):
+            if library.usable(table):
                 _call(table, first, second, rows, columns=columns)
             else:
                 _catch_up(table, first, second, rows, columns)
@@ -83,7 +83,7 @@ class RowAdam:
         kept, moved, grown = 1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step)
         constants = torch.tensor([BETA1, BETA2, EPSILON, kept, moved, grown])
         for table, first, second, gradient in zip(self.tables, self.first, self.second, gradients, strict=True):
-            if kernels.usable(table):
+            if library.usable(table):
                 _call(table, first, second, rows, gradient=gradient, constants=constants)
             else:
                 _step(table, first, second, rows, gradient, kept, moved, grown)
@@ -93,15 +93,15 @@ class RowAdam:
 class _Arguments(ctypes.Structure):
     """`struct Rows` of native/kernels.h."""
 
-    _fields_ = kernels.structure(SIZES, ARRAYS)
+    _fields_ = library.structure(SIZES, ARRAYS)
 
 
 def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: Tensor) -> None:
     """The same as the two functions below, in compiled code, which of them by what it is given."""
-    compiled, number = kernels.chosen()
-    given = {"table": table, "first": first, "second": second, **kernels.dense(index=rows, **arrays)}
+    compiled, number = library.chosen()
+    given = {"table": table, "first": first, "second": second, **library.dense(index=rows, **arrays)}
     sizes = (len(rows), table.shape[1], torch.get_num_threads(), 0)
-    arguments = _Arguments(*sizes, *kernels.addresses(ARRAYS, given))
+    arguments = _Arguments(*sizes, *library.addresses(ARRAYS, given))
     compiled.factorcell_rows(ctypes.byref(arguments), int("columns" in arrays), number)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.data import Corpus, target_offsets
+from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import name_of
 from factorcell.model.run import Run
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
@@ -37,7 +37,7 @@ class Separate:
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Separate":
         """What `separate` left in `folder`; `UserError` where it has not come to its end."""
         folder = Path(folder)
-        numbers = range(len(store.read_json(folder / INDEX)["values"]))
+        numbers = range(len(files.read_json(folder / INDEX)["values"]))
         missing = [folder_of(folder, number) for number in numbers if not _finished(folder_of(folder, number))]
         if missing:
             raise UserError(f"{folder}: {missing[0].name} is not trained to its end; the same command with --resume is")
@@ -93,7 +93,7 @@ def separate(
     if len(values) == 1:
         raise UserError(f"{by} has no value of at least {config.data.min_context_count} texts (--min-context-count)")
     folder.mkdir(parents=True, exist_ok=True)
-    store.write_json(folder / INDEX, {"by": by, "values": values})
+    files.write_json(folder / INDEX, {"by": by, "values": values})
     for number, value in enumerate(values):
         path = folder_of(folder, number)
         going_on = begun(path, resume)

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError, choose
-from factorcell.model.model import LanguageModel
+from factorcell.model.language_model import LanguageModel
 
 # Parts of a model by how the names of their parameters begin. The first that fits counts.
 PARTS = {
@@ -68,12 +68,12 @@ class Start:
         path = folder / "start.safetensors"
         if not path.exists():
             return None
-        values, facts = store.load_tensors(path)
+        values, facts = files.load_tensors(path)
         return cls(values, tuple(facts["parts"]), facts["l1"])
 
     def write(self, folder: Path) -> None:
         """Put it into a run folder, where the training finds it."""
-        store.save_tensors(folder / "start.safetensors", self.values, {"parts": self.parts, "l1": self.l1})
+        files.save_tensors(folder / "start.safetensors", self.values, {"parts": self.parts, "l1": self.l1})
 
     def place(self, model: LanguageModel) -> None:
         """Set `model` to w0, and let gradients reach the parts that move alone."""

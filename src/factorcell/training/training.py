@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import TrainingConfig, UserError
-from factorcell.data.data import Batch, Corpus, targets
+from factorcell.data.corpus import Batch, Corpus, targets
 from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.model.devices import find_device
-from factorcell.model.kernels import kernels
-from factorcell.model.model import LanguageModel
+from factorcell.model.kernels import library
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Picked, Proposal, Reads, Samples
 from factorcell.model.run import Run
 from factorcell.training.parallel import World
@@ -115,7 +115,7 @@ class Trainer:
     """A run, its data and its optimiser between two steps; of several processes, each with its share of the rows."""
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, world: World | None = None) -> None:
-        kernels.keep_memory()
+        library.keep_memory()
         self.world = world or World(device=find_device(run.config.training.device))
         self.run, self.corpus, self.config = run.to(self.world.device), corpus, run.config.training
         self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
@@ -199,7 +199,7 @@ class Trainer:
 
         Negative samples are the same in all processes, other noise is each one's own.
         """
-        precision, (own, factor) = kernels.precision(self.config.precision, self.world.device), self.world.share(batch)
+        precision, (own, factor) = library.precision(self.config.precision, self.world.device), self.world.share(batch)
         rate, key = self.run.model.config.dropout_context, (self.config.seed, self.progress.step, self.world.rank)
         own = replace(own, context=own.context.forgetting(rate, key) if rate else own.context)
         with torch.random.fork_rng(devices=self.world.generators), precision:
@@ -285,7 +285,7 @@ class Trainer:
         here = self.progress
         row = {"step": here.step, "steps": self.steps, "tokens": here.tokens, "seconds": here.seconds, **row}
         if self.world.first:
-            store.append_row(self.run.log_path, row)
+            files.append_row(self.run.log_path, row)
         here.rows += 1
         return row
 
@@ -303,7 +303,7 @@ class Trainer:
         for name, parameter in self.parameters.items():
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
-        store.save_tensors(self.checkpoint, tensors, vars(self.progress))
+        files.save_tensors(self.checkpoint, tensors, vars(self.progress))
 
     def catch_up(self) -> None:
         """Bring rows that no step has seen lately up to date."""
@@ -323,11 +323,11 @@ class Trainer:
         if self.checkpoint.exists():
             self._restore()
         if self.world.first:
-            store.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
+            files.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
 
     def _restore(self) -> None:
         """Weights, moments of Adam and progress from the checkpoint."""
-        tensors, facts = store.load_tensors(self.checkpoint)
+        tensors, facts = files.load_tensors(self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")

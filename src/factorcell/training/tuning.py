@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
-from factorcell.data.data import Corpus, prepare
+from factorcell.data.corpus import Corpus, prepare
 from factorcell.evaluation import results
 from factorcell.evaluation.results import Row
 from factorcell.model.run import Run
@@ -149,7 +149,7 @@ def _same(study: "optuna.Study", folder: Path, begun: Row) -> None:
     """Refuse to go on with other texts, options or ranges than those that study and folder were begun with."""
     path, begun = folder / "study.json", json.loads(json.dumps(begun))
     known = {f"study {study.study_name}": study.user_attrs.get(BEGUN)}
-    known[str(folder)] = store.read_json(path) if path.exists() else None
+    known[str(folder)] = files.read_json(path) if path.exists() else None
     for where, old in known.items():
         if old is None:
             continue
@@ -160,7 +160,7 @@ def _same(study: "optuna.Study", folder: Path, begun: Row) -> None:
                     "choose another --out, and another --study in a shared storage"
                 )
     study.set_user_attr(BEGUN, begun)
-    store.write_json(path, begun)
+    files.write_json(path, begun)
 
 
 class Texts:
@@ -335,17 +335,17 @@ class Search:
         """Write trials.jsonl and best.toml, and study.html once the search has `ended`; the rows."""
         with self.guard:
             rows = self.rows()
-            store.write_rows(self.folder / "trials.jsonl", rows)
+            files.write_rows(self.folder / "trials.jsonl", rows)
             best = ranked(rows)[:1]
             if best and best[0]["state"] == "complete":
                 params = self._trials()[best[0]["number"]].params
                 config = space.configured(self.config, params)
-                store.write(self.folder / "best.toml", config.to_toml().encode())
+                files.write(self.folder / "best.toml", config.to_toml().encode())
             if ended and self.page is not None:
                 ranges = self.options.ranges.items()
                 logs = [name for name, values in ranges if isinstance(values, space.Range) and values.log]
                 content = self.page(self.study.study_name, ranked(rows), self.options.target, logs)
-                store.write(self.folder / "study.html", content.encode())
+                files.write(self.folder / "study.html", content.encode())
         return rows
 
 

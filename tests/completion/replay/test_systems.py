@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from factorcell import store
+from factorcell import files
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.systems import MostPopular, OwnTexts, Personal, Plain, reading, systems
 from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.corpus import prepare
 from factorcell.data.counts import FILE, Counts
-from factorcell.data.data import prepare
 from factorcell.model.run import Run
 from tests.small import make_letters
 
@@ -101,9 +101,9 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="neither a run folder nor a folder of runs"):
         systems(tmp_path, ["mpc"])
     other = save(tmp_path / "runs" / "two")
-    config = store.read_json(other / "config.json")
+    config = files.read_json(other / "config.json")
     config["data"]["lowercase"] = True
-    store.write_json(other / "config.json", config)
+    files.write_json(other / "config.json", config)
     with pytest.raises(UserError, match="one and two read texts in two ways"):
         reading(tmp_path / "runs", ["one", "two"], "user")
     assert reading(tmp_path / "runs", ["two"], "user")[0].lowercase

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import store
+from factorcell import files
 from factorcell.config import UserError
 from factorcell.evaluation.rescoring.nbest import align, distances, read_nbest, with_columns, with_references
 
@@ -47,7 +47,7 @@ def kaldi(folder: Path, **files: str) -> Path:
 
 def test_json_lines_and_rows_are_the_same(tmp_path: Path) -> None:
     """Texts, scores, references and columns; from a file, a packed one, and in memory."""
-    store.write_rows(tmp_path / "lists.jsonl", ROWS)
+    files.write_rows(tmp_path / "lists.jsonl", ROWS)
     (tmp_path / "lists.gz").write_bytes(gzip.compress((tmp_path / "lists.jsonl").read_bytes()))
     for source in (ROWS, tmp_path / "lists.jsonl", tmp_path / "lists.gz"):
         found = read_nbest(source)
@@ -104,7 +104,7 @@ def changed(**fields: Any) -> Callable[[Path], Path]:
     """A file of the first row, with other fields, as its second line."""
 
     def write(folder: Path) -> Path:
-        store.write_rows(folder / "x.jsonl", [ROWS[1], {**ROWS[0], **fields}])
+        files.write_rows(folder / "x.jsonl", [ROWS[1], {**ROWS[0], **fields}])
         return folder / "x.jsonl"
 
     return write

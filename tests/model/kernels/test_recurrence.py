@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from factorcell.model.cells import CELLS, Cell
-from factorcell.model.kernels import kernels, recurrence
+from factorcell.model.kernels import library, recurrence
 from factorcell.model.kernels.recurrence import Inputs, Packed
 
-HERE = kernels.library()
-VARIANTS = [] if HERE is None else kernels.VARIANTS[: HERE.factorcell_best() + 1]
+HERE = library.library()
+VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
 compiled = pytest.mark.skipif(HERE is None, reason="not compiled: there was no C++ compiler at installation")
 Arrays = dict[str, Tensor | None]
 Results = tuple[Tensor, Tensor, Tensor]
@@ -164,7 +164,7 @@ def test_any_shape(variant: str, seed: int, **shape: Any) -> None:
 def test_products_of_half_the_bits_are_near(variant: str, seed: int, **shape: Any) -> None:
     """Eight bits of each factor: the same values to about a hundredth, in the emulation too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "half", lambda: True)
+        patch.setattr(library, "half", lambda: True)
         check(arrays(**shape, steps=4, seed=seed), variant, 0.1, 0.1)
 
 
@@ -241,7 +241,7 @@ def test_nothing_is_written_beside_the_arrays(variant: str) -> None:
         made[name] = wide[name][64:-64].view(shape)
     renamed = {"hidden": "first_hidden", "memory": "first_memory"}
     taken: Arrays = {renamed.get(name, name): x for name, x in inside.items()}
-    recurrence._call(False, False, kernels.VARIANTS.index(variant), 5, {**taken, **made})
+    recurrence._call(False, False, library.VARIANTS.index(variant), 5, {**taken, **made})
     expected, *_ = slow({**a, "lengths": None})
     torch.testing.assert_close(made["outputs"], expected, atol=1e-5, rtol=1e-5)
     for name, x in wide.items():
@@ -322,8 +322,8 @@ def test_the_kernel_is_for_the_coupled_cell_only(kind: str, monkeypatch: pytest.
 def test_packed_before_is_packed_within(hidden: int, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, forward and backward; what was packed for other kernels or other numbers is not read."""
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
-    for half in (False, True) if variant == kernels.VARIANTS[-1] else (False,):
-        with kernels.precision("bfloat16" if half else "float32", torch.device("cpu")):
+    for half in (False, True) if variant == library.VARIANTS[-1] else (False,):
+        with library.precision("bfloat16" if half else "float32", torch.device("cpu")):
             a = learned(arrays(3, 6, hidden, 2, norm=True, ragged=True), double=False)
             weight = a["weight"]
             assert weight is not None

@@ -15,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from factorcell import store
+from factorcell import files
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.completion import Suggestion
 from factorcell.completion.online import Learner, User, tells_apart
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.replay.progressive import System
+from factorcell.completion.replay.streams import System
+from factorcell.completion.search import Suggestion
 from factorcell.config import Config, DataConfig, UserError, choose
 from factorcell.data.counts import FILE, Counts
 from factorcell.data.schema import ContextSchema
@@ -160,9 +160,9 @@ def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, 
     columns: list[str] = []
     for name, path in (chosen or dict(list(found.items())[:1])).items():
         file = path / "config.json"
-        data = Config.from_dict(store.read_json(file), where=str(file)).data
+        data = Config.from_dict(files.read_json(file), where=str(file)).data
         ways.setdefault((data.text, data.lowercase), (name, data))
-        schema = ContextSchema.from_dict(store.read_json(path / "schema.json"))
+        schema = ContextSchema.from_dict(files.read_json(path / "schema.json"))
         columns += schema.columns(without=user) if chosen else []
     if len(ways) > 1:
         (first, _), (second, _), *_ = ways.values()

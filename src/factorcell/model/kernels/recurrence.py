@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from factorcell.model.kernels import kernels
+from factorcell.model.kernels import library
 
 SIZES = ("sequences", "steps", "hidden", "rank", "threads", "half", "next")
 ARRAYS = (
@@ -33,7 +33,7 @@ ARRAYS = (
 class _Arguments(ctypes.Structure):
     """`struct Recurrence` of native/kernels.h."""
 
-    _fields_ = kernels.structure(SIZES, ARRAYS)
+    _fields_ = library.structure(SIZES, ARRAYS)
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Packed:
     @classmethod
     def of(cls, weight: Tensor) -> "Packed":
         """W as it is now, for the kernels and the precision that are chosen now."""
-        compiled, number = kernels.chosen()
+        compiled, number = library.chosen()
         dense = weight.detach().float().contiguous()
         arguments = _Arguments(
-            1, 1, len(dense), 0, 1, int(kernels.half()), 0, *kernels.addresses(ARRAYS, {"weight": dense})
+            1, 1, len(dense), 0, 1, int(library.half()), 0, *library.addresses(ARRAYS, {"weight": dense})
         )
 
         def made(back: int) -> Tensor:
@@ -62,7 +62,7 @@ class Packed:
             compiled.factorcell_recurrence_pack(ctypes.byref(arguments), back, ctypes.c_void_p(to.data_ptr()), number)
             return to
 
-        return cls(made(0), made(1), number, kernels.half())
+        return cls(made(0), made(1), number, library.half())
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,15 @@ class Inputs:
 
 def usable(inputs: Inputs) -> bool:
     """Whether `run` can do it: floats on the processor, one W for all texts, and something to do."""
-    return inputs.weight.dim() == 2 and inputs.given.numel() > 0 and kernels.usable(inputs.given, inputs.weight)
+    return inputs.weight.dim() == 2 and inputs.given.numel() > 0 and library.usable(inputs.given, inputs.weight)
 
 
 def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states (B, T, H), the last one and the last memory (B, H); products are of bfloat16 within autocast."""
     arrays = inputs.arrays()
     learning = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
-    _, number = kernels.chosen()
-    half, packed = kernels.half(), inputs.packed
+    _, number = library.chosen()
+    half, packed = library.half(), inputs.packed
     fits = packed is not None and (packed.number, packed.half) == (number, half)
     both = (packed.there, packed.back) if packed is not None and fits else (None, None)
     outputs, hidden, memory, *_ = _forward(*arrays, learning, half, number, *both)
@@ -115,11 +115,11 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 def _call(backward: bool, half: bool, number: int, rank: int, arrays: Mapping[str, Tensor | None]) -> None:
     """Hand everything over."""
-    outputs, compiled = arrays["outputs"], kernels.library()
+    outputs, compiled = arrays["outputs"], library.library()
     assert outputs is not None
     assert compiled is not None
     sizes = (*outputs.shape, rank, torch.get_num_threads(), int(half), 0)
-    arguments = _Arguments(*sizes, *kernels.addresses(ARRAYS, arrays))
+    arguments = _Arguments(*sizes, *library.addresses(ARRAYS, arrays))
     compiled.factorcell_recurrence(ctypes.byref(arguments), int(backward), number)
 
 
@@ -164,9 +164,9 @@ def _forward(
     """As `_made`; only the first three learn."""
     made = _made(given, weight, _rank(left), norm is not None, learning)
     names = ("outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse")
-    taken = kernels.dense(bias=bias, given_reduced=given_reduced, weight=weight, left=left, right=right, keep=keep)
+    taken = library.dense(bias=bias, given_reduced=given_reduced, weight=weight, left=left, right=right, keep=keep)
     taken["packed"] = packed
-    start = kernels.dense(norm=norm, scale=scale, feed=feed, first_hidden=hidden, first_memory=memory, lengths=lengths)
+    start = library.dense(norm=norm, scale=scale, feed=feed, first_hidden=hidden, first_memory=memory, lengths=lengths)
     start["given"] = given.to(torch.bfloat16 if half else torch.float32).contiguous()
     wanted = {name: array if array.numel() else None for name, array in zip(names, made, strict=True)}
     _call(False, half, number, _rank(left), {**taken, **start, **wanted})
@@ -213,11 +213,11 @@ def _backward(
         "first_memory_gradient",
         "norm_gradient",
     )
-    taken = kernels.dense(weight=weight, left=left, right=right, keep=keep, norm=norm, lengths=lengths)
+    taken = library.dense(weight=weight, left=left, right=right, keep=keep, norm=norm, lengths=lengths)
     taken["packed"] = packed
-    start = kernels.dense(scale=scale, feed=feed, first_hidden=hidden, first_memory=memory)
-    saved = kernels.dense(outputs=outputs, memories=memories, gates=gates, inverse=inverse)
-    given = kernels.dense(
+    start = library.dense(scale=scale, feed=feed, first_hidden=hidden, first_memory=memory)
+    saved = library.dense(outputs=outputs, memories=memories, gates=gates, inverse=inverse)
+    given = library.dense(
         outputs_gradient=outputs_gradient,
         last_hidden_gradient=last_hidden_gradient,
         last_memory_gradient=last_memory_gradient,
@@ -260,7 +260,7 @@ def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, 
     before = before if feed is None else before * feed[:, None]
     of_product, of_scale = of_given, None
     if scale is not None:
-        products = kernels.product(before.flatten(0, 1), weight, ctx.half).view_as(of_given)
+        products = library.product(before.flatten(0, 1), weight, ctx.half).view_as(of_given)
         of_scale = (of_given * products).sum(1)
         of_product = (of_given * scale[:, None]).to(of_given.dtype)
     flat = before.flatten(0, 1).T, of_product.flatten(0, 1)
@@ -268,7 +268,7 @@ def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, 
         of_given.to(ctx.kind),
         of_bias,
         of_reduced if ctx.reduced else None,
-        kernels.product(*flat, ctx.half) if ctx.needs_input_grad[3] else None,  # a person is learned without it
+        library.product(*flat, ctx.half) if ctx.needs_input_grad[3] else None,  # a person is learned without it
         None if left is None else (before.transpose(1, 2) @ of_reduced).to(left.dtype),
         None if right is None else (reduced.transpose(1, 2).to(of_given.dtype) @ of_given).to(right.dtype),
         None,

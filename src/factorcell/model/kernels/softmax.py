@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from factorcell.model.kernels import gpu_softmax, kernels
+from factorcell.model.kernels import gpu_softmax, library
 
 SIZES = ("rows", "size", "width", "texts", "threads", "half", "next")
 ARRAYS = ("values", "table", "bias", "packed", "result")
@@ -26,12 +26,12 @@ CHUNK = 16_000_000  # logits that exist at one time, 64 MB
 def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """Exact nats (N,) of `targets` (N,) from `values` (N, D), `table` (V, D) and `bias` (V,) or (C, V)."""
     learning = torch.is_grad_enabled() and (values.requires_grad or table.requires_grad or bias.requires_grad)
-    if not learning and len(values) and kernels.usable(values, table, bias):
+    if not learning and len(values) and library.usable(values, table, bias):
         own = F.embedding(targets, table)
         chosen: Tensor = torch.linalg.vecdot(values.to(own.dtype), own) + _chosen(bias, targets)
         return log_sums(values, table, bias) - chosen
     if len(values) and bias.dim() == 1 and gpu_softmax.usable(values, table):
-        kind = torch.bfloat16 if kernels.halved(values.device) else values.dtype
+        kind = torch.bfloat16 if library.halved(values.device) else values.dtype
         return gpu_softmax.nats(values.to(kind), table.to(kind), bias, targets)
     result: Tensor = _Exact.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
     return result
@@ -69,17 +69,17 @@ def nats_by_text(
 class _Arguments(ctypes.Structure):
     """`struct Softmax` of native/kernels.h."""
 
-    _fields_ = kernels.structure(SIZES, ARRAYS)
+    _fields_ = library.structure(SIZES, ARRAYS)
 
 
 def log_sums(values: Tensor, table: Tensor, bias: Tensor) -> Tensor:
     """log sum_v exp(x . e_v + b_v) (N,) in compiled code, without a gradient; of bfloat16 products within autocast."""
-    compiled, number = kernels.chosen()
-    taken = kernels.dense(values=values, table=table, bias=bias)
+    compiled, number = library.chosen()
+    taken = library.dense(values=values, table=table, bias=bias)
     made = {"result": torch.empty(len(values)), "packed": torch.empty(0)}
     texts = 1 if bias.dim() == 1 else len(bias)
-    sizes = (len(values), *table.shape, texts, torch.get_num_threads(), int(kernels.half()), 0)
-    arguments = _Arguments(*sizes, *kernels.addresses(ARRAYS, {**taken, **made}))
+    sizes = (len(values), *table.shape, texts, torch.get_num_threads(), int(library.half()), 0)
+    arguments = _Arguments(*sizes, *library.addresses(ARRAYS, {**taken, **made}))
     packed = torch.empty(compiled.factorcell_packed(ctypes.byref(arguments), number))
     arguments.packed = packed.data_ptr()
     compiled.factorcell_softmax(ctypes.byref(arguments), number)
@@ -91,9 +91,9 @@ class _Exact(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        ctx.short, parts = kernels.halved(values.device), []
+        ctx.short, parts = library.halved(values.device), []
         for rows, texts in _chunks(values, table, bias):
-            logits = _add(kernels.product(values[rows], table.T, ctx.short), bias[texts])
+            logits = _add(library.product(values[rows], table.T, ctx.short), bias[texts])
             chosen = logits.gather(1, targets[rows, None])[:, 0]
             top = logits.amax(1)
             parts.append(logits.sub_(top[:, None]).exp_().sum(1).log_().add_(top).sub_(chosen))
@@ -107,11 +107,11 @@ class _Exact(torch.autograd.Function):
         of_values, of_table, of_bias = torch.empty_like(values), torch.zeros_like(table), torch.zeros_like(bias)
         for rows, texts in _chunks(values, table, bias):
             wanted, scale = targets[rows, None], gradient[rows, None]
-            logits = _add(kernels.product(values[rows], table.T, ctx.short), bias[texts])
+            logits = _add(library.product(values[rows], table.T, ctx.short), bias[texts])
             total = logits.gather(1, wanted).add_(result[rows, None])  # the logarithm of the sum
             share = logits.sub_(total).exp_().mul_(scale).scatter_add_(1, wanted, -scale)
-            of_values[rows] = kernels.product(share, table, ctx.short)
-            of_table += kernels.product(share.T, values[rows], ctx.short)
+            of_values[rows] = library.product(share, table, ctx.short)
+            of_table += library.product(share.T, values[rows], ctx.short)
             of_bias[texts] += _sum(share, bias[texts])
         return of_values, of_table, of_bias, None
 
@@ -155,8 +155,8 @@ class _Sampled(torch.autograd.Function):
         own = F.embedding(targets, table)
         positive = (values * own).sum(1).add_(_chosen(bias, targets))
         chosen = table[samples]
-        ctx.size, ctx.short, ctx.shape = len(table), kernels.halved(values.device), bias.shape
-        shares = _add(kernels.product(values, chosen.T, ctx.short), bias[..., samples])
+        ctx.size, ctx.short, ctx.shape = len(table), library.halved(values.device), bias.shape
+        shares = _add(library.product(values, chosen.T, ctx.short), bias[..., samples])
         shares[_collisions(targets, samples, len(table))] = -torch.inf
         top = torch.maximum(shares.amax(1), positive)
         shares.sub_(top[:, None]).exp_()
@@ -170,10 +170,10 @@ class _Sampled(torch.autograd.Function):
         values, own, chosen, targets, samples, shares, share, total = ctx.saved_tensors
         shares = shares * (gradient / total)[:, None]
         of_positive = gradient * (share - 1)
-        of_values = torch.addcmul(kernels.product(shares, chosen, ctx.short), of_positive[:, None], own)
+        of_values = torch.addcmul(library.product(shares, chosen, ctx.short), of_positive[:, None], own)
         # the scatter-add of an embedding, since index_add_ goes row by row
         of_table = torch.ops.aten.embedding_dense_backward(of_positive[:, None] * values, targets, ctx.size, -1, False)
-        of_table[samples] += kernels.product(shares.T, values, ctx.short)
+        of_table[samples] += library.product(shares.T, values, ctx.short)
         of_bias = gradient.new_zeros(ctx.shape)
         texts = of_bias.view(-1, ctx.size)
         texts.scatter_add_(1, targets.view(len(texts), -1), of_positive.view(len(texts), -1))

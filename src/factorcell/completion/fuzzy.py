@@ -1,0 +1,121 @@
+"""Counted texts, those too that begin with what may have been meant: with a slip or two in what is typed.
+
+Shapes: N texts, M ranges of them.
+"""
+
+from typing import ClassVar, Protocol
+from unicodedata import normalize
+
+import numpy as np
+
+from factorcell.completion.search import Suggestion
+from factorcell.completion.typos import Band, Counts, Flags, Pattern, Slips, Whole
+
+Ranges = tuple[Whole, Whole, Counts, Flags]  # where they begin and end, slips, whether the first letter is another
+
+
+class Counted(Protocol):
+    """Texts with shares of all: `Popularity`, `History`."""
+
+    source: ClassVar[str]
+
+    def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
+        """The `k` best texts that begin with `prefix`."""
+        ...
+
+    def shares(self) -> dict[str, float]:
+        """Every text and its share."""
+        ...
+
+
+class Forgiving:
+    """Counted texts of which those are found too whose beginning differs from what is typed by slips.
+
+    An implicit trie: texts by alphabet, and where neighbours begin to differ, so that the children of a range of texts
+    with one beginning are what is cut out of it.
+    """
+
+    def __init__(self, counted: Counted, slips: int | Slips = 2) -> None:
+        self.counted, self.slips = counted, Slips.of(slips)
+        shares = counted.shares()
+        self.texts = sorted(shares)
+        self.logs = np.log([shares[text] for text in self.texts])
+        self.lengths = np.array([len(text) for text in self.texts], dtype=np.int64)
+        self.begins = np.cumsum(self.lengths) - self.lengths
+        points = np.frombuffer("".join(self.texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        self.alphabet, letters = np.unique(points, return_inverse=True)
+        self.letters = letters.astype(np.min_scalar_type(len(self.alphabet)))
+        shared = self._shared()
+        self.cuts = np.argsort(shared, kind="stable")
+        self.levels = np.searchsorted(shared[self.cuts], np.arange(self.lengths.max(initial=0) + 2))
+
+    def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
+        """The `k` best that begin with `prefix`, then the best that may have been meant by it: share less cost."""
+        exact = self.counted.complete(prefix, k)
+        prefix = normalize("NFC", prefix)
+        if len(exact) == k or not self.texts or not self.slips.within(len(prefix)):
+            return exact
+        found = self._walk(prefix)
+        begins, ends, counts, strange = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        rows, sizes = _ranges(begins, ends), ends - begins
+        scores = self.logs[rows] - np.repeat(self.slips.costs(counts, strange), sizes)
+        slips = np.repeat(counts, sizes)
+        best = np.lexsort((rows, -scores))[: k - len(exact)]
+        return exact + [
+            Suggestion(self.texts[row], score, self.counted.source, count)
+            for row, score, count in zip(rows[best].tolist(), scores[best].tolist(), slips[best].tolist(), strict=True)
+        ]
+
+    def _shared(self) -> Whole:
+        """(N,) How many characters each text shares with the one before it, by alphabet; -1 for the first."""
+        shared, alike, depth = np.zeros(len(self.texts), dtype=np.int64), np.arange(1, len(self.texts)), 0
+        shared[:1] = -1
+        while alike.size:
+            alike = alike[np.minimum(self.lengths[alike], self.lengths[alike - 1]) > depth]
+            alike = alike[self.letters[self.begins[alike] + depth] == self.letters[self.begins[alike - 1] + depth]]
+            depth += 1
+            shared[alike] = depth
+        return shared
+
+    def _walk(self, prefix: str) -> list[Ranges]:
+        """Disjoint ranges of the texts that `prefix` may mean, their slips, whether their first letter is another."""
+        most = self.slips.within(len(prefix))
+        points = np.array([ord(letter) for letter in prefix], dtype=np.int64)
+        letters = np.searchsorted(self.alphabet, points)
+        known = np.isin(points, self.alphabet)
+        pattern = Pattern(np.where(known, letters, len(self.alphabet)).tolist(), most)
+        band, found = pattern.start(), list[Ranges]()
+
+        def note(which: Flags, begins: Whole, ends: Whole, band: Band) -> None:
+            which = which & (band.best >= 1) & (band.best <= most)
+            found.append((begins[which], ends[which], band.best[which], band.strange[which]))
+
+        begins, ends = np.zeros(1, dtype=np.int64), np.array([len(self.texts)])  # the texts that are not settled
+        for length in range(1, len(prefix) + most + 1):
+            parents, begins, ends = self._children(begins, ends, length - 1)
+            over = self.lengths[begins] < length  # a text of its own: it ends
+            note(over, begins, begins + 1, band.keep(parents))
+            parents, begins, ends = parents[~over], begins[~over], ends[~over]
+            band = pattern.read(band, parents, self.letters[self.begins[begins] + length - 1].astype(np.int64), length)
+            settled = band.settled
+            note(settled, begins, ends, band)
+            band, begins, ends = band.keep(np.flatnonzero(~settled)), begins[~settled], ends[~settled]
+            if not begins.size:
+                break
+        return found
+
+    def _children(self, begins: Whole, ends: Whole, depth: int) -> tuple[Whole, Whole, Whole]:
+        """Parents and ranges of what ranges (M,) of texts with one beginning of `depth` letters fall into."""
+        cuts = self.cuts[self.levels[depth] : self.levels[depth + 1]]
+        low, high = np.searchsorted(cuts, begins, side="right"), np.searchsorted(cuts, ends)
+        parents = np.repeat(np.arange(len(begins)), high - low + 1)
+        inner = cuts[_ranges(low, high)]
+        starts, stops = np.sort(np.concatenate([begins, inner])), np.sort(np.concatenate([inner, ends]))
+        return parents, starts, stops
+
+
+def _ranges(begins: Whole, ends: Whole) -> Whole:
+    """All whole numbers of some ranges, one range after the other."""
+    sizes = ends - begins
+    ranges: Whole = np.arange(sizes.sum()) + np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
+    return ranges

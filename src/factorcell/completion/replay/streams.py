@@ -1,0 +1,242 @@
+"""Progressive evaluation of completion: what somebody wrote, in order of time; predict each text, judge, then learn it.
+
+Of every text a prefix is drawn, uniformly among those with two characters typed and one to come (thesis, section
+5.4.1), where a character is what a reader takes for one. The draw is a hash of seed, user, text and place in the
+stream, so that all systems, machines and interrupted replays meet the same prefixes.
+"""
+
+import hashlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from factorcell import files
+from factorcell.completion.search import Suggestion
+from factorcell.config import DataConfig, UserError
+from factorcell.data.tables import open_table
+from factorcell.data.values import is_missing, shown, to_number, to_time
+from factorcell.data.vocabulary import GRAPHEME, splitter
+
+TYPED, LEFT = 2, 1  # characters that a prefix has at least, and that are left to complete
+COUNT = 10  # suggestions that are asked for
+
+Row = dict[str, Any]
+
+
+class System(Protocol):
+    """One way to complete. What it holds of a person is a value, so that one system serves many streams."""
+
+    def start(self, user: str) -> Any:
+        """What it holds of a person never seen."""
+
+    def suggest(self, held: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
+        """At most `k` whole texts, the best first; `row` has every column but the text."""
+
+    def nats(self, held: Any, row: Mapping[str, Any]) -> tuple[float, int] | None:
+        """Nats and targets of the whole text, before it is learned; None where the system is no language model."""
+
+    def learn(self, held: Any, row: Mapping[str, Any]) -> Any:
+        """What it holds of the person once the text is known."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one person wrote: `rows` in order of time, and the prefix to complete of each, None where none is judged."""
+
+    user: str
+    rows: tuple[Row, ...]
+    prefixes: tuple[str | None, ...]
+
+    @property
+    def judged(self) -> list[tuple[int, int]]:
+        """Place and length of prefix of the texts that are judged."""
+        return [(place, _length(prefix)) for place, prefix in enumerate(self.prefixes) if prefix is not None]
+
+
+def read(
+    source: Any,
+    data: DataConfig,
+    *,
+    user: str = "user",
+    moment: str = "time",
+    others: Sequence[str] = (),
+    most_rows: int | None = None,
+    every: int = 1,
+    seed: int = 0,
+) -> list[Stream]:
+    """The streams of a table, by user: columns `data.text`, `user`, `moment` (the time) and `others`.
+
+    Texts are normalised as a run with `data` reads them. The first `most_rows` of each user are kept, and about one of
+    `every` is judged. `UserError` where a column is missing or a value cannot be read.
+    """
+    for name, value in (("rows per user", most_rows), ("every", every)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}; it must be at least 1")
+    table, normal = open_table(source), _normaliser(data)
+    columns = tuple(dict.fromkeys((data.text, user, moment, *others)))
+    people: defaultdict[str, list[tuple[float, Row]]] = defaultdict(list)
+    number = 0
+    for chunk in table.chunks(columns):
+        for values in zip(*(chunk[name] for name in columns), strict=True):
+            row, number = dict(zip(columns, values, strict=True)), number + 1
+            where = f"{table.name} row {number}"
+            if not isinstance(row[data.text], str):
+                raise UserError(f"{where}: {data.text} is {shown(row[data.text])}, not a text")
+            if is_missing(row[user]):
+                raise UserError(f"{where}: {user} is missing; each row needs somebody who wrote it")
+            row[data.text] = normal(row[data.text])
+            people[str(row[user])].append((_seconds(row[moment], f"{where}: {moment}"), row))
+    streams = []
+    for name in sorted(people):
+        ordered = sorted(people[name], key=lambda one: one[0])  # texts of one moment stay as they stand in the table
+        rows = tuple(row for _, row in ordered[:most_rows])
+        drawn = (prefix_of(name, row[data.text], place, every, seed) for place, row in enumerate(rows))
+        streams.append(Stream(name, rows, tuple(drawn)))
+    return streams
+
+
+def prefix_of(user: str, text: str, place: int, every: int = 1, seed: int = 0) -> str | None:
+    """The prefix to complete of the text at `place` in a stream; None for short texts and all but one of `every`."""
+    marks = GRAPHEME.findall(text)
+    choices = len(marks) - LEFT - TYPED + 1
+    digest = hashlib.sha256(json.dumps([seed, user, text, place]).encode()).digest()
+    if choices < 1 or int.from_bytes(digest[:8], "big") % every:
+        return None
+    return "".join(marks[: TYPED + int.from_bytes(digest[8:16], "big") % choices])
+
+
+def known_prefixes(streams: Sequence[Stream], source: Any, data: DataConfig) -> set[str]:
+    """Those prefixes of the streams with which a text of the table `source` begins."""
+    table, normal = open_table(source), _normaliser(data)
+    wanted = {prefix for stream in streams for prefix in stream.prefixes if prefix is not None}
+    lengths = sorted({len(prefix) for prefix in wanted})
+    found: set[str] = set()
+    for chunk in table.chunks([data.text]):
+        for text in map(normal, map(str, chunk[data.text])):
+            found.update(text[:length] for length in lengths if text[:length] in wanted)
+    return found
+
+
+def rank_of(text: str, suggestions: Sequence[str]) -> int | None:
+    """The place of `text` among the suggestions, 1 the first."""
+    return next((rank for rank, one in enumerate(suggestions, 1) if one == text), None)
+
+
+def partial_rank_of(text: str, suggestions: Sequence[str]) -> int | None:
+    """The place of the first suggestion that is `text`, or its first words: Park and Chiba's (2017) partial match."""
+    return next((rank for rank, one in enumerate(suggestions, 1) if f"{text} ".startswith(f"{one} ")), None)
+
+
+def replay(
+    systems: Mapping[str, System],
+    streams: Sequence[Stream],
+    path: Path,
+    *,
+    text: str = "text",
+    known: Collection[str] | None = None,
+    progress: bool = False,
+) -> Generator[Row]:
+    """Complete, judge and learn every stream with every system; the new rows, which are also added to the file `path`.
+
+    A stream is done whole or not at all, and not again where the file has it. `text` is the column of the texts,
+    `known` the prefixes that training texts begin with. `UserError` where the file is of other streams.
+    """
+    done = _done(path, streams)
+    todo = [
+        (stream, name) for stream in streams if stream.judged for name in systems if (name, stream.user) not in done
+    ]
+    total = sum(len(stream.rows) for stream, _ in todo)
+    with tqdm(total=total, desc="replay", unit=" texts", disable=not progress, dynamic_ncols=True, leave=None) as bar:
+        for stream, name in todo:
+            bar.set_postfix_str(f"{name}, user {stream.user[:20]}", refresh=False)
+            rows = []
+            for row in _followed(systems[name], stream, text):
+                bar.update()
+                if row is not None:
+                    seen = None if known is None else stream.prefixes[row["position"]] in known
+                    rows.append({"system": name, "user": stream.user, "seen": seen, **row})
+            files.append_rows(path, rows)
+            yield from rows
+
+
+def _followed(system: System, stream: Stream, text: str) -> Iterator[Row | None]:
+    """One stream through one system: what was judged of each text, None where it was only learned."""
+    held = system.start(stream.user)
+    for position, (row, prefix) in enumerate(zip(stream.rows, stream.prefixes, strict=True)):
+        judged: Row = {}
+        if prefix is not None:
+            others = {name: value for name, value in row.items() if name != text}  # nobody can look ahead
+            begin = time.perf_counter()
+            found = [one.text for one in system.suggest(held, prefix, others, COUNT)[:COUNT]]
+            judged = _judged(row[text], prefix, found, position, time.perf_counter() - begin)
+            judged["nats"], judged["targets"] = system.nats(held, row) or (None, None)
+        begin = time.perf_counter()
+        held = system.learn(held, row)
+        yield {**judged, "learn_seconds": time.perf_counter() - begin} if judged else None
+
+
+def _judged(text: str, prefix: str, found: Sequence[str], position: int, seconds: float) -> Row:
+    """What is known once the suggestions are there.
+
+    `saved`: the characters that need not be typed if the first suggestion that matches, wholly or in part, is taken at
+    this prefix; an estimate of what a person saves, who may take one sooner or later, or several.
+    """
+    rank, partial = rank_of(text, found), partial_rank_of(text, found)
+    return {
+        "position": position,
+        "prefix_length": _length(prefix),
+        "query_length": _length(text),
+        "rank": rank,
+        "partial_rank": partial,
+        "saved": 0 if partial is None else _length(found[partial - 1]) - _length(prefix),
+        "suggest_seconds": seconds,
+    }
+
+
+def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
+    """System and user of the streams that the file has whole; what it has of others goes out of the file."""
+    if not path.exists():
+        return set()
+    rows = files.read_rows(path)
+    kept: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for row in rows:
+        kept[row["system"], row["user"]].append((row["position"], row["prefix_length"]))
+    judged = {stream.user: stream.judged for stream in streams}
+    for (_, user), places in kept.items():
+        if places != judged.get(user, [])[: len(places)]:
+            raise UserError(
+                f"{path}: was begun with other texts or options (user {shown(user)}); choose another folder"
+            )
+    whole = {(name, user) for (name, user), places in kept.items() if len(places) == len(judged[user])}
+    files.write_rows(path, (row for row in rows if (row["system"], row["user"]) in whole))
+    return whole
+
+
+def _normaliser(data: DataConfig) -> Callable[[str], str]:
+    """The function that makes of a text what a run with `data` reads, whatever its unit."""
+    cut = splitter(replace(data, unit="grapheme"))
+    # Lower-casing can leave letters that NFC would join.
+    return lambda text: "".join(cut("".join(cut(text))))
+
+
+def _length(text: str) -> int:
+    return len(GRAPHEME.findall(text))
+
+
+def _seconds(value: Any, where: str) -> float:
+    """A number as it is; a date or a moment in seconds, one without a zone taken for UTC."""
+    number, moment = to_number(value), to_time(value)
+    if number is not None:
+        return number
+    if not isinstance(moment, date):
+        raise UserError(f"{where} is {shown(value)}; it must be a number or a time, as 2026-11-21T18:30")
+    if not isinstance(moment, datetime):
+        moment = datetime(moment.year, moment.month, moment.day)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

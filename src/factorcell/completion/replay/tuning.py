@@ -1,0 +1,98 @@
+"""How the users of a run should learn, and what its blend should trust, found on people who were not in its training.
+
+The online rate is the one of lowest progressive perplexity: every text is scored, then learned (thesis 2018, section
+5.4.1). The weights of the blend are fitted to what people went on to write after the prefixes that a replay draws.
+"""
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from factorcell.completion.blend import Blend, Candidate
+from factorcell.completion.completer import Completer
+from factorcell.completion.online import AT_ONCE, Learner, Rule
+from factorcell.completion.popularity import Popularity
+from factorcell.completion.replay.streams import COUNT, Stream, rank_of
+from factorcell.config import UserError
+from factorcell.model.run import Run
+from factorcell.model.scoring import Tally
+
+Row = dict[str, Any]
+
+STARTS = {"adagrad": 0.1, "adadelta": 5.0, "sgd": 0.003}  # where the search for a rate begins
+FACTORS = (3.0, math.sqrt(3.0))  # steps of the search, on a scale of logarithms
+
+
+def perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> float:
+    """The progressive perplexity of all streams. Nobody learns from others, so that people can learn side by side."""
+    text, others = learner.run.config.data.text, learner.columns
+    users, total = {stream.user: learner.new() for stream in streams}, Tally()
+    longest = max((len(stream.rows) for stream in streams), default=0)
+    name = f"{learner.rule.optimiser} {learner.rule.rate:g}"
+    for place in tqdm(range(longest), desc=name, unit=" texts each", disable=not progress, leave=False):
+        here = [stream for stream in streams if len(stream.rows) > place]
+        for at in range(0, len(here), AT_ONCE):
+            part = here[at : at + AT_ONCE]
+            rows = [stream.rows[place] for stream in part]
+            texts, contexts = [row[text] for row in rows], [{name: row[name] for name in others} for row in rows]
+            after, nats = learner.learn([users[stream.user] for stream in part], texts, contexts)
+            users |= {stream.user: user for stream, user in zip(part, after, strict=True)}
+            total += Tally(float(nats.sum()), learner.run.read(texts, contexts).targets)
+    return total.perplexity
+
+
+def rates(run: Run, streams: Sequence[Stream], optimisers: Sequence[str], progress: bool = False) -> Generator[Row]:
+    """A row for every rule that is tried: `optimiser`, `rate`, `perplexity`; the first learns nothing."""
+    if not any(stream.rows for stream in streams):
+        raise UserError("no stream has a text: nothing to find a rate on")
+    yield {
+        "optimiser": "none",
+        "rate": 0.0,
+        "perplexity": perplexity(Learner(run, Rule("sgd", 0.0)), streams, progress),
+    }
+    for name in optimisers:
+        yield from _climb(run, streams, name, progress)
+
+
+def _climb(run: Run, streams: Sequence[Stream], name: str, progress: bool) -> Iterator[Row]:
+    """Rates of one optimiser: from the best so far a step up and down, smaller steps where neither is better."""
+    tried: dict[float, float] = {}
+
+    def attempt(rate: float) -> Iterator[Row]:
+        if rate not in tried:
+            tried[rate] = perplexity(Learner(run, Rule(name, rate)), streams, progress)
+            yield {"optimiser": name, "rate": rate, "perplexity": tried[rate]}
+
+    yield from attempt(STARTS[name])
+    for factor in FACTORS:
+        best = None
+        while best != (best := min(tried, key=tried.__getitem__)):
+            yield from attempt(float(f"{best * factor:.3g}"))
+            yield from attempt(float(f"{best / factor:.3g}"))
+
+
+def proposals(
+    completer: Completer, learner: Learner, popularity: Popularity, streams: Sequence[Stream], progress: bool = False
+) -> Iterator[tuple[list[Candidate], str]]:
+    """For every judged text of the streams what the sources propose, and the text."""
+    blend = Blend(completer, popularity)
+    text, others = learner.run.config.data.text, learner.columns
+    with tqdm(total=sum(len(s.rows) for s in streams), desc="blend", unit=" texts", disable=not progress) as bar:
+        for stream in streams:
+            user = learner.new()
+            for row, prefix in zip(stream.rows, stream.prefixes, strict=True):
+                context = {name: row[name] for name in others}
+                if prefix is not None and len(completer.split(prefix)) <= completer.most:
+                    written = completer.type(completer.begin(user, context), prefix)
+                    found = completer.suggest(written, COUNT)
+                    yield blend.candidates(written.text, found, user.history, COUNT), row[text]
+                (user,), _ = learner.learn([user], [row[text]], [context])
+                bar.update()
+
+
+def reciprocal_rank(blend: Blend, lists: Sequence[tuple[list[Candidate], str]]) -> float:
+    """The mean over `lists` of one over the rank of the text among the best of the candidates; 0 where it is not."""
+    ranks = (rank_of(text, [one.text for one in blend.merged(found, COUNT)]) for found, text in lists)
+    return sum(1 / rank for rank in ranks if rank) / max(1, len(lists))

@@ -1,0 +1,337 @@
+"""The most probable ways to finish a text that somebody is typing.
+
+    log p(y, end | typed, context) = sum_t log p(y_t | typed, y_<t, context) + log p(end | typed, y, context)
+
+No term is above zero, so a hypothesis bounds all that grows out of it. `search` finds the k most probable completions
+exactly: it expands the best hypotheses, a batch at a time, and drops those that are no better than the k-th finished
+one, until none is left. `beam` is the search of the thesis (section 5.4.1) as published, the reference.
+
+Shapes: B hypotheses, N of them waiting, V vocabulary, H hidden.
+"""
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factorcell.data.context import Context
+from factorcell.data.vocabulary import END, START, UNKNOWN
+from factorcell.model.cells import State
+from factorcell.model.language_model import Conditioned, LanguageModel, States
+
+Ids = tuple[int, ...]  # tokens of a completion: after what is typed, before the end token
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+T = TypeVar("T")  # what is typed, as a search keeps it
+
+WIDTH, BRANCHING = 100, 4  # of the published beam
+BATCH = 12  # hypotheses expanded at once, at first: few compute no row in vain, many make few steps
+GROWTH = 4  # a batch grows by one for so many rows, so that a long search has large ones and wastes a share at most
+ROWS = 10_000  # hypotheses that one search expands at most
+WAITING = 10_000  # hypotheses that wait at most
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A whole text that is proposed, how probable its `source` takes it to be given what is typed, and that source.
+
+    `slips`: the typing errors that it takes for granted; without any it begins with what is typed. `parts`: what each
+    source of a blend adds to the score.
+    """
+
+    text: str
+    log_probability: float
+    source: str
+    slips: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What may follow what is typed: `ids` of it, and its log probability, that of the end token included."""
+
+    ids: Ids
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The `completions` found, the best first, and the `rows` computed for it: hypotheses put through the model.
+
+    `cut`: time or room ran out before it was certain that there are no better ones.
+    """
+
+    completions: tuple[Completion, ...]
+    rows: int
+    cut: bool
+
+
+@dataclass(frozen=True)
+class Wanted(Generic[T]):
+    """What a search is asked for: of what is `typed` the `k` best completions of at most `most` tokens, if accepted."""
+
+    typed: T
+    k: int
+    most: int
+    accept: Callable[[Ids], bool] = lambda ids: True
+    least: float = -math.inf
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What is typed so far, and what the model holds after the start token and each token: a value.
+
+    `conditioned` is that of one context, folded; `logs` holds log probabilities (1, V) of the next token.
+    """
+
+    conditioned: Conditioned
+    ids: Ids
+    states: tuple[States, ...]
+    logs: tuple[Tensor, ...]
+
+    @classmethod
+    def begin(cls, model: LanguageModel, conditioned: Conditioned) -> "Typed":
+        """Nothing typed yet, in one context."""
+        folded = model.fold(conditioned)
+        # One matrix without a batch dimension is one product for all hypotheses, not a product each.
+        weights = tuple(replace(w, matrix=w.matrix[0] if w.matrix.dim() == 3 else w.matrix) for w in folded.weights)
+        shared = replace(folded, weights=weights)
+        logs, states = model.step(_tokens(model, [START]), shared)
+        return cls(shared, (), (states,), (logs,))
+
+    def to(self, model: LanguageModel, ids: Sequence[int]) -> "Typed":
+        """The same with `ids` typed instead: a step for every token after the first that differs."""
+        kept = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, ids, strict=False))))
+        states, logs = list(self.states[: kept + 1]), list(self.logs[: kept + 1])
+        for token in ids[kept:]:
+            log, state = model.step(_tokens(model, [token]), self.conditioned, states[-1])
+            states.append(state)
+            logs.append(log)
+        return Typed(self.conditioned, tuple(ids), tuple(states), tuple(logs))
+
+
+class Plain:
+    """The plain search of a model: what else can type and search stands in for it."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+
+    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Typed:
+        """Nothing typed yet, in one context; `override` as `LanguageModel.condition`."""
+        return Typed.begin(self.model, self.model.condition(context, override))
+
+    def type(self, typed: Typed, ids: Sequence[int]) -> Typed:
+        """The same with `ids` typed instead."""
+        return typed.to(self.model, ids)
+
+    def search(self, wanted: Sequence[Wanted[Typed]], seconds: float | None, threads: int) -> list[Found]:
+        """The completions of each; one after the other, whatever the `threads`."""
+        return [
+            search(
+                self.model,
+                one.typed,
+                one.k,
+                most=one.most,
+                least=one.least,
+                accept=one.accept,
+                seconds=seconds,
+            )
+            for one in wanted
+        ]
+
+
+def beam(
+    model: LanguageModel, typed: Typed, k: int = 10, *, most: int, width: int = WIDTH, branching: int = BRANCHING
+) -> Found:
+    """The `k` best of a beam search, completions of at most `most` tokens.
+
+    Each step follows the `branching` most probable tokens of every hypothesis and keeps the `width` best texts,
+    finished ones among them.
+    """
+    finished: list[Completion] = []
+    waiting = [Completion((), 0.0)]
+    logs, states, rows = typed.logs[-1], typed.states[-1], 0
+    for length in range(most + 1):
+        grown = []
+        values, tokens = _without_unknown(logs).topk(min(branching, logs.shape[1]))
+        for row, hypothesis in enumerate(waiting):
+            for value, token in zip(values[row].tolist(), tokens[row].tolist(), strict=True):
+                grown.append((hypothesis.log_probability + value, hypothesis.ids, token, row))
+        finished += [Completion(ids, score) for score, ids, token, _ in grown if token == END]
+        going = [new for new in grown if new[2] != END and new[0] > -math.inf] if length < most else []
+        kept = heapq.nlargest(width, [one.log_probability for one in finished] + [score for score, *_ in going])
+        finished = [one for one in finished if one.log_probability >= kept[-1]]
+        going = [new for new in going if new[0] >= kept[-1]]
+        if not going:
+            break
+        waiting = [Completion((*ids, token), score) for score, ids, token, _ in going]
+        parents = _tokens(model, [row for *_, row in going])
+        before = tuple(state.select(parents) for state in states)
+        logs, states = model.step(_tokens(model, [one.ids[-1] for one in waiting]), typed.conditioned, before)
+        rows += len(waiting)
+    best = sorted(finished, key=lambda one: (-one.log_probability, one.ids))
+    return Found(tuple(best[:k]), rows, cut=False)
+
+
+def search(
+    model: LanguageModel,
+    typed: Typed,
+    k: int = 10,
+    *,
+    most: int,
+    least: float = -math.inf,
+    accept: Callable[[Ids], bool] = lambda ids: True,
+    batch: int = BATCH,
+    rows: int = ROWS,
+    waiting: int = WAITING,
+    seconds: float | None = None,
+) -> Found:
+    """The `k` most probable completions of at most `most` tokens among those that `accept` takes; never a worse k-th.
+
+    Those whose log probability is not above `least` are not looked for. It is exact unless `cut`: after `seconds`,
+    after `rows` of the model, or where more than `waiting` hypotheses would have had to wait, it returns the best so
+    far, unless what is left could not have been better.
+    """
+    stop = math.inf if seconds is None else time.monotonic() + seconds
+    frontier = _Frontier(model, typed, k, most, least, accept, rows, waiting)
+    while frontier.scores.size:
+        room = min(batch + frontier.expanded // GROWTH, rows - frontier.expanded)
+        if room <= 0 or time.monotonic() >= stop:
+            frontier.give_up()
+            break
+        scores, parents, tokens = frontier.take(room)
+        before = frontier.states_of(torch.from_numpy(parents).to(model.embedding.device))
+        logs, states = model.step(_tokens(model, tokens.tolist()), typed.conditioned, before)
+        frontier.add(scores, parents, tokens, logs, states)
+    return frontier.found()
+
+
+class _Frontier:
+    """The hypotheses that wait, the best k that have ended, and what was computed of those expanded.
+
+    Number 0 of the expanded is what is typed; of each there are its parent's number, its token and the states after
+    it. One that waits is a parent and a token, as one number: parent V + token.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        typed: Typed,
+        k: int,
+        most: int,
+        floor: float,
+        accept: Callable[[Ids], bool],
+        rows: int,
+        waiting: int,
+    ) -> None:
+        self.k, self.most, self.floor, self.accept, self.waiting = k, most, floor, accept, waiting
+        self.size, self.count = len(model.embedding), 0
+        self.parents, self.tokens, self.depths = (np.zeros(rows + 1, dtype=np.int64) for _ in range(3))
+        self.depths[0] = -1  # what is typed becomes 0, as a child of itself
+        self.states = tuple(
+            State(*(part.new_empty(rows + 1, part.shape[1]) for part in (state.hidden, state.memory)))
+            for state in typed.states[-1]
+        )
+        self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
+        self.ended: list[tuple[float, Ids]] = []  # a heap: the worst first
+        self.lost = -math.inf  # the best hypothesis that was dropped for want of time or room
+        zero = np.zeros(1, dtype=np.int64)
+        self.add(np.zeros(1), zero, zero + START, typed.logs[-1], typed.states[-1])
+
+    @property
+    def expanded(self) -> int:
+        """Rows of the model: what is typed was computed before."""
+        return self.count - 1
+
+    @property
+    def least(self) -> float:
+        """What a hypothesis must exceed: the k-th best score of those that have ended, or what was asked for."""
+        return self.ended[0][0] if len(self.ended) == self.k else self.floor
+
+    def take(self, most: int) -> tuple[Floats, Whole, Whole]:
+        """Scores, parents and tokens of the best `most` that wait; they wait no longer."""
+        chosen = _largest(self.scores, most)
+        scores, codes = self.scores[chosen], self.codes[chosen]
+        self._keep(np.delete(np.arange(len(self.scores)), chosen))
+        return scores, codes // self.size, codes % self.size
+
+    def states_of(self, numbers: Tensor) -> States:
+        """The states after the expanded hypotheses `numbers` (B,)."""
+        return tuple(state.select(numbers) for state in self.states)
+
+    def add(self, scores: Floats, parents: Whole, tokens: Whole, logs: Tensor, states: States) -> None:
+        """Take in hypotheses (B,) that were expanded, with `logs` (B, V) and `states` after them."""
+        numbers = np.arange(self.count, self.count + len(scores))
+        self.count += len(scores)
+        self.parents[numbers], self.tokens[numbers], self.depths[numbers] = parents, tokens, self.depths[parents] + 1
+        for kept, state in zip(self.states, states, strict=True):
+            kept.hidden[numbers[0] : self.count] = state.hidden
+            kept.memory[numbers[0] : self.count] = state.memory
+        totals = _without_unknown(logs).cpu().double().numpy() + scores[:, None]
+        for number, score in zip(numbers.tolist(), totals[:, END].tolist(), strict=True):
+            self._end(number, score)
+        totals[:, END] = -math.inf
+        totals[self.depths[numbers] >= self.most] = -math.inf
+        row, token = np.nonzero(totals > self.least)
+        self.scores = np.concatenate([self.scores, totals[row, token]])
+        self.codes = np.concatenate([self.codes, numbers[row] * self.size + token])
+        self._prune()
+
+    def give_up(self) -> None:
+        """Drop all that wait."""
+        self.lost = max(self.lost, float(self.scores.max()))
+        self._keep(np.zeros(0, dtype=np.int64))
+
+    def found(self) -> Found:
+        """What the search has come to."""
+        best = sorted(self.ended, key=lambda one: (-one[0], one[1]))
+        return Found(tuple(Completion(ids, score) for score, ids in best), self.expanded, self.lost > self.least)
+
+    def _end(self, number: int, score: float) -> None:
+        """Note that an expanded hypothesis may end, if that is among the best k so far."""
+        if score > self.least and self.accept(ids := self._ids(number)):
+            (heapq.heappushpop if len(self.ended) == self.k else heapq.heappush)(self.ended, (score, ids))
+
+    def _ids(self, number: int) -> Ids:
+        ids = []
+        while number:
+            ids.append(int(self.tokens[number]))
+            number = int(self.parents[number])
+        return tuple(reversed(ids))
+
+    def _prune(self) -> None:
+        """Drop what can no longer be among the best, and what there is no room for."""
+        self._keep(np.flatnonzero(self.scores > self.least))
+        if len(self.scores) > self.waiting:
+            kept = _largest(self.scores, self.waiting)
+            self.lost = max(self.lost, float(np.delete(self.scores, kept).max()))
+            self._keep(kept)
+
+    def _keep(self, which: Whole) -> None:
+        self.scores, self.codes = self.scores[which], self.codes[which]
+
+
+def _largest(scores: Floats, most: int) -> Whole:
+    """Places of the `most` largest, in no order."""
+    if len(scores) <= most:
+        return np.arange(len(scores))
+    return np.argpartition(scores, len(scores) - most)[len(scores) - most :]
+
+
+def _without_unknown(logs: Tensor) -> Tensor:
+    """Log probabilities (B, V) with nothing for the unknown token, which no text holds."""
+    unknown = torch.zeros_like(logs[0])
+    unknown[UNKNOWN] = -math.inf
+    return logs + unknown
+
+
+def _tokens(model: LanguageModel, ids: Sequence[int]) -> Tensor:
+    return torch.tensor(ids).to(model.embedding.device)

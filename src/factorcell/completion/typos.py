@@ -1,0 +1,288 @@
+"""Slips of typing: the texts y whose beginning x' is what may have been meant by what is typed, x.
+
+    log p(y | x) = log p(y) - cost(x', x) - log Z        cost = slips(x', x) SLIP, and FIRST if the first tokens differ
+
+A slip is a token too many, one too few, a wrong one, or two neighbours in the wrong order; slips(x', x) is the optimal
+string alignment distance (Damerau 1964), that of a text the least of all its beginnings. With j tokens of x', i of x
+
+    d(j, i) = min( d(j-1, i-1) + [x'_j != x_i],  d(j-1, i) + 1,  d(j, i-1) + 1,
+                   d(j-2, i-2) + 1  where x'_j = x_{i-1} and x'_{j-1} = x_i )
+
+of which only |i - j| <= D is ever within D slips: a band. A beginning is settled once all texts that go on from it have
+as many slips. Settled beginnings part the texts, so that no text comes twice.
+
+Shapes: M beginnings, D slips at most, W = 2 D + 1 places of the band, V vocabulary, B hypotheses.
+"""
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from factorcell.completion.search import Suggestion, Typed
+from factorcell.config import UserError
+from factorcell.data.vocabulary import END, UNKNOWN, Vocabulary
+from factorcell.model.language_model import LanguageModel
+
+Whole = NDArray[np.int64]
+Counts = NDArray[np.int8]
+Logs = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+SLIP = 9.0  # nats that a slip costs: one keystroke in a hundred is a slip, in one of some eighty ways
+FIRST = 2.0  # nats more where the first token is another: people look at what they begin with
+ONE, TWO = 3, 6  # tokens that must be typed for one slip, for two
+ROWS = 600  # hypotheses put through the model, to find what may have been meant
+BEST = 6  # beginnings that are gone on with
+
+
+@dataclass(frozen=True)
+class Slips:
+    """How many slips are forgiven at `most` (0, 1 or 2), and the nats that they `cost`."""
+
+    most: int = 2
+    cost: float = SLIP
+    first: float = FIRST
+
+    def __post_init__(self) -> None:
+        if self.most not in (0, 1, 2):
+            raise UserError(f"slips = {self.most!r}; it must be 0, 1 or 2")
+
+    @classmethod
+    def of(cls, slips: "int | Slips") -> "Slips":
+        """The usual costs for a number of slips."""
+        return slips if isinstance(slips, Slips) else cls(slips)
+
+    def within(self, length: int) -> int:
+        """Slips that are forgiven in so many typed tokens."""
+        return min(self.most, int(length >= ONE) + int(length >= TWO))
+
+    def costs(self, counts: Counts, strange: Flags) -> Logs:
+        """Nats (M,) of so many slips, the first token another where `strange`."""
+        return counts * self.cost + strange * self.first
+
+
+@dataclass(frozen=True)
+class Band:
+    """What is known of M beginnings of one length: a row of d(j, i) and the row before, least slips and first tokens.
+
+    `now` and `before` (M, W), more than D as D + 1; `last` (M,) tokens; `best` (M,) the fewest slips of any beginning
+    that matches all that is typed; `strange` (M,): the first token is not the typed one.
+    """
+
+    now: Counts
+    before: Counts
+    last: Whole
+    best: Counts
+    strange: Flags
+
+    def keep(self, which: Whole) -> "Band":
+        """The beginnings `which`, repeated where one is named twice."""
+        return Band(self.now[which], self.before[which], self.last[which], self.best[which], self.strange[which])
+
+    @property
+    def fewest(self) -> Counts:
+        """A bound (M,): the fewest slips that a text which goes on from here can have."""
+        fewest: Counts = np.minimum(self.now.min(1), self.best)
+        return fewest
+
+    @property
+    def settled(self) -> Flags:
+        """(M,) Whether all texts that go on have `best` slips; more than D is no match at all."""
+        settled: Flags = self.now.min(1) >= self.best
+        return settled
+
+
+class Pattern:
+    """What is typed, a number of at least 0 for each token, against beginnings that grow by a token at a time."""
+
+    def __init__(self, typed: Sequence[int], most: int) -> None:
+        self.length, self.most = len(typed), most
+        self.padded = np.array([-1, *typed, -1], dtype=np.int64)
+        self.offsets = np.arange(-most, most + 1)
+
+    def start(self) -> Band:
+        """Nothing, of which all that is typed is too much."""
+        row = np.where(self._outside(0), self.most + 1, np.abs(self.offsets)).astype(np.int8)[None]
+        return Band(row, np.full_like(row, self.most + 1), np.array([-2]), self._whole(row, 0), np.zeros(1, bool))
+
+    def read(self, band: Band, parents: Whole, tokens: Whole, length: int) -> Band:
+        """The beginnings of `length` tokens that are `parents` (M,) of `band` and one of `tokens` (M,)."""
+        old, most = band.keep(parents), self.most
+        here, earlier = self._typed(length), self._typed(length - 1)
+        row = old.now + (tokens[:, None] != here)
+        row[:, :-1] = np.minimum(row[:, :-1], old.now[:, 1:] + 1)
+        swapped = (tokens[:, None] == earlier) & (old.last[:, None] == here)
+        row = np.where(swapped, np.minimum(row, old.before + 1), row)
+        row[:, self._outside(length)] = most + 1
+        for place in range(1, row.shape[1]):
+            row[:, place] = np.minimum(row[:, place], row[:, place - 1] + 1)
+        row[:, self._outside(length)] = most + 1
+        row = np.minimum(row, most + 1).astype(np.int8)
+        strange = tokens != self.padded[1] if length == 1 else old.strange
+        return Band(row, old.now, tokens, np.minimum(old.best, self._whole(row, length)), strange)
+
+    def near(self, length: int) -> Whole:
+        """Typed tokens that the last one of `length` may match."""
+        return np.unique(self._typed(length)[~self._outside(length) & (length + self.offsets > 0)])
+
+    def _typed(self, length: int) -> Whole:
+        """(W,) The typed token of each place of the band, -1 where there is none."""
+        return self.padded[np.clip(length + self.offsets, 0, self.length + 1)]
+
+    def _outside(self, length: int) -> Flags:
+        places = length + self.offsets
+        return (places < 0) | (places > self.length)
+
+    def _whole(self, row: Counts, length: int) -> Counts:
+        """Slips (M,) where all that is typed is matched here."""
+        place = self.length - length + self.most
+        return row[:, place] if 0 <= place < row.shape[1] else np.full(len(row), self.most + 1, dtype=np.int8)
+
+
+@dataclass(frozen=True)
+class Meant:
+    """A beginning x' of `tokens` that may have been meant, by so many `slips`: `log_probability` is log p(x') - cost.
+
+    `ended`: it is meant as a whole text, and its end is in the log probability.
+    """
+
+    tokens: tuple[str, ...]
+    slips: int
+    log_probability: float
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Meanings:
+    """The most probable beginnings, the `best` first; `mass`: the log of the sum of all that were seen.
+
+    `typed` is the log probability of what is typed as it stands, `rows` what was put through the model.
+    """
+
+    best: tuple[Meant, ...]
+    mass: float
+    typed: float
+    rows: int
+
+
+def meant(
+    model: LanguageModel,
+    vocabulary: Vocabulary,
+    tokens: Sequence[str],
+    typed: Typed,
+    slips: Slips,
+    *,
+    longest: int,
+    best: int = BEST,
+    rows: int = ROWS,
+    seconds: float | None = None,
+) -> Meanings:
+    """Settled beginnings of at most `longest` tokens with one slip or more: what may have been meant by `tokens`.
+
+    A beam: of each length the most probable hypotheses go on, `rows` in all, until time is up. A token that the
+    vocabulary does not hold may be meant about where it was typed; it is read as the unknown token.
+    """
+    stop = math.inf if seconds is None else time.monotonic() + seconds
+    as_typed = sum(float(logs[0, token]) for logs, token in zip(typed.logs, typed.ids, strict=False))
+    most = slips.within(len(tokens))
+    if not most:
+        return Meanings((), -math.inf, as_typed, 0)
+    names = [*vocabulary.tokens, *dict.fromkeys(token for token in tokens if token not in vocabulary.ids)]
+    numbers = {name: number for number, name in enumerate(names) if number > END}
+    beam = _Beam(model, typed, Pattern([numbers[token] for token in tokens], most), slips, best)
+    width = rows // (len(tokens) + most)
+    for length in range(1, min(len(tokens) + most, longest) + 1):
+        if not width or time.monotonic() >= stop or not beam.grow(length, width):
+            break
+    chosen = heapq.nlargest(best, beam.found, key=lambda one: one[0])
+    texts = (Meant(tuple(names[token] for token in ids), count, log, ended) for log, ids, count, ended in chosen)
+    return Meanings(tuple(texts), beam.mass, as_typed, beam.rows)
+
+
+class _Beam:
+    """Hypotheses of one length: their tokens (numbers of V and more are unknown ones), bands and log probabilities.
+
+    `found` are the best that match: log probability less cost, tokens, slips, whether the text ends.
+    """
+
+    def __init__(self, model: LanguageModel, typed: Typed, pattern: Pattern, slips: Slips, best: int) -> None:
+        self.model, self.conditioned = model, typed.conditioned
+        self.pattern, self.slips, self.best = pattern, slips, best
+        self.ids: list[tuple[int, ...]] = [()]
+        self.band, self.scores = pattern.start(), np.zeros(1)
+        self.logs, self.states = typed.logs[0], typed.states[0]
+        self.found: list[tuple[float, tuple[int, ...], int, bool]] = []
+        self.mass, self.rows = -math.inf, 0
+
+    def grow(self, length: int, width: int) -> bool:
+        """Put the best `width` of `length` tokens through the model; whether there are any."""
+        parents, tokens, logs = self._children(self.pattern.near(length), width)
+        scores = self.scores[parents] + logs
+        band = self.pattern.read(self.band, parents, tokens, length)
+        texts = [(*self.ids[parent], token) for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)]
+        self._note(band, scores, band.settled, texts, ended=False)
+        bounds = scores - self.slips.costs(band.fewest, band.strange)
+        going = np.flatnonzero(~band.settled)
+        going = going[np.argsort(-bounds[going], kind="stable")[:width]]
+        if not going.size:
+            return False
+        self.band, self.scores, self.ids = band.keep(going), scores[going], [texts[row] for row in going]
+        device = self.model.embedding.device
+        before = torch.from_numpy(parents[going]).to(device)
+        read = torch.from_numpy(np.where(tokens[going] < len(self.model.embedding), tokens[going], UNKNOWN)).to(device)
+        states = tuple(state.select(before) for state in self.states)
+        self.logs, self.states = self.model.step(read, self.conditioned, states)
+        self.rows += len(going)
+        ends = self.scores + self.logs[:, END].cpu().double().numpy()
+        self._note(self.band, ends, ~self.band.settled, self.ids, ended=True)
+        return True
+
+    def _children(self, near: Whole, width: int) -> tuple[Whole, Whole, Logs]:
+        """Parents, tokens and log probabilities of what may come next: typed tokens, and of all others the best.
+
+        One wrong token is as good a match as another, so that of a parent's more than `width` are never kept.
+        """
+        logs = self.logs.cpu().double().numpy()
+        count, size = logs.shape
+        likely = np.argsort(-logs[:, END + 1 :], axis=1, kind="stable")[:, :width] + END + 1
+        both = np.concatenate([likely, np.broadcast_to(near, (count, len(near)))], axis=1)
+        parents = np.repeat(np.arange(count), both.shape[1])
+        codes = np.unique(parents * (size + self.pattern.length) + both.ravel())
+        parents, tokens = np.divmod(codes, size + self.pattern.length)
+        return parents, tokens, logs[parents, np.where(tokens < size, tokens, UNKNOWN)]
+
+    def _note(self, band: Band, scores: Logs, which: Flags, texts: Sequence[tuple[int, ...]], *, ended: bool) -> None:
+        """Take in `which` of the beginnings match with slips: the mass of all, the best themselves."""
+        rows = np.flatnonzero(which & (band.best >= 1) & (band.best <= self.pattern.most))
+        values = scores[rows] - self.slips.costs(band.best[rows], band.strange[rows])
+        self.mass = float(np.logaddexp.reduce(values, initial=self.mass))
+        for place in np.argsort(-values, kind="stable")[: self.best].tolist():
+            row = int(rows[place])
+            self.found.append((float(values[place]), texts[row], int(band.best[row]), ended))
+
+
+def join(
+    exact: Iterable[Suggestion], meanings: Meanings, finish: Callable[[Meant, float], Iterable[Suggestion]], k: int
+) -> list[Suggestion]:
+    """The `k` most probable texts where slips are possible: first those `exact` ones among them, then the others.
+
+    `finish` gives the best texts of a beginning whose log probabilities, given that beginning, are above a number.
+    Those of the result are given what is typed, slips or not.
+    """
+    every = float(np.logaddexp(meanings.typed, meanings.mass))
+    as_typed = meanings.typed - every
+    kept = [replace(text, log_probability=text.log_probability + as_typed) for text in exact]
+    for one in meanings.best:
+        share, least = one.log_probability - every, kept[-1].log_probability if len(kept) == k else -math.inf
+        if share <= least:
+            break  # nothing that goes on from here, or from what is less probable, is better
+        found = finish(one, least - share)
+        slipped = [replace(text, log_probability=text.log_probability + share, slips=one.slips) for text in found]
+        kept = heapq.nlargest(k, [*kept, *slipped], key=lambda text: text.log_probability)
+    return sorted(kept, key=lambda text: text.slips > 0)

@@ -1,0 +1,237 @@
+"""Categories and numbers: the values of a column as ids or numbers, and what is wrong with one that does not fit.
+
+A category is compared by its name, and 5, 5.0, "5" and "5.0" have the same: a rating read from a file and one given
+in Python agree. A missing category (null or an empty field) has the expected value; a missing number is an error
+unless the caller chose `unknown="expected"`. Times are numbers too: the hour, the weekday (Monday is 0) or the day of
+the year (January 1 is 0), as the time is written, in its own zone.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Callable
+from datetime import date, datetime, time
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.config import UserError
+from factorcell.data.schema import MISSING, RARE, Variable, waves
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def category_name(value: Any) -> str:
+    """The name of a category: whole floats lose their point, so that 5, 5.0, "5" and "5.0" are one value."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = str(value)
+    whole = text[: text.index(".")] if re.fullmatch(r"-?\d+\.0+", text) else text
+    return "0" if whole == "-0" else whole
+
+
+def is_missing(value: Any) -> bool:
+    """Null, an empty field, or not a number."""
+    if isinstance(value, (str, int)):
+        return value == ""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or _is_nan(value)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, (float, np.floating)) and math.isnan(value)
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: in one line, cut where it is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def to_number(value: Any) -> float | None:
+    """A number that 32 bits hold, or None."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if abs(number) <= LARGEST else None
+
+
+def to_time(value: Any) -> date | time | None:
+    """A date, a time of day, or both (a `datetime` is a `date`), from ISO 8601 text or as Python or NumPy has it."""
+    if isinstance(value, np.datetime64):
+        exact = value.item()  # of nanoseconds Python knows only the number
+        value = value.astype("datetime64[us]").item() if isinstance(exact, int) else exact
+    if isinstance(value, (date, time)):
+        return None if is_missing(value) else value
+    if not isinstance(value, str):
+        return None
+    kinds = (date, datetime, time) if ":" in value else (date, datetime)  # 2026 is no time of day
+    for kind in kinds:
+        try:
+            return kind.fromisoformat(value.strip())
+        except ValueError:
+            continue
+    return None
+
+
+def to_hour(value: Any) -> float | None:
+    """Hours since midnight; None of a date without a time of day."""
+    moment = to_time(value)
+    if not isinstance(moment, (datetime, time)):
+        return None
+    return moment.hour + moment.minute / 60 + (moment.second + moment.microsecond / 1e6) / 3600
+
+
+def to_weekday(value: Any) -> float | None:
+    """Whole days since Monday."""
+    moment = to_time(value)
+    return float(moment.weekday()) if isinstance(moment, date) else None
+
+
+def to_yearday(value: Any) -> float | None:
+    """Whole days since January 1."""
+    moment = to_time(value)
+    return moment.timetuple().tm_yday - 1.0 if isinstance(moment, date) else None
+
+
+def deviations(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Standard deviation of each column of `values` (rows, n); 1 where its values are the same, but for rounding."""
+    spread: NDArray[np.float64] = values.std(0, dtype=np.float64)
+    return np.where(spread > 1e-12 * np.abs(values).max(0), spread, 1.0)
+
+
+class _Names(dict[Any, int]):
+    """Provisional ids of category values, 1 upwards in order of appearance; 0 is a missing one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, int] = {}
+
+    def __missing__(self, value: Any) -> int:
+        if is_missing(value):
+            return 0
+        name = category_name(value)
+        self[value] = index = self.names.setdefault(name, len(self.names) + 1)
+        return index
+
+
+class Categories:
+    """A categorical column as it is read."""
+
+    def __init__(self, name: str, column: str, where: str, known: Variable | None, unknown: str) -> None:
+        self.name, self.column, self.where, self.known, self.unknown = name, column, where, known, unknown
+        self.ids = _Names()
+        self.rows: list[NDArray[np.int32]] = []
+
+    def add(self, values: list[Any], before: int) -> None:
+        """Take one chunk; `before` rows came earlier."""
+        seen = len(self.ids.names)
+        try:
+            rows = np.fromiter(map(self.ids.__getitem__, values), dtype=np.int32, count=len(values))
+        except TypeError:  # not hashable
+            nested = (list, dict, set, tuple, np.ndarray)
+            row, value = next((r, v) for r, v in enumerate(values, before + 1) if isinstance(v, nested))
+            got = f"{self.column} is a {type(value).__name__}"
+            hint = f" (a vector? say {self.column}:vector)" if isinstance(value, (list, tuple, np.ndarray)) else ""
+            raise UserError(f"{self.where} row {row}: {got}, not the name of a category{hint}") from None
+        self.rows.append(rows)
+        if self.known and self.unknown == "error" and len(self.ids.names) > seen:
+            for name in islice(self.ids.names, seen, None):
+                if name not in self.known.values[1:]:
+                    row = before + int(np.flatnonzero(rows == self.ids.names[name])[0]) + 1
+                    raise UserError(self._never(name, row))
+
+    def _never(self, name: str, row: int) -> str:
+        values = self.known.values[1:] if self.known else ()
+        near = difflib.get_close_matches(name, values, n=3) or values[:5]
+        more = ", ..." if len(values) > len(near) else ""
+        rare = " or is a rare one" if self.known and self.known.rare else ""
+        return (
+            f"{self.where} row {row}: {self.column} {name!r} was never seen in training{rare}; it knows "
+            f"{len(values)} values ({', '.join(near)}{more}); choose unknown=group or unknown=expected to go on"
+        )
+
+    def variable(self, min_count: int) -> Variable:
+        """The variable that this column makes: frequent values by falling count, rare ones grouped."""
+        counts = np.bincount(np.concatenate(self.rows), minlength=len(self.ids.names) + 1)[1:].tolist()
+        named = sorted(zip(self.ids.names, counts, strict=True), key=lambda pair: (-pair[1], pair[0]))
+        kept = [(name, count) for name, count in named if count >= min_count and name != RARE]
+        grouped = sum(counts) - sum(count for _, count in kept)
+        return Variable(
+            self.name,
+            "category",
+            values=(RARE, *(name for name, _ in kept)),
+            counts=(grouped, *(count for _, count in kept)),
+            rare=len(named) - len(kept),
+            least=min_count,
+        )
+
+    def array(self, variable: Variable) -> NDArray[np.int32]:
+        """The ids of all rows in `variable`."""
+        index = {name: row for row, name in enumerate(variable.values)}
+        other = MISSING if self.unknown == "expected" else 0
+        final = [MISSING, *(index.get(name, other) for name in self.ids.names)]
+        return np.array(final, dtype=np.int32)[np.concatenate(self.rows)]
+
+
+TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
+# How a value is read, and what one is not that cannot be.
+READ: dict[str, tuple[Callable[[Any], float | None], str]] = {
+    "number": (to_number, "not a number (a category? say {}:category)"),
+    "longitude": (to_number, "not a number of degrees"),
+    "cyclic": (to_number, "not a number"),
+    "hour": (to_hour, TIME.format("time of day")),
+    "weekday": (to_weekday, TIME.format("date")),
+    "yearday": (to_yearday, TIME.format("date")),
+}
+
+
+class Numbers:
+    """A numeric column as it is read; with a `period` its values lie in [0, period)."""
+
+    def __init__(self, name: str, column: str, where: str, unknown: str, kind: str, period: float = 0.0) -> None:
+        self.name, self.column, self.where, self.unknown = name, column, where, unknown
+        self.kind, self.period = kind, period
+        self.rows: list[NDArray[np.float64]] = []
+
+    def add(self, values: list[Any], before: int) -> None:
+        """Take one chunk; `before` rows came earlier."""
+        read, wrong = READ[self.kind]
+        numbers = [read(value) for value in values]
+        for row, (value, number) in enumerate(zip(values, numbers, strict=True), before + 1):
+            if number is None and not (self.unknown == "expected" and is_missing(value)):
+                got = "empty" if is_missing(value) else shown(value)
+                raise UserError(f"{self.where} row {row}: {self.column} is {got}, {wrong.format(self.column)}")
+        array = np.array([math.nan if number is None else number for number in numbers])
+        self.rows.append(array % self.period if self.period else array)
+
+    def variable(self, min_count: int) -> Variable:
+        """The variable that this column makes, with its moments and range."""
+        rows = np.concatenate(self.rows)
+        if self.period:
+            return self._periodic(rows)
+        mean, deviation, low, high = map(float, (rows.mean(), deviations(rows), rows.min(), rows.max()))
+        return Variable(self.name, self.kind, mean=mean, deviation=deviation, low=low, high=high)
+
+    def _periodic(self, rows: NDArray[np.float64]) -> Variable:
+        """With the moments of its waves; its mean is the direction of the mean of all points of the circle."""
+        turns, phases = map(np.array, waves(self.period))
+        waved = np.sin(rows[:, None] * turns + phases)
+        means = waved.mean(0)
+        mean = math.atan2(means[0], means[1]) * self.period / (2 * math.pi) % self.period
+        around = (rows - mean + self.period / 2) % self.period - self.period / 2
+        return Variable(
+            self.name,
+            self.kind,
+            mean=mean,
+            deviation=float(deviations(mean + around)),
+            period=self.period,
+            means=tuple(means.tolist()),
+            deviations=tuple(deviations(waved).tolist()),
+        )
+
+    def array(self, variable: Variable) -> NDArray[np.float64]:
+        """The values of all rows."""
+        return np.concatenate(self.rows)

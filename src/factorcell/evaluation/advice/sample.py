@@ -1,0 +1,137 @@
+"""What advice rests on: a sample of a table, its context columns as values, its texts in three parts.
+
+Shapes: B texts, T targets, K values (and one more for missing).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.config import DataConfig, UserError
+from factorcell.data.corpus import Corpus
+from factorcell.data.schema import Variable
+from factorcell.data.tables import open_table
+from factorcell.evaluation import ngram
+from factorcell.evaluation.advice.conditional_ngram import Texts, ValueNGram
+from factorcell.evaluation.ngram import NGram
+
+ROWS = 100_000  # read of a table, unless more are wanted
+HELD_OUT, MOST_HELD = 0.1, 6000  # share and number of texts that are not counted; half fits, half judges
+VALUES = 2000  # at most so many values of a column; rarer ones are one
+TUNED, JUDGED, PRODUCTS = 4000, (10_000, 30_000), 3.0e11  # targets that fit, that judge, multiplications of the latter
+BINS = 10  # quantiles that stand for the values of a number
+ORDERS = {"word": 3, "space": 3, "char": 6, "grapheme": 6}  # of the n-gram models
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A context column by its values: `labels` (B,) are 0 to K - 1, and K where it is missing; rare ones are 0."""
+
+    name: str
+    kind: str
+    values: tuple[str, ...]
+    labels: Ids
+
+
+def sample(source: Any, columns: Sequence[str], rows: int = ROWS, seed: int = 0) -> tuple[dict[str, list[Any]], int]:
+    """At most `rows` of a table, drawn alike in one pass and in its order, as columns; and how many it has."""
+    random, bound, total = np.random.default_rng(seed), 1.0, 0
+    kept: dict[str, list[Any]] = {name: [] for name in columns}
+    keys = np.zeros(0)
+    for chunk in open_table(source).chunks(columns):
+        drawn = random.random(len(chunk[columns[0]]))
+        total += len(drawn)
+        near = np.flatnonzero(drawn < bound)
+        for name in kept:
+            kept[name] += [chunk[name][place] for place in near]
+        keys = np.append(keys, drawn[near])
+        if len(keys) > rows:
+            bound = float(np.partition(keys, rows)[rows])
+            among = np.flatnonzero(keys < bound)
+            kept = {name: [values[place] for place in among] for name, values in kept.items()}
+            keys = keys[among]
+    return kept, total
+
+
+def columns_of(corpus: Corpus) -> list[Column]:
+    """The context columns of a corpus as values: numbers by quantiles, values beyond the most frequent as rare."""
+    schema, found = corpus.schema, []
+    for variable in schema.variables:
+        if variable.kind == "category":
+            ids = corpus.categories[:, schema.categories.index(variable)].astype(np.int64)
+            values = variable.values[: VALUES + 1]
+            ids = np.where(ids >= len(values), 0, ids)
+            found.append(Column(variable.name, "category", values, np.where(ids < 0, len(values), ids)))
+        elif variable in schema.numbers:
+            found.append(_binned(variable, corpus.numbers[:, schema.numbers.index(variable)]))
+        else:
+            raise UserError(f"{variable.name} is a {variable.kind}; advice is on categories, numbers and times")
+    return found
+
+
+def _binned(variable: Variable, numbers: NDArray[np.float32]) -> Column:
+    """A number as quantile ranges, or as its values where these are few."""
+    edges = np.unique(numbers)
+    if len(edges) > BINS:
+        edges = np.unique(np.quantile(numbers, np.linspace(0, 1, BINS + 1)[:-1]))
+    labels = np.searchsorted(edges, numbers, side="right") - 1
+    return Column(variable.name, variable.kind, tuple(f"from {edge:.4g}" for edge in edges), labels)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The texts of a corpus that are counted, that fit what counts do not tell, and that judge; and a base model."""
+
+    corpus: Corpus
+    model: NGram
+    rows: tuple[Ids, Ids, Ids]  # of `train`, `tune`, `test` in the corpus
+    train: Texts
+    tune: Texts
+    test: Texts
+    nothing: NDArray[np.float64]  # log probabilities of the targets of `test` (T,) by the model of a single value
+
+    @classmethod
+    def of(cls, corpus: Corpus, data: DataConfig, values: int, seed: int) -> "Split":
+        """A split for columns of at most so many `values`; the more products a target costs, the fewer judge."""
+        order = np.random.default_rng(seed).permutation(len(corpus))
+        held = min(MOST_HELD, max(4, int(HELD_OUT * len(corpus))))
+        judging = int(np.clip(PRODUCTS / (values * len(corpus.vocabulary)), *JUDGED))
+        few, more = order[: held // 2], order[held // 2 : held]
+        rows = order[held:], _first(corpus, few, TUNED), _first(corpus, more, judging)
+        parts = [corpus.select(part) for part in rows]
+        model = NGram(Path(), replace(data, context=()), corpus.vocabulary, ngram.count(parts[0], ORDERS[data.unit]))
+        train, tune, test = (Texts.find(model, part, counted=part is parts[0]) for part in parts)
+        return cls(corpus, model, rows, train, tune, test, _of_one_value(model, train, tune, test))
+
+    def labels(self, column: Column) -> tuple[Ids, Ids, Ids]:
+        """The labels of the three parts."""
+        train, tune, test = (column.labels[rows] for rows in self.rows)
+        return train, tune, test
+
+
+def _of_one_value(model: NGram, train: Texts, tune: Texts, test: Texts) -> NDArray[np.float64]:
+    """What columns are held against: all that the models of values do, but with one value, that of all texts."""
+    labels = [np.zeros(len(texts.starts) - 1, dtype=np.int64) for texts in (train, tune, test)]
+    single = ValueNGram(model, train, labels[0], 1)
+    single.fit_longer(tune, labels[1], np.exp(tune.base))
+    logs: NDArray[np.float64] = np.log(single.lengthen(test, labels[2], np.exp(test.base)))
+    return logs
+
+
+def _first(corpus: Corpus, rows: Ids, targets: int) -> Ids:
+    """So many of `rows` that they have about `targets` targets, at least two."""
+    return rows[: max(2, int(np.searchsorted(np.cumsum(corpus.lengths[rows]), targets)))]
+
+
+def beginnings(corpus: Corpus, first: int) -> Corpus:
+    """The first so many tokens of every text of a corpus."""
+    sizes = np.minimum(np.diff(corpus.offsets), first + 1)
+    offsets = np.append(0, np.cumsum(sizes))
+    places = np.repeat(corpus.offsets[:-1] - offsets[:-1], sizes) + np.arange(offsets[-1])
+    return replace(corpus, tokens=corpus.tokens[places], offsets=offsets)

@@ -1,0 +1,100 @@
+"""How well a model predicts texts: perplexity of a table, whole and by the values of any column; next-token accuracy.
+
+Perplexity is exp(sum of nats / number of targets) over a whole file, the end of each text counted, in two figures: of
+all targets, and without out-of-vocabulary targets (the papers' tables have the second).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from factorcell.config import UserError
+from factorcell.data.corpus import Corpus, target_offsets, targets
+from factorcell.data.tables import open_table
+from factorcell.data.values import category_name, is_missing, to_number
+from factorcell.data.vocabulary import UNKNOWN
+from factorcell.model.scoring import Ranker, Scorer, Tally
+
+BINS = 5  # quantiles that stand for the values of a number
+
+TOP = (1, 3, 5)  # a prediction is right if the target is among so many most probable tokens
+
+Row = dict[str, Any]
+
+
+def evaluate(run: Scorer, corpus: Corpus) -> Row:
+    """Perplexity of a corpus, of all targets and of known ones, with the counts behind it."""
+    nats = run.nats(corpus).astype(np.float64)
+    known = targets(corpus) != UNKNOWN
+    everything = Tally(float(nats.sum()), len(nats))
+    return {
+        "texts": len(corpus),
+        "targets": len(nats),
+        "unknown_share": float(1 - known.mean()),
+        "perplexity": everything.perplexity,
+        "perplexity_known": Tally(float(nats[known].sum()), int(known.sum())).perplexity,
+    }
+
+
+def top_accuracy(model: Ranker, corpus: Corpus) -> Row:
+    """How often the target is among the 1, 3 and 5 most probable tokens: of all targets, and of known ones."""
+    ranks = model.ranks(corpus)
+    known = ranks[targets(corpus) != UNKNOWN]
+    everything = {f"top_{count}": float((ranks <= count).mean()) for count in TOP}
+    without = {f"top_{count}_known": float((known <= count).mean()) if len(known) else math.nan for count in TOP}
+    return everything | without
+
+
+def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[str], baseline: Scorer | None = None) -> list[Row]:
+    """Perplexity per value, and `gain`: by what share it lies below that without context.
+
+    `values` names the group of every text. The gain is over `baseline`, an n-gram model or an unadapted run with the
+    same vocabulary, or, without one, over the same model when it must do with the expected context.
+    """
+    tallies = text_tallies(run, corpus)
+    if baseline is None:
+        plain = text_tallies(run, corpus.without_context(run.schema))
+    elif baseline.vocabulary.tokens != run.vocabulary.tokens:
+        raise UserError(f"{baseline.folder} and {run.folder} have different vocabularies: no gain can be told")
+    else:
+        plain = text_tallies(baseline, corpus.without_context(baseline.schema))
+    groups: dict[str, list[int]] = {}
+    for row, value in enumerate(values):
+        groups.setdefault(value, []).append(row)
+    rows = []
+    for value, members in groups.items():
+        ours = sum((tallies[row] for row in members), Tally())
+        theirs = sum((plain[row] for row in members), Tally())
+        rows.append(
+            {
+                "value": value,
+                "count": len(members),
+                "targets": ours.tokens,
+                "perplexity": ours.perplexity,
+                "perplexity_without": theirs.perplexity,
+                "gain": 1 - ours.perplexity / theirs.perplexity,
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["count"], row["value"]))
+
+
+def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
+    """One tally a text."""
+    nats, starts = run.nats(corpus).astype(np.float64), target_offsets(corpus)
+    sums = np.add.reduceat(np.append(nats, 0.0), starts[:-1])
+    return [Tally(float(total), int(count)) for total, count in zip(sums, np.diff(starts), strict=True)]
+
+
+def column_values(source: Any, column: str) -> list[str | None]:
+    """The values of any column as names of categories; a number with many values as one of `BINS` quantile ranges."""
+    table = open_table(source)
+    values = [value for chunk in table.chunks([column]) for value in chunk[column]]
+    numbers = [to_number(value) for value in values]
+    if None in numbers or len(set(numbers)) <= 4 * BINS:
+        return [None if is_missing(value) else category_name(value) for value in values]
+    array = np.array(numbers, dtype=np.float64)
+    edges = np.unique(np.quantile(array, np.linspace(0, 1, BINS + 1)))
+    which = np.clip(np.searchsorted(edges, array, side="right") - 1, 0, len(edges) - 2)
+    return [f"{edges[index]:.4g} to {edges[index + 1]:.4g}" for index in which]

@@ -1,0 +1,356 @@
+"""Texts that fit their context, from a run: contexts in, readable texts out, as plain rows.
+
+    generate   whole texts, each in its context, in one of `METHODS`
+    stream     one text, as it is written
+    fill       what fits the gap of a template
+
+What a text draws follows from the seed and its number, so that texts are the same in any batch, and a list that was
+stopped goes on from any number.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from factorcell import files
+from factorcell.config import UserError, choose
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import END, UNKNOWN, join, sentence_case, split
+from factorcell.generation import beam_search, infilling
+from factorcell.generation.sampling import Choice, Clock, Draw, Rules, Written, drawing, greedy, steps, write
+from factorcell.model.language_model import Conditioned, LanguageModel
+from factorcell.model.run import Run
+
+METHODS = ("sample", "greedy", "beam", "stochastic", "distinct")
+DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
+SEVERAL = ("beam", "distinct")  # those that find several texts of a context at once
+TOGETHER = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8, "distinct": 8}  # contexts written at once
+GAP = re.compile("_{2,}")
+NARROW, WIDE = 8, 120  # beginnings of a beam, and of a stochastic one (thesis 2018, section 6.3.1)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How texts are written; the thesis' stochastic beam is `Manner("stochastic", most=70, no_repeat=3)`.
+
+    Lengths are in tokens, `banned` and `stops` are words or texts. A beam holds `width` beginnings (None: 8, and 120 of
+    a stochastic one); a stochastic one grows each by `grow` drawn tokens. `penalty` 1 looks for the lowest perplexity,
+    0 for the most probable text, which is short. After `seconds` what is written so far is given back.
+    """
+
+    method: str = "sample"
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    most: int = 100
+    least: int = 0
+    no_repeat: int = 0
+    width: int | None = None
+    grow: int = 8
+    penalty: float = 1.0
+    banned: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
+    seed: int = 0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        choose("method", self.method, METHODS)
+        if not 0 <= self.seed < 1 << 63:
+            raise UserError(f"seed is {self.seed}; it must be 0 or more, of 63 bits")
+        if self.draw() != Draw() and self.method not in DRAWN:
+            raise UserError(f"{self.method} texts have no temperature, top_k or top_p; choose {' or '.join(DRAWN)}")
+        Rules(self.most, self.least, no_repeat=self.no_repeat)
+
+    def draw(self) -> Draw:
+        """How a token is drawn."""
+        return Draw(self.temperature, self.top_k, self.top_p)
+
+    def rules(self, run: Run) -> Rules:
+        """What may be written; `UserError` for a word that the run cannot write anyway."""
+        banned = {UNKNOWN, *(token for word in self.banned for token in known(run, word, "banned"))}
+        stops = tuple(known(run, text, "a stop") for text in self.stops)
+        return Rules(self.most, self.least, tuple(sorted(banned)), self.no_repeat, stops)
+
+
+PLAIN = Manner()
+
+
+def known(run: Run, text: str, what: str) -> tuple[int, ...]:
+    """The tokens of `text`; a `UserError` names a word that the run does not know, and the nearest that it does."""
+    tokens = split(text, run.config.data)
+    for token in tokens:
+        if token not in run.vocabulary.ids:
+            near = difflib.get_close_matches(token, run.vocabulary.ids, n=3)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise UserError(f"{what}: {token!r} is not in the vocabulary of {run.folder}{hint}")
+    if not tokens:
+        raise UserError(f"{what}: {text!r} has no token")
+    return tuple(run.vocabulary.encode(tokens))
+
+
+def every(schema: ContextSchema, column: str) -> list[str]:
+    """The values of a categorical context column, `in_order`."""
+    variable = schema.variable(column)
+    if variable.kind != "category":
+        raise UserError(f"{column} is a {variable.kind}: only a category has a list of values")
+    return in_order(variable.values[1:])
+
+
+def in_order(values: Sequence[str]) -> list[str]:
+    """Values in their order as numbers, if all are, else as words."""
+    try:
+        return sorted(values, key=float)
+    except ValueError:
+        return sorted(values)
+
+
+def generate(
+    run: Run,
+    contexts: Sequence[Mapping[str, Any]],
+    *,
+    number: int = 1,
+    manner: Manner = PLAIN,
+    prompt: str = "",
+    case: bool = False,
+    unknown: str = "error",
+    first: int = 0,
+) -> Iterator[Row]:
+    """`number` texts of each of `contexts`, column -> value, one context after another, as they are done.
+
+    A column that is not given is expected. All begin with `prompt`, whose words the run need not know. With `case`
+    sentences begin with capitals. A list that was stopped goes on from text `first`.
+    """
+    if isinstance(contexts, Mapping):
+        raise UserError("contexts are a list of mappings, column -> value, not one mapping")
+    if number < 1 or not contexts:
+        raise UserError(f"{number} texts of each of {len(contexts)} contexts: both must be 1 or more")
+    if manner.method == "greedy" and number > 1:
+        raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or distinct")
+    rules, clock, data = manner.rules(run), Clock(manner.seconds), run.config.data
+    prompted, about = split(prompt, data), origin(run, manner, prompt)
+    size = number if manner.method in SEVERAL else 1  # texts that are searched for together
+    jobs = [place for place in range(len(contexts)) for _ in range(number // size)]
+    for start in range(first // size, len(jobs), TOGETHER[manner.method]):
+        if clock.late():
+            return
+        places = jobs[start : start + TOGETHER[manner.method]]
+        conditioned, which = condition(run, contexts, places, unknown)
+        with run.scoring():
+            ids = run.vocabulary.encode(prompted)
+            found = _written(run.model, conditioned, which, manner, rules, ids, size, start, clock.left())
+        for job, (place, texts) in enumerate(zip(places, found, strict=True), start):
+            for index, text in enumerate(texts):
+                if job * size + index >= first:
+                    readable = _readable(run, [*prompted, *run.vocabulary.decode(text.tokens)], case)
+                    yield {
+                        **about,
+                        "number": job * size + index,
+                        "context": dict(contexts[place]),
+                        **_row(text, readable),
+                    }
+
+
+def origin(run: Run, manner: Manner, prompt: str = "") -> Row:
+    """What every row of `generate` says of itself: the run, and what of the manner is not as usual."""
+    chosen = {
+        field.name: getattr(manner, field.name)
+        for field in fields(manner)
+        if getattr(manner, field.name) != field.default and field.name != "seconds"
+    }
+    chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
+    return {"run": run.folder.name, "manner": {**chosen, **({"prompt": prompt} if prompt else {})}}
+
+
+def resumed(file: Path, about: Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
+    """How many rows `file` has of `number` texts for each of `contexts`, all of one origin; else a `UserError`.
+
+    A last line that was cut off is taken away, so that more can be added.
+    """
+    rows = files.read_rows(file)
+    for index, row in enumerate(rows):
+        place = index // max(1, number)
+        wanted = {**about, "number": index, "context": contexts[place] if place < len(contexts) else "no further one"}
+        for name, value in wanted.items():
+            if row.get(name) != value:
+                found = f"{name} is {row.get(name)!r}, where {value!r} is asked for"
+                raise UserError(f"{file} line {index + 1}: {found}; nothing resumed")
+    files.write_rows(file, rows)
+    return len(rows)
+
+
+def stream(
+    run: Run,
+    context: Mapping[str, Any],
+    *,
+    manner: Manner = PLAIN,
+    prompt: str = "",
+    case: bool = False,
+    unknown: str = "error",
+) -> Iterator[str]:
+    """One text, piece by piece as its tokens are drawn, the prompt first: joined, the first text of `generate`."""
+    if manner.method not in ("sample", "greedy"):
+        raise UserError(f"a text by {manner.method} is not written from left to right; choose sample or greedy")
+    conditioned, which = condition(run, [context], [0], unknown)
+    rules, tokens, shown = manner.rules(run), split(prompt, run.config.data), ""
+    chosen = steps(
+        run.model,
+        conditioned,
+        which,
+        _choice(manner, 1, 0),
+        rules,
+        prompt=run.vocabulary.encode(tokens),
+        seconds=manner.seconds,
+    )
+    for step in chain([None], chosen):
+        if step is not None and step.tokens[0] != END:
+            tokens = [*tokens, *run.vocabulary.decode(step.tokens.tolist())]
+        text = _readable(run, tokens, case)
+        if len(text) > len(shown):
+            yield text[len(shown) :]
+        shown = text
+
+
+def fill(
+    run: Run,
+    template: str,
+    contexts: Sequence[Mapping[str, Any]],
+    *,
+    number: int = 1,
+    most: int = 4,
+    width: int = 100,
+    penalty: float = 0.0,
+    banned: Sequence[str] = (),
+    whole: bool = False,
+    case: bool = False,
+    unknown: str = "error",
+    seconds: float | None = None,
+) -> list[Row]:
+    """The `number` best fillers of the gap (____) in `template` for each of `contexts`, of up to `most` tokens.
+
+    Left and right of the gap are scored together. `whole`: the text ends with the template, and that is scored too.
+    """
+    sides = GAP.split(template)
+    if len(sides) != 2:
+        raise UserError(f"the template {template!r} has {len(sides) - 1} gaps; mark one with ____")
+    if not contexts:
+        raise UserError("no context to fill the gap in")
+    left, right = (known(run, side, "the template") if side.strip() else () for side in sides)
+    conditioned, which = condition(run, contexts, range(len(contexts)), unknown)
+    rules = Manner(most=most, banned=tuple(banned)).rules(run)
+    with run.scoring():
+        found = infilling.fill(
+            run.model,
+            conditioned,
+            which,
+            left,
+            (*right, END) if whole else right,
+            rules,
+            width=width,
+            best=number,
+            penalty=penalty,
+            seconds=seconds,
+        )
+    rows = []
+    for context, fillers in zip(contexts, found, strict=True):
+        for filler in fillers:
+            words = [run.vocabulary.decode(part) for part in (left, filler.tokens, right)]
+            rows.append(
+                {
+                    "context": dict(context),
+                    "filler": _readable(run, words[1], False),
+                    "text": _readable(run, [*words[0], *words[1], *words[2]], case),
+                    "tokens": len(filler.tokens),
+                    "log_probability": filler.log_probability,
+                }
+            )
+    return rows
+
+
+def condition(
+    run: Run, contexts: Sequence[Mapping[str, Any]], places: Sequence[int], unknown: str = "error"
+) -> tuple[Conditioned, Tensor]:
+    """The conditions of the contexts at `places`, each once, softmax biases summed up; and which each place has."""
+    distinct, which = np.unique(np.asarray(places, dtype=np.int64), return_inverse=True)
+    corpus = run.read([""] * len(distinct), [contexts[place] for place in distinct], unknown=unknown)
+    with run.scoring():
+        conditioned = run.model.condition(corpus.context(np.arange(len(distinct))).to(run.device))
+        conditioned = replace(conditioned, tilt=run.model.output.fold(conditioned.tilt))
+    return conditioned, torch.from_numpy(which).to(run.device)
+
+
+def _written(
+    model: LanguageModel,
+    conditioned: Conditioned,
+    which: Tensor,
+    manner: Manner,
+    rules: Rules,
+    prompt: Sequence[int],
+    size: int,
+    first: int,
+    seconds: float | None,
+) -> list[list[Written]]:
+    """`size` texts for each of `which` (N,), rows of `conditioned`, of which the first has the number `first`."""
+    if manner.method == "beam":
+        return beam_search.beam(
+            model,
+            conditioned,
+            which,
+            rules,
+            width=max(size, manner.width or NARROW),
+            penalty=manner.penalty,
+            best=size,
+            prompt=prompt,
+            seconds=seconds,
+        )
+    if manner.method == "stochastic":
+        return beam_search.stochastic(
+            model,
+            conditioned,
+            which,
+            rules,
+            manner.draw(),
+            width=manner.width or WIDE,
+            grow=manner.grow,
+            penalty=manner.penalty,
+            prompt=prompt,
+            seconds=seconds,
+            seed=manner.seed,
+            first=first,
+        )
+    if manner.method == "distinct":
+        return beam_search.distinct(
+            model, conditioned, which, size, rules, prompt=prompt, seconds=seconds, seed=manner.seed, first=first
+        )
+    choice = _choice(manner, len(which), first)
+    chosen = steps(model, conditioned, which, choice, rules, prompt=prompt, seconds=seconds)
+    return [[text] for text in write(len(which), chosen, rules.stops)]
+
+
+def _choice(manner: Manner, count: int, first: int) -> Choice:
+    return greedy if manner.method == "greedy" else drawing(manner.draw(), count, manner.most, manner.seed, first)
+
+
+def _readable(run: Run, tokens: Sequence[str], case: bool) -> str:
+    text = join(tokens, run.config.data.unit)
+    return sentence_case(text) if case else text
+
+
+def _row(text: Written, readable: str) -> Row:
+    return {
+        "text": readable,
+        "tokens": len(text.tokens),
+        "log_probability": text.log_probability,
+        "perplexity": math.exp(-text.log_probability / max(1, text.targets)),
+        "ended": text.ended,
+    }

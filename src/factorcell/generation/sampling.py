@@ -1,0 +1,331 @@
+"""Texts out of a model, ids only: greedy and drawn, many contexts at once, a token at a time.
+
+    p(w) ~ q(w) ** (1 / temperature)  over the allowed tokens, of these the top k, of these the least that hold top p
+
+q is what the model says. What is allowed follows from `Rules`; the log probabilities that come back are those of the
+model, whatever was forbidden and however it was drawn.
+
+Shapes: N texts under way, B contexts, t tokens written, V vocabulary.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from factorcell.config import UserError
+from factorcell.data.vocabulary import END, START, UNKNOWN
+from factorcell.model.cells import State
+from factorcell.model.language_model import Conditioned, States
+
+ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
+LIKELY = 256  # tokens that mostly hold enough of the probability to draw among
+BLOCK = 128  # tokens that a draw skips at once
+
+
+class Steps(Protocol):
+    """What texts are written from: a `LanguageModel`, or whatever else has its `step`."""
+
+    def step(self, token: Tensor, conditioned: Conditioned, states: States | None = None) -> tuple[Tensor, States]:
+        """`token` (N,) -> log probabilities (N, V) of the next, states."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may be written: `least` to `most` tokens, none that is `banned`, no n-gram of `no_repeat` tokens twice.
+
+    A text that ends with one of `stops`, sequences of tokens, is done. A prompt counts for repetition, not for length.
+    """
+
+    most: int = 100
+    least: int = 0
+    banned: tuple[int, ...] = (UNKNOWN,)
+    no_repeat: int = 0
+    stops: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most or self.most < 1:
+            raise UserError(f"between {self.least} and {self.most} tokens: it must be 0 <= least <= most, and most > 0")
+        if self.no_repeat < 0:
+            raise UserError(f"no_repeat is {self.no_repeat}; it must be 0 (anything may repeat) or more")
+
+    def forbid(self, logs: Tensor, tokens: Tensor, written: int) -> Tensor:
+        """`logs` (N, V) after `tokens` (N, t), -inf at what may not follow, in place; `written` tokens are no prompt.
+
+        Where nothing else is left, the text may end.
+        """
+        if self.banned:
+            logs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
+        if self.no_repeat:
+            texts, again = repeated(tokens, self.no_repeat)
+            logs[texts, again] = -torch.inf
+        ends = logs[:, END].clone()
+        if written < self.least:
+            logs[:, END] = -torch.inf
+        stuck = torch.isneginf(logs.amax(1))
+        logs[stuck, END] = ends[stuck].clamp(min=torch.finfo(logs.dtype).min)
+        return logs
+
+    def stopped(self, tokens: Tensor, written: int) -> Tensor:
+        """Which of `tokens` (N, t) end with a stop that was `written`, not prompted (N,)."""
+        found = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+        for stop in self.stops:
+            if 0 < len(stop) <= written:
+                found |= (tokens[:, -len(stop) :] == tokens.new_tensor(stop)).all(1)
+        return found
+
+
+def repeated(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Texts and tokens that would write an n-gram of `tokens` (N, t) a second time. The start token is part of none."""
+    tokens = tokens[:, 1:]
+    places = tokens.shape[1] - n + 1
+    if places < 1:
+        return tokens.new_zeros(0), tokens.new_zeros(0)
+    last = tokens[:, tokens.shape[1] - n + 1 :]
+    same = torch.ones_like(tokens[:, :places], dtype=torch.bool)
+    for offset in range(n - 1):
+        same &= tokens[:, offset : offset + places] == last[:, offset, None]
+    texts, place = same.nonzero(as_tuple=True)
+    return texts, tokens[texts, place + n - 1]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a token is drawn: `top_k` 0 and `top_p` 1 leave all tokens in; a low `temperature` prefers what is likely."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise UserError(f"temperature is {self.temperature}; it must be above 0 (greedy texts have none)")
+        if self.top_k < 0:
+            raise UserError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+
+    def weights(self, logs: Tensor) -> Tensor:
+        """Log probabilities (N, V), -inf where forbidden -> the weights (N, V) to draw by, 0 where left out."""
+        if self.temperature != 1:
+            logs = (logs - logs.amax(1, keepdim=True)) / self.temperature
+        if self.top_k and self.top_k < logs.shape[1]:
+            least = logs.topk(self.top_k, dim=1).values[:, -1:]
+            logs = logs.masked_fill(logs < least, -torch.inf)
+        weights = logs.exp()
+        if self.top_p == 1:
+            return weights
+        return weights.masked_fill(weights < _least_of(self.top_p, weights), 0.0)
+
+
+def _least_of(share: float, weights: Tensor) -> Tensor:
+    """The smallest weight (N, 1) among the fewest of `weights` (N, V) that hold the `share` of them."""
+    wanted, count = share * weights.sum(1, keepdim=True, dtype=torch.double), LIKELY
+    while True:
+        largest = weights.topk(min(count, weights.shape[1]), dim=1).values
+        sums = largest.cumsum(1, dtype=torch.double)
+        if count >= weights.shape[1] or bool((sums[:, -1:] >= wanted).all()):
+            break
+        count *= 4
+    last = ((sums - largest) < wanted).sum(1, keepdim=True) - 1
+    return largest.gather(1, last)
+
+
+def drawn(weights: Tensor, places: Tensor) -> Tensor:
+    """The tokens (N, S) at the `places` (N, S) in [0, 1) of the running sum of `weights` (N, V)."""
+    count, size = weights.shape
+    blocks = F.pad(weights, (0, -size % BLOCK)).view(count, -1, BLOCK)
+    ends = blocks.sum(2).double().cumsum(1)
+    wanted = places * ends[:, -1:]
+    block = torch.searchsorted(ends, wanted, right=True).clamp(max=ends.shape[1] - 1)
+    rest = wanted - F.pad(ends, (1, 0)).gather(1, block)
+    rows = torch.arange(count, device=weights.device)[:, None].expand_as(block)
+    inner = blocks[rows, block].cumsum(2, dtype=torch.double)
+    inside = (inner <= rest[..., None]).sum(2)
+    last = (inner < inner[..., -1:]).sum(2)  # the last token of the block with a weight: sums are rounded
+    token: Tensor = block * BLOCK + torch.minimum(inside, last)
+    return token
+
+
+@dataclass(frozen=True)
+class Front:
+    """N texts under way: all `tokens` (N, t) from the start token on, the `states` before the last, and their contexts.
+
+    `contexts` (N,) are rows of a `Conditioned`; without `states` they are those before the start token.
+    """
+
+    tokens: Tensor
+    contexts: Tensor
+    states: States | None = None
+
+    def select(self, rows: Tensor) -> "Front":
+        """The texts of `rows` (N',), repeated where a row is named twice."""
+        states = None if self.states is None else tuple(state.select(rows) for state in self.states)
+        return Front(self.tokens[rows], self.contexts[rows], states)
+
+    def grown(self, tokens: Tensor, states: States, parents: Tensor | None = None) -> "Front":
+        """The texts of `parents` (N',), else all, a token (N',) longer, with the `states` after what was their last."""
+        front = Front(self.tokens, self.contexts, states)
+        front = front if parents is None else front.select(parents)
+        return Front(torch.cat([front.tokens, tokens[:, None]], 1), front.contexts, front.states)
+
+    def children(self, tokens: Tensor, kept: Tensor, states: States) -> "Front":
+        """As `grown`, for B groups of as many texts each, whose texts may grow by `tokens` (N, L).
+
+        Of each group the children at the places `kept` (B, K) among all of its own.
+        """
+        firsts = torch.arange(len(kept), device=kept.device)[:, None] * (len(tokens) // max(1, len(kept)))
+        parents = (firsts + kept // tokens.shape[1]).flatten()
+        return self.grown(tokens.view(len(kept), -1).gather(1, kept).flatten(), states, parents)
+
+
+Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabilities (n, V) -> values (n, ...)
+
+
+def look(model: Steps, conditioned: Conditioned, front: Front, pick: Pick) -> tuple[States, tuple[Tensor, ...]]:
+    """Read the last tokens: states after them, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
+    states, picked = [], []
+    with torch.inference_mode():
+        for rows in torch.split(torch.arange(len(front.tokens), device=front.tokens.device), ROWS):
+            here = front.select(rows)
+            logs, after = model.step(here.tokens[:, -1], conditioned.select(here.contexts), here.states)
+            states.append(after)
+            picked.append(pick(rows, logs))
+    layers = zip(*states, strict=True)
+    joined = tuple(State(torch.cat([s.hidden for s in own]), torch.cat([s.memory for s in own])) for own in layers)
+    return joined, tuple(torch.cat(values) for values in zip(*picked, strict=True))
+
+
+def begin(model: Steps, conditioned: Conditioned, contexts: Tensor, prompt: Sequence[int] = ()) -> Front:
+    """A text for each of `contexts` (N,), rows of `conditioned`, that begins with `prompt`."""
+    front = Front(torch.full_like(contexts[:, None], START), contexts)
+    for token in prompt:
+        states, _ = look(model, conditioned, front, lambda _rows, logs: (logs[:, 0],))
+        front = front.grown(torch.full_like(contexts, token), states)
+    return front
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A step of a decoder: for each of the `texts` (n,) that go on, its next token and the log probability of that."""
+
+    texts: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    logs: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A text: its `tokens` after the prompt, without the end token.
+
+    `log_probability` is of its `targets`: the tokens, and the end token where there was one. `ended`: by that or by a
+    stop, not for want of room or time.
+    """
+
+    tokens: tuple[int, ...]
+    log_probability: float
+    targets: int
+    ended: bool
+
+
+class Clock:
+    """Whether `seconds` are over; None: never."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.end = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float | None:
+        """The seconds that are left."""
+        return None if self.end is None else max(0.0, self.end - time.monotonic())
+
+    def late(self) -> bool:
+        """Whether no further step is to be begun."""
+        return self.end is not None and time.monotonic() >= self.end
+
+
+Choice = Callable[[Tensor, int, Tensor], Tensor]  # texts (n,), which step, log probabilities (n, V) -> tokens (n,)
+
+
+def greedy(texts: Tensor, step: int, logs: Tensor) -> Tensor:
+    """The most probable token of each text: a `Choice`."""
+    return logs.argmax(1)
+
+
+def drawing(draw: Draw, count: int, most: int, seed: int = 0, first: int = 0) -> Choice:
+    """A `Choice` that draws the tokens of `count` texts, numbered from `first` on.
+
+    What a text draws follows from `seed` and its own number, not from the texts beside it.
+    """
+    own = [generator(seed, first + text).random(most) for text in range(count)]
+    places = torch.from_numpy(np.stack(own)) if own else torch.zeros(0, most, dtype=torch.double)
+
+    def choose(texts: Tensor, step: int, logs: Tensor) -> Tensor:
+        return drawn(draw.weights(logs), places[texts.cpu(), step, None].to(logs.device))[:, 0]
+
+    return choose
+
+
+def generator(seed: int, text: int) -> np.random.Generator:
+    """The random numbers of one text."""
+    return np.random.Generator(np.random.Philox(key=[seed, text]))
+
+
+def steps(
+    model: Steps,
+    conditioned: Conditioned,
+    contexts: Tensor,
+    choice: Choice,
+    rules: Rules,
+    *,
+    prompt: Sequence[int] = (),
+    seconds: float | None = None,
+) -> Iterator[Chosen]:
+    """Write a text for each of `contexts` (N,), rows of `conditioned`, a token of all that go on at a time.
+
+    The end token is chosen as any other; whoever is done is not in the next step.
+    """
+    clock, front = Clock(seconds), begin(model, conditioned, contexts, prompt)
+    going = torch.arange(len(contexts), device=contexts.device)
+    for step in range(rules.most):
+        if clock.late() or not len(going):
+            return
+        pick = partial(_chosen, choice, rules, step, going, front.tokens)
+        states, (tokens, logs) = look(model, conditioned, front, pick)
+        yield Chosen(going.cpu().numpy(), tokens.cpu().numpy(), logs.double().cpu().numpy())
+        front = front.grown(tokens, states)
+        keep = ((tokens != END) & ~rules.stopped(front.tokens, step + 1)).nonzero()[:, 0]
+        front, going = front.select(keep), going[keep]
+
+
+def _chosen(
+    choice: Choice, rules: Rules, step: int, going: Tensor, tokens: Tensor, rows: Tensor, logs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What `choice` takes for `rows` of the texts that are `going` on, and its log probabilities."""
+    token = choice(going[rows], step, rules.forbid(logs, tokens[rows], step))
+    return token, logs.gather(1, token[:, None])[:, 0]
+
+
+def write(count: int, chosen: Iterator[Chosen], stops: Sequence[Sequence[int]] = ()) -> list[Written]:
+    """The `count` texts that were `chosen` a step at a time."""
+    texts: list[list[int]] = [[] for _ in range(count)]
+    logs = np.zeros(count)
+    for step in chosen:
+        logs[step.texts] += step.logs
+        for text, token in zip(step.texts.tolist(), step.tokens.tolist(), strict=True):
+            texts[text].append(token)
+    return [written(text, float(log), stops) for text, log in zip(texts, logs, strict=True)]
+
+
+def written(tokens: Sequence[int], log_probability: float, stops: Sequence[Sequence[int]] = ()) -> Written:
+    """A text of `tokens` after the prompt, of which the last may be the end token."""
+    ended = END in tokens[-1:]
+    stopped = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in stops if stop)
+    return Written(tuple(tokens[: len(tokens) - ended]), log_probability, len(tokens), ended or stopped)

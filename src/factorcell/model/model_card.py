@@ -1,0 +1,86 @@
+"""The model card: what a run was trained on, how, and the numbers that it reached, in Markdown."""
+
+from typing import Any
+
+from factorcell import files
+from factorcell.data.schema import TIMES, Variable
+from factorcell.model.run import Run
+
+Row = dict[str, Any]
+
+
+def write(run: Run) -> None:
+    """Write README.md into the run folder, from what the folder holds."""
+    files.write(run.folder / "README.md", text(run).encode())
+
+
+def text(run: Run) -> str:
+    """The card as Markdown."""
+    parts = [f"# {run.folder.name}", _model(run), "## Trained on", _training(run), "## Results", _results(run)]
+    parts += ["## Use", _use(run)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _model(run: Run) -> str:
+    model, data = run.config.model, run.config.data
+    recurrent = " + ".join(model.adapt) or "nothing"
+    bias = " + ".join(model.output_bias) or "nothing"
+    return (
+        f"A recurrent language model over {data.unit} units ({model.layers} x {model.cell}, embeddings "
+        f"{model.embedding_size}, hidden {model.hidden_size}, {model.softmax} softmax, "
+        f"{run.model.parameter_count():,} parameters). Its context changes, in the recurrent layer: {recurrent} "
+        f"(rank {model.rank}); in the softmax bias: {bias}."
+    )
+
+
+def _training(run: Run) -> str:
+    path = run.folder / "training.json"
+    facts: Row = files.read_json(path) if path.exists() else {}
+    lines = []
+    if facts:
+        lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from `{facts['source']}`")
+    if tuned := facts.get("finetuned"):
+        moved = ", ".join(f"{row['moved']:,} of {row['values']:,} values of {row['part']}" for row in tuned["moved"])
+        lines.append(f"- fine-tuned from `{tuned['from']}` (l1 {tuned['l1']:g}): {moved} moved")
+    lines.append(f"- vocabulary of {len(run.vocabulary):,} tokens (seen at least {run.config.data.min_count} times)")
+    lines += [f"- {variable.describe()}" for variable in run.schema.variables]
+    log = run.log()
+    if log:
+        last = log[-1]
+        lines.append(
+            f"- {last['step']:,} steps, {last['tokens']:,} targets seen, {last['seconds'] / 60:.1f} minutes, "
+            f"seed {run.config.training.seed}"
+        )
+    return "\n".join(lines)
+
+
+def _results(run: Run) -> str:
+    best = run.best()
+    lines = ["| table | measure | value |", "|---|---|---|"]
+    if best:
+        lines.append(f"| development | perplexity | {best['perplexity']:.2f} |")
+        lines.append(f"| development | perplexity, known targets | {best['perplexity_known']:.2f} |")
+    for row in files.read_rows(run.folder / "results.jsonl"):
+        scores = row.get("evaluation", row)
+        for key in ("perplexity", "perplexity_known", "accuracy", "macro_f1", "auc"):
+            if isinstance(scores.get(key), float):
+                target = f" of {row['target']}" if row.get("target") else ""
+                lines.append(f"| {scores.get('table', '')} | {key.replace('_', ' ')}{target} | {scores[key]:.4g} |")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _use(run: Run) -> str:
+    data = run.config.data
+    row = {data.text: "..."} | {v.source: _example(v) for v in run.schema.variables}
+    return f"```python\nfrom factorcell import Run\n\nRun.open({str(run.folder)!r}).score({row!r})\n```"
+
+
+def _example(variable: Variable) -> Any:
+    """A value that the column of `variable` could hold."""
+    if variable.kind == "vector":
+        return [round(mean, 3) for mean in variable.means]
+    if variable.kind == "text":
+        return variable.values[0]
+    if variable.kind in TIMES:
+        return "2026-11-21T15:55"
+    return variable.values[1] if variable.values[1:] else variable.mean

@@ -1,0 +1,303 @@
+"""Streams, prefixes and the order of things: predict, judge, learn; a replay that stops goes on to the same rows."""
+
+import hashlib
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell.completion.replay.streams import (
+    COUNT,
+    Stream,
+    known_prefixes,
+    partial_rank_of,
+    prefix_of,
+    rank_of,
+    read,
+    replay,
+)
+from factorcell.completion.search import Suggestion
+from factorcell.config import DataConfig, UserError
+
+DATA = DataConfig(unit="char")
+ROWS: list[dict[str, Any]] = [
+    {"text": "cat food", "user": "ben", "time": 3},
+    {"text": "dog", "user": "ann", "time": "2026-11-21T10:00:00+02:00"},
+    {"text": "cats and dogs", "user": "ben", "time": 1},
+    {"text": "ox", "user": "ben", "time": 2},
+    {"text": "horse", "user": "ann", "time": "2026-11-21T09:00:00Z"},
+    {"text": "cat", "user": "ben", "time": 4},
+]
+
+
+@dataclass(frozen=True)
+class Spy:
+    """Suggests what was learned, and notes all that it is asked; it holds (user, texts learned)."""
+
+    asked: list[tuple[Any, ...]]
+    name: str = "spy"
+
+    def start(self, user: str) -> tuple[str, ...]:
+        self.asked.append((self.name, "start", user))
+        return ()
+
+    def suggest(self, held: tuple[str, ...], prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
+        assert "text" not in row
+        assert k == COUNT
+        self.asked.append((self.name, "suggest", prefix, held))
+        return [Suggestion(text, 0.0, "spy") for text in (*held, f"{prefix}x")]
+
+    def nats(self, held: tuple[str, ...], row: Mapping[str, Any]) -> tuple[float, int]:
+        self.asked.append((self.name, "nats", row["text"], held))
+        return 0.5 * len(held), len(row["text"]) + 1
+
+    def learn(self, held: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
+        self.asked.append((self.name, "learn", row["text"], held))
+        return (*held, row["text"])
+
+
+def timeless(path: Path) -> str:
+    """The file without its seconds."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return "\n".join(json.dumps({key: row[key] for key in row if not key.endswith("seconds")}) for row in rows)
+
+
+def many(users: int = 7, texts: int = 9) -> list[dict[str, Any]]:
+    """Streams of several lengths."""
+    rows = []
+    for user, place in itertools.product(range(users), range(texts)):
+        if place <= user + 2:
+            rows.append({"text": "abcdefgh"[: place + user % 2 + 1], "user": f"user {user}", "time": place})
+    return rows
+
+
+def test_streams_are_sorted_by_user_and_time() -> None:
+    """Numbers and times with zones; texts of one moment stay in their order."""
+    ann, ben = read(ROWS, DATA)
+    assert (ann.user, ben.user) == ("ann", "ben")
+    assert [row["text"] for row in ann.rows] == ["dog", "horse"]  # 8:00 and 9:00 in UTC
+    assert [row["text"] for row in ben.rows] == ["cats and dogs", "ox", "cat food", "cat"]
+    assert ben.prefixes[1] is None  # too short to be judged
+    assert [place for place, _ in ben.judged] == [0, 2, 3]
+    assert [len(stream.rows) for stream in read(ROWS, DATA, most_rows=3)] == [2, 3]
+    same = [{"text": text, "user": "u", "time": "2026-01-01"} for text in ("one", "two", "three", "four")]
+    assert [row["text"] for row in read(same, DATA)[0].rows] == ["one", "two", "three", "four"]
+
+
+def test_times_of_all_kinds_order_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dates are midnights, moments without a zone are taken for UTC wherever the machine is."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    times: list[Any] = [
+        date(2026, 1, 1),
+        datetime(2026, 1, 1, 0, 30),
+        datetime(2026, 1, 1, 3, tzinfo=timezone(timedelta(hours=2))),
+        "2026-01-01 01:30:00",
+        datetime(2026, 1, 1, 2, tzinfo=UTC).timestamp(),
+        "2026-01-02",
+    ]
+    rows = [{"text": f"text {number}", "user": "u", "time": moment} for number, moment in enumerate(times)]
+    ordered = read(list(reversed(rows)), DATA)[0].rows
+    monkeypatch.undo()
+    time.tzset()
+    assert [row["text"] for row in ordered] == [f"text {number}" for number in range(len(times))]
+
+
+def test_texts_are_what_the_run_reads() -> None:
+    """NFC, and lower case where the run has it; what a reader takes for one character is not cut."""
+    rows = [{"text": "Cafe\u0301 👩‍👩‍👧", "user": "u", "time": 0}]
+    assert read(rows, DATA)[0].rows[0]["text"] == "Café 👩‍👩‍👧"
+    lower = read(rows, DataConfig(unit="char", lowercase=True), every=1)[0]
+    assert lower.rows[0]["text"] == "café 👩‍👩‍👧"
+    drawn = {prefix_of("u", "e\u0301🇳🇴👩‍👩‍👧ab", place) for place in range(200)}
+    assert drawn == {"e\u0301🇳🇴", "e\u0301🇳🇴👩‍👩‍👧", "e\u0301🇳🇴👩‍👩‍👧a"}
+
+
+def test_prefixes_are_uniform() -> None:
+    """At least two characters typed and one to come: for seven characters five lengths, each a fifth of the time."""
+    counts = Counter(len(prefix_of(f"user {number}", "abcdefg", number % 7) or "") for number in range(5000))
+    assert set(counts) == {2, 3, 4, 5, 6}
+    assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 18.5  # chi squared, 4 degrees: p = 0.001
+    assert prefix_of("u", "abc", 0) == "ab"
+    assert [prefix_of("u", text, 0) for text in ("", "a", "ab")] == [None] * 3
+
+
+def test_prefixes_are_the_same_everywhere() -> None:
+    """Computed here once more from the hash, which depends on seed, user, text and place, and nothing else."""
+    for seed, user, text, place in (
+        (0, "ann", "how to bake", 3),
+        (1, "ann", "how to bake", 3),
+        (0, "Jürgen", "ab c", 0),
+    ):
+        digest = hashlib.sha256(json.dumps([seed, user, text, place]).encode()).hexdigest()
+        length = 2 + int(digest[16:32], 16) % (len(text) - 2)
+        assert prefix_of(user, text, place, seed=seed) == text[:length]
+        assert (prefix_of(user, text, place, 5, seed) is not None) == (int(digest[:16], 16) % 5 == 0)
+    assert prefix_of("ann", "how to bake", 3) == "how to"
+    drawn = {prefix_of("ann", "how to bake", place, seed=seed) for place in range(5) for seed in range(5)}
+    assert len(drawn) > 3
+
+
+def test_one_of_every_few_is_judged() -> None:
+    """About a fourth, the same prefixes as without `every`; all are in the stream."""
+    rows = [{"text": f"text number {number}", "user": f"u{number % 40}", "time": number} for number in range(2000)]
+    whole, some = read(rows, DATA), read(rows, DATA, every=4)
+    assert [stream.rows for stream in some] == [stream.rows for stream in whole]
+    pairs = [
+        pair for one, two in zip(whole, some, strict=True) for pair in zip(one.prefixes, two.prefixes, strict=True)
+    ]
+    kept = [few for _, few in pairs if few is not None]
+    assert 400 < len(kept) < 600
+    assert all(few in (every, None) for every, few in pairs)
+
+
+@pytest.mark.parametrize(
+    ("suggestions", "rank", "partial"),
+    [
+        ([], None, None),
+        (["cat food"], 1, 1),
+        (["cats", "cat foo", "cat food bowl"], None, None),  # no whole words; longer than the query
+        (["cart", "cat", "cat food"], 3, 2),
+        (["cat food", "cat"], 1, 1),
+        (["ca", "cat"], None, 2),
+    ],
+)
+def test_ranks(suggestions: list[str], rank: int | None, partial: int | None) -> None:
+    """Of the query "cat food": the query itself, or its first words."""
+    assert rank_of("cat food", suggestions) == rank
+    assert partial_rank_of("cat food", suggestions) == partial
+
+
+def test_known_prefixes_are_those_training_texts_begin_with() -> None:
+    """Against a look at every text."""
+    streams = read(many(), DATA)
+    training = [{"text": text} for text in ("abcd", "ab", "xabcdefgh", "ABCDEFG")]
+    wanted = {prefix for stream in streams for prefix in stream.prefixes if prefix}
+    found = {prefix for prefix in wanted if any(row["text"].startswith(prefix) for row in training)}
+    assert known_prefixes(streams, training, DATA) == found
+    assert "abc" in found
+    assert len(found) < len(wanted)
+    assert known_prefixes(streams, training, DataConfig(unit="char", lowercase=True)) == wanted & {
+        "abcdefgh"[:length] for length in range(2, 8)
+    }
+
+
+def test_each_text_is_predicted_before_it_is_learned(tmp_path: Path) -> None:
+    """Every text is learned, the short ones too; what is held when a text is judged are the texts before it."""
+    asked: list[tuple[Any, ...]] = []
+    streams = read(ROWS, DATA)
+    rows = list(replay({"spy": Spy(asked)}, streams, tmp_path / "rows.jsonl"))
+    expected: list[tuple[Any, ...]] = []
+    for stream in streams:
+        texts = [row["text"] for row in stream.rows]
+        expected.append(("spy", "start", stream.user))
+        for place, (text, prefix) in enumerate(zip(texts, stream.prefixes, strict=True)):
+            held = tuple(texts[:place])
+            if prefix is not None:
+                expected += [("spy", "suggest", prefix, held), ("spy", "nats", text, held)]
+            expected.append(("spy", "learn", text, held))
+    assert asked == expected
+    assert [row["position"] for row in rows] == [0, 1, 0, 2, 3]
+    assert [row["nats"] for row in rows] == [0, 0.5, 0, 1, 1.5]
+
+
+def test_rows_say_what_happened(tmp_path: Path) -> None:
+    """One stream worked out by hand: repeated queries are found, and the first words of one."""
+    texts = ["cat", "cat", "cat food"]
+    rows = tuple({"text": text, "user": "u", "time": place} for place, text in enumerate(texts))
+    stream = Stream("u", rows, ("ca", "ca", "ca"))
+    found = list(replay({"spy": Spy([])}, [stream], tmp_path / "rows.jsonl", known={"ca"}))
+    assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[1]) == found[1]
+    seconds = [(row.pop("suggest_seconds"), row.pop("learn_seconds")) for row in found]
+    assert all(one >= 0 and two >= 0 for one, two in seconds)
+    base = {"system": "spy", "user": "u", "seen": True, "prefix_length": 2}
+    assert found == [
+        base
+        | {"position": 0, "query_length": 3, "rank": None, "partial_rank": None, "saved": 0, "nats": 0.0, "targets": 4},
+        base | {"position": 1, "query_length": 3, "rank": 1, "partial_rank": 1, "saved": 1, "nats": 0.5, "targets": 4},
+        base
+        | {"position": 2, "query_length": 8, "rank": None, "partial_rank": 1, "saved": 1, "nats": 1.0, "targets": 9},
+    ]
+    assert {row["seen"] for row in replay({"spy": Spy([])}, [stream], tmp_path / "blind.jsonl")} == {None}
+
+
+def test_a_replay_that_stops_goes_on_to_the_same_rows(tmp_path: Path) -> None:
+    """Stopped after any number of rows or bytes; no stream is done twice, none in part."""
+    streams = read(many(), DATA, every=2)
+    assert not all(stream.judged for stream in streams)  # a stream of which nothing is judged is no work
+
+    def systems(asked: list[tuple[Any, ...]]) -> dict[str, Spy]:
+        return {name: Spy(asked, name) for name in ("one", "two")}
+
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    every = list(replay(systems([]), streams, whole))
+    for count in range(len(every)):
+        part.unlink(missing_ok=True)
+        interrupted = replay(systems([]), streams, part)
+        list(itertools.islice(interrupted, count))
+        interrupted.close()
+        asked: list[tuple[Any, ...]] = []
+        list(replay(systems(asked), streams, part))
+        assert timeless(part) == timeless(whole)
+        started = [(name, user) for name, what, user in (one[:3] for one in asked) if what == "start"]
+        done = [(row["system"], row["user"]) for row in every[:count]]
+        assert not set(started) & set(done)
+    content = whole.read_bytes()
+    for size in range(0, len(content), 97):
+        part.write_bytes(content[:size])
+        list(replay(systems([]), streams, part))
+        assert timeless(part) == timeless(whole)
+
+
+def test_another_system_joins_later(tmp_path: Path) -> None:
+    """The rows that are there stay."""
+    streams, path = read(many(), DATA), tmp_path / "rows.jsonl"
+    first = list(replay({"one": Spy([])}, streams, path))
+    second = list(replay({"one": Spy([]), "two": Spy([])}, streams, path))
+    assert {row["system"] for row in second} == {"two"}
+    assert len(second) == len(first)
+    assert list(replay({"one": Spy([]), "two": Spy([])}, streams, path)) == []
+
+
+def test_other_streams_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    list(replay({"spy": Spy([])}, read(many(), DATA), path))
+    kept = path.read_bytes()
+    for other in (read(many(), DATA, seed=1), read(many(), DATA, every=2), read(many(3), DATA)):
+        with pytest.raises(UserError, match=r"was begun with other texts or options \(user 'user"):
+            list(replay({"spy": Spy([])}, other, path))
+        assert path.read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([{"text": "a", "time": 1}], {}, "no column 'user'; it has text, time"),
+        ([{"text": "a", "user": "u"}], {}, "no column 'time'"),
+        ([{"user": "u", "time": 1}], {}, "no column 'text'"),
+        ([{"text": "a", "user": "u", "time": 1}], {"others": ["project"]}, "no column 'project'"),
+        ([*ROWS, {"text": None, "user": "u", "time": 1}], {}, "row 7: text is None, not a text"),
+        ([*ROWS, {"text": "a", "user": "", "time": 1}], {}, "row 7: user is missing"),
+        (
+            [*ROWS, {"text": "a", "user": "u", "time": "noon"}],
+            {},
+            "row 7: time is 'noon'; it must be a number or a time",
+        ),
+        ([*ROWS, {"text": "a", "user": "u", "time": "12:30"}], {}, "row 7: time is '12:30'"),
+        ([*ROWS, {"text": "a", "user": "u", "time": float("nan")}], {}, "row 7: time is nan"),
+        (ROWS, {"every": 0}, "every is 0; it must be at least 1"),
+        (ROWS, {"most_rows": 0}, "rows per user is 0"),
+    ],
+)
+def test_mistakes_are_told(rows: list[dict[str, Any]], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        read(rows, DATA, **options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

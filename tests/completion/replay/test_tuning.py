@@ -1,0 +1,104 @@
+"""Rates and weights found on held-out people, against learning them one by one, and from the command line."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from factorcell import files
+from factorcell.commands.cli import main
+from factorcell.completion.blend import DEFAULT, FEATURES, Blend, Weights
+from factorcell.completion.completer import Completer
+from factorcell.completion.online import Learner, Rule
+from factorcell.completion.popularity import Popularity
+from factorcell.completion.replay.streams import Stream, read
+from factorcell.completion.replay.tuning import perplexity, proposals, rates, reciprocal_rank
+from factorcell.config import UserError
+from factorcell.data.counts import FILE, Counts
+from factorcell.model.run import Run
+from tests.completion.replay.test_systems import save
+from tests.small import make_letters
+
+CITY = {"user": "city", "context": (), "min_user_count": 1}
+ROWS = [
+    {"text": text, "city": f"user {user}", "time": place}
+    for user, texts in enumerate((["abc"] * 6, ["cab", "cab", "cabba", "cab"], ["bab"]))
+    for place, text in enumerate(texts)
+]
+
+
+def streams(run: Run) -> list[Stream]:
+    return read(ROWS, run.config.data, user="city")
+
+
+def test_perplexity_is_that_of_people_one_by_one() -> None:
+    run = make_letters(data=CITY, spread=0.8)
+    learner, nats, targets = Learner(run, Rule("sgd", 0.05)), 0.0, 0
+    for stream in streams(run):
+        user = learner.new()
+        for row in stream.rows:
+            (user,), own = learner.learn([user], [row["text"]])
+            nats, targets = nats + float(own[0]), targets + len(row["text"]) + 1
+    assert perplexity(learner, streams(run)) == pytest.approx(math.exp(nats / targets), rel=1e-5)
+
+
+def test_the_search_ends_where_no_neighbour_is_better() -> None:
+    run = make_letters(data=CITY, spread=0.8)
+    rows = list(rates(run, streams(run), ["sgd", "adagrad"]))
+    assert rows[0] == {
+        "optimiser": "none",
+        "rate": 0.0,
+        "perplexity": perplexity(Learner(run, Rule("sgd", 0.0)), streams(run)),
+    }
+    for name in ("sgd", "adagrad"):
+        tried = {row["rate"]: row["perplexity"] for row in rows if row["optimiser"] == name}
+        best = min(tried, key=tried.__getitem__)
+        assert tried[best] < rows[0]["perplexity"]
+        for factor in (3.0, math.sqrt(3.0)):
+            assert {float(f"{best * factor:.3g}"), float(f"{best / factor:.3g}")} <= set(tried) or factor == 3.0
+    with pytest.raises(UserError, match="no stream has a text"):
+        list(rates(run, [], ["sgd"]))
+
+
+def test_weights_fitted_to_people_rank_their_texts_higher() -> None:
+    run = make_letters(data=CITY, spread=0.8)
+    popularity = Popularity.fit(["cabba", "cab"], min_count=1)
+    completer, learner = Completer(run), Learner(run)
+    lists = list(proposals(completer, learner, popularity, streams(run)))
+    judged = [prefix for stream in streams(run) for prefix in stream.prefixes if prefix is not None]
+    assert len(lists) == len(judged) == 11
+    assert {text for _, text in lists} == {row["text"] for row in ROWS}
+    fitted = reciprocal_rank(Blend(completer, popularity, Weights.fit(lists)), lists)
+    upside_down = Weights({feature: -DEFAULT.values[feature] for feature in FEATURES})
+    assert fitted > reciprocal_rank(Blend(completer, popularity, upside_down), lists)
+    by_hand = []
+    blend = Blend(completer, popularity)
+    for found, text in lists:
+        order = [one.text for one in blend.merged(found, 10)]
+        by_hand.append(1 / (order.index(text) + 1) if text in order else 0)
+    assert reciprocal_rank(blend, lists) == pytest.approx(np.mean(by_hand))
+
+
+def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The best rule and the weights are in the run folder, and are used from there on."""
+    folder = save(tmp_path / "run", data=CITY)
+    Counts.of(["cab", "abc"], 1).save(folder / FILE)
+    files.write_rows(tmp_path / "dev.jsonl", ROWS)
+    command = ["tune-online", str(folder), str(tmp_path / "dev.jsonl"), "--optimiser", "sgd", "--threads", "1"]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    run = Run.open(folder)
+    assert f"is now the rule of {folder}" in shown
+    assert "on 11 texts: blend" in shown
+    assert Rule.of(run).optimiser == "sgd"
+    assert Weights.of(run) != DEFAULT
+    assert main([*command, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimiser") == "sgd"}
+    assert Rule.of(run).rate == min(tried, key=tried.__getitem__)
+    assert Weights(rows[-1]["weights"]) == Weights.of(run)
+    plain = save(tmp_path / "plain")
+    assert main(["tune-online", str(plain), str(tmp_path / "dev.jsonl")]) == 2
+    assert "train it with --user" in capsys.readouterr().err

@@ -1,0 +1,354 @@
+"""What may have been meant, against a plain distance and all texts written out."""
+
+import itertools
+import json
+import math
+import unicodedata
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factorcell.commands.cli import main
+from factorcell.completion import completer as completing
+from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.fuzzy import Forgiving
+from factorcell.completion.popularity import History
+from factorcell.completion.search import Suggestion
+from factorcell.completion.typos import FIRST, SLIP, Meanings, Meant, Pattern, Slips, join, meant
+from factorcell.config import UserError
+from factorcell.data.vocabulary import END
+from factorcell.model.run import Run
+from tests.completion.test_completer import NASTY
+from tests.completion.test_search import CLOSE, typed_in, written_out
+from tests.small import make_letters
+
+
+@cache
+def distance(one: str, other: str) -> int:
+    """Optimal string alignment, as it is defined: the last letters alike, or a slip of each kind."""
+    if not one or not other:
+        return len(one) + len(other)
+    ways = [distance(one[:-1], other) + 1, distance(one, other[:-1]) + 1]
+    ways.append(distance(one[:-1], other[:-1]) + (one[-1] != other[-1]))
+    if len(one) > 1 and len(other) > 1 and one[-2:] == other[-1] + other[-2]:
+        ways.append(distance(one[:-2], other[:-2]) + 1)
+    return min(ways)
+
+
+def slips_of(text: str, typed: str) -> int:
+    """The fewest slips of any beginning of `text`."""
+    return min(distance(text[:end], typed) for end in range(len(text) + 1))
+
+
+def within(typed: str, most: int) -> int:
+    """The slips that are forgiven in what is typed."""
+    return 0 if len(typed) < 3 else min(1, most) if len(typed) < 6 else most
+
+
+def cost_of(text: str, typed: str) -> float:
+    """Nats for the slips of a text, and for another first letter."""
+    return slips_of(text, typed) * SLIP + (text[:1] != typed[:1]) * FIRST
+
+
+def test_distances_that_everybody_knows() -> None:
+    """The oracle itself: each kind of slip, and that no slip is made within a swap of two."""
+    pairs = {("ab", "ba"): 1, ("ca", "abc"): 3, ("kitten", "sitting"): 3, ("", "abc"): 3, ("fix", "fxi"): 1}
+    assert {pair: distance(*pair) for pair in pairs} == pairs
+
+
+LETTERS = "abc"
+
+
+@settings(max_examples=150)
+@given(typed=st.text(LETTERS, max_size=7), text=st.text(LETTERS, max_size=9), most=st.integers(0, 2))
+def test_a_band_is_the_distance_of_every_beginning(typed: str, text: str, most: int) -> None:
+    """Every place within D slips; the best of all beginnings; settled exactly where nothing after it can be better."""
+    pattern = Pattern([ord(letter) for letter in typed], most)
+    band, none = pattern.start(), most + 1
+    for length in range(len(text) + 1):
+        if length:
+            band = pattern.read(band, np.zeros(1, np.int64), np.array([ord(text[length - 1])]), length)
+        for place, found in zip(length + pattern.offsets, band.now[0], strict=True):
+            inside = 0 <= place <= len(typed)
+            assert found == (min(none, distance(text[:length], typed[:place])) if inside else none)
+        best = min(none, slips_of(text[:length], typed))
+        assert band.best[0] == best
+        # Whatever follows: of the texts that go on with the rest of what is typed is the one with the fewest slips.
+        follows = [min(none, slips_of(text[:length] + typed[place:], typed)) for place in range(len(typed) + 1)]
+        assert band.settled[0] == (min(follows) == best)
+        assert band.fewest[0] == min(follows)
+        assert not length or band.strange[0] == (text[0] != (typed or " ")[0])
+
+
+def test_how_many_slips_are_forgiven() -> None:
+    """None in two letters, one in three, two in six, and never more than asked for; other numbers are a mistake."""
+    assert [Slips(2).within(length) for length in range(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert [Slips(1).within(length) for length in range(8)] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert {Slips(0).within(length) for length in range(8)} == {0}
+    for wrong in (-1, 3):
+        with pytest.raises(UserError, match=f"slips = {wrong}; it must be 0, 1 or 2"):
+            Completer(make_letters(), slips=wrong)
+        with pytest.raises(UserError, match="must be 0, 1 or 2"):
+            Forgiving(History(), wrong)
+
+
+# Beginnings by the model.
+
+
+def is_settled(text: str, typed: str, most: int) -> bool:
+    """Whether nothing that goes on has fewer slips: not even the rest of what is typed, from any of its places."""
+    fewest = min(slips_of(text + typed[place:], typed) for place in range(len(typed) + 1))
+    return min(most + 1, fewest) == min(most + 1, slips_of(text, typed))
+
+
+def beginnings(run: Run, typed: str, most: int, longest: int) -> dict[tuple[str, bool], tuple[int, float]]:
+    """All settled beginnings and ended texts with a slip at least: their slips and log p - cost, written out."""
+    letters = run.vocabulary.tokens[END + 1 :]
+    letters += sorted(set(typed) - set(letters))
+    deepest = min(len(typed) + most, longest)
+    found: dict[tuple[str, bool], tuple[int, float]] = {}
+
+    def visit(text: str) -> None:
+        slips, settled = slips_of(text, typed), is_settled(text, typed, most)
+        if 1 <= slips <= most:
+            found[text, not settled] = (slips, log_of(run, text, ended=not settled) - cost_of(text, typed))
+        if not settled and len(text) < deepest:
+            for letter in letters:
+                if letter in run.vocabulary.ids or letter in nearby(typed, len(text), most):
+                    visit(text + letter)
+
+    visit("")
+    return found
+
+
+def nearby(typed: str, place: int, most: int) -> str:
+    """What is typed at a place and as many places to its sides as there may be slips: here unknown letters may be."""
+    return typed[max(0, place - most) : place + most + 1]
+
+
+def meanings(run: Run, typed: str, slips: Slips, **bounds: int) -> Meanings:
+    """What the search finds."""
+    with run.scoring():
+        return meant(run.model, run.vocabulary, tuple(typed), typed_in(run, typed), slips, **{"longest": 99, **bounds})
+
+
+@pytest.mark.parametrize("typed", ["abc", "aaa", "bcz", "zzz", "bacc", "abcac", "acbbca", "cbzcab"])
+def test_what_was_meant_is_what_all_beginnings_written_out_have(typed: str) -> None:
+    """With room for all: every beginning, once, its slips and probability; the mass of all; unknown letters (z)."""
+    run = make_letters(seed=len(typed), spread=0.8)
+    most = within(typed, 2)
+    longest = 7 if len(typed) < 6 else 6
+    expected = beginnings(run, typed, most, longest)
+    found = meanings(run, typed, Slips(2), longest=longest, best=10**6, rows=10**7)
+    got = {("".join(one.tokens), one.ended): (one.slips, one.log_probability) for one in found.best}
+    assert len(got) == len(found.best)
+    assert got.keys() == expected.keys()
+    for key, (slips, log) in expected.items():
+        assert got[key][0] == slips
+        assert got[key][1] == pytest.approx(log, abs=CLOSE)
+    logs = [one.log_probability for one in found.best]
+    assert logs == sorted(logs, reverse=True)
+    assert found.mass == pytest.approx(float(np.logaddexp.reduce(logs)), abs=CLOSE)
+    assert found.typed == pytest.approx(log_of(run, typed, ended=False), abs=CLOSE)
+    # A few of them are the best few.
+    few = meanings(run, typed, Slips(2), longest=longest, best=3, rows=10**7)
+    assert few.best == found.best[:3]
+    assert few.mass == found.mass
+
+
+@settings(max_examples=15)
+@given(typed=st.text("abcz", min_size=3, max_size=9), rows=st.integers(0, 120), seed=st.integers(0, 9))
+def test_a_narrow_beam_keeps_within_its_rows(typed: str, rows: int, seed: int) -> None:
+    """What it finds is true, if not all there is."""
+    run = make_letters(seed=seed, spread=0.8)
+    found = meanings(run, typed, Slips(2), rows=rows, best=20)
+    assert found.rows <= rows
+    assert bool(found.best) or rows < 11 * len(typed)
+    for one in found.best:
+        text = "".join(one.tokens)
+        log = log_of(run, text, ended=one.ended)
+        assert one.log_probability == pytest.approx(log - cost_of(text, typed), abs=CLOSE)
+        assert 1 <= one.slips == slips_of(text, typed) <= within(typed, 2)
+    assert meanings(run, typed, Slips(2), rows=rows, best=20) == found
+    with run.scoring():
+        begun = typed_in(run, typed)
+        late = meant(run.model, run.vocabulary, tuple(typed), begun, Slips(2), longest=99, seconds=0.0)
+    assert (late.best, late.rows) == ((), 0)
+    assert late.typed == found.typed
+
+
+# Whole texts.
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completers look at everything that may have been meant."""
+    monkeypatch.setattr(completing, "meant", partial(meant, rows=10**7, best=10**6))
+
+
+CHEAP = Slips(2, cost=1.5, first=0.5)  # so that slips are among the best
+
+
+@pytest.mark.usefixtures("roomy")
+@pytest.mark.parametrize("typed", ["abc", "cba", "bbca", "bzc", "abcabc"])
+def test_suggestions_are_the_most_probable_of_all_texts(typed: str) -> None:
+    """Of all texts written out, by log p less cost, what is typed itself left out; those that begin with it first."""
+    longest = max(4, len(typed))
+    run = make_letters(seed=4, spread=0.6, data={"max_tokens": longest + 1})
+    letters, most, k = "".join(run.vocabulary.tokens[END + 1 :]), within(typed, 2), 12
+    every = {"".join(run.vocabulary.decode(ids)): log for ids, log in written_out(run, "", "Oslo", longest).items()}
+    if "z" in typed:  # kept where it was typed, read as the unknown token
+        longer = (text for size in range(5) for text in map("".join, itertools.product(letters + "z", repeat=size)))
+        every |= {text: log_of(run, text) for text in longer if "z" in text and slips_of(text, typed) <= most}
+    scores = {
+        text: log - slips_of(text, typed) * CHEAP.cost - (text[:1] != typed[:1]) * CHEAP.first
+        for text, log in every.items()
+        if slips_of(text, typed) <= most and text != typed and possible(text, typed)
+    }
+    chosen = sorted(scores, key=lambda text: -scores[text])[:k]
+    chosen.sort(key=lambda text: not text.startswith(typed))
+    found = Completer(run, slips=CHEAP).complete(typed, context={"city": "Oslo"}, k=k)
+    assert [one.text for one in found] == chosen
+    assert [one.slips for one in found] == [slips_of(text, typed) for text in chosen]
+    logs = [one.log_probability - scores[one.text] for one in found]
+    assert logs == pytest.approx([logs[0]] * len(logs), abs=CLOSE)
+    assert {one.source for one in found} == {"model"}
+    assert found[-1].slips, "no slips are among the best: it is no test"
+
+
+def log_of(run: Run, text: str, *, ended: bool = True) -> float:
+    """The log probability of a text, or of it as a beginning."""
+    with run.scoring():
+        read = typed_in(run, text)
+    targets = [*read.ids, END] if ended else read.ids
+    return sum(float(logs[0, token]) for logs, token in zip(read.logs, targets, strict=False))
+
+
+def possible(text: str, typed: str) -> bool:
+    """Whether unknown letters are near where they were typed, and none is added after all is settled."""
+    most = within(typed, 2)
+    for end, letter in enumerate(text):
+        if letter == "z" and (is_settled(text[:end], typed, most) or "z" not in nearby(typed, end, most)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("typed", NASTY.values(), ids=NASTY)
+@pytest.mark.parametrize("unit", ["char", "grapheme"])
+def test_whatever_is_typed_slips_are_forgiven(unit: str, typed: str) -> None:
+    """Emoji, unknown letters, right to left, nothing at all: k texts, none twice, the exact ones first, each itself."""
+    texts = ("abc", "ab", "e\u0301a", "\u0301", "🇳🇴", "🇳", "👩", "a\rb\n", "\r\n", "שלום")
+    run = make_letters(texts, data={"unit": unit, "max_tokens": 30}, spread=0.8)
+    plain, forgiving_one = Completer(run), Completer(run, slips=CHEAP)
+    exact, found = plain.complete(typed, k=15), forgiving_one.complete(typed, k=15)
+    shown, split = unicodedata.normalize("NFC", typed), plain.split
+    assert len({unicodedata.normalize("NFC", one.text) for one in found}) == len(found) == 15
+    assert [one.slips > 0 for one in found] == sorted(one.slips > 0 for one in found)
+    first = [one.text for one in found if not one.slips]
+    assert first == [one.text for one in exact][: len(first)]
+    for one in found:
+        assert one.text == unicodedata.normalize("NFC", one.text)
+        assert one.log_probability < 0
+        tokens, pattern = split(one.text), split(shown)
+        assert (one.slips == 0) == (tokens[: len(pattern)] == pattern)
+    if len(split(shown)) < 3:
+        assert found == exact
+    elif typed != "":
+        assert any(one.slips for one in found)
+
+
+@pytest.mark.usefixtures("roomy")
+def test_what_was_meant_is_read_again_as_it_is() -> None:
+    """Two letters that make a flag are one grapheme: no text is counted in graphemes that it does not have."""
+    names = {"🇳🇴": "F", "🇳": "N", "🇴": "O", "a": "a"}
+    run = make_letters(tuple(names), data={"unit": "grapheme", "max_tokens": 7}, spread=0.3)
+    completer = Completer(run, slips=Slips(2, cost=0.1, first=0.0))
+    found = completer.complete("aa🇳aaa", k=60)
+    assert len({one.text for one in found}) == len(found) == 60
+    for one in found:
+        text = "".join(names.get(token, "?") for token in completer.split(one.text))
+        assert one.slips == slips_of(text, "aaNaaa")
+
+
+def test_few_letters_are_taken_as_they_are() -> None:
+    """Slips off, or fewer than three letters: what there was before, and nothing is looked for."""
+    run = make_letters(spread=0.8)
+    plain = Completer(run)
+    with patch.object(completing, "meant", side_effect=AssertionError):
+        for typed in ("", "a", "ab"):
+            assert Completer(run, slips=2).complete(typed) == plain.complete(typed)
+        assert Completer(run, slips=0).complete("abc") == plain.complete("abc")
+    assert {one.slips for one in plain.complete("abc")} == {0}
+
+
+def test_a_joined_list_is_of_the_k_most_probable() -> None:
+    """Shares of what was meant, given that slips are possible; none is finished that could not be among the k."""
+    exact = [Suggestion("abc", math.log(0.5), "model"), Suggestion("abd", math.log(0.25), "model")]
+    best = (
+        Meant(("x",), 1, math.log(0.3), False),
+        Meant(("y",), 2, math.log(0.1), False),
+        Meant(("z",), 1, math.log(0.01), True),
+    )
+    finished = []
+
+    def finish(one: Meant, least: float) -> Iterator[Suggestion]:
+        finished.append((one.tokens[0], round(math.exp(least), 4)))
+        yield Suggestion(one.tokens[0] + "1", math.log(0.9), "model")
+        yield Suggestion(one.tokens[0] + "2", math.log(0.1), "model")
+
+    found = join(exact, Meanings(best, math.log(0.4), math.log(0.4), 7), finish, 2)
+    assert [(one.text, one.slips) for one in found] == [("abc", 0), ("x1", 1)]
+    assert [math.exp(one.log_probability) for one in found] == pytest.approx([0.5 * 0.5, 0.3 / 0.8 * 0.9])
+    assert finished == [("x", round(0.125 / 0.375, 4))], "nothing after y could be above abc and x1"
+    found = join(exact, Meanings(best, math.log(0.4), math.log(0.4), 7), finish, 6)
+    assert [one.text for one in found] == ["abc", "abd", "x1", "y1", "x2", "y2"]
+    assert join(exact, Meanings((), -math.inf, -3.0, 0), finish, 2) == exact
+
+
+def test_time_is_shared() -> None:
+    """No time: what is cut says so, and nothing comes twice; time enough: as without a bound."""
+    run = make_letters(spread=0.8)
+
+    def suggest(seconds: float | None) -> Suggestions:
+        completer = Completer(run, slips=CHEAP, seconds=seconds)
+        return completer.suggest(completer.type(completer.begin(), "abca"))
+
+    whole = suggest(None)
+    assert suggest(1e6) == whole
+    assert not whole.cut
+    assert any(one.slips for one in whole.suggestions)
+    assert suggest(0.0).cut
+    assert suggest(0.0).rows == 0
+
+
+def test_slips_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A column of the table, a field of each row; too many are a mistake."""
+    made = make_letters(spread=2.0, seed=5)
+    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run.model.load_state_dict(made.model.state_dict())
+    run.save_weights({})
+    completer = Completer(Run.open(run.folder), slips=1)
+    typed = next(
+        typed
+        for typed in map("".join, itertools.product("abc", repeat=3))
+        if len({one.slips for one in completer.complete(typed)}) == 2
+    )
+    found = completer.complete(typed)
+    command = ["complete", str(run.folder), typed, "--threads", "1", "--slips"]
+    assert main([*command, "1"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["text", "probability", "slips"]
+    assert [line.split()[::2] for line in lines] == [[one.text, str(one.slips or "-")] for one in found]
+    assert main([*command, "1", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [Suggestion(**row) for row in rows] == found
+    assert main([*command, "0"]) == 0
+    assert "slips" not in capsys.readouterr().out
+    assert main([*command, "3"]) == 2
+    assert "slips = 3; it must be 0, 1 or 2" in capsys.readouterr().err

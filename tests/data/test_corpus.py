@@ -1,0 +1,231 @@
+"""Flat arrays against plain lists: the same ids, the same contexts, every text in one batch, and the cache."""
+
+import multiprocessing
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factorcell.config import DataConfig, UserError
+from factorcell.data import corpus as corpora
+from factorcell.data import tables, tokens
+from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.vocabulary import END, START, UNKNOWN, split
+
+TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
+ROWS = [{"text": text, "city": city, "lat": lat} for text, city, lat in zip(TEXTS, "ABABC", range(5), strict=True)]
+CONFIG = DataConfig(context=("city", "lat:number"), min_count=2, max_tokens=5, min_context_count=2)
+
+
+def expected_ids(rows: list[dict[str, Any]], config: DataConfig) -> list[list[int]]:
+    """Ids by plain lists: count all tokens, cut, mark unknown, and end the texts that were not cut."""
+    tokens = [split(row["text"], config) for row in rows]
+    counts = Counter(token for line in tokens for token in line)
+    kept = sorted((t for t in counts if counts[t] >= config.min_count), key=lambda t: (-counts[t], t))
+    ids = {token: index + 3 for index, token in enumerate(kept[: config.max_vocabulary])}
+    lines = []
+    for line in tokens:
+        cut = line[: config.max_tokens]
+        lines.append([START, *(ids.get(token, UNKNOWN) for token in cut)] + [END] * (len(line) < config.max_tokens))
+    return lines
+
+
+def lines_of(corpus: Corpus) -> list[list[int]]:
+    """The ids of every text."""
+    return [corpus.tokens[corpus.offsets[i] : corpus.offsets[i + 1]].tolist() for i in range(len(corpus))]
+
+
+@pytest.mark.parametrize("unit", ["word", "space", "char", "grapheme"])
+def test_ids_are_those_of_plain_lists(unit: str) -> None:
+    """For every unit; tokens beyond the cut count for the vocabulary but are not kept."""
+    config = DataConfig(unit=unit, min_count=2, max_tokens=5)
+    corpus = prepare(ROWS, config)
+    assert lines_of(corpus) == expected_ids(ROWS, config)
+    assert corpus.targets == sum(len(line) - 1 for line in lines_of(corpus))
+    assert corpus.lengths.tolist() == [len(line) - 1 for line in lines_of(corpus)]
+
+
+@given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))
+def test_any_texts(texts: list[str], most: int, least: int) -> None:
+    """The same for texts of all lengths, empty ones and cut ones among them."""
+    config = DataConfig(unit="char", min_count=least, max_tokens=most)
+    rows = [{"text": text} for text in texts]
+    assert lines_of(prepare(rows, config)) == expected_ids(rows, config)
+
+
+def test_chunks_and_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the size of a chunk nor that of a block of ids shows in the result."""
+    whole = prepare(ROWS * 10, CONFIG)
+    monkeypatch.setattr(tables, "CHUNK", 3)
+    monkeypatch.setattr(tokens, "STRIDE", 7)
+    pieces = prepare(ROWS * 10, CONFIG)
+    assert lines_of(whole) == lines_of(pieces)
+    assert whole.vocabulary.tokens == pieces.vocabulary.tokens
+    assert np.array_equal(whole.categories, pieces.categories)
+    assert whole.schema == pieces.schema
+
+
+def test_contexts() -> None:
+    """Categories as rows of the schema (C is rare here), numbers as they are."""
+    corpus = prepare(ROWS, CONFIG)
+    assert corpus.schema.variable("city").values == ("<unknown>", "A", "B")
+    assert corpus.categories[:, 0].tolist() == [1, 2, 1, 2, 0]
+    assert corpus.numbers[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_other_tables_are_read_as_the_first() -> None:
+    """With a vocabulary and a schema nothing is learned from the new rows."""
+    first = prepare(ROWS, CONFIG)
+    rows = [{"text": "the zyx", "city": "B", "lat": 9}]
+    second = prepare(rows, CONFIG, vocabulary=first.vocabulary, schema=first.schema)
+    assert lines_of(second) == [[START, first.vocabulary.ids["the"], UNKNOWN, END]]
+    assert second.categories.tolist() == [[2]]
+    with pytest.raises(UserError, match="'Z' was never seen"):
+        prepare([{**rows[0], "city": "Z"}], CONFIG, vocabulary=first.vocabulary, schema=first.schema)
+    with pytest.raises(UserError, match="row 1: text is 5, not a text"):
+        prepare([{**rows[0], "text": 5}], CONFIG)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=200), st.integers(1, 200), st.integers(0, 3))
+def test_every_text_is_in_one_batch_within_the_budget(lengths: list[int], budget: int, epoch: int) -> None:
+    """With and without a seed; the seed and the epoch alone decide the order."""
+    corpus = prepare([{"text": "x" * length} for length in lengths], DataConfig(unit="char", min_count=1))
+    for seed in (None, 5):
+        batches = corpus.batches(budget, seed, epoch)
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
+        for rows in batches:
+            assert len(rows) == 1 or len(rows) * (max(lengths[row] for row in rows) + 1) <= budget
+        again = corpus.batches(budget, seed, epoch)
+        assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
+
+
+def test_epochs_differ_and_padding_is_little() -> None:
+    """Lengths as of sentences: under a tenth of a batch is padding, and no epoch repeats another."""
+    lengths = np.random.default_rng(0).gamma(4, 9, 4000).astype(int)
+    corpus = prepare([{"text": "x" * int(length)} for length in lengths], DataConfig(unit="char", min_count=1))
+    first, second = corpus.batches(2000, 1, 0), corpus.batches(2000, 1, 1)
+    assert [rows.tolist() for rows in first] != [rows.tolist() for rows in second]
+    padded = sum(len(rows) * int(corpus.lengths[rows].max()) for rows in first)
+    assert corpus.targets / padded > 0.9
+
+
+def test_batches_hold_their_texts() -> None:
+    """Tokens padded with END, lengths, contexts, and a mask that is true at targets."""
+    corpus = prepare(ROWS, CONFIG)
+    batch = corpus.batch(np.array([3, 2, 0]))
+    lines = lines_of(corpus)
+    for index, row in enumerate((3, 2, 0)):
+        line = lines[row]
+        assert batch.tokens[index].tolist() == line + [END] * (batch.tokens.shape[1] - len(line))
+        assert batch.mask()[index].tolist() == [step < len(line) - 1 for step in range(batch.tokens.shape[1] - 1)]
+    assert batch.context.categories[:, 0].tolist() == [2, 1, 1]
+    assert batch.rows.tolist() == [3, 2, 0]
+
+
+def test_select_and_split() -> None:
+    """Rows in the order asked; a split holds every row once, drawn by the seed."""
+    corpus = prepare(ROWS * 20, CONFIG)
+    some = corpus.select(np.array([4, 1, 1]))
+    assert lines_of(some) == [lines_of(corpus)[row] for row in (4, 1, 1)]
+    assert some.numbers[:, 0].tolist() == [4, 1, 1]
+    train, dev = corpus.split(0.1, seed=3)
+    assert (len(train), len(dev)) == (90, 10)
+    assert Counter(map(tuple, lines_of(train) + lines_of(dev))) == Counter(map(tuple, lines_of(corpus)))
+    assert lines_of(corpus.split(0.1, seed=3)[1]) == lines_of(dev)
+    with pytest.raises(UserError, match="one row cannot be split"):
+        prepare(ROWS[:1], CONFIG).split(0.5, 0)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """`ROWS` as a file."""
+    pd.DataFrame(ROWS).to_csv(tmp_path / "rows.csv", index=False)
+    return tmp_path / "rows.csv"
+
+
+def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time nothing is tokenised; other content or other options are other entries."""
+    cache = tmp_path / "cache"
+    first = prepare(table, CONFIG, cache=cache)
+    assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
+    monkeypatch.setattr(corpora, "tokenise", lambda *given: 1 / 0)
+    second = prepare(table, CONFIG, cache=cache)
+    assert isinstance(second.tokens, np.memmap)
+    assert lines_of(second) == lines_of(first)
+    assert (second.schema, second.vocabulary.tokens) == (first.schema, first.vocabulary.tokens)
+    for changed in (DataConfig(min_count=1), DataConfig(unit="char")):
+        with pytest.raises(ZeroDivisionError):
+            prepare(table, changed, cache=cache)
+    table.write_text(table.read_text(encoding="utf-8") + "more,A,7\n", encoding="utf-8")
+    with pytest.raises(ZeroDivisionError):
+        prepare(table, CONFIG, cache=cache)
+    assert len(list(cache.iterdir())) == 1  # what failed left nothing behind
+
+
+def test_a_damaged_cache_is_made_again(table: Path, tmp_path: Path) -> None:
+    """A truncated array, a missing one, a broken schema."""
+    cache = tmp_path / "cache"
+    expected = lines_of(prepare(table, CONFIG, cache=cache))
+    (folder,) = cache.iterdir()
+    for name, content in (("tokens.npy", b"\x93NUMPY"), ("schema.json", b"{"), ("vocabulary.txt", b"a\n")):
+        (folder / name).write_bytes(content)
+        assert lines_of(prepare(table, CONFIG, cache=cache)) == expected
+    (folder / "offsets.npy").unlink()
+    assert lines_of(prepare(table, CONFIG, cache=cache)) == expected
+
+
+@pytest.mark.parametrize("name", ["tokens", "offsets", "categories", "numbers"])
+def test_an_array_of_no_bytes_or_too_few_rows_is_made_again(table: Path, tmp_path: Path, name: str) -> None:
+    """As a crash or a full disk leaves it: a file without content; and one that does not fit the others."""
+    cache = tmp_path / "cache"
+    prepare(table, CONFIG, cache=cache)
+    expected = prepare(ROWS, CONFIG)
+    (folder,) = cache.iterdir()
+    path = folder / f"{name}.npy"
+    array = np.array(np.load(path))
+    for rest in (None, array[:-1]):
+        path.unlink()  # a corpus may still map the old one
+        path.touch()
+        if rest is not None:
+            np.save(path, rest)
+        again = prepare(table, CONFIG, cache=cache)
+        assert lines_of(again) == lines_of(expected)
+        assert np.array_equal(again.categories, expected.categories)
+        assert np.array_equal(again.numbers, expected.numbers)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(table: Path, tmp_path: Path) -> None:
+    """A file where the folder should be, and a file above it."""
+    (tmp_path / "file").touch()
+    for cache in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match="the cache cannot be written"):
+            prepare(table, CONFIG, cache=cache)
+
+
+def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process finished meanwhile is opened; nothing half-written stays."""
+    cache, install, firsts = tmp_path / "cache", corpora._install, []
+
+    def late(partial: Path, folder: Path) -> Corpus:
+        monkeypatch.setattr(corpora, "_install", install)
+        firsts.append(prepare(table, CONFIG, cache=cache))
+        return install(partial, folder)
+
+    monkeypatch.setattr(corpora, "_install", late)
+    assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
+    assert len(list(cache.iterdir())) == 1
+
+
+def _prepare(table: Path, cache: Path) -> int:
+    return len(prepare(table, CONFIG, cache=cache))
+
+
+def test_two_processes_at_once(table: Path, tmp_path: Path) -> None:
+    """Both finish, whoever is first."""
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert pool.starmap(_prepare, [(table, tmp_path / "cache")] * 2) == [5, 5]

@@ -1,0 +1,159 @@
+"""What context columns hold: guessed kinds, names of categories, numbers, and what does not fit."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factorcell.config import DataConfig, UserError
+from factorcell.data.columns import column_readers, parse_column
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.tables import open_table
+from factorcell.data.values import Categories, Numbers, category_name, is_missing
+
+
+def read(values: list[Any], kind: str = "") -> Categories | Numbers:
+    """The reader of a column `x`, having read it in two chunks."""
+    table = open_table([{"x": value} for value in values])
+    (reader,) = column_readers(table, DataConfig(context=(f"x{kind}",)), None, "error")
+    half = len(values) // 2
+    for begin, part in ((0, values[:half]), (half, values[half:])):
+        if part:
+            reader.add(part, begin)
+    assert isinstance(reader, Categories | Numbers)
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["1", "2", "5"] * 9, "category"),  # a few whole numbers are names
+        ([float(n) for n in range(21)], "number"),
+        (list(range(20)), "category"),
+        (["1.5", "2"], "number"),
+        (["1.5", "two"], "category"),
+        (["1.5", "", None], "number"),
+        ([None, None], "category"),
+        ([True, False], "category"),
+    ],
+)
+def test_kinds_are_guessed(values: list[Any], kind: str) -> None:
+    """A number if all values are, and they are not just a few whole ones."""
+    table = open_table([{"x": value} for value in values])
+    (reader,) = column_readers(table, DataConfig(context=("x",)), None, "error")
+    assert isinstance(reader, Numbers if kind == "number" else Categories)
+
+
+def test_kinds_are_overridden() -> None:
+    """NAME:KIND decides; a name may hold a colon itself if a kind follows."""
+    assert isinstance(read(["1", "2"], ":number"), Numbers)
+    assert isinstance(read(["1.5", "2.5"], ":category"), Categories)
+    assert parse_column("a:b:number") == ("a:b", "number", 0.0)
+    with pytest.raises(UserError, match="unknown kind of context column 'numbr' \\(did you mean 'number'"):
+        parse_column("x:numbr")
+    with pytest.raises(UserError, match="named twice"):
+        column_readers(open_table([{"x": 1}]), DataConfig(context=("x", "x:number")), None, "error")
+
+
+@given(st.integers(-(10**9), 10**9))
+def test_whole_numbers_have_one_name(number: int) -> None:
+    """As int, float or text, with or without a point."""
+    assert {category_name(value) for value in (number, float(number), str(number), f"{number}.0")} == {str(number)}
+    assert {category_name(zero) for zero in (-0.0, "-0.0", "-0", 0)} == {"0"}
+
+
+def test_other_names_stay() -> None:
+    """Leading zeros, decimals and words are names of their own."""
+    assert [category_name(value) for value in ("007", "5.50", "v1.0", 5.5)] == ["007", "5.50", "v1.0", "5.5"]
+    assert [is_missing(value) for value in (None, "", math.nan, 0, " ")] == [True, True, True, False, False]
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=40), st.integers(1, 6))
+def test_rare_values_are_grouped(values: list[str | None], least: int) -> None:
+    """Values seen `least` times keep their name, by falling count; rarer ones are row 0, missing ones -1."""
+    reader = read(values, ":category")
+    variable = reader.variable(least)
+    counts = {name: values.count(name) for name in set(values) - {None}}
+    kept = sorted((name for name in counts if name and counts[name] >= least), key=lambda n: (-counts[n], str(n)))
+    assert variable.values == (RARE, *kept)
+    assert variable.counts == (sum(counts.values()) - sum(counts[n] for n in kept), *(counts[n] for n in kept))
+    assert variable.rare == len(counts) - len(kept)
+    expected = [MISSING if v is None else variable.values.index(v) if v in kept else 0 for v in values]
+    assert reader.array(variable).tolist() == expected
+
+
+def test_numbers_have_moments_and_range() -> None:
+    """Mean, deviation and range of the column; a constant has deviation 1."""
+    reader = read(["1", 2, 6.0], ":number")
+    variable = reader.variable(1)
+    assert (variable.mean, variable.low, variable.high) == (3, 1, 6)
+    assert variable.deviation == pytest.approx(np.std([1, 2, 6]))
+    assert reader.array(variable).tolist() == [1, 2, 6]
+    assert read([4, 4], ":number").variable(1).deviation == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [("", "empty"), (None, "empty"), (math.nan, "empty"), ("x", "'x'"), ("inf", "'inf'"), (1e39, "1e\\+39")],
+)
+def test_what_is_no_number_is_named_with_its_row(value: Any, got: str) -> None:
+    """Also when it comes in a later chunk."""
+    with pytest.raises(UserError, match=rf"row 3: x is {got}, not a number"):
+        read([1.0, 2.0, value, 3.0], ":number")
+
+
+def schema() -> ContextSchema:
+    """A category with a rare group and a number."""
+    city = Variable("city", "category", values=(RARE, "Oslo", "Nice"), counts=(3, 5, 4), rare=2)
+    return ContextSchema((city, Variable("lat", "number", mean=1.0, deviation=2.0)))
+
+
+def read_known(rows: list[dict[str, Any]], unknown: str, optional: tuple[str, ...] = ()) -> list[list[float]]:
+    """The columns of rows read by `schema`."""
+    readers = column_readers(open_table(rows), DataConfig(), schema(), unknown, optional)
+    for reader in readers:
+        reader.add([row.get(reader.name) for row in rows], 0)
+    arrays = [reader.array(schema().variable(reader.name)) for reader in readers]
+    return [array.tolist() for array in arrays if isinstance(array, np.ndarray)]
+
+
+def test_values_never_seen() -> None:
+    """An error that names row, value and the nearest names; or a rare value; or a missing one."""
+    rows = [{"city": "Nice", "lat": 1}, {"city": "Olso", "lat": 2}]
+    with pytest.raises(UserError, match=r"row 2: city 'Olso' was never seen in training.*2 values \(Oslo"):
+        read_known(rows, "error")
+    assert read_known(rows, "group") == [[2, 0], [1, 2]]
+    assert read_known(rows, "expected") == [[2, MISSING], [1, 2]]
+    assert read_known(rows, "error", ("city",)) == [[2, MISSING], [1, 2]]
+    with pytest.raises(UserError, match="unknown policy for unknown values 'ignore'"):
+        read_known(rows, "ignore")
+
+
+def test_missing_columns_and_values() -> None:
+    """A missing category is expected; a missing column or number only where the caller says so."""
+    assert read_known([{"city": None, "lat": 2}], "error")[0] == [MISSING]
+    with pytest.raises(UserError, match="no column 'lat'; it has city"):
+        read_known([{"city": "Oslo"}], "error")
+    with pytest.raises(UserError, match="row 1: lat is empty"):
+        read_known([{"city": "Oslo", "lat": None}], "group")
+    assert math.isnan(read_known([{"city": "Oslo"}], "expected")[1][0])
+
+
+@pytest.mark.parametrize("kind", ["", ":category", ":number"])
+def test_a_column_that_training_lacks(kind: str) -> None:
+    """Is an error, also where its kind is said and nothing has to be guessed."""
+    with pytest.raises(UserError, match="no column 'town'; it has text, city"):
+        column_readers(open_table({"text": "a", "city": "b"}), DataConfig(context=(f"town{kind}",)), None, "error")
+
+
+def test_values_of_other_libraries() -> None:
+    """Their missing values are missing; a list is no category, and is named as such by the reader."""
+    values = (np.float32("nan"), pd.NA, pd.NaT, np.float32(1))
+    assert [is_missing(value) for value in values] == [True, True, True, False]
+    for kind in ("", ":category"):
+        with pytest.raises(UserError, match="row 2: x is a list, not the name of a category"):
+            read(["a", ["b"], "c"], kind)

@@ -1,0 +1,316 @@
+"""Advice on texts whose contexts are worth something, nothing, or the same as another; and the verb."""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell import files
+from factorcell.commands.cli import main
+from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.corpus import prepare
+from factorcell.evaluation.advice import sample as advice_texts
+from factorcell.evaluation.advice.advise import advise, expected, measured, recommend
+from factorcell.evaluation.advice.sample import beginnings, columns_of, sample
+from factorcell.evaluation.judge import rank_correlation
+from factorcell.reports import advice_report
+from tests import synthetic
+from tests.small import make_run
+
+
+def data(*context: str, **more: Any) -> DataConfig:
+    return Config.from_dict({"data": {"context": context, "min_count": 1, "min_context_count": 5, **more}}).data
+
+
+def table(count: int = 1500) -> list[dict[str, Any]]:
+    """Texts of two dialects with the dialect, another name for it, a coin, a number that follows it, a constant."""
+    draw, rows = random.Random(3), []
+    for row in synthetic.two_dialects(count, 11)[0]:
+        side = row["dialect"] == "coast"
+        rows.append(
+            {
+                **row,
+                "valley": "yes" if side else "no",
+                "coin": draw.choice(["heads", "tails", ""]),
+                "height": round(draw.gauss(10 if side else 300, 40), 1),
+                "same": "here",
+            }
+        )
+    return rows
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return advise(table(), data("dialect", "coin", "height", "same"))
+
+
+def test_what_matters_comes_first_and_chance_is_left_out(found: dict[str, Any]) -> None:
+    """The dialect is used, a number that follows it adds little, a coin and a constant are left out."""
+    rows = {row["column"]: row for row in found["columns"]}
+    assert [row["column"] for row in found["columns"]][:2] == ["dialect", "height"]
+    assert {name: row["advice"] for name, row in rows.items()} == {
+        "dialect": "use",
+        "height": "leave out",
+        "coin": "leave out",
+        "same": "leave out",
+    }
+    assert "stronger columns say the same" in rows["height"]["why"]
+    assert "no more than chance" in rows["coin"]["why"]
+    assert rows["same"]["most"] == pytest.approx(0, abs=1e-3)
+    assert rows["height"]["told_by"] == "dialect"
+    assert rows["dialect"]["told_by"] == "height"
+    assert rows["dialect"]["told"] > 0.8 > 0.05 > rows["coin"]["told"]
+    assert abs(rows["coin"]["most"]) < 0.02
+
+
+def test_figures_of_the_dialect_are_near_the_truth(found: dict[str, Any]) -> None:
+    """Its information, entropy and perplexity from the chains that made the texts; accuracy grows with tokens."""
+    row = found["columns"][0]
+    chains = synthetic.dialects()
+    rows = synthetic.two_dialects(2000, 12)[0]
+    truth = np.array([-chains.nats(one["text"]) for one in rows])
+    own = truth[np.arange(len(rows)), [chains.names.index(one["dialect"]) for one in rows]]
+    information = float((own - np.logaddexp(*truth.T)).mean()) + math.log(2)
+    assert row["information"] == pytest.approx(information, rel=0.15)
+    assert row["information"] < row["entropy"] == pytest.approx(math.log(2), abs=0.01)
+    assert row["least"] == pytest.approx(1 - math.exp(-row["information"] / found["tokens_per_text"]), rel=0.15)
+    assert row["least"] < row["expected"] == expected(row["least"], row["most"]) < row["most"]
+    assert row["least"] < row["bound"]
+    nothing, inferring, knowing = (row[f"perplexity_{reader}"] for reader in ("nothing", "inferring", "knowing"))
+    assert chains.perplexity() * 0.97 < knowing < inferring < nothing
+    assert row["most"] == pytest.approx(1 - knowing / nothing)
+    accuracies = [row[f"accuracy_{after}"] for after in ("5", "10", "20", "all")]
+    assert accuracies[0] < accuracies[-1] + 0.05
+    assert accuracies[-1] == pytest.approx(_right(rows, truth), abs=0.07)
+    assert row["majority"] == pytest.approx(0.5, abs=0.05)
+    assert (row["values"], row["missing"], row["rare"]) == (2, 0.0, 0.0)
+
+
+def _right(rows: list[dict[str, str]], truth: Any) -> float:
+    names = synthetic.dialects().names
+    return float(np.mean([names[best] == row["dialect"] for best, row in zip(truth.argmax(1), rows, strict=True)]))
+
+
+def test_missing_values_gain_nothing() -> None:
+    """Half of the dialects hidden: a third or more of the gain gone, the missing counted, none of them guessed."""
+    rows = table()
+    hidden = [{**row, "dialect": row["dialect"] if number % 2 else ""} for number, row in enumerate(rows)]
+    whole, half = (advise(source, data("dialect"))["columns"][0] for source in (rows, hidden))
+    assert half["missing"] == 0.5
+    assert half["most"] < 0.65 * whole["most"]
+    assert half["least"] < 0.65 * whole["least"]
+    assert half["information"] == pytest.approx(whole["information"], abs=0.12)
+
+
+def test_two_names_of_one_thing_are_worth_one() -> None:
+    """Together no more than alone; the second is left out; one column is all there is."""
+    found = advise(table(), data("dialect", "valley"))
+    first, second = found["columns"]
+    assert first["most"] == pytest.approx(second["most"])
+    assert (first["advice"], second["advice"]) == ("use", "leave out")
+    assert second["added"] == pytest.approx(0, abs=1e-3)
+    assert second["told"] == pytest.approx(1, abs=0.01)
+    assert found["all"]["most"] == pytest.approx(first["most"], rel=0.02)
+    alone = advise(table(), data("dialect"))
+    assert alone["all"]["columns"] == ["dialect"]
+    assert all(alone["all"][figure] == pytest.approx(alone["columns"][0][figure]) for figure in FIGURES)
+    assert found["all"]["least"] == pytest.approx(alone["all"]["least"], rel=0.05)
+
+
+FIGURES = ("least", "expected", "most")
+
+
+def test_letters_are_read_by_longer_histories() -> None:
+    """The same letters in another order: a softmax bias sees nothing, and the gain is found."""
+    draw = random.Random(0)
+    rows = [
+        {"text": ("ab" if side else "ba").join("xyz"[draw.randrange(3)] for _ in range(8)), "side": str(side)}
+        for side in (draw.random() < 0.5 for _ in range(1000))
+    ]
+    (row,) = advise(rows, data("side", unit="char"))["columns"]
+    assert row["most_by_bias"] < 0.2 * row["most"]
+    assert row["most"] > 0.02
+    assert "what follows what changes" in row["why"]
+
+
+def test_the_same_seed_says_the_same(found: dict[str, Any]) -> None:
+    context = ("dialect", "coin", "height", "same")
+    assert advise(table(), data(*context)) == found
+    assert advise(table(), data(*context), seed=1)["columns"][0]["most"] != found["columns"][0]["most"]
+
+
+def test_sample_is_fair_in_order_and_repeatable() -> None:
+    """Every row about as often as any other, over many seeds; few rows are all there."""
+    columns = {"text": [str(number) for number in range(20_000)], "n": list(range(20_000))}
+    kept, total = sample(columns, ["n", "text"], 50, seed=3)
+    assert (total, len(kept["n"])) == (20_000, 50)
+    assert kept["n"] == sorted(kept["n"])
+    assert kept["text"] == [str(number) for number in kept["n"]]
+    assert sample(columns, ["n"], 50, seed=3)[0]["n"] == kept["n"] != sample(columns, ["n"], 50, seed=4)[0]["n"]
+    assert sample(columns, ["n"], 20_000)[0]["n"] == columns["n"]
+    means = [np.mean(sample(columns, ["n"], 50, seed=seed)[0]["n"]) for seed in range(60)]
+    assert np.mean(means) == pytest.approx(10_000, abs=4 * 5773 / math.sqrt(50 * 60))
+
+
+def test_columns_as_values() -> None:
+    """Numbers by tenths, few numbers by value, rare and missing values apart."""
+    rows = [
+        {"text": "a", "x": float(number), "y": number % 3 + 0.5, "c": "abz"[min(2, number // 45)] if number else ""}
+        for number in range(94)
+    ]
+    x, y, c = columns_of(prepare(rows, data("x:number", "y:number", "c")))
+    assert (len(x.values), len(y.values), c.values) == (10, 3, ("<unknown>", "b", "a"))
+    assert np.bincount(x.labels).max() <= 10
+    assert (np.diff(x.labels) >= 0).all()
+    assert x.values[0] == "from 0"
+    assert y.labels.tolist() == [number % 3 for number in range(94)]
+    assert c.labels[[0, 1, 50, 93]].tolist() == [3, 2, 1, 0]
+
+
+def test_more_values_than_are_told_apart_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice_texts, "VALUES", 1)
+    (column,) = columns_of(prepare([{"text": "a", "c": "aab"[number % 3]} for number in range(90)], data("c")))
+    assert column.values == ("<unknown>", "a")
+    assert np.bincount(column.labels).tolist() == [30, 60]
+
+
+def test_beginnings_are_texts_cut() -> None:
+    corpus = prepare([{"text": "a b c d"}, {"text": ""}, {"text": "a b"}], data())
+    cut = beginnings(corpus, 3)
+    texts = np.split(corpus.tokens, corpus.offsets[1:-1])
+    assert [text.tolist() for text in np.split(cut.tokens, cut.offsets[1:-1])] == [text.tolist()[:4] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("context", "rows", "message"),
+    [
+        ((), table(30), "no context column to judge"),
+        (("town",), table(30), "no column 'town'; it has"),
+        (("dialect",), table(12), "12 rows are too few"),
+        (("height:text",), [{"text": "a", "height": "tall tree"}] * 30, "height is a text; advice is on"),
+        (("height:number",), [{"text": "a", "height": "tall"}] * 30, "height is 'tall', not a number"),
+    ],
+)
+def test_mistakes(context: tuple[str, ...], rows: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        advise(rows, data(*context))
+
+
+def test_recommendations_follow_the_figures() -> None:
+    """Each figure alone turns the advice."""
+    good = {
+        "values": 5,
+        "most": 0.1,
+        "most_error": 0.01,
+        "most_by_bias": 0.09,
+        "added": 0.08,
+        "least": 0.03,
+        "expected": 0.05,
+        "information": 1.0,
+        "entropy": 1.4,
+    }
+    assert recommend(good)[0] == "use"
+    assert recommend({**good, "most_error": 0.06})[0] == "leave out"
+    assert recommend({**good, "values": 1})[0] == "leave out"
+    assert recommend({**good, "added": 0.01})[0] == "leave out"
+    assert recommend({**good, "expected": 0.01})[0] == "softmax bias"
+    assert recommend({**good, "expected": 0.01, "most_by_bias": 0.05})[0] == "use"
+    assert recommend({**good, "expected": 0.004}) == (
+        "leave out",
+        "it saves about 0.4%, for 71% of it can be read off the text",
+    )
+
+
+def save(folder: Path, perplexity: float | None, **model: Any) -> Path:
+    """An untrained run whose log says so."""
+    run = make_run(folder, ("city", "stars"), **model)
+    if perplexity is not None:
+        files.write_rows(run.log_path, [{"split": "dev", "perplexity": perplexity + more} for more in (2.0, 0.0, 1.0)])
+    return folder
+
+
+ADVICE: dict[str, Any] = {
+    "columns": [{"column": "city", "least": 0.1, "expected": 0.2, "most": 0.3}],
+    "all": {"columns": ["city", "stars"], "least": 0.2, "expected": 0.3, "most": 0.4},
+}
+
+
+def test_measured_gains_stand_beside_expected_ones(tmp_path: Path) -> None:
+    """Of the best evaluations, against the unadapted run; a run without either is a mistake."""
+    plain = save(tmp_path / "plain", 50.0, adapt=[], output_bias=[])
+    both = save(tmp_path / "both", 40.0)
+    (row,) = measured(ADVICE, [both, plain])
+    assert row == {
+        "run": str(both),
+        "columns": ["city", "stars"],
+        "perplexity": 40.0,
+        "perplexity_unadapted": 50.0,
+        "measured": pytest.approx(0.2),
+        "least": 0.2,
+        "expected": 0.3,
+        "most": 0.4,
+    }
+    (row,) = measured({**ADVICE, "all": ADVICE["columns"][0] | {"columns": ["city"]}}, [both, plain])
+    assert (row["measured"], row["expected"]) == (pytest.approx(0.2), None)
+    with pytest.raises(UserError, match="name an unadapted run of the same vocabulary"):
+        measured(ADVICE, [both])
+    with pytest.raises(UserError, match="no run that is adapted"):
+        measured(ADVICE, [plain])
+    with pytest.raises(UserError, match="has no perplexity yet"):
+        measured(ADVICE, [plain, save(tmp_path / "new", None)])
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Table, rows of JSON and page say the same; runs stand beside."""
+    source = tmp_path / "table.jsonl"
+    files.write_rows(source, [{**row, "city": row["dialect"], "stars": "1"} for row in table(400)])
+    plain = save(tmp_path / "plain", 50.0, adapt=[], output_bias=[])
+    both = save(tmp_path / "both", 40.0)
+    page = tmp_path / "page.html"
+    command = ["advise", str(source), "--context", "city", "--context", "stars", "--threads", "1", "--rows", "300"]
+    command += ["--min-context-count", "5", "--min-count", "1", "--measured", str(plain), str(both)]
+    assert main([*command, "--page", str(page)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("300 texts of 400, drawn at random")
+    assert any(line.startswith("city: use: about") for line in out)
+    assert any(line.startswith("stars: leave out: it has not two values") for line in out)
+    assert any(line.split()[:1] == [str(both)] and "20.0%" in line for line in out)
+    content = page.read_text()
+    assert content.count("<svg") == 2
+    assert "Measured" in content
+    assert "<b>city</b>: use" in content
+    assert main([*command, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row.get("column") for row in rows] == ["city", "stars", None, None]
+    assert rows[3]["expected"] == rows[2]["expected"]
+    assert main(["advise", str(source), "--context", "city", "--rows", "3"]) == 2
+    assert "--rows is 3; it must be at least 20" in capsys.readouterr().err
+
+
+def test_charts_hold_every_figure(found: dict[str, Any]) -> None:
+    """A bar, its bias part and a dot for each column; diamonds where measured; accuracies and the majority."""
+    rows = [
+        {"name": row["column"], **row, "measured": [0.07] if row["column"] == "coin" else []}
+        for row in found["columns"]
+    ]
+    axes = advice_report.gains_expected(rows).axes[0]
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    places = [float(np.asarray(line.get_xdata())[0]) for line in dots]
+    assert places == pytest.approx([100 * row["expected"] for row in rows])
+    (diamond,) = (line for line in axes.lines if line.get_marker() == "D")
+    assert float(np.asarray(diamond.get_xdata())[0]) == pytest.approx(7)
+    assert [label.get_text() for label in axes.get_yticklabels()] == [row["column"] for row in rows]
+    axes = advice_report.guessed(found["columns"]).axes[0]
+    assert sum(line.get_marker() == "o" for line in axes.lines) == 4 * len(rows)
+    assert rank_correlation(places, [row["most"] for row in rows])["r"] > 0.5
+
+
+def test_agreement_of_runs() -> None:
+    """Spearman's, of the runs that something was expected of."""
+    runs = [{"expected": gain, "measured": gain**2} for gain in (0.1, 0.2, 0.3)] + [{"expected": None, "measured": 1.0}]
+    assert advice_report.agreement(runs) == "rank correlation of expected and measured: 1.00 (3 runs)"
+    assert advice_report.agreement(runs[2:]) == ""

@@ -1,0 +1,195 @@
+"""N-gram models that know a value, against formulas over dictionaries and the truth of synthetic texts."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from factorcell.config import Config
+from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.vocabulary import START
+from factorcell.evaluation import ngram
+from factorcell.evaluation.advice.conditional_ngram import (
+    Texts,
+    ValueNGram,
+    exponents,
+    inferred,
+    normalised,
+    posterior,
+    tilted,
+)
+from factorcell.evaluation.ngram import NGram
+from tests import synthetic
+
+Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
+DATA = Config.from_dict({"data": {"context": ["dialect"], "min_count": 1, "min_context_count": 1}}).data
+MISSING = 2
+
+
+class Case:
+    """Two dialects with some labels missing: corpora, texts, labels and the base model."""
+
+    def __init__(self, rows: list[dict[str, str]], counted: int, order: int = 3) -> None:
+        self.corpus = prepare(rows, DATA)
+        self.names = self.corpus.schema.categories[0].values[1:]
+        labels = self.corpus.categories[:, 0].astype(np.int64) - 1
+        self.labels = np.where(np.arange(len(labels)) % 9 == 4, MISSING, labels)
+        parts = np.split(np.arange(len(labels)), [counted, counted + (len(labels) - counted) // 2])
+        self.train, self.tune, self.test = (self.corpus.select(part) for part in parts)
+        self.of_train, self.of_tune, self.of_test = (self.labels[part] for part in parts)
+        grams = ngram.count(self.train, order)
+        self.model = NGram(Path(), replace(DATA, context=()), self.corpus.vocabulary, grams)
+
+    def find(self, corpus: Corpus) -> Texts:
+        return Texts.find(self.model, corpus)
+
+    def fitted(self) -> ValueNGram:
+        model = ValueNGram(self.model, self.find(self.train), self.of_train, 2)
+        tune = self.find(self.tune)
+        model.fit_prior(tune, self.of_tune)
+        ratios = model.ratios()
+        model.beta = float(exponents(self.model, tune, [ratios], [self.of_tune])[0])
+        first = tilted(self.model, tune, [ratios], [self.of_tune], np.array([model.beta]))
+        model.fit_longer(tune, self.of_tune, np.exp(first))
+        return model
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return Case(synthetic.two_dialects(400, 5)[0], 300)
+
+
+@pytest.fixture(scope="module")
+def fitted(case: Case) -> ValueNGram:
+    return case.fitted()
+
+
+def words(corpus: Corpus) -> list[list[int]]:
+    return [text.tolist() for text in np.split(corpus.tokens, corpus.offsets[1:-1])]
+
+
+def test_every_value_is_the_formula_over_dictionaries(case: Case, fitted: ValueNGram) -> None:
+    """p_1 and p_3 of all values from counts in dictionaries, all tokens of the vocabulary written out."""
+    size, test = len(case.corpus.vocabulary), case.test.select(np.arange(6))
+    plain: Counter[int] = Counter()
+    counts: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(3)]
+    before: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(3)]
+    for text, label in zip(words(case.train), case.of_train, strict=True):
+        plain.update(text[1:])
+        for place in range(1, len(text)):
+            for length in range(min(place, 2) + 1):
+                if label < MISSING:
+                    counts[label][tuple(text[place - length : place + 1])] += 1
+                    before[label][tuple(text[place - length : place])] += 1
+    total = sum(plain.values()) + 0.5 * size
+    share = [(plain[token] + 0.5) / total for token in range(size)]
+    texts = case.find(test)
+    first, every = fitted.logs(texts)
+    base = case.model.probabilities(texts.histories)
+    row = 0
+    for text in words(test):
+        for place in range(1, len(text)):
+            for value in range(3):
+                alpha, seen = fitted.alpha, sum(counts[value][token,] for token in range(size))
+                ratio = [(counts[value][w,] + alpha * share[w]) / (seen + alpha) / share[w] for w in range(size)]
+                raised = [base[row][w] * ratio[w] ** fitted.beta for w in range(size)]
+                chance = raised[text[place]] / sum(raised)
+                assert first[row, value] == pytest.approx(math.log(chance), abs=2e-5)
+                for length, weight in enumerate(fitted.alphas, 1):
+                    if place >= length and math.isfinite(weight):
+                        gram = tuple(text[place - length : place + 1])
+                        chance = (counts[value][gram] + weight * chance) / (before[value][gram[:-1]] + weight)
+                assert every[row, value] == pytest.approx(math.log(chance), abs=2e-5)
+            row += 1
+    np.testing.assert_allclose(first[:, MISSING], texts.base, atol=2e-5)
+    assert any(map(math.isfinite, fitted.alphas))
+
+
+def test_own_values_are_those_of_all_values(case: Case, fitted: ValueNGram) -> None:
+    """The short way, for the values that texts have, missing ones among them."""
+    texts = case.find(case.test)
+    first, every = fitted.logs(texts)
+    rows, values = np.arange(len(every)), texts.each(case.of_test)
+    assert MISSING in values
+    own = fitted.lengthen(texts, case.of_test, np.exp(first[rows, values].astype(np.float64)))
+    np.testing.assert_allclose(np.log(own), every[rows, values], atol=2e-5)
+
+
+def test_it_is_a_distribution(case: Case, fitted: ValueNGram) -> None:
+    """Every token after one history, for both values: the probabilities add up to one."""
+    text = words(case.test)[0][:3]
+    vocabulary = case.corpus.vocabulary
+    ends = [token for token in range(len(vocabulary)) if token != START]
+    tokens = np.array([[*text, token] for token in ends])
+    corpus = replace(
+        case.test,
+        tokens=tokens.ravel(),
+        offsets=np.arange(len(ends) + 1) * tokens.shape[1],
+        categories=np.zeros((len(ends), 1), np.int32),
+        numbers=np.zeros((len(ends), 0), np.float32),
+    )
+    for logs in fitted.logs(case.find(corpus)):
+        sums = np.exp(logs[len(text) - 1 :: len(text)].astype(np.float64)).sum(0)
+        np.testing.assert_allclose(sums, 1, atol=1e-4)
+
+
+def test_exponents_are_where_the_likelihood_is_highest(case: Case, fitted: ValueNGram) -> None:
+    """No step aside is better; of two equal columns the exponents add up to that of one, and predict the same."""
+    tune, ratios, labels = case.find(case.tune), fitted.ratios(), case.of_tune
+    (beta,) = exponents(case.model, tune, [ratios], [labels])
+
+    def likelihood(exponent: float) -> float:
+        return float(tilted(case.model, tune, [ratios], [labels], np.array([exponent])).sum())
+
+    assert 0.1 < beta < 2
+    assert likelihood(beta) > max(likelihood(beta + 0.01), likelihood(beta - 0.01))
+    both = exponents(case.model, tune, [ratios, ratios], [labels, labels])
+    assert both.sum() == pytest.approx(beta, abs=2e-3)
+    nothing = np.random.default_rng(0).permutation(labels)
+    more = exponents(case.model, tune, [ratios, ratios], [labels, nothing])
+    assert more[1] < 0.3 * more[0]
+    np.testing.assert_allclose(tilted(case.model, tune, [ratios], [labels], np.zeros(1)), tune.base, atol=1e-5)
+
+
+def test_inferring_adds_up_to_the_evidence(case: Case, fitted: ValueNGram) -> None:
+    """The chain rule: mixtures by the posterior so far multiply to p(text), and the posterior is Bayes' rule."""
+    texts = case.find(case.test)
+    _, every = fitted.logs(texts)
+    prior = np.log([0.3, 0.7])
+    mixed = inferred(every, texts, prior, 1.0)
+    for row, (begin, end) in enumerate(zip(texts.starts[:-1], texts.starts[1:], strict=True)):
+        joint = prior + every[begin:end, :2].sum(0, dtype=np.float64)
+        assert mixed[begin:end].sum() == pytest.approx(float(np.logaddexp(*joint)), rel=1e-6)
+        expected = joint - np.logaddexp(*joint)
+        np.testing.assert_allclose(posterior(every, texts, prior, 1.0)[row], expected, atol=1e-5)
+        early = prior + 0.5 * every[begin : min(end, begin + 2), :2].sum(0, dtype=np.float64)
+        np.testing.assert_allclose(posterior(every, texts, prior, 0.5, 2)[row], early - np.logaddexp(*early), atol=1e-5)
+    sure = inferred(every, texts, np.array([0.0, -1e9]), 1.0)
+    np.testing.assert_allclose(sure, every[:, 0], atol=1e-5)
+    np.testing.assert_allclose(np.exp(normalised(np.array([[0.0, 900.0, 900.0]]))), [[0, 0.5, 0.5]], atol=1e-9)
+
+
+def test_the_truth_of_synthetic_texts_is_found() -> None:
+    """Of many texts: what is gained over one who infers is the true information, and knowing is near the truth."""
+    chains = synthetic.dialects()
+    rows, perplexity = synthetic.two_dialects(6000, 7)
+    case = Case(rows, 5000, order=2)
+    case.labels[:] = case.corpus.categories[:, 0] - 1
+    case.of_train, case.of_tune, case.of_test = np.split(case.labels, [5000, 5500])
+    fitted, texts = case.fitted(), case.find(case.test)
+    _, every = fitted.logs(texts)
+    prior = np.log([0.5, 0.5])
+    known = every[np.arange(len(every)), texts.each(case.of_test)]
+    gained = known.sum() - inferred(every, texts, prior, 1.0).sum()
+    truth = np.array([-chains.nats(row["text"]) for row in rows[5500:]])  # log p(text | dialect)
+    own = truth[np.arange(500), [chains.names.index(row["dialect"]) for row in rows[5500:]]]
+    information = (own - np.logaddexp(*truth.T) + math.log(2)).sum()
+    assert gained == pytest.approx(information, rel=0.06)
+    told = posterior(every, texts, prior, 1.0)[np.arange(500), case.of_test]
+    assert (told + math.log(2)).sum() == pytest.approx(information, rel=0.06)
+    assert math.exp(-known.mean()) == pytest.approx(perplexity, rel=0.05)
+    assert math.exp(-texts.base.mean()) > 1.2 * math.exp(-known.mean())

@@ -1,0 +1,147 @@
+"""Weights of lists: line searches against a fine grid, fits against all that a grid reaches and finite differences."""
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from factorcell.evaluation.rescoring import mert
+from factorcell.evaluation.rescoring.mert import (
+    best_step,
+    chosen,
+    corners,
+    errors_at,
+    fewest_errors,
+    likeliest,
+    padded,
+    share,
+)
+
+Floats = NDArray[np.float64]
+
+
+def made(seed: int, utterances: int = 12, hypotheses: int = 6, features: int = 3) -> tuple[Floats, NDArray[np.int64]]:
+    """Features of chance, rounded so that some are equal, and errors that follow the first of them, roughly."""
+    random = np.random.default_rng(seed)
+    values = random.normal(size=(utterances, hypotheses, features)).round(1)
+    errors = np.maximum(0, np.round(2 - values[..., 0] + random.normal(0, 0.7, (utterances, hypotheses))))
+    return values, errors.astype(np.int64)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_corners_are_where_the_errors_change(seed: int) -> None:
+    """Between corners the errors are those of plain choosing, at many places; at each corner they do change."""
+    features, errors = made(seed)
+    random = np.random.default_rng(seed)
+    weights, direction = random.normal(size=3), random.normal(size=3)
+    heights, slopes = features @ weights, features @ direction
+    places, totals = corners(heights, slopes, errors)
+    assert len(totals) == len(places) + 1
+    assert np.all(np.diff(places) > 0)
+    assert np.all(np.diff(totals) != 0)
+    edges = np.concatenate([[places[0] - 50], places, [places[-1] + 50]])
+    for part, (low, high) in enumerate(itertools.pairwise(edges)):
+        for t in random.uniform(low, high, 5):
+            assert errors_at(features, errors, weights + t * direction) == totals[part]
+    step, fewest = best_step(heights, slopes, errors)
+    grid = [errors_at(features, errors, weights + t * direction) for t in np.linspace(edges[0], edges[-1], 4001)]
+    assert fewest == totals.min() <= min(grid)
+    assert errors_at(features, errors, weights + step * direction) == fewest
+
+
+def test_parallel_and_equal_lines() -> None:
+    """Lines without a slope have no corners; of equal lines the first is chosen, and never left."""
+    heights, flat = np.array([[1.0, 3.0, 2.0]]), np.zeros((1, 3))
+    errors = np.array([[5, 6, 7]])
+    places, totals = corners(heights, flat, errors)
+    assert (len(places), totals.tolist()) == (0, [6])
+    assert best_step(heights, flat, errors) == (0.0, 6)
+    places, totals = corners(np.array([[0.0, 0.0, 0.0]]), np.array([[1.0, 2.0, 2.0]]), errors)
+    assert (places.tolist(), totals.tolist()) == ([0.0], [5, 6])
+    three = np.array([[0.0, 1.0, 0.0]]), np.array([[-1.0, 0.0, 1.0]])  # corners at -1 and 1
+    places, totals = corners(*three, np.array([[4, 1, 4]]))
+    assert (places.tolist(), totals.tolist()) == ([-1.0, 1.0], [4, 1, 4])
+    assert best_step(*three, np.array([[4, 1, 4]])) == (0.0, 1)
+    touching = np.array([[0.0, 0.0, 0.0]]), np.array([[-1.0, 0.0, 1.0]])  # the middle one is on top at one point only
+    assert corners(*touching, np.array([[4, 1, 3]]))[1].tolist() == [4, 3]
+
+
+def test_padding_changes_nothing() -> None:
+    lists = [np.arange(6.0).reshape(3, 2), np.array([[7.0, 8.0]])]
+    both = padded(lists)
+    assert both.shape == (2, 3, 2)
+    assert both[1].tolist() == [[7.0, 8.0]] * 3
+    assert chosen(np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 2.0]])).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fewest_errors_are_not_beaten_by_a_grid(seed: int) -> None:
+    """Over all directions of two weights; never worse than any start; the same seed finds the same."""
+    features, errors = made(seed, utterances=20, features=2)
+    start = np.array([-1.0, 0.3])
+    weights, fewest = fewest_errors(features, errors, [start], seed)
+    angles = np.linspace(0, 2 * np.pi, 2000)
+    grid = min(errors_at(features, errors, np.array([np.cos(a), np.sin(a)])) for a in angles)
+    assert errors_at(features, errors, weights) == fewest <= grid
+    assert fewest < errors_at(features, errors, start)
+    constant = np.concatenate([features, np.ones((20, 6, 1))], axis=2)
+    assert fewest_errors(constant, errors, [np.ones(3)], seed)[0][2] == 0
+    assert fewest_errors(features, errors, [start], seed)[0].tolist() == weights.tolist()
+
+
+def test_a_good_start_stays() -> None:
+    """Where no line has fewer errors the first start is what is found, to the last bit but for its scale."""
+    features, errors = np.array([[[1.0, 0.0], [0.0, 1.0]]]), np.array([[0, 1]])
+    weights, fewest = fewest_errors(features, errors, [np.array([2.0, 1.0]), np.array([3.0, 1.0])])
+    assert fewest == 0
+    assert weights == pytest.approx([2.0, 1.0])
+
+
+def objective(features: Floats, real: NDArray[np.bool_], errors: NDArray[np.int64], weights: Floats) -> float:
+    """The mean log p of the best hypotheses of each list, less the ridge, text by text."""
+    total = 0.0
+    for u in range(len(features)):
+        own = [h for h in range(features.shape[1]) if real[u, h]]
+        logs = features[u, own] @ weights
+        logs = logs - np.log(np.exp(logs).sum())
+        best = [k for k, h in enumerate(own) if errors[u, h] == min(errors[u, own])]
+        total += float(np.mean(logs[best]))
+    scaled = weights * mert.deviations(features)
+    return total / len(features) - mert.RIDGE / 2 * float(scaled @ scaled)
+
+
+def test_likeliest_is_the_maximum() -> None:
+    """Its value is the objective's, no step in any direction is better; hypotheses that are filled up do not count."""
+    features, errors = made(3, utterances=30)
+    real = np.ones(errors.shape, dtype=bool)
+    real[::3, 4:] = False
+    weights, value = likeliest(features, real, errors)
+    assert value == pytest.approx(objective(features, real, errors, weights))
+    for direction in (*np.eye(3), *np.random.default_rng(0).normal(size=(5, 3))):
+        for size in (-0.05, 0.05, -1.0, 1.0):
+            assert objective(features, real, errors, weights + size * direction) < value
+    features[::3, 4:] = features[::3, :1]
+    spread = features.copy()
+    spread[::3, 4:] = 1e3
+    assert mert.log_shares(spread, real, weights)[::3, 4:].max() == -np.inf
+
+
+def test_lists_told_apart_without_a_doubt_have_finite_weights() -> None:
+    features = np.array([[[5.0], [0.0]], [[3.0], [-3.0]]])
+    weights, _ = likeliest(features, np.ones((2, 2), dtype=bool), np.array([[0, 1], [0, 2]]))
+    assert 0 < weights[0] < 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_share_is_the_maximum_of_the_mixture(seed: int) -> None:
+    """On a fine grid; all of it where one is always likelier, also far below what floats can exponentiate."""
+    random = np.random.default_rng(seed)
+    first, second = random.normal(-5, 2, (2, 40))
+    found = share(first, second)
+    grid = np.linspace(0.001, 0.999, 999)
+    values = [np.log((1 - s) * np.exp(first) + s * np.exp(second)).sum() for s in grid]
+    assert found == pytest.approx(grid[int(np.argmax(values))], abs=2e-3)
+    assert share(first - 2000, second - 2000) == pytest.approx(found)
+    assert share(first, first + 1) == pytest.approx(1)
+    assert share(first, first - 1) == pytest.approx(0)

@@ -1,0 +1,264 @@
+"""Rescoring against scores of one text at a time; weights that change nothing, and weights that must be found."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell import files
+from factorcell.config import DataConfig, UserError
+from factorcell.evaluation.ngram import NGram
+from factorcell.evaluation.rescoring import rescore as rescoring
+from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
+from factorcell.evaluation.rescoring.rescore import Scored, Weights, by_depth, chosen, fit, rescore, score, summarise
+from factorcell.model.run import Run
+from tests.small import ROWS, make_run
+
+TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea the sea", "cold", "")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Random weights; its context is a city, stars, a place."""
+    return make_run(tmp_path_factory.mktemp("run") / "run", ("city", "stars"))
+
+
+def lists(count: int = 6, seed: int = 0, **columns: Any) -> NBest:
+    """Lists of two to five texts with scores of chance, in order of their sum; the reference is one of all texts."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for number in range(count):
+        texts = [TEXTS[place] for place in random.permutation(len(TEXTS))[: random.integers(2, 6)]]
+        scores = random.normal(-5, 2, (len(texts), 2)).round(2)
+        scores = scores[np.argsort(-scores.sum(1))]
+        found = [{"text": text, "acoustic": a, "lm": b} for text, (a, b) in zip(texts, scores.tolist(), strict=True)]
+        context = {"city": ("Oslo", "Nice", None)[number % 3], "stars": "5", "hall": number % 2, **columns}
+        rows.append({"id": f"u{number}", "hypotheses": found, "reference": TEXTS[number % 5], **context})
+    return read_nbest(rows)
+
+
+def test_scores_are_those_of_one_text_in_its_context(run: Run) -> None:
+    """log p of the run for each text alone; a missing category is the expected one; columns not of the run are left."""
+    nbest = lists()
+    scored = score(run, nbest)
+    for utterance, model in zip(nbest.utterances, scored.model, strict=True):
+        for text, value in zip(utterance.texts, model, strict=True):
+            (one,) = run.score({"text": text, "city": utterance.columns["city"], "stars": "5"})
+            assert value == pytest.approx(-one["nats"], abs=1e-4)
+    features = scored.features()[0]
+    assert scored.names == ("acoustic", "lm", "model", "words")
+    assert features[:, :2].tolist() == nbest.utterances[0].scores.tolist()
+    assert features[:, 3].tolist() == [len(text.split()) for text in nbest.utterances[0].texts]
+    everywhere = score(run, nbest, context={"city": "Nice"})
+    (one,) = run.score({"text": nbest.utterances[0].texts[1], "city": "Nice", "stars": "5"})
+    assert everywhere.model[0][1] == pytest.approx(-one["nats"], abs=1e-4)
+
+
+def test_batches_of_utterances_are_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = score(run, lists(9))
+    monkeypatch.setattr(rescoring, "AT_ONCE", 6)
+    assert [part for part in rescoring.parts(lists(9), range(9)) if len(part) > 1]
+    parted = score(run, lists(9))
+    for one, other in zip(whole.model, parted.model, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_values_never_seen(run: Run) -> None:
+    """An error that names the utterance and near values; or a rare one, or a missing one, as the caller says."""
+    nbest = lists(2, city="Olso")
+    with pytest.raises(UserError, match=r"^utterance u0: city 'Olso' was never seen .*\(Oslo, ?.*unknown=group"):
+        score(run, nbest)
+    expected = score(run, nbest, unknown="expected")
+    missing = score(run, lists(2, city=None))
+    assert expected.model[0] == pytest.approx(missing.model[0])
+    assert score(run, nbest, unknown="group").model[0] != pytest.approx(missing.model[0], abs=1e-4)
+    with pytest.raises(UserError, match=r"unknown context column 'citty' .did you mean 'city'"):
+        score(run, lists(2), context={"citty": "Oslo"})
+
+
+def test_a_column_of_numbers_that_nobody_has_is_expected(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    nbest = lists(2)
+    values = score(run, nbest).model[0]
+    corpus = run.prepare(
+        [{"text": nbest.utterances[0].texts[0], "city": "Oslo", "stars": "5"}], optional=("lat", "lon")
+    )
+    assert values[0] == pytest.approx(-float(run.nats(corpus).sum()), abs=1e-4)
+
+
+def test_an_ngram_model_scores_too(tmp_path: Path) -> None:
+    model = NGram.fit(ROWS, DataConfig(min_count=1), tmp_path / "ngram", order=2)
+    nbest = lists(3)
+    scored = score(model, nbest)
+    for utterance, values in zip(nbest.utterances, scored.model, strict=True):
+        for text, value in zip(utterance.texts, values, strict=True):
+            assert value == pytest.approx(-float(model.nats(model.prepare([{"text": text}])).sum()))
+    with pytest.raises(UserError, match="context column 'city'"):
+        score(model, nbest, context={"city": "Oslo"})
+
+
+def test_scores_are_kept_and_taken(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file cut anywhere is gone on with; other texts and contexts are scored anew; another model is refused."""
+    monkeypatch.setattr(rescoring, "AT_ONCE", 6)
+    path = tmp_path / "scores.jsonl"
+    whole = score(run, lists(6), kept=path)
+    content = path.read_bytes()
+    assert len(content.splitlines()) == 6
+    path.write_bytes(content[: len(content) // 2].rpartition(b"\n")[0] + b"\n")
+    again = score(run, lists(6), kept=path)
+    assert sorted(path.read_bytes().splitlines()) == sorted(content.splitlines())
+    for one, other in zip(whole.model, again.model, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    rows = [json.loads(line) for line in content.splitlines()]
+    path.write_text("".join(json.dumps({**row, "model": [x + 0.01 for x in row["model"]]}) + "\n" for row in rows))
+    taken = score(run, lists(6), kept=path)
+    assert taken.model[3] == pytest.approx(whole.model[3] + 0.01)
+    score(run, lists(6, city="Nice"), kept=path)
+    assert len(path.read_bytes().splitlines()) > 6
+    path.write_text("".join(json.dumps({**row, "model": [x + 1 for x in row["model"]]}) + "\n" for row in rows))
+    with pytest.raises(UserError, match="scores of another model"):
+        score(run, lists(6), kept=path)
+
+
+def test_a_model_of_weight_zero_changes_nothing(run: Run) -> None:
+    """The lists are in the order of the first pass: its own weights choose its own texts, whatever the model says."""
+    scored = score(run, lists(20))
+    assert chosen(scored, Weights.shared(("acoustic", "lm"), 0.0)) == [0] * 20
+    assert chosen(scored, Weights({})) == [0] * 20
+    rows = rescore(scored, Weights.shared(("acoustic", "lm"), 0.0))
+    assert [row["text"] for row in rows] == [one.texts[0] for one in scored.nbest.utterances]
+    assert all(row["errors"] == row["errors_first"] >= row["errors_oracle"] for row in rows)
+    assert any(chosen(scored, Weights.shared(("acoustic", "lm"))))
+
+
+def test_totals_are_weighted_sums(run: Run) -> None:
+    """Written out, for weights of chance."""
+    scored = score(run, lists(20))
+    values = dict(zip(scored.names, (0.3, -0.2, 0.9, 1.7), strict=True))
+    for utterance, model, place in zip(
+        scored.nbest.utterances, scored.model, chosen(scored, Weights(values)), strict=True
+    ):
+        totals = [
+            0.3 * a - 0.2 * b + 0.9 * m + 1.7 * len(text.split())
+            for text, (a, b), m in zip(utterance.texts, utterance.scores, model, strict=True)
+        ]
+        assert totals[place] == max(totals)
+
+
+def test_weights_of_files(tmp_path: Path) -> None:
+    weights = Weights({"acoustic": 1.0, "model": 0.25})
+    weights.save(tmp_path / "w.json")
+    assert Weights.open(tmp_path / "w.json") == weights
+    assert weights.array(("acoustic", "lm", "model", "words")).tolist() == [1.0, 0.0, 0.25, 0.0]
+    with pytest.raises(UserError, match=r"unknown weight 'model'"):
+        weights.array(("acoustic",))
+    for content in ('{"acoustic": "1"}', "[1]", '{"acoustic": NaN}'):
+        (tmp_path / "w.json").write_text(content)
+        with pytest.raises(UserError, match=r"w\.json: .* is not an object of names and finite numbers"):
+            Weights.open(tmp_path / "w.json")
+    with pytest.raises(UserError, match=r"share is 1\.5; it must be from 0 to 1"):
+        Weights.shared(("lm",), 1.5)
+    assert Weights.shared(("am", "lm"), 0.25).values == {"am": 1.0, "lm": 0.75, "model": 0.25, "words": 0.0}
+
+
+def told(scored: Scored, weights: Weights) -> Scored:
+    """The same lists; what was said is what `weights` choose, so that with the right weights there are no errors."""
+    rows = []
+    for utterance, place in zip(scored.nbest.utterances, chosen(scored, weights), strict=True):
+        found = [
+            {"text": text, **dict(zip(scored.nbest.names, values, strict=True))}
+            for text, values in zip(utterance.texts, utterance.scores.tolist(), strict=True)
+        ]
+        rows.append({"id": utterance.id, "hypotheses": found, "reference": utterance.texts[place]})
+    return Scored(read_nbest(rows), scored.model)
+
+
+@pytest.mark.parametrize("objective", ["errors", "likelihood"])
+def test_planted_weights_are_found(objective: str, run: Run) -> None:
+    """Lists whose best texts some weights choose, far from any start: the fit makes (nearly) no error."""
+    planted = Weights({"acoustic": 0.4, "lm": 1.0, "model": -0.6, "words": 2.0})
+    scored = told(score(run, lists(60)), planted)
+    weights, reached = fit(scored, objective)
+    errors = sum(row["errors"] for row in rescore(scored, weights))
+    first = sum(row["errors_first"] for row in rescore(scored, weights))
+    assert first > 40
+    assert errors <= (0 if objective == "errors" else 4)
+    assert reached == {"word_errors": errors} if objective == "errors" else reached["nats"] > 0
+    if objective == "errors":
+        assert abs(weights.values["acoustic"]) == 1
+        assert fit(scored, objective)[0] == weights
+
+
+def test_without_references_the_share_is_fitted(run: Run) -> None:
+    """A model that finds the first texts as likely as the first pass, but for a constant a text, gets what it earns."""
+    nbest = read_nbest([{"id": u.id, "hypotheses": _plain(u)} for u in lists(30).utterances])
+    first = np.array([utterance.scores[0, 1] for utterance in nbest.utterances])
+    for gain, expected in ((1.0, 1.0), (-1.0, 0.0)):
+        scored = Scored(
+            nbest, tuple(np.full(len(u.texts), f + gain) for u, f in zip(nbest.utterances, first, strict=True))
+        )
+        weights, reached = fit(scored)
+        assert reached["share"] == pytest.approx(expected)
+        assert weights.values == pytest.approx(Weights.shared(nbest.names, expected).values)
+    bare = read_nbest([{"id": "a", "hypotheses": [{"text": "so", "acoustic": -1.0}]}])
+    with pytest.raises(UserError, match=r"no references, and no score 'lm' to share with \(scores: acoustic\)"):
+        fit(Scored(bare, (np.zeros(1),)))
+    with pytest.raises(UserError, match="unknown objective 'wer'"):
+        fit(scored, "wer")
+
+
+def _plain(utterance: Any) -> list[dict[str, Any]]:
+    pairs = zip(utterance.texts, utterance.scores.tolist(), strict=True)
+    return [{"text": text, "acoustic": a, "lm": b} for text, (a, b) in pairs]
+
+
+def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
+    """Of all, and of every value of a column; an interval holds its gain; kinds add up to errors."""
+    scored = score(run, lists(30))
+    rows = rescore(scored, Weights.shared(("acoustic", "lm"), 1.0))
+    overall, *groups = summarise(rows, ["hall", "city"])
+    assert overall["utterances"] == 30
+    assert overall["words"] == sum(len((one.reference or "").split()) for one in scored.nbest.utterances)
+    assert overall["rescored"] == pytest.approx(sum(row["errors"] for row in rows) / overall["words"])
+    assert overall["gain"] == pytest.approx(overall["first"] - overall["rescored"])
+    assert overall["gain_low"] < overall["gain"] < overall["gain_high"]
+    assert sum(overall[kind] for kind in rescoring.KINDS) == sum(row["errors"] for row in rows)
+    named = {(row["by"], row["value"]): row for row in groups}
+    assert set(named) == {("hall", "0"), ("hall", "1"), ("city", "Oslo"), ("city", "Nice"), ("city", "none")}
+    half = [row for row in rows if row["columns"]["hall"] == 1]
+    assert named["hall", "1"]["rescored"] == pytest.approx(
+        sum(row["errors"] for row in half) / sum(row["words"] for row in half)
+    )
+    assert named["hall", "1"]["gain_low"] <= named["hall", "1"]["gain"]
+    assert summarise(rows[:9])[0]["gain_low"] is None
+    assert overall["oracle"] <= min(overall["first"], overall["rescored"])
+    with pytest.raises(UserError, match=r"unknown column 'hal' .did you mean 'hall'"):
+        summarise(rows, ["hal"])
+    silent = [{**row, "words": 0} for row in rows]
+    with pytest.raises(UserError, match="references of all all have no words"):
+        summarise(silent)
+
+
+def test_shorter_lists(run: Run) -> None:
+    """Depth 1 is the first pass, the last depth the whole lists; the oracle never gets worse with depth."""
+    scored = score(run, lists(30))
+    weights = Weights({"model": 1.0})
+    overall = summarise(rescore(scored, weights))[0]
+    depths = by_depth(scored, weights)
+    assert [row["depth"] for row in depths] == [1, 2, 5]
+    assert depths[0]["rescored"] == depths[0]["oracle"] == pytest.approx(overall["first"])
+    assert depths[-1]["rescored"] == pytest.approx(overall["rescored"])
+    assert depths[-1]["oracle"] == pytest.approx(overall["oracle"])
+    oracle = [row["oracle"] for row in depths]
+    assert oracle == sorted(oracle, reverse=True)
+    assert math.isfinite(sum(oracle))
+
+
+def test_rows_are_json(run: Run, tmp_path: Path) -> None:
+    scored = score(run, lists(3))
+    rows = rescore(scored, Weights.shared(("acoustic", "lm")))
+    files.write_rows(tmp_path / "rows.jsonl", [*rows, *summarise(rows), *by_depth(scored, Weights({}))])
+    assert files.read_rows(tmp_path / "rows.jsonl")[:3] == rows

@@ -1,0 +1,136 @@
+"""Perplexity against sums written out by hand, on a model with random weights."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell.config import OUTPUT_BIASES, UserError
+from factorcell.data.corpus import targets
+from factorcell.data.vocabulary import UNKNOWN
+from factorcell.evaluation import perplexity
+from factorcell.evaluation.perplexity import evaluate, evaluate_by, top_accuracy
+from factorcell.model.run import Run
+from factorcell.model.scoring import Tally
+from tests.small import ROWS, make_run, nats_of
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run over two categories and two numbers."""
+    return make_run(tmp_path / "run", output_bias=["low_rank", "one_hot"])
+
+
+def test_tallies_add_up_and_the_ratio_is_taken_once() -> None:
+    """The perplexity of a sum is not the mean of perplexities."""
+    whole = Tally(2.0, 1) + Tally(1.0, 2)
+    assert whole == Tally(3.0, 3)
+    assert whole.perplexity == pytest.approx(math.e)
+    assert math.isnan(Tally().perplexity)
+
+
+def test_perplexity_is_that_of_single_steps(run: Run) -> None:
+    """Whole-file perplexity, with and without out-of-vocabulary targets, from nats made one by one."""
+    rows = [dict(row) for row in ROWS[:5]]
+    rows[0]["text"] = "the zyx is cold"  # zyx was never seen
+    nats = [nats_of(run, row) for row in rows]
+    flat = [value for line in nats for value in line]
+    known = flat[:1] + flat[2:]
+    result = evaluate(run, run.prepare(rows))
+    assert result["perplexity"] == pytest.approx(math.exp(sum(flat) / len(flat)), rel=1e-5)
+    assert result["perplexity_known"] == pytest.approx(math.exp(sum(known) / len(known)), rel=1e-5)
+    assert result["targets"] == len(flat)
+    assert result["unknown_share"] == pytest.approx(1 / len(flat))
+
+
+def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch, many batches and single texts give the same nats to 1e-5."""
+    corpus = run.prepare(ROWS)
+    once = run.nats(corpus)
+    monkeypatch.setattr("factorcell.model.run.TOKENS", 1)
+    assert len(list(run.batches(corpus))) == len(corpus)
+    np.testing.assert_allclose(run.nats(corpus), once, atol=1e-5)
+    single = np.concatenate([run.nats(corpus.select(np.array([row]))) for row in range(len(corpus))])
+    np.testing.assert_allclose(once, single, atol=1e-5)
+
+
+def test_groups_are_the_perplexities_of_their_rows(run: Run) -> None:
+    """`evaluate_by` equals `evaluate` on each group alone; the gain is over the expected context."""
+    corpus = run.prepare(ROWS)
+    rows = {row["value"]: row for row in evaluate_by(run, corpus, [row["city"] for row in ROWS])}
+    for city in ("Oslo", "Nice"):
+        members = [row for row in ROWS if row["city"] == city]
+        without = [{"text": row["text"]} for row in members]
+        ours = evaluate(run, run.prepare(members))["perplexity"]
+        theirs = evaluate(run, run.prepare(without, unknown="expected"))["perplexity"]
+        assert rows[city]["count"] == len(members)
+        assert rows[city]["perplexity"] == pytest.approx(ours, rel=1e-5)
+        assert rows[city]["gain"] == pytest.approx(1 - ours / theirs, abs=1e-5)
+
+
+def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
+    """A baseline is another run with the same vocabulary, whatever its context."""
+    plain = make_run(tmp_path / "plain", ("city",), adapt=[], output_bias=[])
+    rows = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
+    assert rows[0]["perplexity_without"] == pytest.approx(evaluate(plain, plain.prepare(ROWS))["perplexity"], rel=1e-5)
+    other = replace_vocabulary(plain)
+    with pytest.raises(UserError, match="different vocabularies"):
+        evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), other)
+
+
+def replace_vocabulary(run: Run) -> Run:
+    """`run` with one token renamed."""
+    run.vocabulary.tokens[-1] = "something else"
+    return run
+
+
+def test_column_values_of_categories_and_numbers() -> None:
+    """Names as the schema has them; a number with many values becomes quantile ranges that cover it."""
+    assert perplexity.column_values([{"a": 5.0}, {"a": "x"}, {"a": None}], "a") == ["5", "x", None]
+    ranges = perplexity.column_values([{"year": 1900 + n} for n in range(100)], "year")
+    assert len(set(ranges)) == perplexity.BINS
+    assert all(low <= 1900 + n <= high for n, name in enumerate(ranges) for low, high in [_range(name)])
+    with pytest.raises(UserError, match="no column 'b'"):
+        perplexity.column_values([{"a": 1}], "b")
+
+
+def _range(name: str | None) -> tuple[float, float]:
+    low, high = str(name).split(" to ")
+    return float(low) - 0.5, float(high) + 0.5
+
+
+@pytest.mark.parametrize("biases", [[], *([name] for name in OUTPUT_BIASES), list(OUTPUT_BIASES)])
+def test_ranks_are_those_of_single_steps(tmp_path: Path, biases: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of each target among all log probabilities of a step, sorted; however many are ranked at once."""
+    run = make_run(tmp_path / "run", output_bias=biases)
+    rows = [*ROWS[:5], {"text": "the zyx", "city": "Oslo", "stars": "1", "lat": 60.0, "lon": 10.0}]
+    corpus, expected = run.prepare(rows), []
+    with torch.no_grad():
+        for row in range(len(rows)):
+            ids, state = corpus.select(np.array([row])).tokens.tolist(), None
+            conditioned = run.model.condition(corpus.context(np.array([row])))
+            for token, target in itertools.pairwise(ids):
+                logs, state = run.model.step(torch.tensor([token]), conditioned, state)
+                expected.append(torch.log_softmax(logs, 1)[0].argsort(descending=True).tolist().index(target) + 1)
+    assert run.ranks(corpus).tolist() == expected
+    monkeypatch.setattr("factorcell.model.language_model.RANKED", 1)
+    assert run.ranks(corpus).tolist() == expected
+    found = top_accuracy(run, corpus)
+    known = [rank for rank, target in zip(expected, targets(corpus), strict=True) if target != UNKNOWN]
+    assert len(known) == len(expected) - 1
+    for count in (1, 3, 5):
+        assert found[f"top_{count}"] == pytest.approx(sum(rank <= count for rank in expected) / len(expected))
+        assert found[f"top_{count}_known"] == pytest.approx(sum(rank <= count for rank in known) / len(known))
+
+
+def test_ties_count_against_the_target(run: Run) -> None:
+    """A model that holds all tokens for equally likely is never right, but for the start token, which never comes."""
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.zero_()
+    corpus = run.prepare(ROWS)
+    assert set(run.ranks(corpus).tolist()) == {len(run.vocabulary) - 1}
+    assert top_accuracy(run, corpus)["top_5"] == 0

@@ -1,0 +1,221 @@
+"""Texts written a token at a time against all texts that there are."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factorcell.config import UserError
+from factorcell.data.vocabulary import END, START, UNKNOWN
+from factorcell.generation.sampling import Draw, Rules, Written, drawing, drawn, greedy, repeated, steps, write
+from tests.every_text import conditioned, every_text, may_follow
+from tests.small import make_letters, make_run
+
+RUN = make_letters(spread=1.0)
+FREE = Rules(most=3)
+CHANCES = [0.5, 0.25, 0.125, 0.0625, 0.0625]
+A, B, C = (RUN.vocabulary.ids[letter] for letter in "abc")
+
+
+def sample(
+    count: int,
+    rules: Rules = FREE,
+    draw: Draw | None = None,
+    seed: int = 0,
+    first: int = 0,
+    prompt: tuple[int, ...] = (),
+) -> list[Written]:
+    """Texts of Oslo and Nice by turns."""
+    choice = drawing(draw or Draw(), count, rules.most, seed, first)
+    contexts = (torch.arange(count) + first) % 2
+    chosen = steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, choice, rules, prompt=prompt)
+    return write(count, chosen, rules.stops)
+
+
+def as_drawn(text: Written, rules: Rules = FREE) -> tuple[int, ...]:
+    """The tokens with the end token, where it was written."""
+    stopped = any(text.tokens[-len(stop) :] == stop for stop in rules.stops)
+    return (*text.tokens, END) if text.ended and not stopped else text.tokens
+
+
+def chi_square(counts: Counter[tuple[int, ...]], chances: dict[tuple[int, ...], float]) -> tuple[float, int]:
+    """The statistic and its degrees of freedom; texts expected fewer than five times are taken together."""
+    total = sum(counts.values())
+    likely = {text for text, chance in chances.items() if chance * total >= 5}
+    bins = [(counts[text], chances[text] * total) for text in sorted(likely)]
+    rest = sum(chance for text, chance in chances.items() if text not in likely) * total
+    if rest:
+        bins.append((sum(count for text, count in counts.items() if text not in likely), rest))
+    return sum((seen - wanted) ** 2 / wanted for seen, wanted in bins), len(bins) - 1
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        FREE,
+        Rules(most=3, least=2, banned=(UNKNOWN, B)),
+        Rules(most=4, no_repeat=2),
+        Rules(most=4, stops=((A, C),), banned=(UNKNOWN,)),
+    ],
+    ids=["free", "long", "new", "stop"],
+)
+def test_whole_texts_have_their_probabilities(rules: Rules) -> None:
+    """Over many draws every text comes as often as the product of its tokens' chances, under every rule."""
+    texts = sample(6000, rules)
+    for place, city in enumerate(("Oslo", "Nice")):
+        chances = {text: np.exp(log) for text, log in every_text(RUN, city, rules, renormalised=True).items()}
+        assert sum(chances.values()) == pytest.approx(1)
+        drawn_ones = Counter(as_drawn(text, rules) for text in texts[place::2])
+        assert set(drawn_ones) <= set(chances)
+        statistic, freedom = chi_square(drawn_ones, chances)
+        assert statistic < freedom + 4 * (2 * freedom) ** 0.5, (city, statistic, freedom)
+
+
+def test_log_probabilities_are_those_of_the_model() -> None:
+    """Whatever is forbidden and however it is drawn, what comes back is log p of the text in its context."""
+    rules = Rules(most=4, least=1, no_repeat=2)
+    everything = {city: every_text(RUN, city, Rules(most=4)) for city in ("Oslo", "Nice")}
+    for number, text in enumerate(sample(60, rules, Draw(temperature=2.0, top_k=3))):
+        wanted = everything[("Oslo", "Nice")[number % 2]][as_drawn(text)]
+        assert text.log_probability == pytest.approx(wanted, abs=1e-5)
+        assert text.targets == len(as_drawn(text))
+
+
+@pytest.mark.parametrize("draw", [Draw(), Draw(0.7, top_k=3), Draw(1.5, top_p=0.8)])
+def test_a_text_is_the_same_beside_any_others(draw: Draw) -> None:
+    """What a text draws follows from the seed and its number alone: alone, in tens, from a number on."""
+    rules = Rules(most=8)
+    together = sample(200, rules, draw, seed=5)
+    for first in (0, 1, 77, 199):
+        (alone,) = sample(1, rules, draw, seed=5, first=first)
+        assert alone.tokens == together[first].tokens
+        assert alone.log_probability == pytest.approx(together[first].log_probability, abs=1e-5)
+    assert [text.tokens for text in sample(70, rules, draw, seed=5, first=130)] == [t.tokens for t in together[130:]]
+    assert [text.tokens for text in sample(200, rules, draw, seed=6)] != [text.tokens for text in together]
+
+
+def test_greedy_takes_the_likeliest_token() -> None:
+    """At each step the best token; a very low temperature and a single candidate draw the same."""
+    rules, contexts = Rules(most=6), torch.tensor([0, 1])
+    texts = write(2, steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, greedy, rules))
+    for text, city in zip(texts, ("Oslo", "Nice"), strict=True):
+        chances = every_text(RUN, city, Rules(most=len(as_drawn(text))))
+        for length in range(1, len(as_drawn(text)) + 1):
+            begun = every_text(RUN, city, Rules(most=length))
+            siblings = {other: log for other, log in begun.items() if other[:-1] == as_drawn(text)[: length - 1]}
+            assert max(siblings, key=siblings.__getitem__) == as_drawn(text)[:length]
+        assert text.log_probability == pytest.approx(chances[as_drawn(text)], abs=1e-5)
+    for draw in (Draw(temperature=1e-3), Draw(top_k=1), Draw(top_p=1e-6)):
+        assert [text.tokens for text in sample(2, rules, draw)] == [text.tokens for text in texts]
+
+
+def test_a_prompt_is_read_first() -> None:
+    """After a prompt the texts are those of the model that has read it; it counts for repetition, not for length."""
+    rules, prompt = Rules(most=2, no_repeat=2), (A, B, A)
+    chances = {t: np.exp(log) for t, log in every_text(RUN, "Oslo", rules, prompt, renormalised=True).items()}
+    texts = sample(4000, rules, prompt=prompt)[::2]
+    assert all(text.tokens[:1] != (B,) for text in texts)
+    statistic, freedom = chi_square(Counter(as_drawn(text) for text in texts), chances)
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
+
+
+def test_no_time_gives_what_is_there() -> None:
+    """Without time no step is begun; a text that is cut has not ended."""
+    choice = drawing(Draw(), 3, 5)
+    contexts = torch.tensor([0, 1, 0])
+    chosen = steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, choice, Rules(most=5), seconds=0)
+    assert write(3, chosen) == [Written((), 0.0, 0, False)] * 3
+
+
+def test_where_all_is_forbidden_the_text_ends() -> None:
+    """A text that may not go on ends, though it is short."""
+    texts = sample(4, Rules(most=9, least=9, banned=(UNKNOWN, A, B, C)))
+    assert all(text.tokens == () and text.ended for text in texts)
+
+
+@given(
+    st.lists(st.lists(st.integers(3, 5), min_size=7, max_size=7), min_size=1, max_size=4),
+    st.integers(1, 4),
+)
+def test_repetitions_are_found(texts: list[list[int]], n: int) -> None:
+    """Exactly the tokens that would complete an n-gram for a second time are forbidden."""
+    rows, tokens = repeated(torch.tensor([[START, *text] for text in texts]), n)
+    found = {(row, token) for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)}
+    rules = Rules(banned=(), no_repeat=n)
+    wanted = {
+        (row, token)
+        for row, text in enumerate(texts)
+        for token in range(3, 6)
+        if not may_follow(rules, (), tuple(text), token)
+    }
+    assert found == wanted
+
+
+@given(st.integers(1, 400), st.integers(0, 10_000))
+def test_draws_fall_where_the_running_sum_says(size: int, seed: int) -> None:
+    """A place of the running sum gives its token, never one without weight, at both ends too."""
+    random = np.random.default_rng(seed)
+    weights = random.random((3, size)) * (random.random((3, size)) < 0.3)
+    weights[:, random.integers(size)] = 0.5
+    places = np.concatenate([random.random((3, 6)), np.zeros((3, 1)), np.full((3, 1), 1 - 1e-16)], 1)
+    tokens = drawn(torch.from_numpy(weights).float(), torch.from_numpy(places)).numpy()
+    ends = weights.astype(np.float32).astype(np.float64).cumsum(1)
+    for row in range(3):
+        assert (weights[row, tokens[row]] > 0).all()
+        for place, token in zip(places[row], tokens[row], strict=True):
+            wanted = place * ends[row, -1]
+            assert ends[row, token] - weights[row, token] - 1e-6 <= wanted <= ends[row, token] + 1e-6
+
+
+def test_candidates_are_the_likeliest() -> None:
+    """Top k keeps k tokens, top p the fewest that hold p, both after the temperature."""
+    logs = torch.tensor([CHANCES]).log()
+    assert (Draw(top_k=2).weights(logs)[0] > 0).tolist() == [True, True, False, False, False]
+    assert (Draw(top_p=0.74).weights(logs)[0] > 0).tolist() == [True, True, False, False, False]
+    assert (Draw(top_p=0.76).weights(logs)[0] > 0).tolist() == [True, True, True, False, False]
+    assert (Draw(temperature=0.5, top_p=0.74).weights(logs)[0] > 0).tolist() == [True, False, False, False, False]
+    weights = Draw(temperature=0.5).weights(logs)[0]
+    assert (weights / weights.sum()).tolist() == pytest.approx(
+        [x**2 / 0.3359375 for x in (0.5, 0.25, 0.125, 0.0625, 0.0625)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Draw(temperature=0.0), "temperature"),
+        (lambda: Draw(temperature=float("nan")), "temperature"),
+        (lambda: Draw(top_k=-1), "top_k"),
+        (lambda: Draw(top_p=0.0), "top_p"),
+        (lambda: Rules(most=0), "most"),
+        (lambda: Rules(least=5, most=4), "least"),
+        (lambda: Rules(no_repeat=-1), "no_repeat"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], object], words: str) -> None:
+    """One line that names what was given."""
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    "model", [{}, {"layers": 2, "cell": "lstm"}, {"adapt": ("prefix",)}, {"softmax": "adaptive", "cutoffs": ("5",)}]
+)
+def test_every_kind_of_model_writes(tmp_path: Path, model: dict[str, Any]) -> None:
+    """Layers, other cells, control codes and an adaptive softmax: log probabilities are the nats of the text."""
+    run = make_run(tmp_path / "run", ("city",), **model)
+    context = conditioned(run, ["Oslo", "Nice"])
+    texts = write(6, steps(run.model, context, torch.tensor([0, 1] * 3), drawing(Draw(), 6, 9), Rules(most=9)))
+    rows = [
+        {"text": " ".join(run.vocabulary.decode(t.tokens)), "city": ("Oslo", "Nice")[i % 2]}
+        for i, t in enumerate(texts)
+    ]
+    for text, scored in zip(texts, run.score(rows, tokens=True), strict=True):
+        nats = [token["nats"] for token in scored["tokens"]][: text.targets]
+        assert text.log_probability == pytest.approx(-sum(nats), abs=1e-4)

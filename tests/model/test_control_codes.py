@@ -1,0 +1,209 @@
+"""A prefix of control codes is what it says: tokens before each text, which nobody has to predict."""
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from factorcell.config import CELLS, ModelConfig
+from factorcell.data.context import Context
+from factorcell.data.corpus import Batch
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import END, START
+from factorcell.generation.sampling import Draw, Rules, drawing, steps, write
+from factorcell.model.control_codes import Prefix
+from factorcell.model.language_model import LanguageModel
+
+V = 7
+SIZE: dict[str, Any] = {
+    "embedding_size": 4,
+    "hidden_size": 5,
+    "context_size": 3,
+    "variable_size": 2,
+    "number_size": 3,
+    "rank": 2,
+}
+CITY = Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 3, 4))
+STARS = Variable("stars", "category", values=(RARE, "1"), counts=(2, 6))
+LAT, LON = (Variable(name, "number", mean=10.0, deviation=4.0) for name in ("lat", "lon"))
+SCHEMA = ContextSchema((CITY, LAT, STARS, LON))
+CONTEXT = Context(
+    torch.tensor([[1, 1], [MISSING, 0], [2, MISSING]]),
+    torch.tensor([[11.0, 3.0], [math.nan, 9.0], [2.0, math.nan]], dtype=torch.double),
+)
+TEXTS = ([3, 4, 0, END], [END], [5, 6, 3])
+MODELS = [*((cell, 1, ()) for cell in CELLS), ("coupled", 2, ()), ("gru", 2, ("concat", "scale_split", "factor"))]
+
+
+def make(
+    cell: str, layers: int, adapt: tuple[str, ...], schema: ContextSchema = SCHEMA, dropout_input: float = 0.0
+) -> LanguageModel:
+    """A model with a prefix, in double precision, random weights everywhere."""
+    config = ModelConfig(
+        cell=cell,
+        layers=layers,
+        adapt=(*adapt, "prefix"),
+        output_bias=("low_rank",) if adapt else (),
+        dropout_input=dropout_input,
+        **SIZE,
+    )
+    model = LanguageModel(config, V, schema).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.6)
+    return model.eval()
+
+
+def batch() -> Batch:
+    """`TEXTS` with their contexts; more padding than they need."""
+    tokens = torch.full((3, 7), END)
+    for row, text in enumerate(TEXTS):
+        tokens[row, : len(text) + 1] = torch.tensor([START, *text])
+    return Batch(tokens, torch.tensor([len(text) for text in TEXTS]), CONTEXT, torch.arange(3))
+
+
+def codes(model: LanguageModel) -> Tensor:
+    """The codes (3, P, E) of `CONTEXT`, from their definition."""
+    p = {name.removeprefix("prefix."): value for name, value in model.named_parameters()}
+    rows = []
+    for (city, stars), numbers in zip(CONTEXT.categories.tolist(), CONTEXT.numbers.tolist(), strict=True):
+        z = torch.tensor([0.0 if math.isnan(x) else (x - 10) / 4 for x in numbers], dtype=torch.double)
+        cities, shares = p["tables.0"], torch.tensor([1, 3, 4]) / 8
+        either = p["tables.1"]
+        rows.append(
+            [
+                shares.double() @ cities if city == MISSING else cities[city],
+                either[0] * 0.25 + either[1] * 0.75 if stars == MISSING else either[stars],
+                p["linear.weight"] @ z + p["linear.bias"],
+            ]
+        )
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+def spoken(model: LanguageModel, text: int) -> Tensor:
+    """Nats of one text by a model without a prefix, whose vocabulary has the codes too and that reads them first."""
+    prefix = codes(model)[text]
+    config = replace(model.config, adapt=model.config.adapt[:-1])
+    plain = LanguageModel(config, V + len(prefix), SCHEMA).double()
+    state: dict[str, Tensor] = dict(model.named_parameters())
+    state["embedding"] = torch.cat([model.embedding, prefix])
+    for name in ("output.bias", "output.adapters.low_rank.weight"):
+        if name in state:
+            state[name] = torch.cat([state[name], state[name][: len(prefix)]])
+
+    class Reader(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = plain
+
+        def forward(self) -> Tensor:
+            once = self.model.condition(CONTEXT.select(torch.tensor([text])))
+            states, nats = None, []
+            line = [*range(V, V + len(prefix)), START, *TEXTS[text]]
+            for token, target in itertools.pairwise(line):
+                logs, states = self.model.step(torch.tensor([token]), once, states)
+                if target < V and token < V:  # a code is no target, and no token that could have come
+                    nats.append(-logs[0, :V].log_softmax(0)[target])
+            return torch.stack(nats)
+
+    given = {f"model.{name}": state[name] for name, _ in plain.named_parameters()}
+    given["model.output.embedding"] = state["embedding"]
+    nats: Tensor = torch.func.functional_call(Reader(), given, ())
+    return nats
+
+
+@pytest.mark.parametrize(("cell", "layers", "adapt"), MODELS)
+def test_a_prefix_is_tokens_before_the_text(cell: str, layers: int, adapt: tuple[str, ...]) -> None:
+    """Nats of each target and gradients of all parameters, those of the codes among them."""
+    model, given = make(cell, layers, adapt), batch()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    nats = model(given)
+    expected = torch.zeros_like(nats)
+    for row, text in enumerate(TEXTS):
+        expected[row, : len(text)] = spoken(model, row)
+    torch.testing.assert_close(nats, expected)
+    found, slow = (torch.autograd.grad(n.sin().sum(), parameters) for n in (nats, expected))
+    for name, ours, theirs in zip(names, found, slow, strict=True):
+        torch.testing.assert_close(ours, theirs, msg=name)
+        assert ours.any(), name
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_steps_and_selected_conditions_start_from_it(cell: str) -> None:
+    """A token at a time, and each text with the prefix that was made for it among others."""
+    model, given = make(cell, 2, ()), batch()
+    rows = torch.tensor([2, 0, 1])
+    once, nats = model.condition(given.context.select(rows)), model(given)
+    back = once.select(rows.argsort())
+    torch.testing.assert_close(model(given, back), nats)
+    states = None
+    for step in range(given.tokens.shape[1] - 1):
+        logs, states = model.step(given.tokens[:, step], back, states)
+        chosen = -logs.gather(1, given.tokens[:, step + 1, None])[:, 0]
+        torch.testing.assert_close(torch.where(given.mask()[:, step], chosen, 0.0), nats[:, step])
+
+
+def test_the_order_is_that_of_the_schema() -> None:
+    """Categories one after the other, then the numbers; without numbers there is no code for them."""
+    prefix = Prefix(SCHEMA, 4).double()
+    assert prefix(CONTEXT).shape == (3, 3, 4)
+    assert torch.equal(prefix(CONTEXT)[0, 0], prefix.tables[0][1])
+    assert torch.equal(prefix(CONTEXT)[1, 1], prefix.tables[1][0])
+    words = Prefix(ContextSchema((STARS, CITY)), 4)
+    context = Context(CONTEXT.categories[:, [1, 0]].clamp(min=0), torch.zeros(3, 0))
+    assert torch.equal(words(context)[2], torch.stack([words.tables[0][0], words.tables[1][2]]))
+    assert [name for name, _ in Prefix(ContextSchema((LAT,)), 4).named_parameters()] == ["linear.weight", "linear.bias"]
+
+
+def test_a_prefix_alone_needs_no_context_vector() -> None:
+    """No encoder, no adapters; without variables no prefix."""
+    model = make("coupled", 1, ())
+    assert model.encoder is None
+    assert model.adapted
+    assert not make("coupled", 1, (), ContextSchema()).adapted
+    assert make("coupled", 1, (), ContextSchema()).prefix is None
+
+
+def test_contexts_differ_and_texts_come_out() -> None:
+    """The same texts in other contexts have other nats; sampling starts from the prefix."""
+    model, given = make("coupled", 1, ()), batch()
+    other = Batch(given.tokens, given.lengths, given.context.select(torch.tensor([1, 2, 0])), given.rows)
+    with torch.no_grad():
+        assert float((model(given) - model(other)).abs().max()) > 0.01
+    choice, rules = drawing(Draw(), 3, 4), Rules(most=4)
+    texts = write(3, steps(model, model.condition(CONTEXT), torch.arange(3), choice, rules))
+    assert [text.targets > 0 for text in texts] == [True] * 3
+
+
+def test_the_compiled_recurrence_carries_the_gradient_of_the_first_state() -> None:
+    """In single precision, where it runs, the codes learn as in double."""
+    single = make("coupled", 2, ("factor",))
+    double = make("coupled", 2, ("factor",))
+    double.load_state_dict(single.state_dict())
+    given = batch()
+    context = Context(given.context.categories, given.context.numbers.float())
+    narrow = Batch(given.tokens, given.lengths, context, given.rows)
+    gradients = []
+    for model, texts in ((single.float(), narrow), (double, given)):
+        assert model.prefix is not None
+        model(texts).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        assert a is not None
+        assert b is not None
+        torch.testing.assert_close(a.double(), b, atol=1e-4, rtol=1e-3)
+
+
+def test_codes_are_dropped_as_tokens_are() -> None:
+    """In training only."""
+    model, given = make("coupled", 1, (), dropout_input=0.5), batch()
+    with torch.no_grad():
+        still = [model.condition(given.context).start[0].hidden for _ in range(2)]
+        model.train()
+        dropped = [model.condition(given.context).start[0].hidden for _ in range(2)]
+    assert torch.equal(*still)
+    assert not torch.equal(*dropped)

@@ -1,0 +1,295 @@
+"""Contexts to vectors against equation 2.4 of the thesis, written out."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factorcell.config import DataConfig, ModelConfig, UserError
+from factorcell.data.columns import Texts
+from factorcell.data.context import Bags, Context
+from factorcell.data.schema import HARMONICS, MISSING, RARE, ContextSchema, Variable
+from factorcell.data.values import Numbers
+from factorcell.model.encoder import ContextEncoder, NumberInputs, WordBag
+
+CONFIG = ModelConfig(variable_size=3, number_size=4, context_size=5)
+CITY = Variable("city", "category", values=(RARE, "a", "b"), counts=(2, 3, 5), rare=2, least=50)
+STARS = Variable("stars", "category", values=(RARE, "1"), counts=(0, 10))
+LAT = Variable("lat", "number", mean=10.0, deviation=4.0, low=0.0, high=20.0)
+YEAR = Variable("year", "number", mean=2000.0, deviation=5.0)
+SCHEMA = ContextSchema((CITY, LAT, STARS, YEAR))
+
+
+def encoder(schema: ContextSchema = SCHEMA) -> ContextEncoder:
+    """An encoder with random weights everywhere."""
+    made = ContextEncoder(CONFIG, schema)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_()
+    return made
+
+
+def slow(
+    made: ContextEncoder, categories: list[int], numbers: list[float]
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """tanh(M [F_city city, F_stars stars, network(standardised numbers)] + b0) of one text."""
+    parameters = {name: value.detach().double().numpy() for name, value in made.named_parameters()}
+    parts = []
+    for column, variable in enumerate((CITY, STARS)):
+        table, row = parameters[f"tables.{column}"], categories[column]
+        shares = np.array(variable.counts) / sum(variable.counts)
+        parts.append(shares @ table if row == MISSING else table[row])
+    values = np.array(
+        [
+            0.0 if math.isnan(number) else (number - variable.mean) / variable.deviation
+            for number, variable in zip(numbers, (LAT, YEAR), strict=True)
+        ]
+    )
+    hidden = np.tanh(parameters["network.0.weight"] @ values + parameters["network.0.bias"])
+    parts.append(np.tanh(parameters["network.2.weight"] @ hidden + parameters["network.2.bias"]))
+    vector: np.ndarray[tuple[int], np.dtype[np.float64]] = np.tanh(
+        parameters["joint.weight"] @ np.concatenate(parts) + parameters["joint.bias"]
+    )
+    return vector
+
+
+def test_vectors_are_the_equation() -> None:
+    """Several texts, with a missing category and a missing number among them."""
+    made = encoder()
+    categories = [[1, 1], [2, 0], [MISSING, 1], [0, MISSING]]
+    numbers = [[10.0, 2001.0], [3.0, 1990.0], [math.nan, 2000.0], [20.0, math.nan]]
+    vectors = made(Context(torch.tensor(categories), torch.tensor(numbers)))
+    assert vectors.shape == (4, 5)
+    for vector, category, number in zip(vectors.detach().numpy(), categories, numbers, strict=True):
+        np.testing.assert_allclose(vector, slow(made, category, number), atol=1e-5)
+
+
+def test_a_missing_value_of_one_category_is_that_category() -> None:
+    """Where all texts have one value, the expected value is that value."""
+    only = ContextSchema((STARS,))
+    made = encoder(only)
+    known, missing = (Context(torch.tensor([[row]]), torch.zeros(1, 0)) for row in (1, MISSING))
+    torch.testing.assert_close(made(known), made(missing))
+
+
+def test_an_override_takes_the_place_of_a_table_row() -> None:
+    """A personal vector equal to a row gives the vector of that row; other names are refused."""
+    made = encoder()
+    context = Context(torch.tensor([[1, 1], [MISSING, 1]]), torch.tensor([[1.0, 2000.0]] * 2))
+    own = made.tables[0][torch.tensor([2, 2])]
+    expected = made(Context(torch.tensor([[2, 1], [2, 1]]), context.numbers))
+    torch.testing.assert_close(made(context, {"city": own}), expected)
+    with pytest.raises(UserError, match="unknown context variable 'lat'; choose from city, stars"):
+        made(context, {"lat": own})
+
+
+def test_unknown_values_start_neutral() -> None:
+    """Row 0 begins as zeros, so that an untrained unknown value is no noise."""
+    assert not ContextEncoder(CONFIG, SCHEMA).tables[0][0].any()
+
+
+def test_distinct_contexts() -> None:
+    """Each context once, and who has it; missing numbers are equal to each other."""
+    categories = torch.tensor([[1], [2], [1], [1], [1]])
+    numbers = torch.tensor([[0.5], [0.5], [0.5], [math.nan], [math.nan]])
+    context = Context(categories, numbers)
+    some, which = context.distinct()
+    assert len(some) == 3
+    assert torch.equal(some.select(which).categories, categories)
+    assert torch.equal(some.select(which).numbers.isnan(), numbers.isnan())
+    nothing, which = Context(torch.zeros(4, 0, dtype=torch.long), torch.zeros(4, 0)).distinct()
+    assert (len(nothing), which.tolist()) == (1, [0, 0, 0, 0])
+
+
+def test_schemas_survive_json() -> None:
+    """`to_dict` and back; what is none is refused."""
+    assert ContextSchema.from_dict(SCHEMA.to_dict()) == SCHEMA
+    for content in ({}, {"variables": [{"name": "x"}]}, {"variables": [{"name": "x", "kind": "number", "y": 1}]}):
+        with pytest.raises(UserError, match="not a context schema"):
+            ContextSchema.from_dict(content)
+
+
+def test_schemas_describe_themselves() -> None:
+    """What a user reads when a table was opened."""
+    assert CITY.describe() == "city: category, 2 values, and 2 rare ones (under 50 texts) grouped"
+    assert STARS.describe() == "stars: category, 1 values, none rare"
+    assert LAT.describe() == "lat: number, mean 10, from 0 to 20"
+    with pytest.raises(UserError, match="unknown context variable 'town'; choose from city, lat, stars, year"):
+        SCHEMA.variable("town")
+
+
+MEANS = tuple(0.1 * n for n in range(2 * HARMONICS))
+DEVIATIONS = tuple(0.5 + 0.1 * n for n in range(2 * HARMONICS))
+HOUR = Variable("at.hour", "hour", mean=3.0, column="at", period=24.0, means=MEANS, deviations=DEVIATIONS)
+TITLE = Variable("title", "text", values=("sea", "sun", "moon"), shares=(0.5, 0.9, 0.1))
+TOPIC = Variable("topic", "vector", means=(1.0, 2.0), deviations=(0.5, 3.0))
+EVERY = ContextSchema((TITLE, LAT, CITY, HOUR, TOPIC, YEAR, STARS))
+
+Row = dict[str, Any]
+ROWS: list[Row] = [
+    {"city": 1, "stars": 1, "lat": 10.0, "hour": 23.5, "year": 2001.0, "title": [0, 1, 1], "topic": [1.5, 1.0]},
+    {"city": MISSING, "stars": 0, "lat": math.nan, "hour": 0.0, "year": 1999.0, "title": [], "topic": [2.5, -4.0]},
+    {"city": 2, "stars": MISSING, "lat": 3.0, "hour": math.nan, "year": 2000.0, "title": [2], "topic": [math.nan] * 2},
+    {"city": 2, "stars": 1, "lat": 3.0, "hour": 7.0, "year": math.nan, "title": [2, 0], "topic": [0.0, 0.0]},
+]
+
+
+def bags_of(lists: list[list[int]]) -> Bags:
+    """Lists of words as flat words and offsets."""
+    offsets = np.concatenate([[0], np.cumsum([len(words) for words in lists])]).astype(np.int64)
+    return Bags(torch.tensor([w for words in lists for w in words], dtype=torch.long), torch.from_numpy(offsets))
+
+
+def context_of(rows: list[Row]) -> Context:
+    """The context of rows of every kind."""
+    return Context(
+        torch.tensor([[row["city"], row["stars"]] for row in rows]),
+        torch.tensor([[row["lat"], row["hour"], row["year"]] for row in rows], dtype=torch.double),
+        (torch.tensor([row["topic"] for row in rows], dtype=torch.double),),
+        (bags_of([row["title"] for row in rows]),),
+    )
+
+
+def slow_parts(made: ContextEncoder, row: Row) -> list[Any]:
+    """The embeddings of one row, by loops."""
+    p = {name: value.detach().numpy() for name, value in made.named_parameters()}
+    parts = []
+    for column, variable in enumerate((CITY, STARS)):
+        shares = np.array(variable.counts) / sum(variable.counts)
+        table, index = p[f"tables.{column}"], row[variable.name]
+        parts.append(shares @ table if index == MISSING else table[index])
+    words = p["texts.0.table"]
+    if row["title"]:
+        parts.append(sum(words[word] for word in row["title"]) / math.sqrt(len(row["title"])))
+    else:
+        parts.append(sum(share * word for share, word in zip(TITLE.shares, words, strict=True)))
+    moments = zip(row["topic"], TOPIC.means, TOPIC.deviations, strict=True)
+    topic = [0 if math.isnan(x) else (x - mean) / deviation for x, mean, deviation in moments]
+    parts.append(p["vectors.0.weight"] @ np.array(topic))
+    inputs = [(row["lat"] - 10) / 4]
+    for harmonic in range(1, HARMONICS + 1):
+        inputs += [wave(2 * math.pi * harmonic * row["hour"] / 24) for wave in (math.sin, math.cos)]
+    inputs[1:] = [(x - m) / d for x, m, d in zip(inputs[1:], MEANS, DEVIATIONS, strict=True)]
+    inputs.append((row["year"] - 2000) / 5)
+    hidden = np.tanh(p["network.0.weight"] @ np.nan_to_num(inputs) + p["network.0.bias"])
+    parts.append(np.tanh(p["network.2.weight"] @ hidden + p["network.2.bias"]))
+    return parts
+
+
+def test_every_kind_is_its_equation() -> None:
+    """Each part and the vector, with every kind missing somewhere."""
+    made = encoder(EVERY).double()
+    parts, vectors = made.parts(context_of(ROWS)), made(context_of(ROWS)).detach().numpy()
+    assert [tuple(part.shape) for part in parts] == [(4, 3)] * 4 + [(4, 4)]
+    weight, bias = made.joint.weight.detach().numpy(), made.joint.bias.detach().numpy()
+    for number, row in enumerate(ROWS):
+        slow = slow_parts(made, row)
+        for part, expected in zip(parts, slow, strict=True):
+            np.testing.assert_allclose(part[number].detach().numpy(), expected, atol=1e-6)
+        np.testing.assert_allclose(vectors[number], np.tanh(weight @ np.concatenate(slow) + bias), atol=1e-6)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    """Of all parameters, words that occur twice and missing values included."""
+    made, context = encoder(EVERY).double(), context_of(ROWS)
+    parameters = list(made.parameters())
+
+    def vectors(*values: torch.Tensor) -> Any:
+        named = dict(zip(dict(made.named_parameters()), values, strict=True))
+        return torch.func.functional_call(made, named, (context,))
+
+    assert torch.autograd.gradcheck(vectors, tuple(parameters))
+
+
+def test_a_circle_has_no_seam() -> None:
+    """Whole turns make no difference, and just before midnight is next to midnight."""
+    inputs = NumberInputs((HOUR,)).double()
+    a, b, near, noon = inputs(torch.tensor([[0.0], [24.0], [23.999], [12.0]], dtype=torch.double))
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    assert float((a - near).norm()) < 0.01 < float((a - noon).norm())
+
+
+def test_waves_are_standardised_and_start_as_wide_as_a_number() -> None:
+    """Over the values that gave the moments; together they weigh on the network's first layer as one number does."""
+    reader = Numbers("lon", "lon", "rows", "error", "longitude", 360.0)
+    reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), 0)
+    variable = reader.variable(1)
+    features = NumberInputs((variable,))(torch.from_numpy(reader.array(variable))[:, None].float())
+    torch.testing.assert_close(features.mean(0), torch.zeros(2 * HARMONICS), atol=1e-4, rtol=0)
+    torch.testing.assert_close(features.std(0, correction=0), torch.ones(2 * HARMONICS), atol=1e-4, rtol=0)
+    made = ContextEncoder(ModelConfig(number_size=4000), ContextSchema((LAT, variable)))
+    assert made.network is not None
+    first = made.network.get_parameter("0.weight").detach()
+    assert float(first[:, 0].pow(2).mean()) == pytest.approx(4, rel=0.1)
+    assert float(first[:, 1:].pow(2).sum(1).mean()) == pytest.approx(4, rel=0.1)
+
+
+def test_the_expected_text_is_the_mean_of_all_texts() -> None:
+    """The shares of the words give the mean embedding over the training texts that have words."""
+    reader = Texts("t", "t", "rows", DataConfig(min_context_word=1))
+    reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], 0)
+    variable = reader.variable(1)
+    bags = reader.array(variable)
+    words = Bags(torch.from_numpy(bags.values).long(), torch.from_numpy(bags.offsets))
+    embedded = WordBag(variable, 3, 1.0).double()(words)
+    torch.testing.assert_close(embedded[2], embedded[[0, 1, 4]].mean(0), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(embedded[2], embedded[3])
+
+
+def test_texts_and_vectors_are_overridden_too() -> None:
+    """By embeddings of their own; numbers have none."""
+    made = encoder(EVERY)
+    context = context_of(ROWS)
+    context = Context(context.categories, context.numbers.float(), (context.vectors[0].float(),), context.bags)
+    own = torch.randn(4, 3)
+    parts = made.parts(context, {"title": own, "topic": own + 1})
+    assert torch.equal(parts[2], own)
+    assert torch.equal(parts[3], own + 1)
+    assert torch.equal(parts[0], made.parts(context)[0])
+    with pytest.raises(UserError, match=r"unknown context variable 'at.hour'; choose from city, stars, title, topic"):
+        made(context, {"at.hour": own})
+
+
+words = st.lists(st.integers(0, 2), max_size=3)
+values = st.sampled_from([0.0, 1.0, math.nan])
+
+
+@given(st.lists(st.tuples(words, words, values, st.integers(-1, 1)), min_size=1, max_size=12))
+def test_distinct_contexts_of_every_kind(rows: list[tuple[list[int], list[int], float, int]]) -> None:
+    """As many as there are by comparing each with each; bags and vectors tell contexts apart, and select keeps them."""
+    context = Context(
+        torch.tensor([[category] for *_, category in rows]),
+        torch.zeros(len(rows), 0),
+        (torch.tensor([[x, 1.0] for _, _, x, _ in rows]),),
+        (bags_of([row[0] for row in rows]), bags_of([row[1] for row in rows])),
+    )
+    some, which = context.distinct()
+    assert len(some) == len({repr(row) for row in rows})
+    assert [repr(row) for row in rows_of(some.select(which))] == [repr(row) for row in rows]
+
+
+def rows_of(context: Context) -> list[tuple[list[int], list[int], float, int]]:
+    """What a context was made of."""
+    found = []
+    for row in range(len(context)):
+        bags = [b.words[b.offsets[row] : b.offsets[row + 1]].tolist() for b in context.bags]
+        found.append((bags[0], bags[1], float(context.vectors[0][row, 0]), int(context.categories[row, 0])))
+    return found
+
+
+def test_schemas_of_every_kind_survive_json() -> None:
+    """And one from before there were more kinds reads as it did."""
+    assert ContextSchema.from_dict(json.loads(json.dumps(EVERY.to_dict()))) == EVERY
+    old = {"name": "lat", "kind": "number", "mean": 10.0, "deviation": 4.0, "low": 0.0, "high": 20.0}
+    assert ContextSchema.from_dict({"variables": [old]}).variables == (LAT,)
+    with pytest.raises(UserError, match="unknown kind of context variable 'txt' \\(did you mean 'text'"):
+        ContextSchema.from_dict({"variables": [{"name": "x", "kind": "txt"}]})
+    assert [v.source for v in EVERY.variables] == ["title", "lat", "city", "at", "topic", "year", "stars"]
+    assert HOUR.describe() == "at.hour: hour, period 24, mean 3"
+    assert TITLE.describe() == "title: text, 3 words"
+    assert TOPIC.describe() == "topic: vector of 2 numbers"

@@ -1,0 +1,246 @@
+"""Files that are whole or not there: crashes, full disks, and files that somebody else has touched."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from factorcell import files
+from factorcell.config import UserError
+
+FULL = Path("/dev/full")  # a device on which every write fails for want of space
+
+
+def tensors() -> dict[str, Tensor]:
+    """Several kinds and shapes, one of them a view that is not contiguous."""
+    return {
+        "matrix": torch.randn(3, 4),
+        "turned": torch.randn(2, 5).T,
+        "step": torch.tensor(7.0),
+        "ids": torch.arange(5),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+def one_line(error: pytest.ExceptionInfo[UserError], *words: str) -> None:
+    """The message is one line that holds all `words`."""
+    message = str(error.value)
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == []
+
+
+def test_tensors_and_facts_come_back(tmp_path: Path) -> None:
+    path, facts = tmp_path / "w.safetensors", {"step": 3, "best": 1.5, "name": "Málaga"}
+    given_tensors = tensors()
+    files.save_tensors(path, given_tensors, facts)
+    loaded, read = files.load_tensors(path)
+    assert read == facts
+    assert loaded.keys() == given_tensors.keys()
+    for name, tensor in given_tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+    assert [file.name for file in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+def test_infinite_best_survives(tmp_path: Path) -> None:
+    """A checkpoint before the first evaluation has no best perplexity yet."""
+    files.save_tensors(tmp_path / "w", {}, {"best": float("inf")})
+    assert files.load_tensors(tmp_path / "w")[1]["best"] == float("inf")
+
+
+def test_every_truncation_is_found(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    files.save_tensors(whole, tensors(), {"step": 1})
+    content = whole.read_bytes()
+    for size in range(0, len(content), 7):
+        cut.write_bytes(content[:size])
+        with pytest.raises(UserError) as error:
+            files.load_tensors(cut)
+        one_line(error, str(cut), "truncated")
+
+
+def test_every_altered_byte_is_found(tmp_path: Path) -> None:
+    """In the header, where it may still parse, and in the tensors."""
+    whole, changed = tmp_path / "whole", tmp_path / "changed"
+    given_tensors = tensors()
+    files.save_tensors(whole, given_tensors, {"step": 1})
+    content = whole.read_bytes()
+    for place in range(len(content)):
+        changed.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(UserError) as error:
+            files.load_tensors(changed)
+        one_line(error, str(changed))
+
+
+def test_swapped_tensors_facts_and_shapes_are_found(tmp_path: Path) -> None:
+    """The checksum covers which tensor is which, its shape and kind, and the facts."""
+    path = tmp_path / "w"
+    a, b = torch.randn(2, 3), torch.randn(2, 3)
+    files.save_tensors(path, {"a": a, "b": b}, {"step": 1})
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        header = dict(file.metadata())
+    save_file({"a": a, "b": b}, path, header)
+    files.load_tensors(path)
+    others = [{"a": b, "b": a}, {"a": a.view(3, 2), "b": b}, {"a": a.view(torch.int32), "b": b}, {"a": a}]
+    for other in others:
+        save_file(other, path, header)
+        with pytest.raises(UserError, match="altered"):
+            files.load_tensors(path)
+    for other_header in ({**header, "facts": '{"step": 2}'}, {}):
+        save_file({"a": a, "b": b}, path, other_header)
+        with pytest.raises(UserError, match="altered"):
+            files.load_tensors(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x80\x04K\x01.", b"PK\x03\x04" + bytes(100)])
+def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
+    """Text, a pickle and a zip archive: never loaded, whatever their name."""
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        files.load_tensors(path)
+    one_line(error, str(path), "safetensors")
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    for read in (files.load_tensors, files.read_json):
+        for path in (tmp_path / "none", tmp_path / "no" / "folder"):
+            with pytest.raises(UserError) as error:
+                read(path)
+            one_line(error, str(path), "no such file")
+    assert files.read_rows(tmp_path / "none") == []
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("before", [None, b"good"])
+def test_a_full_disk_leaves_what_was_there(before: bytes | None, tmp_path: Path) -> None:
+    """A real ENOSPC from the system: the partial file lies on a full device."""
+    path = tmp_path / "file"
+    if before:
+        path.write_bytes(before)
+    (tmp_path / "file.partial").symlink_to(FULL)
+    with pytest.raises(UserError) as error:
+        files.write(path, b"new")
+    one_line(error, str(path), os.strerror(errno.ENOSPC))
+    assert ("last good one is kept" in str(error.value)) == bool(before)
+    assert (path.read_bytes() if path.exists() else None) == before
+    assert [file.name for file in tmp_path.iterdir()] == (["file"] if before else [])
+    files.write(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+def test_a_full_disk_while_logging_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to(FULL)
+    with pytest.raises(UserError) as error:
+        files.append_row(tmp_path / "log", {"step": 1})
+    one_line(error, "log", os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("name", ["replace", "open"])
+def test_a_failed_system_call_leaves_what_was_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"good")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, name, fail)
+        with pytest.raises(UserError) as error:
+            files.write(path, b"new")
+    one_line(error, str(path), os.strerror(errno.EACCES))
+    assert path.read_bytes() == b"good"
+
+
+def test_a_crash_before_the_rename_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies when the new file is written and not yet in place; the next write goes through."""
+    path = tmp_path / "file"
+    files.write(path, b"good")
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", die)
+        with pytest.raises(Killed):
+            files.write(path, b"a longer new one")
+    assert path.read_bytes() == b"good"
+    files.write(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_new_file_is_on_disk_before_it_takes_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bytes are there and synchronised when the rename comes."""
+    order: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def watched_fsync(handle: int) -> None:
+        order.append(f"sync {os.fstat(handle).st_size}")
+        fsync(handle)
+
+    def watched_replace(self: Path, target: Path) -> Path:
+        order.append(f"rename {self.name} {target.name}")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(Path, "replace", watched_replace)
+    files.write(tmp_path / "file", b"12345")
+    assert order == ["sync 5", "rename file.partial file"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40)
+@given(rows=st.lists(st.dictionaries(st.text(), JSON, max_size=3), max_size=4), tail=st.integers(0, 30))
+def test_rows_come_back_and_a_cut_last_row_is_left_out(
+    rows: list[dict[str, Any]], tail: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Appended or written at once; any text, line separators of Unicode too; a killed writer's half row is no row."""
+    path = tmp_path_factory.mktemp("rows") / "log.jsonl"
+    for row in rows:
+        files.append_row(path, row)
+    assert files.read_rows(path) == rows
+    with path.open("ab") as file:
+        file.write(json.dumps({"step": 10, "loss": 1.25, "split": "train"}).encode()[:tail])
+    assert files.read_rows(path) == rows
+    files.write_rows(path, rows)
+    assert files.read_rows(path) == rows
+
+
+def test_damaged_rows_and_json_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
+    with pytest.raises(UserError) as error:
+        files.read_rows(path)
+    one_line(error, f"{path} line 2")
+    for content in (b'{"a": ', b"\xff\xfe", b""):
+        path.write_bytes(content)
+        with pytest.raises(UserError) as error:
+            files.read_json(path)
+        one_line(error, str(path), "damaged")
+
+
+def test_json_comes_back(tmp_path: Path) -> None:
+    content = {"name": "São Tomé\n", "values": [1, 2.5, None], "inner": {"a": True}}
+    files.write_json(tmp_path / "a.json", content)
+    assert files.read_json(tmp_path / "a.json") == content
