@@ -31,6 +31,7 @@ DRAWN = {"architecture.md"}  # its blocks are pictures, which test_layout.py hol
 REASON = re.compile(r"<!-- not run: .+ -->")
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
+OWN_FILE = re.compile(r"\b(?:src|experiments|benchmarks|tests)/[a-z0-9_/*]+\.[a-z]+")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 VERB_ROW = re.compile(r"^\| `([a-z-]+)` \|.*\]\(", re.MULTILINE)
 FOREIGN = {"--nproc-per-node", "--max-restarts", "--prefixes"}  # of torchrun and of benchmarks
@@ -94,6 +95,17 @@ def broken_links(root: Path) -> list[str]:
     return faults
 
 
+def missing_files(root: Path) -> list[str]:
+    """Files of ours that code in a sentence names and that are not there; `x_*.toml` is any file of that kind."""
+    return [
+        f"{page.name}: no file {name}"
+        for page in pages(root)
+        if page.name not in DRAWN
+        for name in OWN_FILE.findall(" ".join(CODE.findall(prose(page.read_text(encoding="utf-8")))))
+        if not list(root.glob(name))
+    ]
+
+
 def long_lines(root: Path) -> list[str]:
     """Lines of more than `WIDTH` characters, and a README that is no page any more."""
     faults = []
@@ -150,9 +162,9 @@ def undescribed_names(root: Path) -> list[str]:
     return [name for name in factorcell.__all__ if not re.search(rf"::\s+factorcell\.{name}$", text, re.MULTILINE)]
 
 
-def run_shell(code: str, names: dict[str, Any], where: str) -> None:
+def run_shell(text: str, names: dict[str, Any], where: str) -> None:
     """Run every command of a block, made small; a folder that it writes anew is removed first."""
-    for line in code.replace("\\\n", " ").splitlines():
+    for line in text.replace("\\\n", " ").splitlines():
         words = [name for word in shlex.split(line, comments=True) for name in (sorted(glob.glob(word)) or [word])]
         if not words:
             continue
@@ -160,7 +172,11 @@ def run_shell(code: str, names: dict[str, Any], where: str) -> None:
         if "--out" in words and "--resume" not in words:
             out = Path(words[words.index("--out") + 1])
             shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
-        assert main(docs_world.small(words[1:])) == 0, f"{where}: {line}"
+        try:
+            code = main(docs_world.small(words[1:]))
+        except SystemExit as stop:  # by argparse
+            code = int(stop.code or 0)
+        assert code == 0, f"{where}: {line}"
 
 
 def run_python(code: str, names: dict[str, Any], where: str) -> None:
@@ -227,7 +243,8 @@ def test_code_runs(page: Path, world: Path, tmp_path: Path, monkeypatch: pytest.
 
 def test_nothing_is_silent_broken_or_long() -> None:
     """Blocks, links, lines and the reference."""
-    assert silent_blocks(ROOT) + broken_links(ROOT) + long_lines(ROOT) + undescribed_names(ROOT) == []
+    found = silent_blocks(ROOT) + broken_links(ROOT) + missing_files(ROOT)
+    assert found + long_lines(ROOT) + undescribed_names(ROOT) == []
 
 
 def test_verbs_and_options_exist(options_of_verbs: dict[str, set[str]]) -> None:
@@ -265,6 +282,7 @@ KNOWN = {"train": {"--out"}, "score": {"--tokens"}}
         ("", "![x](gone.png)", broken_links, "page.md: no file gone.png"),
         ("[x](docs/page.md#b)", "# A", broken_links, "README.md: no heading docs/page.md#b"),
         ("", "# A\n[x](#c)", broken_links, "page.md: no heading #c"),
+        ("", "see `src/gone.py`", missing_files, "page.md: no file src/gone.py"),
         ("", "x" * 121, long_lines, "page.md:1: 121 characters"),
         ("\n" * 161, "", long_lines, "README.md: 161 lines, at most 160"),
         ("", "```text\nx\n```", silent_blocks, "page.md:2: text is not run and does not say why"),
