@@ -11,8 +11,8 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from factorcell.commands.cli import main
 from factorcell.commands.interactive import Menu, talk
+from factorcell.commands.main import main
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import SOURCES
 from factorcell.completion.completer import Completer

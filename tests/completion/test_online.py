@@ -16,7 +16,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import OPTIMISERS, REACH, Floats, Learner, Rule, User, learn_one
 from factorcell.completion.popularity import History
 from factorcell.config import Config, UserError
-from factorcell.data.corpus import prepare
+from factorcell.data.cache import prepare
 from factorcell.model.run import Run
 from tests.small import make_letters
 

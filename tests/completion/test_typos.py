@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.commands.cli import main
+from factorcell.commands.main import main
 from factorcell.completion import completer as completing
 from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.fuzzy import Forgiving

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from factorcell.commands import cli
+from factorcell.commands import main
 from factorcell.config import UserError
 from factorcell.evaluation import classification, perplexity, specificity
 from factorcell.evaluation.judge import Judge
@@ -104,7 +104,7 @@ def command(runs: list[Path], tmp_path: Path, *more: str) -> list[str]:
 
 def test_the_verb_compares_and_goes_on(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row a model, real texts beside; texts, figures and the page are kept; --resume writes nothing anew."""
-    assert cli.main(command(runs, tmp_path, "--draw", "city", "--json")) == 0
+    assert main.main(command(runs, tmp_path, "--draw", "city", "--json")) == 0
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row.get("name") for row in shown] == ["plain", "two", "three", "real texts", None]
     assert all(0 <= row["specificity"] <= 1 and row["texts"] == 8 for row in shown[:3])
@@ -117,16 +117,16 @@ def test_the_verb_compares_and_goes_on(runs: list[Path], tmp_path: Path, capsys:
     assert "http" not in page.split("</style>")[1].replace("http://www.w3.org", "")
     for row in examples(out, runs, "stars", 1):
         assert row["name"] in page
-    assert cli.main(command(runs, tmp_path, "--draw", "city")) == 2
+    assert main.main(command(runs, tmp_path, "--draw", "city")) == 2
     assert "--resume" in capsys.readouterr().err
-    assert cli.main(command(runs, tmp_path, "--draw", "city", "--resume")) == 0
+    assert main.main(command(runs, tmp_path, "--draw", "city", "--resume")) == 0
     assert "real texts" in capsys.readouterr().out
     assert {path.name: path.read_text() for path in out.iterdir()} == kept
 
 
 def test_an_unadapted_model_alone_has_a_page(runs: list[Path], tmp_path: Path) -> None:
     """Without ranks, accuracies and correlations there is still a page."""
-    assert cli.main(command(runs[:1], tmp_path)) == 0
+    assert main.main(command(runs[:1], tmp_path)) == 0
     assert "plain" in (tmp_path / "out" / "specificity.html").read_text()
 
 
@@ -142,5 +142,5 @@ def test_an_unadapted_model_alone_has_a_page(runs: list[Path], tmp_path: Path) -
 )
 def test_mistakes(runs: list[Path], tmp_path: Path, more: list[str], words: str, capsys: Any) -> None:
     """Exit code 2 and a line that says what is wrong."""
-    assert cli.main(command(runs, tmp_path, *more)) == 2
+    assert main.main(command(runs, tmp_path, *more)) == 2
     assert words in capsys.readouterr().err.splitlines()[-1]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import thesis_fillers
-from factorcell.commands import cli
+from factorcell.commands import main
 from factorcell.config import UserError
-from factorcell.data.vocabulary import sentence_case, split
+from factorcell.data.tokenizer import sentence_case, split
 from factorcell.generation.generate import METHODS, TOGETHER, Manner, condition, every, fill, generate, stream
 from factorcell.model.run import Run
 from tests.small import make_run
@@ -184,21 +184,21 @@ def test_the_verb_writes_what_python_does(run: Run, capsys: pytest.CaptureFixtur
     """Rows of JSON, lines, every value of a column, fillers, a stream."""
     folder = str(run.folder)
     assert (
-        cli.main(["generate", folder, "--each", "stars", "--each", "city", "--number", "2", "--most", "8", "--json"])
+        main.main(["generate", folder, "--each", "stars", "--each", "city", "--number", "2", "--most", "8", "--json"])
         == 0
     )
     contexts = [{"stars": stars, "city": city} for stars in ("1", "5") for city in ("Nice", "Oslo")]
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert shown == rows(run, contexts, number=2)
-    assert cli.main(["generate", folder, "--context", "city=Nice", "--most", "8", "--prompt", "the"]) == 0
+    assert main.main(["generate", folder, "--context", "city=Nice", "--most", "8", "--prompt", "the"]) == 0
     (row,) = rows(run, [{"city": "Nice"}], prompt="the")
     assert capsys.readouterr().out == f"city Nice\t{row['text']}{'' if row['ended'] else ' ...'}\n"
-    assert cli.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--most", "2", "--json"]) == 0
+    assert main.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--most", "2", "--json"]) == 0
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert shown == fill(run, "the ____ and", [{"city": "Nice"}, {"city": "Oslo"}], most=2)
-    assert cli.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--most", "2"]) == 0
+    assert main.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--most", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["city", "filler", "log", "p"]
-    assert cli.main(["generate", folder, "--context", "city=Nice", "--stream", "--most", "8"]) == 0
+    assert main.main(["generate", folder, "--context", "city=Nice", "--stream", "--most", "8"]) == 0
     assert capsys.readouterr().out == rows(run, [{"city": "Nice"}])[0]["text"] + "\n"
 
 
@@ -206,13 +206,13 @@ def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.Capture
     """Stopped after any text, the same command with --resume writes the rest; another command is refused."""
     out = tmp_path / "texts.jsonl"
     command = ["generate", str(run.folder), "--each", "city", "--number", "3", "--most", "8", "--out", str(out)]
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     whole = out.read_text()
     assert len(whole.splitlines()) == 6
-    assert cli.main(command) == 2
+    assert main.main(command) == 2
     assert "exists already" in capsys.readouterr().err
     out.write_text("".join(line + "\n" for line in whole.splitlines()[:4]) + '{"number": 4, "te')
-    assert cli.main([*command, "--resume"]) == 0
+    assert main.main([*command, "--resume"]) == 0
     before, after = ([json.loads(line) for line in text.splitlines()] for text in (whole, out.read_text()))
     for old, new in zip(before, after, strict=True):
         assert {**new, "log_probability": 0, "perplexity": 0} == {**old, "log_probability": 0, "perplexity": 0}
@@ -220,7 +220,7 @@ def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.Capture
     whole = out.read_text()
     other_ways: list[list[str]] = [["--number", "2"], ["--each", "stars"], ["--seed", "1"], ["--prompt", "the"]]
     for other in other_ways:
-        assert cli.main([*command, *other, "--resume"]) == 2
+        assert main.main([*command, *other, "--resume"]) == 2
         assert "nothing resumed" in capsys.readouterr().err
     assert out.read_text() == whole
 
@@ -255,6 +255,6 @@ def test_fillers_of_several_models_stand_side_by_side(
 )
 def test_mistakes_of_the_verb(run: Run, options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and one line."""
-    assert cli.main(["generate", str(run.folder), *options]) == 2
+    assert main.main(["generate", str(run.folder), *options]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from factorcell.config import OUTPUT_BIASES, Config
-from factorcell.data.corpus import prepare
+from factorcell.data.cache import prepare
 from factorcell.evaluation.classification import log_likelihoods
 from factorcell.generation.beam_search import beam, distinct
 from factorcell.generation.sampling import Draw, Rules, drawing, steps, write
 from factorcell.model.run import Run
-from factorcell.training.parallel import World
-from factorcell.training.training import Row, Trainer
+from factorcell.training.distributed import World
+from factorcell.training.trainer import Row, Trainer
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.elsewhere import DEVICE, Elsewhere
 from tests.small import ROWS, make_run
@@ -124,7 +124,7 @@ def test_training_is_that_of_the_processor(
     plain = torch.optim.AdamW
     monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, fused: plain(groups, lr=lr, foreach=False))
     monkeypatch.setattr("torch.inference_mode", torch.no_grad)
-    for module in ("cells", "model"):  # the masks of other devices, on both
+    for module in ("cells", "language_model"):  # the masks of other devices, on both
         monkeypatch.setattr(f"factorcell.model.{module}.mask", bernoulli)
     how = {"loss": loss, "samples": 5, "batch_tokens": 30}
     drop: dict[str, Any] = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output", "token")}

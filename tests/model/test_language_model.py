@@ -123,7 +123,7 @@ def test_masks_are_of_each_step_or_of_the_text(
         shapes.append(shape)
         return mask(shape, rate, like)
 
-    for module in ("cells", "model"):
+    for module in ("cells", "language_model"):
         monkeypatch.setattr(f"factorcell.model.{module}.mask", recorded)
     batch = run.prepare(ROWS).batch(np.arange(5))
     steps = batch.tokens.shape[1] - 1

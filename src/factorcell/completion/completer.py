@@ -24,7 +24,7 @@ from factorcell.completion.search import Found, Ids, Plain, Suggestion, Typed, W
 from factorcell.completion.typos import Meant, Slips, join, meant
 from factorcell.config import UserError
 from factorcell.data.counts import UNITS
-from factorcell.data.vocabulary import splitter
+from factorcell.data.tokenizer import splitter
 from factorcell.model.run import Run
 
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
 from factorcell.data.tables import Table
+from factorcell.data.tokenizer import splitter
 from factorcell.data.values import LARGEST, Categories, Numbers, deviations, is_missing, shown, to_number
-from factorcell.data.vocabulary import splitter
 
 UNKNOWN_POLICIES = ("error", "group", "expected")
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most

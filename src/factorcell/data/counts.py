@@ -10,7 +10,7 @@ from unicodedata import normalize
 from factorcell import files
 from factorcell.config import DataConfig, UserError
 from factorcell.data.tables import open_table
-from factorcell.data.vocabulary import splitter
+from factorcell.data.tokenizer import splitter
 
 FILE = "popularity.jsonl"  # in a run folder: the counted texts of training
 

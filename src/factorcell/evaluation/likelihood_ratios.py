@@ -22,7 +22,8 @@ from tqdm import tqdm
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import open_table
-from factorcell.data.vocabulary import END, START, split
+from factorcell.data.tokenizer import split
+from factorcell.data.vocabulary import END, START
 from factorcell.model.language_model import RANKED
 from factorcell.model.run import Run
 

@@ -25,7 +25,8 @@ from tqdm import tqdm
 
 from factorcell import files
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data.corpus import Corpus, prepare, targets
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus, targets
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import START, Vocabulary
 

@@ -24,7 +24,8 @@ from torch import Tensor
 from factorcell import files
 from factorcell.config import UserError, choose
 from factorcell.data.schema import ContextSchema
-from factorcell.data.vocabulary import END, UNKNOWN, join, sentence_case, split
+from factorcell.data.tokenizer import join, sentence_case, split
+from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation import beam_search, infilling
 from factorcell.generation.sampling import Choice, Clock, Draw, Rules, Written, drawing, greedy, steps, write
 from factorcell.model.language_model import Conditioned, LanguageModel

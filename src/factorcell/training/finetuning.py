@@ -11,7 +11,7 @@ from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn
-from factorcell.training.start import ALL, Start, parts_named
+from factorcell.training.proximal import ALL, Start, parts_named
 
 # What few texts want other than many, unless it is said otherwise: an exact loss, small steps, a stop in time.
 GENTLE: dict[str, Any] = {

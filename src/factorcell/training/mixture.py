@@ -27,8 +27,8 @@ from factorcell.data.tables import open_table
 from factorcell.data.values import Categories
 from factorcell.evaluation.results import open_model
 from factorcell.model.scoring import Scorer
-from factorcell.training.separate import INDEX as SEPARATE
-from factorcell.training.separate import Separate
+from factorcell.training.per_value import INDEX as SEPARATE
+from factorcell.training.per_value import Separate
 
 INDEX = "mixture.json"
 PRIOR = 100.0  # targets' worth of the weights of all texts in those of a value

@@ -12,7 +12,7 @@ from factorcell.completion.online import Learner, User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.systems import MostPopular, OwnTexts, Personal, Plain, reading, systems
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data.corpus import prepare
+from factorcell.data.cache import prepare
 from factorcell.data.counts import FILE, Counts
 from factorcell.model.run import Run
 from tests.small import make_letters

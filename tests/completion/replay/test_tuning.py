@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from factorcell import files
-from factorcell.commands.cli import main
+from factorcell.commands.main import main
 from factorcell.completion.blend import DEFAULT, FEATURES, Blend, Weights
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, Rule

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import (

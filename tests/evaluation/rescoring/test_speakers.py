@@ -9,13 +9,13 @@ import torch
 
 from factorcell.completion.online import Learner, Rule
 from factorcell.config import Config, UserError
-from factorcell.data.corpus import prepare
+from factorcell.data.cache import prepare
 from factorcell.evaluation.rescoring import rescore
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import Scored, Weights, score
 from factorcell.evaluation.rescoring.speakers import begin, learn, turns
 from factorcell.model.run import Run
-from factorcell.training.training import observe
+from factorcell.training.trainer import observe
 from tests.small import make_run
 
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea", "cold", "")

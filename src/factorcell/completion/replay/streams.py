@@ -21,8 +21,8 @@ from factorcell import files
 from factorcell.completion.search import Suggestion
 from factorcell.config import DataConfig, UserError
 from factorcell.data.tables import open_table
+from factorcell.data.tokenizer import GRAPHEME, splitter
 from factorcell.data.values import is_missing, shown, to_number, to_time
-from factorcell.data.vocabulary import GRAPHEME, splitter
 
 TYPED, LEFT = 2, 1  # characters that a prefix has at least, and that are left to complete
 COUNT = 10  # suggestions that are asked for

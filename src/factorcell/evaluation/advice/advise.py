@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from factorcell.config import DataConfig, UserError
+from factorcell.data.cache import prepare
 from factorcell.data.columns import parse_column
-from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.corpus import Corpus
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.evaluation import baselines
 from factorcell.evaluation.advice.conditional_ngram import (
