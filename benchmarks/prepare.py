@@ -51,7 +51,7 @@ def peak_mib() -> float:
 def measure(path: Path, cache: Path, unit: str) -> dict[str, float]:
     """Prepare `path` twice; the second time it is opened from the cache."""
     from factorcell.config import DataConfig
-    from factorcell.data.corpus import prepare
+    from factorcell.data.cache import prepare
 
     config = DataConfig(unit=unit, context=("stars",))
     before, start = peak_mib(), time.perf_counter()

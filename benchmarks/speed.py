@@ -36,7 +36,7 @@ from factorcell.model.kernels import library as kernels
 from factorcell.model.kernels import softmax
 from factorcell.model.output import Proposal
 from factorcell.model.run import Run
-from factorcell.training.training import Trainer, target_counts
+from factorcell.training.trainer import Trainer, target_counts
 
 Once = Callable[[], object]
 CONTEXT, WORDS = 30, 50_000

@@ -38,7 +38,8 @@ from tqdm import tqdm
 
 from factorcell import files
 from factorcell.config import Config
-from factorcell.data.vocabulary import END, SPECIALS, START, splitter
+from factorcell.data.tokenizer import splitter
+from factorcell.data.vocabulary import END, SPECIALS, START
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import rescore, speakers
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest

@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from factorcell import files
-from factorcell.commands import cli
+from factorcell.commands import main as cli
 from factorcell.config import Config, UserError
-from factorcell.data.corpus import Batch, Corpus, prepare
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Batch, Corpus
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
-from factorcell.training import parallel
-from factorcell.training.parallel import World
-from factorcell.training.training import Trainer
+from factorcell.training import distributed
+from factorcell.training.distributed import World
+from factorcell.training.trainer import Trainer
 from tests import synthetic
 
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -131,7 +132,7 @@ def sparse_rows(rank: int, size: int) -> list[tuple[Tensor, Tensor]]:
 
 def case_trainings(folder: Path) -> None:
     """Whole trainings, one after the other."""
-    with parallel.join("cpu") as world:
+    with distributed.join("cpu") as world:
         for name in TRAININGS:
             (folder / name).mkdir(exist_ok=True)
             weights(folder / name, world)
@@ -139,7 +140,7 @@ def case_trainings(folder: Path) -> None:
 
 def case_gather(folder: Path) -> None:
     """Sums, ragged gathers, sparse rows."""
-    with parallel.join("cpu") as world:
+    with distributed.join("cpu") as world:
         tensors = {
             "sum": world.sum(torch.arange(3.0) + world.rank),
             "gathered": world.gather(torch.arange(world.rank * 2).reshape(-1, 2)),
@@ -152,7 +153,7 @@ def case_gather(folder: Path) -> None:
 
 def case_order(folder: Path) -> None:
     """The first goes ahead, and its error does not leave the others waiting."""
-    with parallel.join("cpu") as world:
+    with distributed.join("cpu") as world:
         for name in ("well", "badly"):
             try:
                 with world.first_goes_ahead():
@@ -190,7 +191,7 @@ def case_evaluate(folder: Path) -> None:
 
 def _command(folder: Path, verb: str, *arguments: str) -> None:
     """Keep exit code and messages of a command; it must not wait for a torchrun that is not there."""
-    parallel.HESITATION = 0.0
+    distributed.HESITATION = 0.0
     with redirect_stderr(io.StringIO()) as said:
         out = ("--out", str(folder)) if verb == "train" else ()
         code = cli.main([verb, *arguments, *out])

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from factorcell.config import Config
-from factorcell.data.corpus import prepare
+from factorcell.data.cache import prepare
 from factorcell.model.run import Run
-from factorcell.training.training import observe
+from factorcell.training.trainer import observe
 
 ROWS: list[dict[str, Any]] = [
     {"text": "the sea is cold", "city": "Oslo", "stars": "5", "lat": 59.9, "lon": 10.8},

@@ -6,10 +6,11 @@ from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
-from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
-from factorcell.generation.generate import Manner, fill, generate, stream
+from factorcell.generation.generate import GenerationOptions, fill, generate, stream
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
@@ -17,8 +18,8 @@ from factorcell.training.compare import compare
 from factorcell.training.finetuning import finetune
 from factorcell.training.fit import fit
 from factorcell.training.mixture import Mixture, mix, open_scorer
-from factorcell.training.separate import Separate, separate
-from factorcell.training.training import train
+from factorcell.training.per_value import Separate, separate
+from factorcell.training.trainer import train
 
 __all__ = [
     "Blend",
@@ -27,9 +28,9 @@ __all__ = [
     "Corpus",
     "DataConfig",
     "Forgiving",
+    "GenerationOptions",
     "History",
     "LanguageModel",
-    "Manner",
     "Mixture",
     "ModelConfig",
     "Popularity",

@@ -2,6 +2,6 @@
 
 import sys
 
-from factorcell.commands.cli import main
+from factorcell.commands.main import main
 
 sys.exit(main())

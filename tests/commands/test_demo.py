@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from factorcell.commands import demo
-from factorcell.reports import report
+from factorcell.reports.demo import demo_page
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_demo_makes_everything_that_its_page_shows(few: Path) -> None:
         assert shares.shape == (len(entry["lat"]), len(entry["lon"]))
         assert np.nansum(shares) == pytest.approx(1)
     assert sum(row["count"] for row in results["countries"]) == np.sum(results["confusion"]["counts"])
-    page = report.demo_page(results)
+    page = demo_page(results)
     assert all(text in page for text in (*demo.MAPPED, *demo.PLACES, *demo.COUNTRIES.values()))
 
 

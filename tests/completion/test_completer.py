@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from factorcell import files
-from factorcell.commands.cli import main
+from factorcell.commands.main import main
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import beam, search
 from factorcell.config import UserError

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data import corpus as corpora
+from factorcell.data import cache as caching
 from factorcell.data import tables, tokens
-from factorcell.data.corpus import Corpus, prepare
-from factorcell.data.vocabulary import END, START, UNKNOWN, split
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.data.tokenizer import split
+from factorcell.data.vocabulary import END, START, UNKNOWN
 
 TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
 ROWS = [{"text": text, "city": city, "lat": lat} for text, city, lat in zip(TEXTS, "ABABC", range(5), strict=True)]
@@ -153,7 +155,7 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
     cache = tmp_path / "cache"
     first = prepare(table, CONFIG, cache=cache)
     assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
-    monkeypatch.setattr(corpora, "tokenise", lambda *given: 1 / 0)
+    monkeypatch.setattr(caching, "tokenise", lambda *given: 1 / 0)
     second = prepare(table, CONFIG, cache=cache)
     assert isinstance(second.tokens, np.memmap)
     assert lines_of(second) == lines_of(first)
@@ -209,14 +211,14 @@ def test_a_cache_that_cannot_be_written_is_one_line(table: Path, tmp_path: Path)
 
 def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process finished meanwhile is opened; nothing half-written stays."""
-    cache, install, firsts = tmp_path / "cache", corpora._install, []
+    cache, install, firsts = tmp_path / "cache", caching._install, []
 
     def late(partial: Path, folder: Path) -> Corpus:
-        monkeypatch.setattr(corpora, "_install", install)
+        monkeypatch.setattr(caching, "_install", install)
         firsts.append(prepare(table, CONFIG, cache=cache))
         return install(partial, folder)
 
-    monkeypatch.setattr(corpora, "_install", late)
+    monkeypatch.setattr(caching, "_install", late)
     assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
     assert len(list(cache.iterdir())) == 1
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data.vocabulary import END, SPECIALS, START, UNKNOWN, Vocabulary, join, sentence_case, split
+from factorcell.data.tokenizer import join, sentence_case, split
+from factorcell.data.vocabulary import END, SPECIALS, START, UNKNOWN, Vocabulary
 
 WORDS = DataConfig(unit="word")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from factorcell import files
-from factorcell.commands.cli import main
+from factorcell.commands.main import main
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START

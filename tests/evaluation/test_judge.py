@@ -11,22 +11,13 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config, UserError
-from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import END, UNKNOWN
-from factorcell.evaluation.judge import (
-    COPIED,
-    KINDS,
-    Judge,
-    copied,
-    correlation,
-    correlations,
-    distinct,
-    ngrams,
-    rank_correlation,
-    repeated,
-)
-from factorcell.reports import plots
-from factorcell.reports.specificity_charts import specificity_against_accuracy, specificity_against_rank_and_perplexity
+from factorcell.evaluation.judge import COPIED, KINDS, Judge, copied, correlations, distinct, ngrams, repeated
+from factorcell.evaluation.statistics import correlation, rank_correlation
+from factorcell.reports import charts
+from factorcell.reports.specificity import specificity_against_accuracy, specificity_against_rank_and_perplexity
 
 DATA = Config.from_dict({"data": {"text": "review", "min_count": 2, "min_context_count": 5, "max_tokens": 12}}).data
 WORDS = {"1": "awful dirty rude cold", "3": "plain okay average usual", "5": "lovely clean kind warm"}
@@ -246,7 +237,7 @@ def test_charts_have_a_mark_for_every_model() -> None:
     assert "r = 1.00" in perplexity.get_title(loc="left")
     for left, right in pairwise(figure.axes):
         assert left.get_position().x1 < right.get_position().x0
-    assert Counter(plots.svg(figure, "charts"))["<"] > 100
+    assert Counter(charts.svg(figure, "charts"))["<"] > 100
 
 
 def test_charts_of_few_models() -> None:

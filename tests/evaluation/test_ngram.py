@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config, UserError
-from factorcell.data.corpus import Corpus, prepare, targets
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus, targets
 from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary
 from factorcell.evaluation import ngram
 from factorcell.evaluation.ngram import FALLBACK, NGram, discounts

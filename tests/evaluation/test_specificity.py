@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from factorcell.commands import cli
+from factorcell.commands import main
 from factorcell.config import UserError
 from factorcell.evaluation import classification, perplexity, specificity
 from factorcell.evaluation.judge import Judge
 from factorcell.evaluation.specificity import contexts, examples, find_runs, measure, write
-from factorcell.generation.generate import Manner
+from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 
@@ -65,18 +65,18 @@ def test_texts_that_are_there_are_not_written_again(
     runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that was stopped is gone on with; a whole one is read; texts of other contexts are refused."""
-    run, manner, file = Run.open(runs[1]), Manner(most=6), tmp_path / "texts.jsonl"
+    run, options, file = Run.open(runs[1]), GenerationOptions(max_tokens=6), tmp_path / "texts.jsonl"
     wanted = contexts(run, "stars", 3, {}, [], 0)
-    rows = write(run, wanted, manner, file)
+    rows = write(run, wanted, options, file)
     assert [row["context"] for row in rows] == wanted
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:4]) + "\n")
-    again = write(run, wanted, manner, file)
+    again = write(run, wanted, options, file)
     assert [row["text"] for row in again] == [row["text"] for row in rows]
     monkeypatch.setattr(specificity, "generate", lambda *given, **named: iter(()))
-    assert write(run, wanted, manner, file) == again
+    assert write(run, wanted, options, file) == again
     with pytest.raises(UserError, match="nothing resumed"):
-        write(run, wanted[3:], manner, file)
+        write(run, wanted[3:], options, file)
 
 
 def test_figures_are_those_of_their_sources(runs: list[Path], judge: Judge) -> None:
@@ -98,13 +98,13 @@ def command(runs: list[Path], tmp_path: Path, *more: str) -> list[str]:
     table = tmp_path / "table.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in TABLE))
     real = ["--train", str(table), "--dev", str(table)]
-    out = ["--out", str(tmp_path / "out"), "--number", "4", "--most", "6"]
+    out = ["--out", str(tmp_path / "out"), "--number", "4", "--max-tokens", "6"]
     return ["specificity", *map(str, runs), "--target", "stars", *real, *out, *more]
 
 
 def test_the_verb_compares_and_goes_on(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row a model, real texts beside; texts, figures and the page are kept; --resume writes nothing anew."""
-    assert cli.main(command(runs, tmp_path, "--draw", "city", "--json")) == 0
+    assert main.main(command(runs, tmp_path, "--draw", "city", "--json")) == 0
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row.get("name") for row in shown] == ["plain", "two", "three", "real texts", None]
     assert all(0 <= row["specificity"] <= 1 and row["texts"] == 8 for row in shown[:3])
@@ -117,16 +117,16 @@ def test_the_verb_compares_and_goes_on(runs: list[Path], tmp_path: Path, capsys:
     assert "http" not in page.split("</style>")[1].replace("http://www.w3.org", "")
     for row in examples(out, runs, "stars", 1):
         assert row["name"] in page
-    assert cli.main(command(runs, tmp_path, "--draw", "city")) == 2
+    assert main.main(command(runs, tmp_path, "--draw", "city")) == 2
     assert "--resume" in capsys.readouterr().err
-    assert cli.main(command(runs, tmp_path, "--draw", "city", "--resume")) == 0
+    assert main.main(command(runs, tmp_path, "--draw", "city", "--resume")) == 0
     assert "real texts" in capsys.readouterr().out
     assert {path.name: path.read_text() for path in out.iterdir()} == kept
 
 
 def test_an_unadapted_model_alone_has_a_page(runs: list[Path], tmp_path: Path) -> None:
     """Without ranks, accuracies and correlations there is still a page."""
-    assert cli.main(command(runs[:1], tmp_path)) == 0
+    assert main.main(command(runs[:1], tmp_path)) == 0
     assert "plain" in (tmp_path / "out" / "specificity.html").read_text()
 
 
@@ -142,5 +142,5 @@ def test_an_unadapted_model_alone_has_a_page(runs: list[Path], tmp_path: Path) -
 )
 def test_mistakes(runs: list[Path], tmp_path: Path, more: list[str], words: str, capsys: Any) -> None:
     """Exit code 2 and a line that says what is wrong."""
-    assert cli.main(command(runs, tmp_path, *more)) == 2
+    assert main.main(command(runs, tmp_path, *more)) == 2
     assert words in capsys.readouterr().err.splitlines()[-1]

@@ -24,7 +24,7 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.model.run import Run
-from factorcell.training import training
+from factorcell.training import trainer as training
 from tests.small import make_run
 
 ALL = {

@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
 from factorcell.model.model_card import text as card_of
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
-from factorcell.training.training import train
+from factorcell.training.trainer import train
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.small import nats_of
 

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from factorcell.evaluation import embeddings
-from factorcell.reports import embedding_charts
-from factorcell.reports.plots import ACCENT, LOSS, MUTED, OTHERS
+from factorcell.reports import embeddings as embedding_charts
+from factorcell.reports.charts import ACCENT, LOSS, MUTED, OTHERS
 from tests.evaluation.test_embeddings import clouds, groups_of
-from tests.reports.test_plots import words
-from tests.reports.test_replay_report import texts_inside
+from tests.reports.test_charts import words
+from tests.reports.test_replay import texts_inside
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from factorcell.reports import report
+from factorcell.reports import demo, elements, runs
 
 VOID = {"meta", "link", "img", "br", "path", "use", "rect"}
 HOSTILE = '<script>alert("x")</script> & co'
@@ -126,7 +126,7 @@ def demo_results() -> dict[str, Any]:
     }
 
 
-def runs() -> list[dict[str, Any]]:
+def two_runs() -> list[dict[str, Any]]:
     plain = {
         "folder": "runs/a",
         "title": "hotels unadapted",
@@ -163,7 +163,7 @@ def runs() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    return {"demo": report.demo_page(demo_results()), "runs": report.run_report(runs())}
+    return {"demo": demo.demo_page(demo_results()), "runs": runs.run_report(two_runs())}
 
 
 @pytest.mark.parametrize("name", ["demo", "runs"])
@@ -186,7 +186,7 @@ def test_pages_are_whole_and_ask_for_nothing(pages: dict[str, str], name: str) -
     ['<img src="https://x.org/a.png">', '<script src="a.js"></script>', "<style>@import 'a.css';</style>"],
 )
 def test_a_request_is_noticed(bad: str) -> None:
-    content = report.page("A", [("B", bad)])
+    content = elements.document("A", [("B", bad)])
     assert requests(Page(content), content)
 
 
@@ -212,7 +212,7 @@ def test_demo_page_says_what_was_found(pages: dict[str, str]) -> None:
 def test_demo_page_without_what_may_be_missing() -> None:
     results = {**demo_results(), "maps": [], "names": [], "countries": [], "confusion": None, "curves": []}
     del results["texts"], results["figures_note"]
-    Page(report.demo_page(results))
+    Page(demo.demo_page(results))
 
 
 def test_run_report_sets_runs_side_by_side(pages: dict[str, str]) -> None:
@@ -238,7 +238,7 @@ def test_run_report_of_one_bare_run() -> None:
         "log": [],
         "by": {},
     }
-    page = Page(report.run_report([run]))
+    page = Page(runs.run_report([run]))
     assert "runs/a" in page.text
     assert not page.named("svg")
 
@@ -249,7 +249,7 @@ def test_table_sets_numbers_right_and_marks_the_best() -> None:
         ("b", (1.0, "1.0"), (float("nan"), "nan")),
         (HOSTILE, 1, None),
     ]
-    content = report.table(("name", "x", "y"), rows, best={1: False, 2: True})
+    content = elements.table(("name", "x", "y"), rows, best={1: False, 2: True})
     assert '<th class="num">x</th><th>y</th>' in content
     assert content.count('class="num best"') == 2  # a tie
     assert '<td class="num">2.0</td>' in content
@@ -260,7 +260,7 @@ def test_table_sets_numbers_right_and_marks_the_best() -> None:
 def test_chart_follows_the_theme() -> None:
     figure = Figure(figsize=(2, 1))
     figure.text(0.1, 0.5, "seen", color="#1c2733")
-    content = report.chart(figure, "one", "a chart", "under it")
+    content = elements.chart(figure, "one", "a chart", "under it")
     assert "var(--ink)" in content
     assert "var(--text)" in content
     assert "DejaVu" not in content
@@ -274,13 +274,13 @@ def test_chart_follows_the_theme() -> None:
     [((36.2, 138.0), "36° N 138° E"), ((-12.4, -76.6), "12° S 77° W"), ((-0.2, 0.3), "0° N 0° E")],
 )
 def test_degrees(point: tuple[float, float], words: str) -> None:
-    assert report.degrees(*point) == words
+    assert demo.degrees(*point) == words
 
 
 def test_kilometres() -> None:
-    assert report.kilometres((0, 0), (0, 180)) == pytest.approx(np.pi * 6371)
-    assert report.kilometres((48.86, 2.35), (51.51, -0.13)) == pytest.approx(344, abs=2)  # Paris to London
-    assert report.kilometres((10, 20), (10, 20)) == 0
+    assert demo.kilometres((0, 0), (0, 180)) == pytest.approx(np.pi * 6371)
+    assert demo.kilometres((48.86, 2.35), (51.51, -0.13)) == pytest.approx(344, abs=2)  # Paris to London
+    assert demo.kilometres((10, 20), (10, 20)) == 0
 
 
 def browse(page: str, folder: Path, *, width: int, height: int = 4000) -> tuple[str, str, bytes]:
@@ -312,6 +312,6 @@ def test_a_browser_shows_the_page(pages: dict[str, str], tmp_path: Path, name: s
 @needs_browser
 def test_the_browser_test_can_fail(tmp_path: Path) -> None:
     wide = '<p style="width: 900px">wide</p><script>console.error("seen")</script>'
-    document, log, _ = browse(report.page("A", [("B", wide)]), tmp_path, width=390)
+    document, log, _ = browse(elements.document("A", [("B", wide)]), tmp_path, width=390)
     assert "CONSOLE" in log
     assert "<title>390</title>" not in document

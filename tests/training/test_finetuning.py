@@ -12,7 +12,7 @@ from factorcell.config import Config, UserError
 from factorcell.model.run import Run
 from factorcell.training.finetuning import gentle
 from factorcell.training.fit import fit
-from factorcell.training.training import Trainer
+from factorcell.training.trainer import Trainer
 from tests import small, synthetic
 
 TIMES = ("seconds", "tokens_per_second")

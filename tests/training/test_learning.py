@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.corpus import prepare
+from factorcell.data.cache import prepare
 from factorcell.model.run import Run
-from factorcell.training.training import train
+from factorcell.training.trainer import train
 from tests.synthetic import NAMES, dialects
 
 MODELS = ("unadapted", "softmaxbias", "factorcell", "sampled")

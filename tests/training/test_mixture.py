@@ -12,7 +12,8 @@ import torch
 
 from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.corpus import prepare, targets
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import targets
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.perplexity import evaluate_by
 from factorcell.model.run import Run

@@ -18,9 +18,10 @@ import torch
 
 from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
-from factorcell.training.training import Row, Trainer, train
+from factorcell.training.trainer import Row, Trainer, train
 from tests import ROOT, synthetic
 
 FULL = Path("/dev/full")  # a device on which every write fails for want of space

@@ -11,7 +11,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from factorcell.commands import screen
+from factorcell.commands import terminal as screen
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.online import User
 from factorcell.config import UserError

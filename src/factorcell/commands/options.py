@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from factorcell.config import DEVICES, PRECISIONS, Config, UserError, choose
-from factorcell.training import parallel
+from factorcell.training import distributed
 
 
 def add(parser: argparse.ArgumentParser, sections: Sequence[str] = ("data", "model", "training")) -> None:
@@ -110,7 +110,7 @@ def computing(verb: argparse.ArgumentParser) -> None:
 
 def threads(count: int) -> None:
     """Compute with so many threads; 0: with this process's share of the cores."""
-    torch.set_num_threads(count or parallel.cores())
+    torch.set_num_threads(count or distributed.cores())
 
 
 def add_context(verb: argparse.ArgumentParser) -> None:

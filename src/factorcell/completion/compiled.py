@@ -19,7 +19,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from factorcell.completion.search import GROWTH, ROWS, WAITING, Completion, Found, Ids, Plain, Wanted
+from factorcell.completion.search import (
+    GROWTH,
+    ROWS,
+    WAITING,
+    Completion,
+    Ids,
+    PlainEngine,
+    SearchRequest,
+    SearchResult,
+)
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import END, START
 from factorcell.model.cells import Cell, Coupled
@@ -96,7 +105,7 @@ class PackedModel:
         """What `model` makes of one context."""
         lanes, (weights,) = LANES[self.variant], conditioned.weights
         size, width, hidden, _ = self.sizes
-        bias = cast(Output, model.output).fold(conditioned.tilt).bias
+        bias = cast(Output, model.output).fold(conditioned.context_bias).bias
         assert bias is not None
         arrays = {
             "gate_bias": _gates(weights.bias.view(1, -1), lanes),
@@ -113,7 +122,7 @@ class PackedModel:
 
 
 @dataclass(frozen=True)
-class PackedTyped:
+class PackedPrefix:
     """What is typed so far, in a context: `after` the start token and each of `ids` a row (2H + V).
 
     A row is h, m and the log probabilities of the next token, always by products of floats.
@@ -124,12 +133,12 @@ class PackedTyped:
     after: tuple[Tensor, ...]
 
     @classmethod
-    def begin(cls, packed: PackedModel, context: PackedContext) -> "PackedTyped":
+    def begin(cls, packed: PackedModel, context: PackedContext) -> "PackedPrefix":
         """Nothing typed yet."""
         size, _, hidden, _ = packed.sizes
         return cls(context, (), _follow(packed, context, torch.zeros(2 * hidden + size), [START]))
 
-    def to(self, packed: PackedModel, ids: Sequence[int]) -> "PackedTyped":
+    def to(self, packed: PackedModel, ids: Sequence[int]) -> "PackedPrefix":
         """The same with `ids` typed instead: a step for every token after the first that differs."""
         kept = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, ids, strict=False))))
         more = _follow(packed, self.context, self.after[kept], ids[kept:])
@@ -138,14 +147,14 @@ class PackedTyped:
 
 def search(
     packed: PackedModel,
-    wanted: Sequence[Wanted[PackedTyped]],
+    wanted: Sequence[SearchRequest[PackedPrefix]],
     *,
     batch: int = BATCH,
     rows: int = ROWS,
     waiting: int = WAITING,
     seconds: float | None = None,
     threads: int = 1,
-) -> list[Found]:
+) -> list[SearchResult]:
     """As `completion.search` for each of `wanted`, which one of `threads` does alone, within bounds of its own.
 
     A completion that is not accepted is found like any other: where too few remain, more are asked for, from the start.
@@ -153,7 +162,7 @@ def search(
     spare = SPARE if packed.half else 0
     limits = _Limits(rows, waiting, math.inf if seconds is None else seconds)
     asked = {place: _Asked(one, one.k + spare, limits) for place, one in enumerate(wanted)}
-    found: dict[int, Found] = {}
+    found: dict[int, SearchResult] = {}
     while asked:
         _run(packed, [one.request for one in asked.values()], threads, batch)
         found |= {place: one.found(found.get(place)) for place, one in asked.items()}
@@ -173,7 +182,7 @@ class _Limits:
 class _Asked:
     """The `k` best completions of what is `wanted`, accepted or not: a request, and what came of it."""
 
-    def __init__(self, wanted: Wanted[PackedTyped], k: int, limits: _Limits) -> None:
+    def __init__(self, wanted: SearchRequest[PackedPrefix], k: int, limits: _Limits) -> None:
         self.wanted, self.k, self.limits = wanted, k, limits
         room, typed = min(k, limits.rows + 1), wanted.typed  # each of those expanded ends once, and what is typed
         self.scores, self.lengths = torch.empty(room, dtype=torch.double), torch.empty(room, dtype=torch.int32)
@@ -183,7 +192,7 @@ class _Asked:
         context = library.addresses(OF_CONTEXT, typed.context.arrays)
         self.request = _Request(limits.seconds, 0.0, *counts, *context, *made)
 
-    def found(self, before: Found | None) -> Found:
+    def found(self, before: SearchResult | None) -> SearchResult:
         """The best that are accepted, or those found `before` where the time was too short to find as many again."""
         arrays = (self.scores, self.lengths, self.tokens)
         rows = zip(*(array[: self.request.count].tolist() for array in arrays), strict=True)
@@ -194,9 +203,9 @@ class _Asked:
         if before and len(before.completions) > len(best):
             return replace(before, rows=expanded)
         least = best[-1].log_probability if len(best) == self.wanted.k else -math.inf
-        return Found(tuple(best), expanded, self.request.lost > least)
+        return SearchResult(tuple(best), expanded, self.request.lost > least)
 
-    def more(self, found: Found) -> "_Asked | None":
+    def more(self, found: SearchResult) -> "_Asked | None":
         """What to ask for where too few were accepted and there are more to be had."""
         missing = self.wanted.k - len(found.completions)
         if missing == 0 or self.request.count < self.k or self.request.seconds <= 0:
@@ -204,30 +213,32 @@ class _Asked:
         return _Asked(self.wanted, 2 * self.k, replace(self.limits, seconds=self.request.seconds))
 
 
-class Compiled:
+class CompiledEngine:
     """The compiled search of a model, as `completion.Plain` is the plain one."""
 
     def __init__(self, model: LanguageModel, half: bool = False) -> None:
         library.keep_memory()
         self.model, self.packed = model, PackedModel.of(model, half)
 
-    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PackedTyped:
+    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PackedPrefix:
         """Nothing typed yet, in one context; `override` as `LanguageModel.condition`."""
         with torch.autocast("cpu", enabled=False):  # what is computed once is computed by floats
             packed = self.packed.context(self.model, self.model.condition(context, override))
-        return PackedTyped.begin(self.packed, packed)
+        return PackedPrefix.begin(self.packed, packed)
 
-    def type(self, typed: PackedTyped, ids: Sequence[int]) -> PackedTyped:
+    def type(self, typed: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:
         """The same with `ids` typed instead."""
         return typed.to(self.packed, ids)
 
-    def search(self, wanted: Sequence[Wanted[PackedTyped]], seconds: float | None, threads: int) -> list[Found]:
+    def search(
+        self, wanted: Sequence[SearchRequest[PackedPrefix]], seconds: float | None, threads: int
+    ) -> list[SearchResult]:
         """The completions of each."""
         every = search(self.packed, wanted, seconds=seconds, threads=threads)
         return [_above(one.least, found) for one, found in zip(wanted, every, strict=True)]
 
 
-def _above(least: float, found: Found) -> Found:
+def _above(least: float, found: SearchResult) -> SearchResult:
     """What is more probable than `least` of what was found."""
     return replace(found, completions=tuple(one for one in found.completions if one.log_probability > least))
 
@@ -244,11 +255,11 @@ def usable(model: LanguageModel) -> bool:
     )
 
 
-def engine(model: LanguageModel, precision: str) -> Compiled | Plain:
+def engine(model: LanguageModel, precision: str) -> CompiledEngine | PlainEngine:
     """The compiled search of `model` where there is one, or else the plain one; products of numbers of `precision`."""
     if not usable(model):
-        return Plain(model)
-    return Compiled(model, half=precision == "bfloat16" and library.variant() == library.VARIANTS[-1])
+        return PlainEngine(model)
+    return CompiledEngine(model, half=precision == "bfloat16" and library.variant() == library.VARIANTS[-1])
 
 
 def _follow(packed: PackedModel, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:

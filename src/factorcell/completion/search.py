@@ -63,7 +63,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The `completions` found, the best first, and the `rows` computed for it: hypotheses put through the model.
 
     `cut`: time or room ran out before it was certain that there are no better ones.
@@ -75,7 +75,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Wanted(Generic[T]):
+class SearchRequest(Generic[T]):
     """What a search is asked for: of what is `typed` the `k` best completions of at most `most` tokens, if accepted."""
 
     typed: T
@@ -86,7 +86,7 @@ class Wanted(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Typed:
+class PrefixState:
     """What is typed so far, and what the model holds after the start token and each token: a value.
 
     `conditioned` is that of one context, folded; `logs` holds log probabilities (1, V) of the next token.
@@ -98,7 +98,7 @@ class Typed:
     logs: tuple[Tensor, ...]
 
     @classmethod
-    def begin(cls, model: LanguageModel, conditioned: Conditioned) -> "Typed":
+    def begin(cls, model: LanguageModel, conditioned: Conditioned) -> "PrefixState":
         """Nothing typed yet, in one context."""
         folded = model.fold(conditioned)
         # One matrix without a batch dimension is one product for all hypotheses, not a product each.
@@ -107,7 +107,7 @@ class Typed:
         logs, states = model.step(_tokens(model, [START]), shared)
         return cls(shared, (), (states,), (logs,))
 
-    def to(self, model: LanguageModel, ids: Sequence[int]) -> "Typed":
+    def to(self, model: LanguageModel, ids: Sequence[int]) -> "PrefixState":
         """The same with `ids` typed instead: a step for every token after the first that differs."""
         kept = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, ids, strict=False))))
         states, logs = list(self.states[: kept + 1]), list(self.logs[: kept + 1])
@@ -115,24 +115,26 @@ class Typed:
             log, state = model.step(_tokens(model, [token]), self.conditioned, states[-1])
             states.append(state)
             logs.append(log)
-        return Typed(self.conditioned, tuple(ids), tuple(states), tuple(logs))
+        return PrefixState(self.conditioned, tuple(ids), tuple(states), tuple(logs))
 
 
-class Plain:
+class PlainEngine:
     """The plain search of a model: what else can type and search stands in for it."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
-    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Typed:
+    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PrefixState:
         """Nothing typed yet, in one context; `override` as `LanguageModel.condition`."""
-        return Typed.begin(self.model, self.model.condition(context, override))
+        return PrefixState.begin(self.model, self.model.condition(context, override))
 
-    def type(self, typed: Typed, ids: Sequence[int]) -> Typed:
+    def type(self, typed: PrefixState, ids: Sequence[int]) -> PrefixState:
         """The same with `ids` typed instead."""
         return typed.to(self.model, ids)
 
-    def search(self, wanted: Sequence[Wanted[Typed]], seconds: float | None, threads: int) -> list[Found]:
+    def search(
+        self, wanted: Sequence[SearchRequest[PrefixState]], seconds: float | None, threads: int
+    ) -> list[SearchResult]:
         """The completions of each; one after the other, whatever the `threads`."""
         return [
             search(
@@ -149,8 +151,8 @@ class Plain:
 
 
 def beam(
-    model: LanguageModel, typed: Typed, k: int = 10, *, most: int, width: int = WIDTH, branching: int = BRANCHING
-) -> Found:
+    model: LanguageModel, typed: PrefixState, k: int = 10, *, most: int, width: int = WIDTH, branching: int = BRANCHING
+) -> SearchResult:
     """The `k` best of a beam search, completions of at most `most` tokens.
 
     Each step follows the `branching` most probable tokens of every hypothesis and keeps the `width` best texts,
@@ -178,12 +180,12 @@ def beam(
         logs, states = model.step(_tokens(model, [one.ids[-1] for one in waiting]), typed.conditioned, before)
         rows += len(waiting)
     best = sorted(finished, key=lambda one: (-one.log_probability, one.ids))
-    return Found(tuple(best[:k]), rows, cut=False)
+    return SearchResult(tuple(best[:k]), rows, cut=False)
 
 
 def search(
     model: LanguageModel,
-    typed: Typed,
+    typed: PrefixState,
     k: int = 10,
     *,
     most: int,
@@ -193,7 +195,7 @@ def search(
     rows: int = ROWS,
     waiting: int = WAITING,
     seconds: float | None = None,
-) -> Found:
+) -> SearchResult:
     """The `k` most probable completions of at most `most` tokens among those that `accept` takes; never a worse k-th.
 
     Those whose log probability is not above `least` are not looked for. It is exact unless `cut`: after `seconds`,
@@ -224,7 +226,7 @@ class _Frontier:
     def __init__(
         self,
         model: LanguageModel,
-        typed: Typed,
+        typed: PrefixState,
         k: int,
         most: int,
         floor: float,
@@ -290,10 +292,10 @@ class _Frontier:
         self.lost = max(self.lost, float(self.scores.max()))
         self._keep(np.zeros(0, dtype=np.int64))
 
-    def found(self) -> Found:
+    def found(self) -> SearchResult:
         """What the search has come to."""
         best = sorted(self.ended, key=lambda one: (-one[0], one[1]))
-        return Found(tuple(Completion(ids, score) for score, ids in best), self.expanded, self.lost > self.least)
+        return SearchResult(tuple(Completion(ids, score) for score, ids in best), self.expanded, self.lost > self.least)
 
     def _end(self, number: int, score: float) -> None:
         """Note that an expanded hypothesis may end, if that is among the best k so far."""

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig
-from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary, splitter
+from factorcell.data.tokenizer import splitter
+from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary
 
 STRIDE = 1 << 24  # tokens mapped at once
 

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from factorcell.config import DataConfig, UserError, choose
-from factorcell.data.corpus import Corpus, prepare, target_offsets, targets
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus, target_offsets, targets
 from factorcell.data.vocabulary import START, Vocabulary
 from factorcell.evaluation.classification import Classification, judge
 from factorcell.model.scoring import Tally

@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, UserError, choose
-from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
 from factorcell.data.values import category_name
 from factorcell.data.vocabulary import END, Vocabulary
 from factorcell.evaluation import baselines
 from factorcell.evaluation.classification import Classification
+from factorcell.evaluation.statistics import correlation
 
 KINDS: dict[str, type[baselines.Linear] | type[baselines.FastText]] = {
     "linear": baselines.Linear,
@@ -34,7 +36,6 @@ REPEATED = 3  # a text that repeats a trigram repeats itself
 COPIED = (4, 5, 6, 7, 8)  # lengths of n-grams that may be copied
 HELD_OUT = 0.1  # of the table, where no real texts are given to compare with
 LOOKED_AT = 10_000  # n-grams among which variety is told, at most: it falls with their number
-INTERVAL = 1.959964  # standard deviations around the middle 95 % of a normal distribution
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # of the hash; odd, so that no two tokens in a place share one
 
 Row = dict[str, Any]
@@ -190,36 +191,6 @@ def copied(corpus: Corpus, length: int, seen: Hashes) -> float:
         return 0.0 if len(hashed) else math.nan
     places = np.minimum(np.searchsorted(seen, hashed), len(seen) - 1)
     return float((seen[places] == hashed).mean())
-
-
-def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
-    """Pearson's r of two columns with its middle 95 % by Fisher's transformation, and n.
-
-    r is None where one does not vary or has fewer than three numbers; the interval is None under four. Pairs without
-    a number are left out.
-    """
-    pairs = np.array([pair for pair in zip(first, second, strict=True) if np.isfinite(pair).all()]).reshape(-1, 2)
-    count = len(pairs)
-    if count < 3 or (np.ptp(pairs, axis=0) == 0).any():
-        return {"r": None, "low": None, "high": None, "n": count}
-    r = float(np.clip(np.corrcoef(pairs.T)[0, 1], -1.0, 1.0))
-    if count < 4:
-        return {"r": r, "low": None, "high": None, "n": count}
-    if abs(r) > 1 - 1e-12:
-        return {"r": r, "low": r, "high": r, "n": count}
-    wide = INTERVAL / math.sqrt(count - 3)
-    return {"r": r, "low": math.tanh(math.atanh(r) - wide), "high": math.tanh(math.atanh(r) + wide), "n": count}
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Row:
-    """Spearman's: the correlation of ranks, equal numbers sharing their mean rank."""
-    return correlation(_ranks(first), _ranks(second))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    _, which, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
-    ranks: list[float] = (np.cumsum(counts) - (counts - 1) / 2)[which].tolist()
-    return ranks
 
 
 def correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Row]:

@@ -21,8 +21,8 @@ from tqdm import tqdm
 from factorcell.config import UserError
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tables import open_table
+from factorcell.data.tokenizer import split
 from factorcell.data.values import category_name, is_missing
-from factorcell.data.vocabulary import split
 from factorcell.model.run import Run
 
 STATES = 1 << 18  # states of all tokens that are compared at most

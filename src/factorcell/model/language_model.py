@@ -18,14 +18,14 @@ from factorcell.config import ModelConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
-from factorcell.model.adapters import Weights
+from factorcell.model.adapters import AdaptedWeights
 from factorcell.model.adaptive_softmax import AdaptiveOutput
 from factorcell.model.cells import Cell, State
 from factorcell.model.control_codes import Prefix
 from factorcell.model.dropout import mask
 from factorcell.model.encoder import ContextEncoder
 from factorcell.model.kernels.recurrence import Packed
-from factorcell.model.output import Output, Picked, Reads, Samples, Tilt
+from factorcell.model.output import ContextBias, Output, Picked, Reads, Samples
 
 SOFTMAXES: dict[str, type[Output] | type[AdaptiveOutput]] = {"full": Output, "adaptive": AdaptiveOutput}
 
@@ -41,14 +41,14 @@ class Conditioned:
     `weights` of each recurrent layer, their states before the `start` token, and what tilts the softmax bias.
     """
 
-    weights: tuple[Weights, ...]
+    weights: tuple[AdaptedWeights, ...]
     start: States
-    tilt: Tilt
+    context_bias: ContextBias
 
     def select(self, rows: Tensor) -> "Conditioned":
         """The conditions of `rows` (B',), repeated where a row is named twice."""
         weights = tuple(weights.select(rows) for weights in self.weights)
-        return Conditioned(weights, tuple(state.select(rows) for state in self.start), self.tilt.select(rows))
+        return Conditioned(weights, tuple(state.select(rows) for state in self.start), self.context_bias.select(rows))
 
     def with_packed(self, packed: Sequence[Packed | None]) -> "Conditioned":
         """The same, and W of each layer as the compiled recurrence reads it, to read few texts many times."""
@@ -98,7 +98,7 @@ class LanguageModel(nn.Module):
         start = tuple(cell.start(len(context)) for cell in self._layers())
         if self.prefix is not None:
             _, start = self._hidden(self.prefix(context), weights, start)
-        return Conditioned(weights, start, self.output.tilt(vector, parts, context))
+        return Conditioned(weights, start, self.output.context_bias(vector, parts, context))
 
     def packed(self) -> tuple[Packed | None, ...]:
         """What `Conditioned.with_packed` takes, from the weights as they are now."""
@@ -108,12 +108,12 @@ class LanguageModel(nn.Module):
         """The same with one recurrent matrix and one softmax bias a context: for many tokens that share a context."""
         both = zip(self._layers(), conditioned.weights, strict=True)
         weights = tuple(cell.fold(weights) for cell, weights in both)
-        return Conditioned(weights, conditioned.start, self.output.fold(conditioned.tilt))
+        return Conditioned(weights, conditioned.start, self.output.fold(conditioned.context_bias))
 
     def forward(self, batch: Batch, conditioned: Conditioned | None = None) -> Tensor:
         """Exact nats (B, T) of all targets of `batch`, zero on padding."""
         conditioned = conditioned or self.condition(batch.context)
-        nats = self.output.nats(self.hidden(batch, conditioned), batch.tokens[:, 1:], conditioned.tilt)
+        nats = self.output.nats(self.hidden(batch, conditioned), batch.tokens[:, 1:], conditioned.context_bias)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def hidden(self, batch: Batch, conditioned: Conditioned) -> Tensor:
@@ -129,7 +129,9 @@ class LanguageModel(nn.Module):
         found = []
         for states, texts, targets in zip(*(torch.split(part, size) for part in (hidden, text, wanted)), strict=True):
             own, place = torch.unique(texts, return_inverse=True)  # biases of all texts at once would not fit
-            logs = self.output.log_probabilities(states, self.output.fold(conditioned.tilt.select(own)).select(place))
+            logs = self.output.log_probabilities(
+                states, self.output.fold(conditioned.context_bias.select(own)).select(place)
+            )
             found.append((logs >= logs.gather(1, targets[:, None])).sum(1))
         ranks[inside] = torch.cat(found)
         return ranks
@@ -148,14 +150,14 @@ class LanguageModel(nn.Module):
         them already gets gradients of their size.
         """
         conditioned, output = conditioned or self.condition(batch.context), cast(Output, self.output)
-        reads = reads or output.reads(batch.tokens, samples, conditioned.tilt.categories)
+        reads = reads or output.reads(batch.tokens, samples, conditioned.context_bias.categories)
         picked = picked or [
             [F.embedding(rows, table) for table in tables]
             for rows, tables in zip(reads.rows, self.row_tables(), strict=True)
         ]
         rows = torch.searchsorted(reads.used, batch.tokens)
         hidden = self._read(F.embedding(rows[:, :-1], picked[0][0]), conditioned, batch.lengths)
-        nats = output.sampled_nats(hidden, rows[:, 1:], conditioned.tilt, samples, reads, picked)
+        nats = output.sampled_nats(hidden, rows[:, 1:], conditioned.context_bias, samples, reads, picked)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def reads(self, batch: Batch, samples: Samples) -> Reads:
@@ -168,7 +170,7 @@ class LanguageModel(nn.Module):
         for cell, weights, state in zip(self._layers(), conditioned.weights, states or conditioned.start, strict=True):
             after.append(cell.step(values, weights, state))
             values = after[-1].hidden
-        return self.output.log_probabilities(values, conditioned.tilt), tuple(after)
+        return self.output.log_probabilities(values, conditioned.context_bias), tuple(after)
 
     def row_tables(self) -> list[list[nn.Parameter]]:
         """Tables of which a sampled step reads few rows: embeddings and adapted softmax biases, as `Reads.rows`."""
@@ -191,7 +193,7 @@ class LanguageModel(nn.Module):
         return self._hidden(inputs, conditioned.weights, conditioned.start, lengths)[0]
 
     def _hidden(
-        self, inputs: Tensor, weights: Sequence[Weights], states: States, lengths: Tensor | None = None
+        self, inputs: Tensor, weights: Sequence[AdaptedWeights], states: States, lengths: Tensor | None = None
     ) -> tuple[Tensor, States]:
         """`inputs` (B, T, E) -> hidden states (B, T, H) of the last layer, last states; with dropout in training."""
         rates, after = self.config, []

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from factorcell import files
 from factorcell.config import PRECISIONS, Config, UserError, choose
-from factorcell.data.corpus import Batch, Corpus, prepare, target_offsets
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.model.devices import find_device

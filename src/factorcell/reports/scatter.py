@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from factorcell.reports.plots import INK, MUTED, RULE, WIDTH, Row, colours, legend, titled
+from factorcell.reports.charts import INK, MUTED, RULE, WIDTH, Row, colours, legend, titled
 
 SHAPES = {"unadapted": "D", "softmaxbias": "^", "concatcell": "s", "factorcell": "o"}
 WIDE = 5.0  # from this ratio of the largest to the smallest, perplexities stand on a logarithmic axis

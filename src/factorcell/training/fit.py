@@ -8,14 +8,15 @@ from tqdm import tqdm
 
 from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.corpus import Corpus, prepare
-from factorcell.data.counts import FILE, UNITS, Counts
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.data.counts import POPULARITY, UNITS, TextCounts
 from factorcell.data.tables import name_of
 from factorcell.model import model_card
 from factorcell.model.run import Run
-from factorcell.training import parallel
-from factorcell.training.parallel import World
-from factorcell.training.training import train
+from factorcell.training import distributed
+from factorcell.training.distributed import World
+from factorcell.training.trainer import train
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given
 
@@ -39,8 +40,8 @@ def fit(
     The processes of torchrun train it together; only the first writes and speaks.
     """
     folder = Path(folder)
-    going_on = begun(folder, resume or parallel.restarted())
-    with parallel.join(config.training.device) as world:
+    going_on = begun(folder, resume or distributed.restarted())
+    with distributed.join(config.training.device) as world:
         say = say if world.first else None
         with world.first_goes_ahead():  # the others have looked into the folder, and find what was read in the cache
             corpus, held = read(source, dev, config, progress=say is not None)
@@ -87,7 +88,7 @@ def finish(run: Run, corpus: Corpus, source: Any, finetuned: Row | None = None) 
         kept["finetuned"] = finetuned
     files.write_json(run.folder / "training.json", kept)
     if run.config.data.user and run.config.data.unit in UNITS:
-        Counts.of_table(source, run.config.data).save(run.folder / FILE)
+        TextCounts.of_table(source, run.config.data).save(run.folder / POPULARITY)
     model_card.write(run)
 
 

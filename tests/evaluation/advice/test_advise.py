@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from factorcell import files
-from factorcell.commands.cli import main
+from factorcell.commands.main import main
 from factorcell.config import Config, DataConfig, UserError
-from factorcell.data.corpus import prepare
+from factorcell.data.cache import prepare
 from factorcell.evaluation.advice import sample as advice_texts
 from factorcell.evaluation.advice.advise import advise, expected, measured, recommend
 from factorcell.evaluation.advice.sample import beginnings, columns_of, sample
-from factorcell.evaluation.judge import rank_correlation
-from factorcell.reports import advice_report
+from factorcell.evaluation.statistics import rank_correlation
+from factorcell.reports import advice
 from tests import synthetic
 from tests.small import make_run
 
@@ -297,14 +297,14 @@ def test_charts_hold_every_figure(found: dict[str, Any]) -> None:
         {"name": row["column"], **row, "measured": [0.07] if row["column"] == "coin" else []}
         for row in found["columns"]
     ]
-    axes = advice_report.gains_expected(rows).axes[0]
+    axes = advice.gains_expected(rows).axes[0]
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     places = [float(np.asarray(line.get_xdata())[0]) for line in dots]
     assert places == pytest.approx([100 * row["expected"] for row in rows])
     (diamond,) = (line for line in axes.lines if line.get_marker() == "D")
     assert float(np.asarray(diamond.get_xdata())[0]) == pytest.approx(7)
     assert [label.get_text() for label in axes.get_yticklabels()] == [row["column"] for row in rows]
-    axes = advice_report.guessed(found["columns"]).axes[0]
+    axes = advice.guessed(found["columns"]).axes[0]
     assert sum(line.get_marker() == "o" for line in axes.lines) == 4 * len(rows)
     assert rank_correlation(places, [row["most"] for row in rows])["r"] > 0.5
 
@@ -312,5 +312,5 @@ def test_charts_hold_every_figure(found: dict[str, Any]) -> None:
 def test_agreement_of_runs() -> None:
     """Spearman's, of the runs that something was expected of."""
     runs = [{"expected": gain, "measured": gain**2} for gain in (0.1, 0.2, 0.3)] + [{"expected": None, "measured": 1.0}]
-    assert advice_report.agreement(runs) == "rank correlation of expected and measured: 1.00 (3 runs)"
-    assert advice_report.agreement(runs[2:]) == ""
+    assert advice.agreement(runs) == "rank correlation of expected and measured: 1.00 (3 runs)"
+    assert advice.agreement(runs[2:]) == ""

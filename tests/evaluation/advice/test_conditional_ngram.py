@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.corpus import Corpus, prepare
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import (
-    Texts,
+    IndexedTexts,
     ValueNGram,
     exponents,
     inferred,
@@ -44,8 +45,8 @@ class Case:
         grams = ngram.count(self.train, order)
         self.model = NGram(Path(), replace(DATA, context=()), self.corpus.vocabulary, grams)
 
-    def find(self, corpus: Corpus) -> Texts:
-        return Texts.find(self.model, corpus)
+    def find(self, corpus: Corpus) -> IndexedTexts:
+        return IndexedTexts.find(self.model, corpus)
 
     def fitted(self) -> ValueNGram:
         model = ValueNGram(self.model, self.find(self.train), self.of_train, 2)

@@ -1,0 +1,178 @@
+"""The verbs of completion."""
+
+import argparse
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from factorcell.commands import options, terminal
+from factorcell.completion import online
+from factorcell.completion.assistant import Assistant
+from factorcell.completion.blend import SOURCES, Blend, BlendWeights
+from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.online import OPTIMISERS, Learner, LearningRule, User
+from factorcell.completion.popularity import Popularity
+from factorcell.completion.replay import streams as progressive
+from factorcell.completion.replay import tuning
+from factorcell.completion.replay.streams import Stream
+from factorcell.config import UserError
+from factorcell.data.counts import POPULARITY
+from factorcell.model.run import Run
+
+RISEN = 1500  # popular texts that are compared before and after a history (thesis 2018, section 5.4.2)
+
+
+def add(verbs: Any) -> None:
+    """Add the verbs to those of the command line."""
+    verb = options.verb(verbs, "complete", complete, "the best texts that begin with a prefix, for one person")
+    verb.add_argument("run", type=Path, metavar="RUN", help="the run folder, of unit char or grapheme")
+    verb.add_argument("prefix", metavar="PREFIX", nargs="?", help="what is typed so far (default: in the terminal)")
+    options.add_context(verb)
+    verb.add_argument("--history", metavar="TEXT;TEXT", help="what the person wrote before, learned in order")
+    verb.add_argument("--explain", action="store_true", help="what each source adds, and what the history has changed")
+    verb.add_argument("--count", type=int, default=10, help="texts to suggest (default: 10)")
+    verb.add_argument("--seconds", type=float, help="time after which the best so far will do")
+    verb.add_argument("--slips", type=int, default=0, help="typing errors to forgive, 0 to 2 (default: 0)")
+    options.computing(verb)
+    verb = options.verb(verbs, "tune-online", tune_online, "how the users of a run should learn, on people held out")
+    verb.add_argument("run", type=Path, metavar="RUN", help="the run folder, trained with --user")
+    verb.add_argument("dev", type=Path, metavar="DEV", help="table of texts of people who were not in training")
+    verb.add_argument("--time", default="time", help="column of times or numbers that orders texts (default: time)")
+    verb.add_argument(
+        "--optimiser", action="append", choices=tuple(OPTIMISERS), help="what to try (repeatable; default: all)"
+    )
+    verb.add_argument("--rows-per-user", type=int, metavar="N", help="the first N texts of each user (default: all)")
+    verb.add_argument("--every", type=int, default=1, metavar="N", help="complete about one of N texts for the blend")
+    verb.add_argument("--seconds", type=float, help="time after which the best completions so far will do")
+    options.computing(verb)
+
+
+def complete(given: argparse.Namespace) -> None:
+    """`factorcell complete`."""
+    run = Run.open(given.run, device=given.device, precision=given.precision)
+    assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), options.context(given.context)
+    user = _told(assistant, _somebody(assistant, context), given.history)
+    if given.prefix is None:
+        return _talk(assistant, user, context, given.count)
+    written = assistant.completer.type(assistant.completer.begin(user, context), given.prefix)
+    found = assistant.suggest(written, user, given.count)
+    risen = _risen(assistant, user, given.count) if given.explain else []
+    return _show(found, risen, given)
+
+
+def tune_online(given: argparse.Namespace) -> None:
+    """`factorcell tune-online`."""
+    run = Run.open(given.run, device=given.device, precision=given.precision)
+    name = online.user_variable(run).source
+    streams = progressive.read(
+        given.dev,
+        run.config.data,
+        user=name,
+        moment=given.time,
+        others=run.schema.columns(without=name),
+        most_rows=given.rows_per_user,
+        every=given.every,
+    )
+    rows = []
+    for row in tuning.rates(run, streams, given.optimiser or list(OPTIMISERS), progress=True):
+        rows.append(row)
+        terminal.say(f"{row['optimiser']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
+    best = min(rows[1:], key=lambda row: float(row["perplexity"]))
+    rule = LearningRule(best["optimiser"], best["rate"])
+    rule.save(run)
+    rows += _blended(run, rule, streams, given)
+    if given.json:
+        return terminal.lines(rows)
+    shown = [
+        {**row, "rate": f"{row['rate']:g}", "perplexity": f"{row['perplexity']:.4f}"} for row in rows if "rate" in row
+    ]
+    terminal.table(shown, ("optimiser", "rate", "perplexity"))
+    terminal.show(f"{rule.optimiser} {rule.rate:g} is now the rule of {run.folder} (online.json)")
+    for row in rows[len(shown) :]:
+        terminal.show(f"mean reciprocal rank on {row['queries']:,} texts: blend {row['mrr']:.4f} (blend.json)")
+        terminal.table(
+            [{"feature": key, "weight": f"{value:+.3f}"} for key, value in row["weights"].items()],
+            ("feature", "weight"),
+        )
+    return None
+
+
+def _blended(
+    run: Run, rule: LearningRule, streams: Sequence[Stream], given: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Fit and keep the weights of the blend, where the run has popular texts."""
+    if not (run.folder / POPULARITY).exists():
+        return []
+    completer, popularity = Completer(run, unknown=given.unknown, seconds=given.seconds), Popularity.of(run)
+    lists = list(tuning.proposals(completer, Learner(run, rule), popularity, streams, progress=True))
+    weights = BlendWeights.fit(lists)
+    weights.save(run)
+    mrr = tuning.reciprocal_rank(Blend(completer, popularity, weights), lists)
+    return [{"queries": len(lists), "mrr": mrr, "weights": dict(weights.values)}]
+
+
+def _somebody(assistant: Assistant, context: Mapping[str, str]) -> User | None:
+    """A new user, unless the run tells none apart or the context names one."""
+    learner = assistant.learner
+    return None if learner is None or learner.variable.source in context else learner.new()
+
+
+def _told(assistant: Assistant, user: User | None, history: str | None) -> User | None:
+    """The user after the texts of a history."""
+    if history is None:
+        return user
+    if user is None:
+        raise UserError("--history is for a new user: it takes a run with --user, and no --context that names one")
+    for text in filter(None, map(str.strip, history.split(";"))):
+        user = assistant.learn(user, text)
+    return user
+
+
+def _risen(assistant: Assistant, user: User | None, count: int) -> list[tuple[str, float]]:
+    """The popular texts that the history has made more likely."""
+    learner, blend = assistant.learner, assistant.blend
+    if learner is None or blend is None or blend.popularity is None or user is None or not user.seen:
+        return []
+    return learner.risen(user, blend.popularity.top(RISEN), count)
+
+
+def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argparse.Namespace) -> None:
+    if found.cut:
+        terminal.say(f"cut after {found.rows:,} hypotheses: there may be better ones")
+    rows = [dataclasses.asdict(suggestion) for suggestion in found.suggestions]
+    if given.json:
+        return terminal.lines([*rows, *({"risen": text, "nats": nats} for text, nats in risen)])
+    if not rows:
+        return terminal.say("no completion")
+    shown = [
+        {
+            "text": terminal.visible(row["text"]),
+            "probability": f"{math.exp(row['log_probability']):.4f}",
+            "slips": row["slips"] or None,
+            **({name: f"{row['parts'][name]:+.2f}" for name in row["parts"]} if given.explain else {}),
+        }
+        for row in rows
+    ]
+    terminal.table(shown, ("text", "probability", "slips", *SOURCES))
+    if risen:
+        terminal.show("\nmost risen among the popular texts, in nats")
+        terminal.table(
+            [{"text": terminal.visible(text), "nats": f"{nats:+.2f}"} for text, nats in risen], ("text", "nats")
+        )
+    return None
+
+
+def _talk(assistant: Assistant, user: User | None, context: dict[str, str], count: int) -> None:
+    if not sys.stdin.isatty():
+        raise UserError("no PREFIX is given, and the input is no terminal to type in")
+    try:
+        from factorcell.commands.interactive import Menu, talk
+    except ModuleNotFoundError as error:
+        if error.name != "prompt_toolkit":
+            raise
+        raise UserError("typing in the terminal needs prompt-toolkit: pip install 'factorcell[complete]'") from None
+    terminal.say("Type; Tab and the arrows choose, Enter accepts and learns, Ctrl-D ends.")
+    talk(Menu(assistant, user, context, count))

@@ -1,0 +1,174 @@
+"""The verb that shows what a model has learned about contexts."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from factorcell import files
+from factorcell.commands import options, terminal
+from factorcell.config import UserError
+from factorcell.evaluation import embeddings
+from factorcell.evaluation.embeddings import Embeddings
+from factorcell.model.run import Run
+from factorcell.reports import embeddings as contexts_report
+from factorcell.reports import embeddings as embedding_charts
+
+MOST = 10  # values that stand for all where none is named
+
+Row = dict[str, Any]
+
+
+def add(verbs: Any) -> None:
+    """Add the verb to those of the command line."""
+    text = "what a run has learned about contexts: neighbours, words they raise, maps, what they tell of other columns"
+    verb = options.verb(verbs, "contexts", run, text)
+    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    verb.add_argument(
+        "--near", nargs="+", default=[], metavar="VALUE", help=f"values (default: the {MOST} most frequent)"
+    )
+    verb.add_argument("--variable", default="", metavar="NAME", help="whose values (default: what knows them, or most)")
+    verb.add_argument("--measure", default="cosine", choices=embeddings.MEASURES, help="what is near")
+    verb.add_argument("--count", type=int, default=10, help="neighbours, and words to each side (default: 10)")
+    verb.add_argument("--words", action="store_true", help="words that the values raise and lower in the softmax bias")
+    options.add_context(verb)
+    verb.add_argument(
+        "--between",
+        nargs=2,
+        metavar="NAME=VALUE[;NAME=VALUE]",
+        help="words that the first of two contexts raises over the second",
+    )
+    verb.add_argument("--frequent", type=int, metavar="N", help="only words among the N most frequent")
+    verb.add_argument("--map", type=Path, metavar="TABLE", help="map of the embeddings, coloured by columns of TABLE")
+    verb.add_argument("--predict", type=Path, metavar="TABLE", help="how well the embeddings tell columns of TABLE")
+    verb.add_argument(
+        "--by", action="append", default=[], metavar="COLUMN", help="column to colour or predict by (repeatable)"
+    )
+    verb.add_argument("--groups", type=int, default=8, help="the largest groups of a map (default: 8)")
+    verb.add_argument("--points", action="store_true", help="also the points of a map of groups")
+    verb.add_argument("--seed", type=int, default=0, help="of the folds of a prediction")
+    verb.add_argument("--page", type=Path, metavar="HTML", help="write all that is shown as a page")
+    options.computing(verb)
+
+
+def run(given: argparse.Namespace) -> None:
+    """`factorcell contexts`."""
+    if bool(given.by) != bool(given.map or given.predict):
+        raise UserError("--by COLUMN says what to --map TABLE or to --predict TABLE by; neither goes without the other")
+    if given.count < 1:
+        raise UserError(f"the count is {given.count}; it must be at least 1")
+    opened = Run.open(given.run, device=given.device, precision=given.precision)
+    context = options.context(given.context)
+    other = given.between or given.map or given.predict or (given.words and context)
+    asked: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if given.words and context else []
+    found: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
+    if given.near or given.map or given.predict or not other:
+        known = Embeddings.of(opened, given.variable, given.near)
+        near = given.near or (() if other else known.values[:MOST])
+        found |= {"variable": known.variable, "values": len(known.values)}
+        found["neighbours"] = known.neighbours(near, given.count, given.measure)
+        found["maps"] = [_map(known, column, given) for column in given.by if given.map]
+        found["predictions"] = [_prediction(known, column, given) for column in given.by if given.predict]
+        if given.words and near:
+            asked = [({known.source: value, **context}, {}) for value in near]
+    if given.between:
+        first, second = (options.context(text.split(";"), "--between") for text in given.between)
+        asked.append(({**context, **first}, {**context, **second}))
+    found["words"] = [_words(opened, one, against, given) for one, against in asked]
+    if given.page:
+        files.write(given.page, contexts_report.page(opened.folder.name, found).encode())
+    _show(found, given)
+
+
+def _words(run: Run, context: Mapping[str, str], against: Mapping[str, str], given: argparse.Namespace) -> Row:
+    rows = embeddings.words(run, context, against, count=given.count, frequent=given.frequent, unknown=given.unknown)
+    different = {name: value for name, value in context.items() if against.get(name) != value}
+    return {"context": _named(different), "against": _named(against, different), "rows": rows}
+
+
+def _named(context: Mapping[str, str], names: Mapping[str, str] | None = None) -> str:
+    """A context as people write it, only the columns `names` of it if they are given."""
+    shown = [f"{name}={value}" for name, value in context.items() if names is None or name in names]
+    return ", ".join(shown) or "what is expected"
+
+
+def _map(known: Embeddings, name: str, given: argparse.Namespace) -> Row:
+    """The map by one column, as the page takes it."""
+    column = embeddings.read_column(known, given.map, name)
+    points = embeddings.points(known, column)
+    return {
+        "column": column.name,
+        "points": points,
+        "ellipses": None if column.numbers is not None else embeddings.ellipses(points, given.groups),
+        "agreement": embeddings.agreement(known, column, given.measure),
+        "shares": embeddings.project(known.vectors)[1].tolist(),
+        "dots": given.points,
+    }
+
+
+def _prediction(known: Embeddings, name: str, given: argparse.Namespace) -> Row:
+    column = embeddings.read_column(known, given.predict, name)
+    return embeddings.predict(known, column, seed=given.seed, progress=True)
+
+
+def _show(found: Row, given: argparse.Namespace) -> None:
+    if given.json:
+        return terminal.lines(_rows(found))
+    _show_neighbours(found["neighbours"], given.measure)
+    for entry in found["words"]:
+        terminal.show(f"\n{entry['context']} against {entry['against']}")
+        _show_words(entry["rows"])
+    for entry in found["maps"]:
+        terminal.show(f"\n{contexts_report.agreed(entry['agreement'])}")
+        if entry["ellipses"]:
+            terminal.table(entry["ellipses"], ("group", "count", "x", "y", "wide", "high"))
+    for row in found["predictions"]:
+        of = f"{row['column']} from the embedding of {row['variable']} ({row['values']:,} values)"
+        if "accuracy" in row:
+            terminal.show(f"\n{of}: accuracy {row['accuracy']:.1%}, the largest group {row['majority']:.1%}")
+        else:
+            terminal.show(f"\n{of}: R² {row['r2']:.3f}, correlation {row['correlation']:.3f}")
+    if given.page:
+        terminal.say(f"the page: {given.page}")
+    return None
+
+
+def _rows(found: Row) -> list[Row]:
+    """All rows, each with its `kind`."""
+    rows = [{"kind": "neighbour", **row} for row in found["neighbours"]]
+    for entry in found["words"]:
+        rows += [
+            {"kind": "word", "context": entry["context"], "against": entry["against"], **row} for row in entry["rows"]
+        ]
+    for entry in found["maps"]:
+        of = {"column": entry["column"]}
+        rows += [{"kind": "point", **of, **row} for row in entry["points"]]
+        rows += [{"kind": "ellipse", **of, **row} for row in entry["ellipses"] or ()]
+        rows.append({"kind": "agreement", **entry["agreement"]})
+    return rows + [{"kind": "prediction", **row} for row in found["predictions"]]
+
+
+def _show_neighbours(rows: Sequence[Row], measure: str) -> None:
+    """One value as a table, several in a line each."""
+    values = list(dict.fromkeys(row["value"] for row in rows))
+    if len(values) == 1:
+        return terminal.table(rows, ("near", "count", measure))
+    width = max(map(len, values), default=0)
+    for value in values:
+        near = ", ".join(f"{row['near']} {row[measure]:.2f}" for row in rows if row["value"] == value)
+        terminal.show(f"{value:<{width}}  {near}")
+    return None
+
+
+def _show_words(rows: Sequence[Row]) -> None:
+    """Raised and lowered tokens side by side."""
+    if not rows:
+        return terminal.show("no token is raised or lowered")
+    raised = [row for row in rows if row["nats"] > 0]
+    lowered = [row for row in rows if row["nats"] < 0]
+    lines: list[Row] = [{} for _ in range(max(len(raised), len(lowered)))]
+    for side, chosen in (("raised", raised), ("lowered", lowered)):
+        for line, row in zip(lines, chosen, strict=False):
+            line[side] = terminal.visible(embedding_charts.sign(row["token"]))
+            line["nats" if side == "raised" else "nats "] = f"{row['nats']:+.2f}"
+    return terminal.table(lines, ("raised", "nats", "lowered", "nats "))

@@ -1,0 +1,247 @@
+"""The verbs that explain: texts token by token between contexts, and what hidden units know."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from factorcell import files
+from factorcell.commands import options, terminal
+from factorcell.config import UserError, choose
+from factorcell.data.tables import name_of
+from factorcell.evaluation import probing
+from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, raised, strength
+from factorcell.model.run import Run
+from factorcell.reports import explain as explain_report
+from factorcell.reports.tokens import readable
+
+# Background and letters of the 256 colours of a terminal, from weak to strong; the second context is underlined too.
+BLUES = ((153, 16), (75, 16), (26, 231))
+ORANGES = ((223, 16), (215, 16), (166, 231))
+
+Row = dict[str, Any]
+
+
+def add(verbs: Any) -> None:
+    """Add the verbs to those of the command line."""
+    text = "which tokens of a text speak for one context and which for another"
+    verb = options.verb(verbs, "explain", explain_texts, text)
+    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    verb.add_argument("file", metavar="FILE", nargs="?", help="texts, one a line; -: standard input")
+    verb.add_argument("--text", action="append", default=[], help="a text (repeatable), instead of FILE")
+    verb.add_argument(
+        "--between",
+        nargs="+",
+        required=True,
+        metavar="NAME=VALUE",
+        help="two contexts, or more: rating=5 rating=1; several columns of one as 'rating=5; city=Oslo'",
+    )
+    options.add_context(verb)
+    verb.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help="more runs, to be averaged")
+    verb.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN", help="other runs to show beside it")
+    verb.add_argument(
+        "--words", type=int, default=0, metavar="N", help="also the N words that each of two contexts raises most"
+    )
+    verb.add_argument(
+        "--over", type=Path, metavar="TABLE", help="the texts at whose places --words looks (default: those explained)"
+    )
+    verb.add_argument("--page", type=Path, metavar="HTML", help="write a page")
+    verb.add_argument(
+        "--color", default="auto", choices=("auto", "always", "never"), help="auto: in a terminal without NO_COLOR"
+    )
+    options.computing(verb)
+    text = "which hidden units indicate the values of a column, and how few examples of them do"
+    verb = options.verb(verbs, "units", units, text)
+    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    verb.add_argument("table", type=Path, metavar="TABLE", help="table of texts with the column")
+    verb.add_argument("--target", required=True, metavar="COLUMN", help="any column of TABLE, known to the run or not")
+    verb.add_argument("--text", action="append", default=[], help="draw the unit along this text (repeatable)")
+    verb.add_argument("--value", help="whose unit is drawn (default: the value with the best one)")
+    verb.add_argument("--every-token", action="store_true", help="choose by the states after every token, not the last")
+    verb.add_argument(
+        "--examples", type=int, default=30, metavar="N", help="of each value, for logistic regression; 0: none"
+    )
+    verb.add_argument("--repeats", type=int, default=10, help="draws of the examples (default: 10)")
+    verb.add_argument("--seed", type=int, default=0, help="of halves and examples")
+    verb.add_argument("--page", type=Path, metavar="HTML", help="write a page")
+    options.computing(verb)
+
+
+def explain_texts(given: argparse.Namespace) -> None:
+    """`factorcell explain`."""
+    contexts = contexts_between(given.between, options.context(given.context))
+    if given.over and not given.words:
+        raise UserError("--over is for --words; say how many")
+    texts = _texts(given)
+    runs = [_open(folder, given) for folder in (given.run, *given.ensemble)]
+    own = given.run.name + (f" and {len(given.ensemble)} more" if given.ensemble else "")
+    rows = explain(runs, texts, contexts, unknown=given.unknown)
+    if given.beside:
+        rows = [{"model": own, **row} for row in rows]
+        for folder in given.beside:
+            found = explain([_open(folder, given)], texts, contexts, unknown=given.unknown)
+            rows += [{"model": folder.name, **row} for row in found]
+        rows.sort(key=lambda row: texts.index(row["text"]))
+    words = _words(runs, texts, contexts, given) if given.words else []
+    if given.page:
+        page = explain_report.explanation(own, rows, words, len(runs))
+        files.write(given.page, page.encode())
+        terminal.say(f"the page: {given.page}")
+    if given.json:
+        return terminal.lines([*rows, *words])
+    return _show(rows, words, list(contexts), _colour(given.color))
+
+
+def _words(
+    runs: Sequence[Run], texts: Sequence[str], contexts: Mapping[str, Mapping[str, str]], given: argparse.Namespace
+) -> list[Row]:
+    """The words that each of two contexts raises most, most raised by the first one first."""
+    if len(contexts) != 2 or given.words < 0:
+        raise UserError(f"--words {given.words} with {len(contexts)} contexts: it takes a number above 0, and two")
+    places = texts if given.over is None else column_texts(given.over, runs[0].config.data.text)
+    found = raised(runs, places, *contexts.values(), unknown=given.unknown, progress=not given.json)
+    if not found:
+        raise UserError("no word is expected even once in these few places; give more texts with --over TABLE")
+    up, down = ([row for row in found if sign * row["ratio"] > 0] for sign in (1, -1))
+    return [*up[: given.words], *down[-given.words :]]
+
+
+def contexts_between(between: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The contexts of `--between`, each `NAME=VALUE` or several after semicolons, by name; `shared` is in all."""
+    contexts = {}
+    for text in between:
+        own = options.context(re.split(r";\s*(?=[^;=]+=)", text), "--between")
+        if both := set(own) & set(shared):
+            raise UserError(f"{', '.join(sorted(both))} is given by --between and by --context")
+        if context_text(own) in contexts:
+            raise UserError(f"--between names {context_text(own)} twice")
+        contexts[context_text(own)] = {**shared, **own}
+    if len(contexts) < 2:
+        raise UserError(f"--between has {', '.join(contexts)} alone; it takes two contexts or more")
+    return contexts
+
+
+def _open(folder: Path, given: argparse.Namespace) -> Run:
+    return Run.open(folder, device=given.device, precision=given.precision)
+
+
+def _texts(given: argparse.Namespace) -> list[str]:
+    """The texts of a command, each once: of --text, or the lines of a file that are not empty."""
+    if (given.file is None) == (not given.text):
+        raise UserError("give either a FILE of texts, one a line, or --text")
+    if given.text:
+        return list(dict.fromkeys(given.text))
+    try:
+        content = sys.stdin.read() if given.file == "-" else Path(given.file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{given.file}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{given.file}: not UTF-8 (byte {error.start})") from None
+    texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
+    if not texts:
+        raise UserError(f"{given.file}: there is no text in it")
+    return texts
+
+
+def _colour(asked: str) -> bool:
+    """Whether to write colours: as asked, or to a terminal unless NO_COLOR is set."""
+    return asked == "always" or (asked == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+
+
+def _show(rows: Sequence[Row], words: Sequence[Row], between: Sequence[str], colour: bool) -> None:
+    if len(between) == 2:
+        first, second = (marked(name, sign * 9.0, colour) for name, sign in zip(between, (1, -1), strict=True))
+        terminal.show(f"likelier given {first}, given {second}; ¶ is the end")
+    for row in rows:
+        terminal.show("")
+        if "model" in row:
+            terminal.show(terminal.visible(row["model"]))
+        if len(between) == 2:
+            gap = " " if row["unit"] in ("word", "space") else ""
+            terminal.show(gap.join(marked(readable(token["token"]), token["ratio"], colour) for token in row["tokens"]))
+            terminal.show(f"{row['ratio']:+.2f} nats in all; {between[0]} has {row['posterior'][between[0]]:.1%}")
+            if strange := [readable(token["token"]) for token in row["tokens"] if not token["known"]]:
+                terminal.show(f"read as unknown: {', '.join(dict.fromkeys(strange))}")
+            continue
+        shares = [
+            {"token": readable(token["token"]), **{name: f"{token['posterior'][name]:.1%}" for name in between}}
+            for token in row["tokens"]
+        ]
+        terminal.table(shares, ("token", *between))
+    if words:
+        terminal.show("")
+        shares = [
+            {"word": readable(word["token"]), "nats": f"{word['ratio']:+.2f}", "expected": f"{word['count']:.1f}"}
+            for word in words
+        ]
+        terminal.table(shares, ("word", "nats", "expected"))
+
+
+def marked(text: str, ratio: float, colour: bool) -> str:
+    """`text` coloured by its ratio, blue or an underlined orange, or with up to three raised signs behind it."""
+    power = strength(ratio)
+    if not power:
+        return text
+    if not colour:
+        return text + ("⁺" if power > 0 else "⁻") * abs(power)
+    back, front = (BLUES if power > 0 else ORANGES)[abs(power) - 1]
+    under = "" if power > 0 else "4;"
+    return f"\x1b[{under}48;5;{back};38;5;{front}m{text}\x1b[0m"
+
+
+def units(given: argparse.Namespace) -> None:
+    """`factorcell units`."""
+    run = _open(given.run, given)
+    texts, values = probing.labelled(run, given.table, given.target)
+    rows = probing.indicators(
+        run, texts, values, every_token=given.every_token, seed=given.seed, progress=not given.json
+    )
+    value = rows[0]["value"]
+    if given.value is not None:
+        value = choose(f"value of {given.target}", given.value, [row["value"] for row in rows])
+    best = next(row for row in rows if row["value"] == value)
+    along = probing.along(run, given.text, best["hidden_unit"]) if given.text else []
+    drawn = [{"value": value, "sign": best["sign"], **row} for row in along]
+    regression = None
+    if given.examples:
+        states = probing.final_states(run, texts, progress=not given.json)
+        regression = probing.few_examples(
+            states, values, examples=given.examples, repeats=given.repeats, seed=given.seed
+        )
+    if given.page:
+        when = "after every token" if given.every_token else "after whole texts"
+        page = explain_report.units_page(name_of(given.run), given.target, rows, drawn, regression, when)
+        files.write(given.page, page.encode())
+        terminal.say(f"the page: {given.page}")
+    if given.json:
+        return terminal.lines([*rows, *drawn, *([regression] if regression else [])])
+    return _show_units(given.target, rows, drawn, regression)
+
+
+def _show_units(target: str, rows: Sequence[Row], drawn: Sequence[Row], regression: Row | None) -> None:
+    shares = [
+        {
+            target: row["value"],
+            "hidden_unit": str(row["hidden_unit"]),
+            "is": "high" if row["sign"] > 0 else "low",
+            "auc": row["auc"],
+            "correlation": None if row["correlation"] is None else f"{row['correlation']:+.2f}",
+            "texts": row["texts"],
+        }
+        for row in rows
+    ]
+    terminal.table(shares, (target, "hidden_unit", "is", "auc", "correlation", "texts"))
+    for row in drawn:
+        terminal.show(f"\n{explain_report.drawn_unit(row)}")
+        terminal.table(
+            [{"token": readable(token["token"]), "value": f"{token['value']:+.3f}"} for token in row["tokens"]],
+            ("token", "value"),
+        )
+    if regression:
+        terminal.show(
+            f"\nlogistic regression with {regression['examples']} examples of each value: accuracy "
+            f"{regression['accuracy']:.4f} ± {regression['deviation']:.4f} on {regression['tested']:,} texts"
+        )

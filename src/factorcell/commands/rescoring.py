@@ -1,0 +1,150 @@
+"""The verb that rescores n-best lists."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from factorcell import files
+from factorcell.commands import options, terminal
+from factorcell.config import UserError, choose
+from factorcell.data.tables import name_of
+from factorcell.evaluation.ngram import NGram
+from factorcell.evaluation.rescoring import nbest, rescore, speakers
+from factorcell.evaluation.rescoring.nbest import NBest
+from factorcell.evaluation.rescoring.rescore import Scored, ScoreWeights
+from factorcell.evaluation.results import open_model
+from factorcell.model.run import Run
+from factorcell.reports import rescoring
+
+SHOWN = 20  # values of a column in the terminal
+
+
+def add(verbs: Any) -> None:
+    """Add the verb to those of the command line."""
+    text = "choose anew from a recogniser's n-best lists, by a model in the context of each utterance"
+    verb = options.verb(verbs, "rescore", run, text)
+    verb.add_argument("run", type=Path, metavar="RUN", help="a run folder, or that of an n-gram model")
+    verb.add_argument("lists", type=Path, metavar="NBEST", help="lists: JSON lines, or what Kaldi or SRILM write")
+    verb.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists that the weights are fitted on")
+    verb.add_argument(
+        "--objective",
+        default="errors",
+        choices=rescore.OBJECTIVES,
+        help="what weights are fitted by: the fewest word errors, or the best hypotheses most likely",
+    )
+    verb.add_argument("--seed", type=int, default=0, help="of the random starts of the fit")
+    verb.add_argument(
+        "--weights", type=Path, metavar="FILE", help="JSON file of weights: written with --tune, else read"
+    )
+    verb.add_argument(
+        "--share",
+        type=float,
+        default=0.5,
+        help="without weights: the model's share of the weight of the first pass's language model (default: 0.5)",
+    )
+    verb.add_argument("--reference", type=Path, help="what was said: lines UTTERANCE WORD ...")
+    verb.add_argument("--tune-reference", type=Path, metavar="FILE", help="the same of --tune")
+    verb.add_argument("--format", default="auto", choices=nbest.FORMATS, help="of the lists (default: by content)")
+    verb.add_argument(
+        "--utt2context", type=Path, metavar="FILE", help="table of context columns; its first column is the utterance"
+    )
+    verb.add_argument("--tune-utt2context", type=Path, metavar="FILE", help="the same of --tune")
+    options.add_context(verb)
+    verb.add_argument(
+        "--learn", action="store_true", help="learn each speaker from what was chosen before (runs with --user)"
+    )
+    verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help="also by a column (repeatable)")
+    verb.add_argument("--scores", type=Path, metavar="FILE", help="keep the model's scores here, and take those kept")
+    verb.add_argument("--out", type=Path, metavar="FILE", help="write a row for each utterance (JSON lines)")
+    verb.add_argument("--page", type=Path, metavar="FILE", help="write an HTML page")
+    options.computing(verb)
+    verb.set_defaults(again="; with --scores the same command goes on")
+
+
+def run(given: argparse.Namespace) -> None:
+    """`factorcell rescore`."""
+    if given.out is not None and given.out.exists():
+        raise UserError(f"{given.out}: exists already; choose another file")
+    lists = _read(given.lists, given.reference, given.utt2context, given.format)
+    for name in given.by:
+        choose("column", name, lists.columns)
+    model = open_model(given.run, given.device, given.precision)
+    weights = _weights(given, model, lists)
+    scored = _scored(given, model, lists, weights)
+    rows = rescore.rescore(scored, weights)
+    summary = rescore.summarise(rows, given.by) if lists.referenced else []
+    if given.out is not None:
+        files.write_rows(given.out, rows)
+    if given.page is not None:
+        depths = rescore.by_depth(scored, weights) if summary else []
+        name, of = name_of(given.lists), name_of(given.run)
+        page = rescoring.page(name, of, rows, summary, depths, weights.values)
+        files.write(given.page, page.encode())
+    _warn(model, lists, options.context(given.context), summary)
+    if given.json:
+        return terminal.lines([{"weights": dict(weights.values)}, *(summary or rows)])
+    return _show(rows, summary, weights)
+
+
+def _warn(model: Run | NGram, lists: NBest, context: dict[str, str], summary: list[dict[str, Any]]) -> None:
+    """Say what the user would not expect: a context that nobody gives, a rescoring that harms."""
+    columns = model.schema.columns()
+    if columns and not {*columns} & {*lists.columns, *context}:
+        terminal.say(f"the lists have none of the columns {', '.join(columns)}: the model reads them without context")
+    if summary and (summary[0]["gain_high"] or 0) < 0:
+        terminal.say("more errors than the first pass: fit the weights on lists with references (--tune)")
+
+
+def _read(path: Path, reference: Path | None, columns: Path | None, form: str) -> NBest:
+    lists = nbest.read_nbest(path, form)
+    lists = lists if reference is None else nbest.with_references(lists, reference)
+    return lists if columns is None else nbest.with_columns(lists, columns)
+
+
+def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoreWeights:
+    """Those fitted on --tune, those of the file, or those of a first pass that the model shares in."""
+    if given.tune is None:
+        for option, value in (("reference", given.tune_reference), ("utt2context", given.tune_utt2context)):
+            if value is not None:
+                raise UserError(f"--tune-{option} {value} is of the lists of --tune, which is not given")
+        return (
+            ScoreWeights.shared(lists.names, given.share) if given.weights is None else ScoreWeights.open(given.weights)
+        )
+    tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given.format)
+    if tune.names != lists.names:
+        raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
+    weights, reached = rescore.fit(_plain(given, model, tune), given.objective, seed=given.seed, progress=True)
+    if given.learn:
+        weights, reached = rescore.fit(
+            _scored(given, model, tune, weights), given.objective, seed=given.seed, progress=True
+        )
+    terminal.say(f"fitted on {given.tune}: " + ", ".join(f"{name} {value:g}" for name, value in reached.items()))
+    if given.weights is not None:
+        weights.save(given.weights)
+    return weights
+
+
+def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest, weights: ScoreWeights) -> Scored:
+    if not given.learn:
+        return _plain(given, model, lists)
+    if isinstance(model, NGram):
+        raise UserError(f"{given.run}: an n-gram model learns no speakers; --learn takes a run trained with --user")
+    context = options.context(given.context)
+    return speakers.learn(model, lists, weights, context=context, unknown=given.unknown, progress=True)
+
+
+def _plain(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Scored:
+    context = options.context(given.context)
+    return rescore.score(model, lists, context=context, unknown=given.unknown, kept=given.scores, progress=True)
+
+
+def _show(rows: list[dict[str, Any]], summary: list[dict[str, Any]], weights: ScoreWeights) -> None:
+    terminal.show("weights: " + ", ".join(f"{name} {value:.4g}" for name, value in weights.values.items()))
+    if summary:
+        cells, columns = rescoring.table(summary[: SHOWN + 1])
+        terminal.table(cells, columns)
+        return
+    terminal.table(
+        [{"utterance": row["id"], "place": row["place"], "text": terminal.visible(row["text"])} for row in rows],
+        ("utterance", "place", "text"),
+    )

@@ -1,0 +1,192 @@
+"""Rescored n-best lists as a table for the terminal and as one page."""
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from factorcell.evaluation.rescoring.nbest import align
+from factorcell.reports import charts, elements
+
+Row = Mapping[str, Any]
+
+CHANGED = 20  # utterances that are shown word by word
+MOST = 12  # values of a column that are shown at once
+COLUMNS = ("value", "utterances", "words", "first", "rescored", "oracle", "gain")
+HOW = (
+    "A hypothesis is chosen by the weighted sum of its scores, of log p by the model, in nats, and of its words; of "
+    "equal ones the first in the list. The word error rate is the number of words to substitute, delete and insert "
+    "over that of the references' words, which are what spaces part. First is the list's first hypothesis, oracle the "
+    "one with the fewest errors. A gain is how far the rate has fallen, in points, with the middle 95 % of 1,000 "
+    "draws of utterances with replacement, where there are ten of them."
+)
+STYLE = (
+    "<style>.said del { color: var(--muted); } .said ins { color: var(--accent); text-decoration: none; "
+    "font-weight: 600; } .said p { margin: 2px 0; } .said div { margin: 14px 0; }</style>"
+)
+
+
+def table(summary: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
+    """A row of text for every row of `rescoring.summarise`, and the names of its columns."""
+    rows = []
+    for row in summary:
+        rates = {name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")}
+        counts = {name: f"{row[name]:,}" for name in ("utterances", "words")}
+        rows.append({"value": _value(row), **counts, **rates, "gain": _gain(row)})
+    return rows, list(COLUMNS)
+
+
+def page(
+    name: str,
+    model: str,
+    rows: Sequence[Row],
+    summary: Sequence[Row],
+    depths: Sequence[Row],
+    weights: Mapping[str, float],
+) -> str:
+    """The page of the lists called `name`: rows of `rescoring.rescore`, `summarise` and `by_depth`, and the weights.
+
+    Without references, which `summary` and `depths` need, it has the weights and what has changed.
+    """
+    moved = [row for row in rows if row["place"] > 1]
+    lead = f"{len(rows):,} utterances, their hypotheses scored by {model} in context: {len(moved):,} are chosen anew."
+    if summary:
+        overall = summary[0]
+        rates = f"from {overall['first']:.1%} to {overall['rescored']:.1%}"
+        lead += f" The word error rate goes {rates}; the best choice in every list would be {overall['oracle']:.1%}."
+    sections = [("Word errors", _errors(summary, depths, weights))] if summary else [("Weights", _weights(weights))]
+    if moved:
+        sections.append(("What has changed most", _changes(moved)))
+    sections.append(("How it was measured", f"<p>{html.escape(HOW)}</p>"))
+    return elements.document(f"Rescoring {name}", sections, kicker="factorcell rescore", lead=lead)
+
+
+def wer_by_depth(rows: Sequence[Row]) -> Figure:
+    """Word error rates over the length of the lists, logarithmic: what was chosen, and the oracle.
+
+    Rows: depth, rescored, oracle, as shares.
+    """
+    figure = Figure(figsize=(charts.WIDTH, 2.9), facecolor="none")
+    axes = figure.add_axes((0.115, 0.16, 0.86, 0.66))
+    looks = {"rescored": charts.ACCENT, "oracle": charts.MUTED}
+    depths = [float(row["depth"]) for row in rows]
+    for name, colour in looks.items():
+        axes.plot(depths, [row[name] for row in rows], "o-", color=colour, lw=1.7, ms=4, zorder=3)
+    axes.set_facecolor("none")
+    axes.set_xscale("log")
+    axes.set_xticks(depths, [f"{depth:g}" for depth in depths], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.set_ylim(0, 1.12 * max(max(row["rescored"], row["oracle"]) for row in rows) or 1.0)
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    axes.spines[:].set_visible(False)
+    axes.spines["bottom"].set(visible=True, color=charts.RULE)
+    axes.tick_params(length=0, labelsize=8, labelcolor=charts.MUTED, pad=4)
+    axes.grid(axis="y", color=charts.RULE, lw=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("hypotheses of a list", color=charts.MUTED, fontsize=9)
+    axes.set_title("word error rate", loc="left", fontsize=9, color=charts.MUTED, pad=6)
+    marks = [Line2D([], [], color=colour, lw=2.2, label=name) for name, colour in looks.items()]
+    charts.legend(figure, marks, 2, top=1.0, gap=0.4, length=1.1)
+    return figure
+
+
+def _value(row: Row) -> str:
+    return "all" if row["by"] == "all" else f"{row['by']} {row['value']}"
+
+
+def _gain(row: Row) -> str:
+    """Points with their interval, if they have one: +2.1 [+1.0, +3.2]."""
+    if row["gain_low"] is None:
+        return f"{100 * row['gain']:+.2f}"
+    point, low, high = (f"{100 * row[f'gain{end}']:+.2f}" for end in ("", "_low", "_high"))
+    return f"{point} [{low}, {high}]"
+
+
+def _errors(summary: Sequence[Row], depths: Sequence[Row], weights: Mapping[str, float]) -> str:
+    """The rates, overall and by the values of columns, the chart of the length of lists, the weights beside it."""
+    figure = wer_by_depth(depths)
+    note = "If lists were shorter: 1 is the first pass."
+    chart = elements.chart(figure, "depths", "Word error rate over the length of the lists", note)
+    overall = [row for row in summary if row["by"] == "all"]
+    content = f'{_rates(overall)}{_kinds(overall[0])}<div class="grid">{chart}<div>{_weights(weights)}</div></div>'
+    for name in dict.fromkeys(row["by"] for row in summary if row["by"] != "all"):
+        rows = [row for row in summary if row["by"] == name]
+        content += f"<h3>By {html.escape(str(name))}</h3>{_rates(rows[:MOST])}"
+        if rows[MOST:]:
+            content += f"<details><summary>{len(rows) - MOST:,} more</summary>{_rates(rows[MOST:])}</details>"
+    return content
+
+
+def _rates(rows: Sequence[Row]) -> str:
+    lines = [
+        (
+            row["value"],
+            *(elements.formatted(row[name], ",.0f") for name in ("utterances", "words")),
+            *(elements.formatted(row[name], ".2%") for name in ("first", "rescored", "oracle")),
+            (row["gain"], _gain(row)),
+        )
+        for row in rows
+    ]
+    return elements.table(("", *COLUMNS[1:]), lines)
+
+
+def _kinds(row: Row) -> str:
+    kinds = ("substituted", "deleted", "inserted")
+    return "<p>" + ", ".join(f"{row[kind]:,} words {kind}" for kind in kinds) + " in what was chosen.</p>"
+
+
+def _weights(weights: Mapping[str, float]) -> str:
+    return elements.table(("score", "weight"), [(name, (value, f"{value:.4g}")) for name, value in weights.items()])
+
+
+def _changes(rows: Sequence[Row]) -> str:
+    """Utterances whose chosen text differs most from the first: most errors fewer or more, else most words."""
+    by_errors = all("errors" in row for row in rows)
+    note = "Each against what was said" if by_errors else "What was chosen against what came first"
+    legend = "words that are missing are struck out, words in their place or too many are set apart"
+    if by_errors:
+        better = sorted(rows, key=lambda row: row["errors"] - row["errors_first"])
+        gained = [row for row in better if row["errors"] < row["errors_first"]][: CHANGED // 2]
+        lost = [row for row in reversed(better) if row["errors"] > row["errors_first"]][: CHANGED // 2]
+        parts = [("Fewer errors", gained), ("More errors", lost)]
+    else:
+        parts = [("Most words changed", sorted(rows, key=_edits, reverse=True)[:CHANGED])]
+    content = f'{STYLE}<p class="muted">{note}: {legend}.</p><div class="grid">'
+    for title, part in parts:
+        if part:
+            content += f'<div class="said"><h3>{title}</h3>{"".join(map(_change, part))}</div>'
+    return content + "</div>"
+
+
+def _edits(row: Row) -> int:
+    return sum(kind != "equal" for kind, _, _ in align(row["first"], row["text"]))
+
+
+def _change(row: Row) -> str:
+    """An utterance: what was said, the first text and the chosen one with their differences."""
+    lines = [("first", row["first"]), ("chosen", row["text"])] if "reference" in row else [("chosen", row["text"])]
+    against = row.get("reference", row["first"])
+    title = "said" if "reference" in row else "first"
+    content = f'<p><span class="muted">{html.escape(row["id"])}, {title}</span> {html.escape(against)}</p>'
+    for name, text in lines:
+        errors = {"first": "errors_first", "chosen": "errors"}[name]
+        count = f", {row[errors]} {'error' if row[errors] == 1 else 'errors'}" if errors in row else ""
+        content += f'<p><span class="muted">{name}{count}</span> {differences(against, text)}</p>'
+    return f"<div>{content}</div>"
+
+
+def differences(reference: str, text: str) -> str:
+    """A text as HTML, its differences from the reference marked."""
+    words = []
+    for kind, said, read in align(reference, text):
+        if kind in ("substituted", "deleted"):
+            words.append(f"<del>{html.escape(said)}</del>")
+        if kind in ("substituted", "inserted"):
+            words.append(f"<ins>{html.escape(read)}</ins>")
+        if kind == "equal":
+            words.append(html.escape(read))
+    return " ".join(words)

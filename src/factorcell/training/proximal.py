@@ -1,0 +1,113 @@
+"""Where a fine-tuning starts, which parts of the model move from there, and what holds them back.
+
+    minimise  nats / targets + l1 sum |w - w0|          over the parts that move
+
+The penalty has no gradient at w0, so it is not left to Adam: each step of Adam is followed by the proximal step of the
+penalty under the step size that Adam has for this very value,
+
+    w <- w0 + soft(w - w0, l1 rate / (sqrt(v') + eps))        soft(d, s) = sign(d) max(|d| - s, 0)
+
+A value stays exactly at w0 unless the gradient of its nats, as Adam smoothes it, is larger than l1. For the softmax
+bias this gradient is by how much the share of a token in all targets differs from what the model expects.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from factorcell import files
+from factorcell.config import UserError, choose
+from factorcell.model.language_model import LanguageModel
+
+# Parts of a model by how the names of their parameters begin. The first that fits counts.
+PARTS = {
+    "embedding": ("embedding",),
+    "context": ("encoder.", "prefix."),
+    "recurrent": ("cells.",),
+    "output_bias": ("output.bias", "output.adapters.", "output.hashed."),
+    "projection": ("output.",),
+}
+ALL = "all"
+
+Row = dict[str, Any]
+
+
+def part_of(parameter: str) -> str:
+    """The part that the parameter of this name belongs to."""
+    return next(part for part, beginnings in PARTS.items() if parameter.startswith(beginnings))
+
+
+def parts_named(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
+    """The parts called `names`, in the order of `PARTS`; "all" is what there is. `UserError` without such a part."""
+    there = {part_of(name) for name, _ in model.named_parameters()}
+    chosen = {choose("part", name, (ALL, *PARTS)) for name in names}
+    if ALL in chosen:
+        chosen = there
+    for name in PARTS:
+        if name in chosen - there:
+            raise UserError(f"this model has no part {name!r}; it has {', '.join(p for p in PARTS if p in there)}")
+    return tuple(name for name in PARTS if name in chosen)
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """The `values` w0 of all that a run keeps, by name, the `parts` that move, and the penalty `l1` in nats."""
+
+    values: dict[str, Tensor]
+    parts: tuple[str, ...]
+    l1: float
+
+    @classmethod
+    def read(cls, folder: Path) -> "StartingPoint | None":
+        """The start that a run folder holds; none where its training is no fine-tuning."""
+        path = folder / "start.safetensors"
+        if not path.exists():
+            return None
+        values, facts = files.load_tensors(path)
+        return cls(values, tuple(facts["parts"]), facts["l1"])
+
+    def write(self, folder: Path) -> None:
+        """Put it into a run folder, where the training finds it."""
+        files.save_tensors(folder / "start.safetensors", self.values, {"parts": self.parts, "l1": self.l1})
+
+    def place(self, model: LanguageModel) -> None:
+        """Set `model` to w0, and let gradients reach the parts that move alone."""
+        with torch.no_grad():
+            for name, tensor in model.kept().items():
+                tensor.copy_(self.values[name])
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(part_of(name) in self.parts)
+
+    def takes_rows(self, model: LanguageModel) -> bool:
+        """Whether its tables may leave out rows in a step: not if one of them stands still, nor under a penalty."""
+        return self.l1 == 0 and all(table.requires_grad for tables in model.row_tables() for table in tables)
+
+    @torch.no_grad()
+    def pull(self, model: LanguageModel, optimiser: Optimizer) -> None:
+        """The proximal step of the penalty, after a step of Adam."""
+        if not self.l1:
+            return
+        starts = {parameter: self.values[name] for name, parameter in model.named_parameters()}
+        for group in optimiser.param_groups:
+            for parameter in group["params"]:
+                if state := optimiser.state.get(parameter):
+                    correction = 1 - group["betas"][1] ** float(state["step"])
+                    scale = (state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"])
+                    start = starts[parameter].to(parameter.device)
+                    way = parameter - start
+                    left = way.abs().sub_(self.l1 * group["lr"] / scale).clamp_(min=0)
+                    parameter.copy_(torch.where(left > 0, start + left.copysign_(way), start))
+
+    def moved(self, model: LanguageModel) -> list[Row]:
+        """Of each part that moves: its number of `values`, and how many of them are `moved` from w0."""
+        rows: dict[str, Row] = {part: {"part": part, "values": 0, "moved": 0} for part in self.parts}
+        for name, parameter in model.named_parameters():
+            if row := rows.get(part_of(name)):
+                row["values"] += parameter.numel()
+                row["moved"] += int((parameter.detach().cpu() != self.values[name]).sum())
+        return list(rows.values())

@@ -1,0 +1,386 @@
+"""Training: a generator of log rows, the same rows and weights for the same seed, resumable at any checkpoint.
+
+Every step draws its randomness from (seed, step) alone and every epoch its order from (seed, epoch) alone, so a
+checkpoint needs no random state, and a resumed run continues bit for bit (on one thread).
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from factorcell import files
+from factorcell.config import TrainingConfig, UserError
+from factorcell.data.corpus import Batch, Corpus, targets
+from factorcell.data.vocabulary import START, UNKNOWN
+from factorcell.model.devices import find_device
+from factorcell.model.kernels import library
+from factorcell.model.language_model import LanguageModel
+from factorcell.model.output import Picked, Proposal, Reads, Samples
+from factorcell.model.run import Run
+from factorcell.training.distributed import World
+from factorcell.training.proximal import StartingPoint
+from factorcell.training.row_adam import RowAdam
+
+STRIDE = 1 << 18  # texts whose words are looked at together
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """Where a training stands: what a checkpoint holds beside the tensors."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float = math.inf
+    worse: int = 0
+    rows: int = 0
+    nats: float = 0.0  # summed since the last row of the log
+    since: int = 0  # tokens up to the last row of the log
+
+
+def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
+    """The rate of `step` (from 0) of `steps`: a linear rise, then cosine, linear or no decay to zero."""
+    rise = max(1, round(config.warmup * steps))
+    if step < rise:
+        return config.learning_rate * (step + 1) / rise
+    done = (step - rise) / max(1, steps - rise)
+    factor = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "none": 1.0}[config.decay]
+    return config.learning_rate * factor
+
+
+def due(step: int, steps: int, times: int) -> bool:
+    """Whether what is to happen `times` in `steps`, evenly and the last time at the end, happens at `step`."""
+    return step * times // steps > (step - 1) * times // steps
+
+
+def perplexities(run: Run, corpus: Corpus, world: World) -> Row:
+    """`perplexity` of all targets and `perplexity_known` without out-of-vocabulary ones; each process has its part."""
+    nats = run.nats(corpus).astype(np.float64)
+    known = targets(corpus) != UNKNOWN
+    own = torch.tensor([nats.sum(), len(nats), nats[known].sum(), known.sum()], dtype=torch.float64)
+    total, count, total_known, count_known = world.sum(own).tolist()
+    return {
+        "perplexity": float(np.exp(total / count)),
+        "perplexity_known": float(np.exp(total_known / count_known)) if count_known else math.nan,
+    }
+
+
+def target_counts(corpus: Corpus, at_least: int = 0) -> NDArray[np.int64]:
+    """How often each token of the vocabulary is a target (V,), or `at_least`; the start token never is."""
+    counts = np.zeros(len(corpus.vocabulary), dtype=np.int64)
+    for begin in range(0, len(corpus.tokens), 1 << 24):
+        counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
+    counts = np.maximum(counts, at_least)
+    counts[START] = 0
+    return counts
+
+
+def observe(model: LanguageModel, corpus: Corpus) -> None:
+    """Show a hashed softmax bias which targets training has of which values."""
+    if model.output.hashed is None:
+        return
+    for begin in range(0, len(corpus), STRIDE):
+        rows = np.arange(begin, min(begin + STRIDE, len(corpus)))
+        tokens = np.asarray(corpus.tokens[corpus.offsets[rows[0]] : corpus.offsets[rows[-1] + 1]], dtype=np.int64)
+        categories = np.repeat(corpus.categories[rows].astype(np.int64), corpus.lengths[rows] + 1, axis=0)
+        model.output.hashed.observe(tokens[tokens != START], categories[tokens != START])
+
+
+class Loss(nn.Module):
+    """The nats that training minimises, as a `forward` of its own: there gradients of several processes meet."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, batch: Batch, samples: Samples | None, reads: Reads | None = None, picked: Picked | None = None
+    ) -> Tensor:
+        """Nats (B, T), exact or against `samples`; `reads` and `picked` as `LanguageModel.sampled`."""
+        nats: Tensor = self.model(batch) if samples is None else self.model.sampled(batch, samples, reads, picked)
+        return nats
+
+
+class Trainer:
+    """A run, its data and its optimiser between two steps; of several processes, each with its share of the rows."""
+
+    def __init__(self, run: Run, corpus: Corpus, dev: Corpus, world: World | None = None) -> None:
+        library.keep_memory()
+        self.world = world or World(device=find_device(run.config.training.device))
+        self.run, self.corpus, self.config = run.to(self.world.device), corpus, run.config.training
+        self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
+        self.progress = Progress()
+        self.parameters = dict(run.model.named_parameters())
+        self.start = StartingPoint.read(run.folder)
+        counts = target_counts(corpus, at_least=1 if self.start else 0)  # tokens that few texts lack are negatives too
+        self.proposal = (
+            Proposal(torch.from_numpy(counts), self.config.samples, self.world.device)
+            if self.config.loss != "full"
+            else None
+        )
+        per_epoch = len(corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=0))
+        self.steps = max(1, round(self.config.epochs * per_epoch))
+        if self.start:
+            self.start.place(run.model)
+        else:
+            with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
+                smoothed = (counts + 1) / (counts + 1).sum()
+                run.model.output.begin(torch.from_numpy(np.log(smoothed)))
+        some = self.proposal and (not self.start or self.start.takes_rows(run.model))
+        self.rows = self._rows() if some else []
+        self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
+        observe(run.model, corpus)
+        self.nats = self.world.wrap(Loss(run.model), apart=[table for adam in self.rows for table in adam.tables])
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """What dense Adam moves, by how: vectors do not decay, token tables have a rate of their own."""
+        tables = [table for group in self.run.model.row_tables() for table in group]
+        rest = [p for p in self.parameters.values() if not any(p is table for table in tables)]
+        decay = self.config.weight_decay
+        groups = [
+            {"params": [p for p in rest if p.dim() > 1], "weight_decay": decay, "factor": 1.0},
+            {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0, "factor": 1.0},
+        ]
+        dense = [] if self.rows else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
+        return groups + dense
+
+    def _rows(self) -> list[RowAdam]:
+        """The optimisers of tables of which a step sees only some rows."""
+        rates = [self.config.token_rate * learning_rate(step, self.steps, self.config) for step in range(self.steps)]
+        return [RowAdam(tables, rates, self.config.weight_decay) for tables in self.run.model.row_tables()]
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches from the present step to the last, in the order that the seed gives."""
+        passed, epoch = 0, 0
+        while True:
+            order = self.corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=epoch)
+            for rows in order[max(0, self.progress.step - passed) :]:
+                if self.progress.step >= self.steps:
+                    return
+                yield self.corpus.batch(rows)
+            passed, epoch = passed + len(order), epoch + 1
+
+    def step(self, batch: Batch) -> None:
+        """One step of Adam on `batch`, of which each process takes its share."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
+        count = int(batch.lengths.sum())
+        nats, own, factor, reads, picked = self._nats(batch)
+        loss = nats.sum() * factor / count
+        self.run.model.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        seen = [self._gathered(*both) for both in zip(reads.rows, picked, strict=True)] if reads and picked else []
+        norm = self._clip([gradient for _, gradients in seen for gradient in gradients])
+        mean = self.world.sum(loss.detach()) / self.world.size
+        if not bool(torch.isfinite(mean + norm)):
+            self._stop(own, nats)
+        self.progress.step += 1
+        self.optimiser.step()
+        for adam, (rows, gradients) in zip(self.rows, seen, strict=True):
+            adam.catch_up(self.progress.step - 1, rows)  # those that only other processes have read
+            adam.step(self.progress.step, rows, gradients)
+        if self.start:
+            self.start.pull(self.run.model, self.optimiser)
+        self.progress.tokens += count
+        self.progress.nats += float(mean) * count
+
+    def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int, Reads | None, Picked | None]:
+        """The loss of every target (B, T) of this process's share, that share, the factor on its loss, what it read.
+
+        Negative samples are the same in all processes, other noise is each one's own.
+        """
+        precision, (own, factor) = library.precision(self.config.precision, self.world.device), self.world.share(batch)
+        rate, key = self.run.model.config.dropout_context, (self.config.seed, self.progress.step, self.world.rank)
+        own = replace(own, context=own.context.forgetting(rate, key) if rate else own.context)
+        with torch.random.fork_rng(devices=self.world.generators), precision:
+            torch.manual_seed(self.config.seed * 1_000_003 + self.progress.step)
+            samples, reads, picked = self._samples(len(batch.rows)), None, None
+            if samples and self.rows:
+                reads, picked = self.run.model.reads(own, samples), []
+                for adam, rows in zip(self.rows, reads.rows, strict=True):
+                    adam.catch_up(self.progress.step, rows)
+                    picked.append(adam.read(rows))
+            self.world.own_noise(self.config.seed, self.progress.step)
+            self.run.model.train()
+            nats: Tensor = self.nats(own, samples, reads, picked)
+        self.run.model.eval()
+        return nats, own, factor, reads, picked
+
+    def _samples(self, texts: int) -> Samples | None:
+        """The negative samples of this process's share of a batch of `texts`; none of a loss that needs none."""
+        if self.proposal is None:
+            return None
+        if self.config.loss == "sampled":
+            return self.proposal.draw()
+        return self.proposal.draw_each(texts).select(self.world.texts(texts).to(self.world.device))
+
+    def _gathered(self, rows: Tensor, tables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The mean over all processes of the gradients of the rows of some tables that any of them has read."""
+        own = [table.grad if table.grad is not None else torch.zeros_like(table) for table in tables]
+        if self.world.size == 1:
+            return rows, own
+        found = [self.world.gather_rows(rows, gradient) for gradient in own]
+        return found[0][0], [gradient / self.world.size for _, gradient in found]
+
+    def _clip(self, more: list[Tensor]) -> Tensor:
+        """Scale all gradients, the parameters' and `more`, down to the norm that the config allows; the norm before."""
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None] + more
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.config.clip and bool(norm > self.config.clip):
+            torch._foreach_mul_(gradients, float(self.config.clip / norm))
+        return norm
+
+    def _stop(self, batch: Batch, nats: Tensor) -> None:
+        """Save what is good and say which row of the training data made the loss non-finite."""
+        if all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values()):
+            self.save()
+        rows = self._culprits(batch, nats)
+        named = (
+            f"row {rows[0]}"
+            if len(rows) == 1
+            else f"rows {', '.join(map(str, rows[:5]))}" + (", ..." if len(rows) > 5 else "")
+        )
+        raise UserError(
+            f"the loss is not finite at step {self.progress.step + 1}, {named} of the training data; "
+            f"the checkpoint before it is in {self.run.folder} (a lower learning rate may help)"
+        )
+
+    def _culprits(self, batch: Batch, nats: Tensor) -> list[int]:
+        """Rows, counted from 1, whose own nats or else whose own gradient is not finite; all rows, where none is."""
+        bad = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
+        for row in [] if bad else batch.rows.tolist():
+            self.run.model.zero_grad(set_to_none=True)
+            self.run.model(self.run.batch(self.corpus, np.array([row]))).sum().backward()
+            gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+            if not bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
+                bad.append(row)
+        named = self.world.gather(torch.tensor(bad, dtype=torch.long)).tolist()
+        return sorted({row + 1 for row in named or self.world.gather(batch.rows).tolist()})
+
+    def evaluate(self) -> Row:
+        """Perplexities on the development set; the best weights so far go into the run folder."""
+        self.catch_up()
+        row = perplexities(self.run, self.dev, self.world)
+        better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
+        if better:
+            self.progress.best, self.progress.worse = row["perplexity"], 0
+            if self.world.first:
+                self.run.save_weights({"step": self.progress.step, **row})
+        else:
+            self.progress.worse += 1
+        return {"split": "dev", **row, "best": self.progress.best}
+
+    def log(self, row: Row) -> Row:
+        """Write one row of the log; every row says where the training stands."""
+        here = self.progress
+        row = {"step": here.step, "steps": self.steps, "tokens": here.tokens, "seconds": here.seconds, **row}
+        if self.world.first:
+            files.append_row(self.run.log_path, row)
+        here.rows += 1
+        return row
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file to go on from."""
+        return self.run.folder / "checkpoint.safetensors"
+
+    def save(self) -> None:
+        """Write a checkpoint: weights, moments of Adam, progress. The first process does."""
+        self.catch_up()
+        if not self.world.first:
+            return
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
+            tensors[f"{name}:value"] = parameter
+        files.save_tensors(self.checkpoint, tensors, vars(self.progress))
+
+    def catch_up(self) -> None:
+        """Bring rows that no step has seen lately up to date."""
+        for adam in self.rows:
+            adam.catch_up(self.progress.step)
+
+    def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        """What Adam keeps of a parameter; nothing of one that has had no gradient."""
+        for adam in self.rows:
+            if state := adam.state(parameter):
+                return state
+        kept: dict[str, Tensor] = self.optimiser.state.get(parameter, {})
+        return kept
+
+    def load(self) -> None:
+        """Go back to the checkpoint, if there is one, or the start; rows that were logged after it are dropped."""
+        if self.checkpoint.exists():
+            self._restore()
+        if self.world.first:
+            files.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
+
+    def _restore(self) -> None:
+        """Weights, moments of Adam and progress from the checkpoint."""
+        tensors, facts = files.load_tensors(self.checkpoint)
+        shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
+        if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
+            raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
+        self.progress = Progress(**facts)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensors.pop(f"{name}:value"))
+                keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
+                if any(adam.state(parameter) for adam in self.rows):
+                    state = self._moments(parameter)
+                    for key in state.keys() & set(keys):
+                        state[key].copy_(tensors[f"{name}:{key}"])
+                elif keys:
+                    state = {key: tensors[f"{name}:{key}"].to(parameter.device) for key in keys}
+                    self.optimiser.state[parameter] = state
+        for adam in self.rows:
+            adam.done.fill_(self.progress.step)
+
+
+def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world: World | None = None) -> Iterator[Row]:
+    """Train `run` on `corpus`; yields each row of the log. At the end `run` has its best weights.
+
+    `resume` goes on from the checkpoint; the processes of `world` share the work.
+    `UserError` on a loss that is not finite or a folder that cannot be written.
+    """
+    trainer = Trainer(run, corpus, dev, world)
+    if resume:
+        trainer.load()
+    config, progress = trainer.config, trainer.progress
+    clock = time.perf_counter()
+    if trainer.start and not progress.rows:  # a fine-tuning that only harms leaves the model as it was
+        yield trainer.log(trainer.evaluate())
+        trainer.save()
+    for batch in trainer.batches():
+        if config.patience and progress.worse >= config.patience:
+            break
+        trainer.step(batch)
+        last = progress.step == trainer.steps
+        logged = progress.step % config.log_every == 0 or last
+        evaluated = due(progress.step, trainer.steps, config.evaluations)
+        if logged or evaluated:
+            now = time.perf_counter()
+            spent, clock = now - clock, now
+            progress.seconds += spent
+            seen = progress.tokens - progress.since
+            yield trainer.log({"split": "train", "loss": progress.nats / seen, "tokens_per_second": seen / spent})
+            progress.nats, progress.since = 0.0, progress.tokens
+        if evaluated:
+            row = trainer.evaluate()
+            now = time.perf_counter()
+            progress.seconds, clock = progress.seconds + now - clock, now
+            yield trainer.log(row)
+        if progress.step % config.save_every == 0 or evaluated:
+            trainer.save()
+    trainer.world.barrier()  # the first process has written the last weights
+    run.load_weights()

@@ -1,0 +1,219 @@
+"""`factorcell contexts`, from a run and tables to rows, text and page: what it shows is what the functions return."""
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.evaluation import embeddings
+from factorcell.evaluation.embeddings import Embeddings
+from factorcell.model.run import Run
+from factorcell.reports import embeddings as contexts_report
+from tests.pages import Reader
+from tests.small import make_run
+
+Row = dict[str, Any]
+
+KINDS = ("north", "south")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with 24 cities and 2 ratings of random weights, and a table of what the run never saw."""
+    folder = tmp_path_factory.mktemp("contexts")
+    rows = [
+        {"text": f"word{n % 7} <b>", "city": f"<city {n % 24}>", "stars": "15"[n % 2 ^ n // 24 % 2]} for n in range(96)
+    ]
+    data = {"context": ("city", "stars"), "min_count": 1, "min_context_count": 1}
+    sizes = {"embedding_size": 5, "hidden_size": 6, "context_size": 4, "variable_size": 3}
+    config = Config.from_dict({"data": data, "model": {"adapt": ["concat"], **sizes}})
+    corpus = prepare(rows, config.data)
+    run = Run.create(folder / "run", config, corpus.vocabulary, corpus.schema)
+    random = np.random.default_rng(0)
+    for parameter in run.model.parameters():
+        parameter.data.copy_(parameter.new_tensor(random.normal(size=tuple(parameter.shape)) * 0.5))
+    run.save_weights({})
+    known = Embeddings.of(run)
+    told = [
+        {"city": city, "side": KINDS[int(vector[0] > 0)], "height": str(vector[1] * 100), "text": "word1"}
+        for city, vector in zip(known.values, known.vectors.tolist(), strict=True)
+    ]
+    files.write_rows(folder / "told.jsonl", told)
+    return folder
+
+
+def rows_of(capsys: pytest.CaptureFixture[str], folder: Path, *more: str) -> list[Row]:
+    """What `--json` prints."""
+    assert main(["contexts", str(folder / "run"), "--threads", "1", "--json", *more]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def text_of(capsys: pytest.CaptureFixture[str], folder: Path, *more: str) -> str:
+    assert main(["contexts", str(folder / "run"), "--threads", "1", *more]) == 0
+    return capsys.readouterr().out
+
+
+def error_of(capsys: pytest.CaptureFixture[str], run: Path, *more: str) -> str:
+    assert main(["contexts", str(run), "--threads", "1", *more]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, "one line"
+    return error
+
+
+def test_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of named values, of the most frequent ones, of another variable; as a table and as lines."""
+    known = Embeddings.of(Run.open(folder / "run"))
+    near = rows_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "4")
+    assert near == [{"kind": "neighbour", **row} for row in known.neighbours(["<city 3>", "<city 5>"], 4)]
+    distant = rows_of(capsys, folder, "--near", "<city 3>", "--measure", "distance")
+    assert distant == [{"kind": "neighbour", **row} for row in known.neighbours(["<city 3>"], 10, "distance")]
+    assert {row["value"] for row in rows_of(capsys, folder)} == set(known.values[:10])
+    assert rows_of(capsys, folder, "--near", "5")[0]["near"] == "1"
+    assert {row["value"] for row in rows_of(capsys, folder, "--variable", "stars")} == {"1", "5"}
+    header, first, *_ = text_of(capsys, folder, "--near", "<city 3>").splitlines()
+    assert header.split() == ["near", "count", "cosine"]
+    assert first.startswith(str(near[0]["near"]))
+    lines = text_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "2").splitlines()
+    shown = ", ".join(f"{row['near']} {row['cosine']:.2f}" for row in near[:2])
+    assert lines[0] == f"<city 3>  {shown}"
+    assert len(lines) == 2
+
+
+def test_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each near value, of a context, between two; the rest of the context is that of --context."""
+    run = Run.open(folder / "run")
+
+    def words(*contexts: Row, count: int = 10, frequent: int | None = None) -> list[tuple[str, float]]:
+        found = embeddings.words(run, *contexts, count=count, frequent=frequent)
+        return [(row["token"], row["nats"]) for row in found]
+
+    def shown(*more: str) -> list[tuple[str, float]]:
+        rows = [row for row in rows_of(capsys, folder, *more) if row["kind"] == "word"]
+        return [(row["token"], row["nats"]) for row in rows]
+
+    city, both = {"city": "<city 3>"}, {"city": "<city 3>", "stars": "5"}
+    assert shown("--near", "<city 3>", "--words") == words(city)
+    assert shown("--near", "<city 3>", "--words", "--context", "stars=5", "--count", "2") == words(both, count=2)
+    assert shown("--words", "--context", "stars=5") == words({"stars": "5"})
+    assert shown("--between", "stars=5", "stars=1", "--frequent", "2") == words(
+        {"stars": "5"}, {"stars": "1"}, frequent=2
+    )
+    assert shown("--between", "stars=5;city=<city 3>", "stars=1") == words(both, {"stars": "1"})
+    every = shown("--between", "stars=5", "stars=1", "--context", "city=<city 3>")
+    assert every == words(both, {"city": "<city 3>", "stars": "1"})
+    assert len(shown("--words", "--count", "1")) == sum(
+        len(words({"city": value}, count=1)) for value in Embeddings.of(run).values[:10]
+    )
+    lines = text_of(capsys, folder, "--between", "stars=5", "stars=1", "--context", "city=<city 3>").splitlines()
+    assert lines[1] == "stars=5 against stars=1"
+    assert lines[2].split() == ["raised", "nats", "lowered", "nats"]
+    assert lines[3].split() == [every[0][0], f"{every[0][1]:+.2f}", *next([t, f"{n:+.2f}"] for t, n in every if n < 0)]
+    assert "no token is raised" in text_of(capsys, folder, "--between", "stars=5", "stars=5")
+    assert "city=<city 3> against what is expected" in text_of(capsys, folder, "--near", "<city 3>", "--words")
+
+
+def test_maps_and_predictions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known, told = Embeddings.of(Run.open(folder / "run")), folder / "told.jsonl"
+    tables = ["--map", str(told), "--predict", str(told), "--by", "side", "--by", "height"]
+    rows = rows_of(capsys, folder, *tables, "--groups", "1")
+    side, height = (embeddings.read_column(known, told, name) for name in ("side", "height"))
+    points = embeddings.points(known, side)
+    assert [row for row in rows if row["kind"] == "prediction"] == [
+        {"kind": "prediction", **embeddings.predict(known, column)} for column in (side, height)
+    ]
+    assert [row for row in rows if row["kind"] == "agreement"] == [
+        {"kind": "agreement", **embeddings.agreement(known, column)} for column in (side, height)
+    ]
+    (ellipse,) = [row for row in rows if row["kind"] == "ellipse"]
+    assert ellipse == {"kind": "ellipse", "column": "side", **embeddings.ellipses(points, 1)[0]}
+    assert [row["value"] for row in rows if row["kind"] == "point" and row["column"] == "side"] == list(known.values)
+    text = text_of(capsys, folder, *tables)
+    (accuracy, r2) = (row for row in rows if row["kind"] == "prediction")
+    assert f"accuracy {accuracy['accuracy']:.1%}, the largest group {accuracy['majority']:.1%}" in text
+    assert f"R² {r2['r2']:.3f}" in text
+    assert "of nearest neighbours have the same side" in text
+    assert "of its nearest neighbour correlate with" in text
+    distant = rows_of(capsys, folder, "--map", str(told), "--by", "side", "--measure", "distance")
+    assert distant[-1] == {"kind": "agreement", **embeddings.agreement(known, side, "distance")}
+    others = rows_of(capsys, folder, "--predict", str(told), "--by", "height", "--seed", "1")
+    assert [row["kind"] for row in others] == ["prediction"]
+    assert others[0]["r2"] != r2["r2"]
+
+
+def test_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Well nested, names are text; every part that was asked for is there, and no other."""
+    told, path = str(folder / "told.jsonl"), folder / "page.html"
+    more = ["--map", told, "--predict", told, "--by", "side", "--by", "height", "--points", "--page", str(path)]
+    rows = rows_of(capsys, folder, "--near", "<city 3>", "--words", *more)
+    page, reader = path.read_text(encoding="utf-8"), Reader()
+    reader.feed(page)
+    assert reader.open == []
+    assert "<city" not in page
+    assert page.count("<svg") == 3
+    assert page.count("<h2>") == 5
+    assert "24 values of city" in reader.text
+    for row in rows:
+        if row["kind"] == "neighbour":
+            assert f"{row['near']} ({row['cosine']:.2f})" in reader.text
+        if row["kind"] == "word":
+            assert html.escape(row["token"]) in page
+        if row["kind"] == "prediction" and "accuracy" in row:
+            assert f"{row['accuracy']:.1%} ± {row['deviation'] / 5**0.5:.1%}" in reader.text
+        if row["kind"] == "agreement":
+            assert contexts_report.agreed(row) in reader.text
+    shares = embeddings.project(Embeddings.of(Run.open(folder / "run")).vectors)[1]
+    assert f"which hold {shares[0]:.0%} and {shares[1]:.0%} of their variance" in reader.text
+    assert "mean height" in reader.text
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    rows_of(capsys, folder, "--words", "--context", "stars=5", "--page", str(path))
+    assert path.read_text(encoding="utf-8").count("<h2>") == 1
+
+
+def test_words_of_a_run_without_categories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "run", context=("lat:number", "lon:number"), adapt=["concat"]).save_weights({})
+    (tmp_path / "run").rename(tmp_path / "numbers")
+    folder = tmp_path / "numbers"
+    text = error_of(capsys, folder)
+    assert "none of its contexts is a category" in text
+    assert main(["contexts", str(folder), "--threads", "1", "--between", "lat=60;lon=10", "lat=43;lon=7"]) == 0
+    assert "lat=60, lon=10 against lat=43, lon=7" in capsys.readouterr().out
+    assert main(["contexts", str(folder), "--threads", "1", "--words", "--context", "lat=60"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--near", "<City 3>"], "did you mean '<city 3>'"),
+        (["--near", "<city 3>", "<citty 5>"], "'<citty 5>' was never seen"),
+        (["--variable", "town"], "unknown categorical context 'town'"),
+        (["--count", "0"], "count is 0"),
+        (["--near", "<city 3>", "--words", "--frequent", "0"], "frequent is 0"),
+        (["--by", "side"], "--by COLUMN says"),
+        (["--map", "TOLD"], "--by COLUMN says"),
+        (["--map", "TOLD", "--by", "sid"], "no column 'sid'"),
+        (["--map", "TOLD", "--by", "side", "--groups", "0"], "groups is 0"),
+        (["--map", "nowhere.csv", "--by", "side"], "nowhere.csv"),
+        (["--between", "stars", "stars=1"], "--between 'stars': it must be NAME=VALUE"),
+        (["--between", "star=5", "star=1"], "unknown context column 'star'"),
+        (["--between", "stars=4", "stars=1"], "stars '4' was never seen"),
+        (["--words", "--context", "city=<cty 3>"], "<city 3>"),
+    ],
+)
+def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str) -> None:
+    more = [str(folder / "told.jsonl") if word == "TOLD" else word for word in more]
+    assert words in error_of(capsys, folder / "run", *more)
+
+
+def test_runs_without_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, adapt in (("unadapted", []), ("prefix", ["prefix"])):
+        make_run(tmp_path / name, adapt=adapt, output_bias=[]).save_weights({})
+        assert "no embeddings of contexts" in error_of(capsys, tmp_path / name, "--near", "Oslo")

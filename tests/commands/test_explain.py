@@ -1,0 +1,230 @@
+"""`factorcell explain` and `factorcell units` from files to terminal, JSON and page."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import files
+from factorcell.commands.explain import contexts_between, marked
+from factorcell.commands.main import main
+from factorcell.config import UserError
+from factorcell.evaluation.likelihood_ratios import explain, raised
+from factorcell.evaluation.probing import few_examples, final_states, indicators
+from factorcell.model.run import Run
+from tests.small import CONTEXT, make_run
+
+TEXTS = ["the sea is cold", "cold sand"]
+UNITS = ["the sea sun"] * 6 + ["the sea cold"] * 6, ["sun"] * 6 + ["cold"] * 6
+FIVE, ONE = {"stars": "5"}, {"stars": "1"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of words, texts in a file, a table with a column of which the runs know nothing."""
+    folder = tmp_path_factory.mktemp("explain")
+    for name, rank in (("run", 2), ("other", 1)):
+        run = make_run(folder / name, CONTEXT, rank=rank, adapt=["concat", "factor"], output_bias=["low_rank"])
+        run.save_weights({})
+    (folder / "texts.txt").write_text("the sea is cold\n\n  cold sand\nthe sea is cold\n", encoding="utf-8")
+    rows = [{"text": f"the sea {word}", "kind": word} for word in ("sun", "cold") for _ in range(6)]
+    files.write_rows(folder / "table.jsonl", rows)
+    return folder
+
+
+def command(folder: Path, *more: str, between: tuple[str, ...] = ("stars=5", "stars=1")) -> list[str]:
+    """Explain the file."""
+    return ["explain", str(folder / "run"), *more, "--between", *between, "--threads", "1"]
+
+
+def test_explain_from_file_to_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows are those of the function; each line once, empty ones not; --context holds for both."""
+    assert main(command(folder, str(folder / "texts.txt"), "--json", "--context", "city=Oslo")) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    between = {"stars=5": {"city": "Oslo", **FIVE}, "stars=1": {"city": "Oslo", **ONE}}
+    assert rows == explain([Run.open(folder / "run")], TEXTS, between)
+    assert rows != explain([Run.open(folder / "run")], TEXTS, {"stars=5": FIVE, "stars=1": ONE})
+
+
+def test_ensemble_beside_and_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [Run.open(folder / name) for name in ("run", "other")]
+    other = str(folder / "other")
+    more = ["--text", TEXTS[0], "--json", "--ensemble", other, "--beside", other, "--words", "2"]
+    assert main(command(folder, *more, "--over", str(folder / "table.jsonl"))) == 0
+    first, second, *words = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    between = {"stars=5": FIVE, "stars=1": ONE}
+    assert first == {"model": "run and 1 more", **explain(runs, [TEXTS[0]], between)[0]}
+    assert second == {"model": "other", **explain(runs[1:], [TEXTS[0]], between)[0]}
+    places = ["the sea sun"] * 6 + ["the sea cold"] * 6
+    found = raised(runs, places, FIVE, ONE)
+    assert words == [*found[:2], *found[-2:]]
+    assert words[1]["ratio"] > 0 > words[2]["ratio"]
+
+
+def test_standard_input_and_page(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signs where there is no terminal, their sum below, and the same in the page."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("cold sand\n"))
+    page = tmp_path / "page.html"
+    table = str(folder / "table.jsonl")
+    assert main(command(folder, "-", "--words", "3", "--over", table, "--page", str(page))) == 0
+    shown = capsys.readouterr()
+    (row,) = explain([Run.open(folder / "run")], ["cold sand"], {"stars=5": FIVE, "stars=1": ONE})
+    marks = [marked(token["token"].replace("</s>", "¶"), token["ratio"], False) for token in row["tokens"]]
+    lines = shown.out.splitlines()
+    assert " ".join(marks) in lines
+    assert f"{row['ratio']:+.2f} nats in all; stars=5 has {row['posterior']['stars=5']:.1%}" in lines
+    assert "\x1b" not in shown.out
+    assert lines[-1].split()[0] in Run.open(folder / "run").vocabulary.tokens
+    assert str(page) in shown.err
+    assert f"{row['ratio']:+.2f} nats in all" in page.read_text(encoding="utf-8")
+    assert "Words raised and lowered" in page.read_text(encoding="utf-8")
+
+
+def test_colours_are_for_terminals(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """auto: a terminal without NO_COLOR; always and never say so."""
+    given = command(folder, "--text", "cold sand")
+
+    def coloured(*more: str) -> bool:
+        assert main([*given, *more]) == 0
+        return "\x1b[" in capsys.readouterr().out
+
+    assert not coloured()
+    assert coloured("--color", "always")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert coloured()
+    assert not coloured("--color", "never")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not coloured()
+    assert coloured("--color", "always")
+
+
+def test_marks() -> None:
+    """Three strengths a side; without colour by signs, with it by shades, the second side underlined too."""
+    assert [marked("x", ratio, False) for ratio in (0.2, 0.6, 1.2, 2.4)] == ["x", "x⁺", "x⁺⁺", "x⁺⁺⁺"]
+    assert [marked("x", ratio, False) for ratio in (-0.2, -0.6, -1.2, -2.4)] == ["x", "x⁻", "x⁻⁻", "x⁻⁻⁻"]
+    seen = {marked("x", ratio, True) for ratio in (0.6, 1.2, 2.4, -0.6, -1.2, -2.4)}
+    assert len(seen) == 6
+    assert all(text.endswith("mx\x1b[0m") for text in seen)
+    assert sum("\x1b[4;" in text for text in seen) == 3
+    assert marked("x", 0.2, True) == "x"
+
+
+def test_more_contexts_than_two(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the model believes after every token."""
+    between = ("stars=5", "stars=1; city=Oslo", "lat=40;lon=2")
+    assert main(command(folder, "--text", "cold sand", between=between)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["token", "stars=5", "stars=1;", "city=Oslo", "lat=40;", "lon=2"]
+    contexts: dict[str, dict[str, Any]] = {"a": FIVE, "b": {"stars": 1, "city": "Oslo"}, "c": {"lat": 40, "lon": 2}}
+    (row,) = explain([Run.open(folder / "run")], ["cold sand"], contexts)
+    last = [f"{share:.1%}" for share in row["posterior"].values()]
+    assert lines[-1].split() == ["¶", *last]
+
+
+def test_contexts_are_parsed() -> None:
+    """Semicolons part columns, unless no name follows them."""
+    assert contexts_between(["a=1; b=x;y", "a=2"], {"c": "3"}) == {
+        "a=1; b=x;y": {"c": "3", "a": "1", "b": "x;y"},
+        "a=2": {"c": "3", "a": "2"},
+    }
+    with pytest.raises(UserError, match="a is given by --between and by --context"):
+        contexts_between(["a=1", "a=2"], {"a": "3"})
+
+
+@pytest.mark.parametrize(
+    ("more", "between", "message"),
+    [
+        (["--text", "a"], ("stars=5", "stars=9"), "stars '9' was never seen in training; it knows 2 values (5, 1)"),
+        (
+            ["--text", "a"],
+            ("city=Oslo", "city=Nize"),
+            "city 'Nize' was never seen in training; it knows 2 values (Nice",
+        ),
+        (["--text", "a"], ("starz=5", "starz=1"), "unknown context column 'starz' (did you mean 'stars'?)"),
+        (["--text", "a"], ("stars=5", "stars=5"), "--between names stars=5 twice"),
+        (["--text", "a"], ("stars=5",), "--between has stars=5 alone"),
+        (["--text", "a"], ("5", "1"), "--between '5': it must be NAME=VALUE"),
+        (["--text", "a"], ("lat=north", "lat=1"), "lat"),
+        ([], ("stars=5", "stars=1"), "give either a FILE of texts, one a line, or --text"),
+        (["nowhere.txt", "--text", "a"], ("stars=5", "stars=1"), "give either a FILE of texts, one a line, or --text"),
+        (["nowhere.txt"], ("stars=5", "stars=1"), "nowhere.txt: cannot be read (No such file or directory)"),
+        (["--text", "a", "--words", "3"], ("stars=5", "stars=1", "city=Oslo"), "--words 3 with 3 contexts"),
+        (["--text", "a", "--words", "-3"], ("stars=5", "stars=1"), "--words -3 with 2 contexts"),
+        (["--text", "a", "--words", "3"], ("stars=5", "stars=1"), "no word is expected even once"),
+        (["--text", "a", "--over", "table"], ("stars=5", "stars=1"), "--over is for --words; say how many"),
+        (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: not a run folder"),
+    ],
+)
+def test_mistakes_are_one_line(
+    more: list[str], between: tuple[str, ...], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(folder, *more, between=between)) == 2
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error.startswith("factorcell: ")
+    assert message in error
+
+
+def test_files_that_are_no_texts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "bytes.txt").write_bytes(b"ab\xff")
+    for name, message in (("empty.txt", "there is no text in it"), ("bytes.txt", "not UTF-8 (byte 2)")):
+        assert main(command(folder, str(tmp_path / name))) == 2
+        assert message in capsys.readouterr().err
+
+
+def units(folder: Path, *more: str) -> list[str]:
+    """Which units know the kind."""
+    table = [str(folder / "run"), str(folder / "table.jsonl")]
+    return ["units", *table, "--target", "kind", "--examples", "3", "--threads", "1", *more]
+
+
+def test_units_to_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows are those of the functions; the unit of the value that is asked for is drawn."""
+    more = ["--json", "--text", "the sea", "--value", "sun", "--seed", "4", "--repeats", "2"]
+    assert main(units(folder, *more)) == 0
+    *rows, drawn, regression = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    run = Run.open(folder / "run")
+    texts, values = UNITS
+    assert rows == indicators(run, texts, values, seed=4)
+    assert rows[0]["auc"] == 1.0  # all texts of a kind are the same
+    best = next(row for row in rows if row["value"] == "sun")
+    assert (drawn["value"], drawn["hidden_unit"], drawn["sign"]) == ("sun", best["hidden_unit"], best["sign"])
+    assert [token["token"] for token in drawn["tokens"]] == ["the", "sea"]
+    assert regression == few_examples(final_states(run, texts), values, examples=3, repeats=2, seed=4)
+
+
+def test_units_to_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "units.html"
+    assert main(units(folder, "--page", str(page), "--text", "the cold sea", "--every-token")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["kind", "hidden", "unit", "is", "auc", "correlation", "texts"]
+    assert lines[-1].startswith("logistic regression with 3 examples of each value: accuracy 1.0000")
+    assert "after every token" in page.read_text(encoding="utf-8")
+    rows = indicators(Run.open(folder / "run"), *UNITS, every_token=True)
+    assert main(units(folder, "--examples", "0", "--every-token", "--json")) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+    assert rows != indicators(Run.open(folder / "run"), *UNITS)
+    assert main(units(folder, "--examples", "0")) == 0
+    assert "logistic" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--value", "sum"], "unknown value of kind 'sum' (did you mean 'sun'?)"),
+        (["--examples", "7"], "fewer than two values have 8 texts or more (cold 6, sun 6)"),
+        (["--target", "king"], "no column 'king'; it has text, kind"),
+        (["--repeats", "0"], "both must be at least 1"),
+    ],
+)
+def test_mistakes_about_units(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(units(folder, "--json", *more)) == 2
+    error: Any = capsys.readouterr().err
+    assert message in error

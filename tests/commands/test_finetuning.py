@@ -1,0 +1,100 @@
+"""Fine-tuning, separate runs and mixtures as a user types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.model.run import Run
+from tests import synthetic
+
+SMALL = "--embedding-size 8 --hidden-size 10 --min-count 1 --min-context-count 5 --threads 1".split()
+QUICK = "--epochs 2 --batch-tokens 300 --evaluations 2 --learning-rate 1e-2".split()
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """A folder with train.jsonl, dev.jsonl, test.jsonl of two dialects, and an unadapted run."""
+    for name, rows, seed in (("train", 200, 1), ("dev", 60, 2), ("test", 60, 3)):
+        files.write_rows(tmp_path / f"{name}.jsonl", synthetic.two_dialects(rows, seed)[0])
+    given = [str(tmp_path / "train.jsonl"), "--dev", str(tmp_path / "dev.jsonl"), "--out", str(tmp_path / "run")]
+    assert main(["train", *given, "--model", "unadapted", *SMALL, *QUICK]) == 0
+    return tmp_path
+
+
+def test_finetune_goes_on_with_parts(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What moved is shown; options of training alone can differ, and what is not said is gentle."""
+    command = ["finetune", str(tables / "run"), str(tables / "dev.jsonl"), "--dev", str(tables / "test.jsonl")]
+    command += ["--out", str(tables / "new"), "--train", "output_bias", "--train", "recurrent", "--l1", "1e-3"]
+    capsys.readouterr()
+    assert main([*command, "--epochs", "3"]) == 0
+    said = capsys.readouterr()
+    header, *rows = said.out.splitlines()
+    assert header.split() == ["part", "values", "moved"]
+    assert [row.split()[0] for row in rows] == ["recurrent", "output_bias"]
+    assert "it was " in said.err
+    config = Run.open(tables / "new").config
+    assert (config.training.epochs, config.training.patience, config.training.batch_tokens) == (3.0, 3, 300)
+    assert main([*command, "--epochs", "3"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main([*command, "--epochs", "3", "--resume"]) == 0
+    assert capsys.readouterr().out == said.out
+    assert main(["report", str(tables / "run"), str(tables / "new"), "--out", str(tables / "report.html")]) == 0
+    assert "<svg" in (tables / "report.html").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main([*command[:-6], "--train", "bias"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert error == [
+        "factorcell: unknown part 'bias'; choose from all, embedding, context, recurrent, output_bias, projection"
+    ]
+    with pytest.raises(SystemExit):
+        main([*command, "--hidden-size", "3"])
+
+
+def test_separate_mix_and_evaluate(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run a dialect; their mixture with weights by dialect; both scored as a run is."""
+    train, dev, test = (str(tables / f"{name}.jsonl") for name in ("train", "dev", "test"))
+    assert (
+        main(["separate", train, "--dev", dev, "--by", "dialect", "--out", str(tables / "each"), *SMALL, *QUICK]) == 0
+    )
+    capsys.readouterr()
+    found = {}
+    runs = [str(tables / "each" / f"value-000{number}") for number in range(3)]
+    assert main(["mix", *runs, "--dev", dev, "--by", "dialect", "--out", str(tables / "mix"), "--threads", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[:3]] == ["1:", "2:", "3:"]
+    assert shown.count("coast") == 2
+    assert main(["mix", *runs, "--dev", dev, "--out", str(tables / "plain"), "--threads", "1", "--json"]) == 0
+    (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sum(row["weights"]) == pytest.approx(1)
+    for name in ("run", "each", "mix", "plain"):
+        assert main(["evaluate", str(tables / name), test, "--by", "dialect", "--json", "--threads", "1"]) == 0
+        whole, *groups = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        found[name] = whole["perplexity"]
+        assert sum(group["targets"] for group in groups) == whole["targets"]
+        assert [row["kind"] for row in files.read_rows(tables / name / "results.jsonl")] == ["evaluate"]
+    assert len(set(found.values())) == 4
+    assert main(["evaluate", str(tables / "mix"), test, "--baseline", str(tables / "each"), "--by", "dialect"]) == 0
+    assert f"gain over {tables / 'each'}" in capsys.readouterr().out
+    assert main(["mix", *runs, str(tables / "nothing"), "--dev", dev, "--out", str(tables / "other")]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+
+
+def test_a_run_and_an_ngram_model_are_mixed(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Together they are no worse than the better one on what the weights were fitted to; ranks it has none."""
+    run, dev = str(tables / "run"), str(tables / "dev.jsonl")
+    counted = str(tables / "grams")
+    assert (
+        main(["baseline", "ngram", str(tables / "train.jsonl"), "--like", run, "--order", "3", "--out", counted]) == 0
+    )
+    assert main(["mix", run, counted, "--dev", dev, "--out", str(tables / "mix"), "--threads", "1"]) == 0
+    perplexities = []
+    for name in ("run", "grams", "mix"):
+        capsys.readouterr()
+        assert main(["evaluate", str(tables / name), dev, "--json"]) == 0
+        perplexities.append(json.loads(capsys.readouterr().out)["perplexity"])
+    assert perplexities[2] <= min(perplexities[:2]) + 1e-6
+    assert main(["evaluate", str(tables / "mix"), dev, "--top"]) == 2
+    assert "only runs and n-gram models tell which tokens are most probable" in capsys.readouterr().err

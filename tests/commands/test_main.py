@@ -1,0 +1,316 @@
+"""The command line as a user types it: whole jobs on small tables, and every mistake in one line."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell.commands.main import main
+from factorcell.files import read_rows
+
+SMALL = "--embedding-size 8 --hidden-size 10 --rank 2 --context-size 3 --variable-size 3 --min-count 1".split()
+QUICK = "--min-context-count 1 --epochs 2 --batch-tokens 300 --evaluations 2 --threads 1 --learning-rate 1e-2".split()
+
+
+@pytest.fixture
+def tables(tmp_path: Path, two_dialects: Callable[[int, int], tuple[list[dict[str, str]], float]]) -> Path:
+    """A folder with train.csv, dev.csv and test.csv: two dialects, stars 1 to 5, a latitude."""
+    for name, rows, seed in (("train", 400, 1), ("dev", 80, 2), ("test", 80, 3)):
+        texts, _ = two_dialects(rows, seed)
+        with (tmp_path / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["review", "dialect", "stars", "lat"])
+            for index, row in enumerate(texts):
+                writer.writerow([row["text"], row["dialect"], index % 5 + 1, 40 + index / 10])
+    return tmp_path
+
+
+@pytest.fixture
+def trained(tables: Path) -> Path:
+    """The same folder with a trained run in `run`."""
+    assert run_train(tables, "run") == 0
+    return tables
+
+
+def run_train(folder: Path, out: str, *more: str) -> int:
+    """`factorcell train` on the tables of `folder`."""
+    context = "--text review --context dialect --context stars --context lat:number".split()
+    files = [str(folder / "train.csv"), "--dev", str(folder / "dev.csv"), "--out", str(folder / out)]
+    return main(["train", *files, *context, *SMALL, *QUICK, *more])
+
+
+def test_train_says_how_it_read_the_columns(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was guessed is printed back, and the run folder is complete."""
+    assert run_train(tables, "run") == 0
+    said = capsys.readouterr().err
+    assert "400 texts" in said
+    assert "stars: category, 5 values" in said
+    assert "lat: number" in said
+    assert {path.name for path in (tables / "run").iterdir()} == {
+        "README.md", "checkpoint.safetensors", "config.json", "log.jsonl", "schema.json", "training.json",
+        "vocabulary.txt", "weights.safetensors",
+    }  # fmt: skip
+
+
+def test_evaluate_and_score_agree(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Perplexity of the file from `evaluate` is that of the summed nats from `score`; the card keeps it."""
+    files = [str(trained / "run"), str(trained / "test.csv")]
+    capsys.readouterr()
+    assert main(["evaluate", *files, "--by", "stars", "--by", "lat", "--json"]) == 0
+    whole, *groups = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert main(["score", *files, "--tokens", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    nats, targets = sum(row["nats"] for row in rows), sum(row["targets"] for row in rows)
+    assert whole["perplexity"] == pytest.approx(2.718281828459045 ** (nats / targets), rel=1e-6)
+    assert sum(row["count"] for row in groups if row["by"] == "stars") == 80
+    assert [token["token"] for token in rows[0]["tokens"]][-1] == "</s>"
+    assert f"{whole['perplexity']:.4g}" in (trained / "run" / "README.md").read_text(encoding="utf-8")
+    assert main(["evaluate", *files, "--by", "dialect"]) == 0
+    assert "gain" in capsys.readouterr().out
+
+
+def test_scores_of_less_precise_products(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Perplexity and accuracy nearly the same, by another path."""
+    files, found = [str(trained / "run"), str(trained / "test.csv"), "--json"], []
+    for precision in ("float32", "bfloat16"):
+        capsys.readouterr()
+        assert main(["evaluate", *files, "--precision", precision]) == 0
+        assert main(["classify", *files, "--target", "dialect", "--precision", precision]) == 0
+        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    (exact, judged), (near, judged_near) = found
+    assert exact["perplexity"] != near["perplexity"]
+    assert near["perplexity"] == pytest.approx(exact["perplexity"], rel=0.01)
+    assert judged_near["accuracy"] == pytest.approx(judged["accuracy"], abs=0.05)
+
+
+def test_classify_prints_and_writes_probabilities(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Accuracy on the screen, one row of probabilities a text in a file."""
+    files = [str(trained / "run"), str(trained / "test.csv")]
+    out = trained / "predictions.jsonl"
+    assert main(["classify", *files, "--target", "dialect", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "accuracy" in said
+    assert "confusion" in said
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 80
+    for row in rows:
+        assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+        assert row["predicted"] == max(row["probabilities"], key=row["probabilities"].get)
+
+
+def test_classify_among_points(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Named points come from a table; texts farther than --within are left out."""
+    points = trained / "points.csv"
+    points.write_text("name,lat\nsouth,41\nnorth,47\n", encoding="utf-8")
+    files = [str(trained / "run"), str(trained / "test.csv")]
+    assert main(["classify", *files, "--points", str(points), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["texts"] == 80
+    points.write_text("name,lat\nsouth,forty\n", encoding="utf-8")
+    assert main(["classify", *files, "--points", str(points)]) == 2
+    assert "lat of south is not a number" in capsys.readouterr().err
+
+
+def test_compare_makes_a_table_and_a_page_and_resumes(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four runs, one row each, one page; with --resume nothing is trained twice."""
+    files = [str(tables / "train.csv"), "--dev", str(tables / "dev.csv"), "--test", str(tables / "test.csv")]
+    command = ["compare", *files, "--out", str(tables / "all"), "--text", "review", "--context", "dialect"]
+    command += ["--target", "dialect", *SMALL, *QUICK]
+    assert main(command) == 0
+    table = capsys.readouterr().out
+    for model in ("unadapted", "softmaxbias", "concatcell", "factorcell"):
+        assert model in table
+    assert "<svg" in (tables / "all" / "report.html").read_text(encoding="utf-8")
+    before = {path: path.stat().st_mtime_ns for path in (tables / "all").glob("*/weights.safetensors")}
+    assert main([*command, "--resume"]) == 0
+    assert capsys.readouterr().out == table
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_tune_prints_the_best_and_goes_on(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table of the trials, a page, a recipe that trains; the same command with more trials adds to them."""
+    files = [str(tables / "train.csv"), "--dev", str(tables / "dev.csv")]
+    space = _write(tables / "space.toml", "hidden_size = [6, 9]\ncontext_size = [2, 3]\nlearning_rate = [1e-2]\n")
+    options = ["--text", "review", "--context", "dialect", "--min-count", "1", "--rank", "2", "--embedding-size", "8"]
+    options += ["--epochs", "1", "--batch-tokens", "300", "--evaluations", "2", "--threads", "1"]
+    command = ["tune", *files, *options, "--out", str(tables / "search"), "--space", str(space)]
+    command += ["--models", "softmaxbias", "factorcell", "--target", "dialect"]
+    assert main([*command, "--trials", "2"]) == 0
+    said = capsys.readouterr()
+    header, *lines = said.out.splitlines()
+    assert header.split()[:4] == ["number", "state", "model", "perplexity"]
+    assert "accuracy" in header
+    assert "hidden size" in header
+    assert "rank" not in header, "given as an option, so not searched"
+    assert len(lines) == 2
+    perplexities = [float(line.split()[3]) for line in lines]
+    assert perplexities == sorted(perplexities)
+    assert "trial 1 complete, perplexity" in said.err
+    assert "study.html" in said.err
+    assert main([*command, "--trials", "3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    recipe = ["--config", str(tables / "search" / "best.toml")]
+    assert main(["train", *files, *recipe, "--out", str(tables / "best")]) == 0
+    best = min(row["perplexity"] for row in read_rows(tables / "search" / "trials.jsonl"))
+    assert f"development perplexity {best:.2f}" in capsys.readouterr().err
+    assert main(["evaluate", str(tables / "search" / "trial-0002"), str(tables / "test.csv")]) == 0
+
+
+def test_mistakes_with_a_search(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A space that contradicts an option or has an unknown one, model classes beside --adapt: one line each."""
+    space = _write(tables / "space.toml", "rank = [1, 2]\n")
+    wrong = _write(tables / "wrong.toml", "ranks = [1, 2]\n")
+    command = ["tune", str(tables / "train.csv"), "--text", "review", "--out", str(tables / "search")]
+    for more, message in [
+        (["--space", str(space), "--rank", "3"], "rank is given as an option and in"),
+        (["--space", str(wrong)], "did you mean 'rank'?"),
+        (["--models", "factorcell", "--adapt", "concat"], "give either --models or --adapt"),
+        (["--target", "dialect"], "give --dev with --target"),
+    ]:
+        assert main([*command, *more]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tables / "search").exists()
+
+
+def test_report_of_runs(trained: Path) -> None:
+    """One page about a run, with its numbers."""
+    files = [str(trained / "run"), str(trained / "test.csv")]
+    main(["evaluate", *files, "--by", "stars"])
+    main(["classify", *files, "--target", "dialect"])
+    page = trained / "report.html"
+    assert main(["report", str(trained / "run"), "--out", str(page)]) == 0
+    content = page.read_text(encoding="utf-8")
+    assert "stars" in content
+    assert "confusion" in content.lower()
+
+
+def test_killed_training_resumes_to_the_same_weights(tables: Path) -> None:
+    """`kill -9` in the middle, then --resume: the weights are those of a run that was left alone."""
+    more = ["--epochs", "12", "--save-every", "5", "--log-every", "1", "--dropout-output", "0.2"]
+    assert run_train(tables, "whole", *more) == 0
+    context = "--text review --context dialect --context stars --context lat:number".split()
+    files = [str(tables / "train.csv"), "--dev", str(tables / "dev.csv"), "--out", str(tables / "killed")]
+    command = ["train", *files, *context, *SMALL, *QUICK, *more]
+    process = subprocess.Popen([sys.executable, "-m", "factorcell", *command], stderr=subprocess.DEVNULL)
+    checkpoint = tables / "killed" / "checkpoint.safetensors"
+    while not checkpoint.exists() and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert main([*command, "--resume"]) == 0
+    for name in ("weights.safetensors", "checkpoint.safetensors"):
+        whole, killed = _tensors(tables / "whole" / name), _tensors(tables / "killed" / name)
+        assert whole.keys() == killed.keys()
+        assert all(bool((whole[key] == killed[key]).all()) for key in whole)
+
+
+def _tensors(path: Path) -> Any:
+    from factorcell.files import load_tensors
+
+    return load_tensors(path)[0]
+
+
+def _write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+TRAIN_MISTAKES: list[tuple[str, str | bytes, str]] = [
+    ("missing.csv", "words,dialect\na,x\n", "no column 'review'"),
+    ("empty.csv", "", "the file is empty"),
+    ("header.csv", "review,dialect\n", "no rows"),
+    ("ragged.csv", "review,dialect\na b,x\nc,y,z\n", "line 3: 3 columns, the header has 2 (review, dialect)"),
+    ("latin.csv", "review,dialect\na,x\ncafé,y\n".encode("latin-1"), "line 3: not UTF-8"),
+    ("words.txt", "review\na\n", "unknown kind of file"),
+    ("broken.jsonl", '{"review": "a", "dialect": "x"}\n{"review": \n', "line 2: not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), TRAIN_MISTAKES)
+def test_bad_tables(
+    tmp_path: Path, name: str, content: str | bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each mistake in a table ends with exit code 2 and one line, and no run folder is left behind."""
+    table = _write(tmp_path / name, content)
+    command = ["train", str(table), "--text", "review", "--context", "dialect", "--out", str(tmp_path / "run")]
+    assert main([*command, *SMALL, *QUICK]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error
+    assert error.startswith("factorcell: ")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", ["", "north", "nan"])
+def test_bad_numbers(tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty field, text or NaN in a numeric column names the row."""
+    table = _write(tmp_path / "t.csv", f"text,lat\na,1.5\nb,{value}\n")
+    assert main(["train", str(table), "--context", "lat:number", "--out", str(tmp_path / "run")]) == 2
+    assert "row 2: lat is" in capsys.readouterr().err
+
+
+def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A category never seen, a folder that exists, a folder that is none, an altered file, a bad key: one line each."""
+    run, test = trained / "run", str(trained / "test.csv")
+    other = _write(trained / "other.csv", "review,dialect,stars,lat\nash oak,Cornish,1,50\n")
+    config = _write(trained / "config.toml", "[model]\nrnk = 3\n")
+    for command, message in [
+        (["score", str(run), str(other)], "row 1: dialect 'Cornish' was never seen in training"),
+        (["score", str(trained / "no"), test], "not a run folder"),
+        (["classify", str(run), test, "--target", "town"], "unknown context variable 'town'"),
+        (["classify", str(run), test], "give either --target COLUMN or --points TABLE"),
+        (["train", test, "--out", str(run)], "exists already"),
+        (["train", test, "--out", str(trained / "x"), "--config", str(config)], "did you mean 'rank'?"),
+        (["train", test, "--out", str(trained / "x"), "--text", "review", "--context", "lat:figure"], "unknown kind"),
+    ]:
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert "Traceback" not in error
+    assert not (trained / "x").exists()
+    assert main(["score", str(run), str(other), "--unknown", "expected"]) == 0
+
+
+@pytest.mark.parametrize(("verb", "resumes"), [("train", True), ("classify", False), ("tune", False)])
+def test_a_stop_says_how_to_go_on_where_one_can(
+    verb: str, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C: exit code 130 and one line, with --resume only where there is such an option."""
+
+    def stopped(*given: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("factorcell.commands.main.fit", stopped)
+    monkeypatch.setattr("factorcell.model.run.Run.open", stopped)
+    monkeypatch.setattr("factorcell.training.search.search", stopped)
+    more = ["table.csv", "--target", "stars"] if verb == "classify" else ["--out", str(tmp_path / "run")]
+    assert main([verb, "train.csv", *more]) == 130
+    told = capsys.readouterr().err
+    assert "stopped" in told
+    assert ("--resume" in told) == resumes
+    assert ("the same command goes on" in told) == (verb == "tune")
+
+
+def test_damaged_weights(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A truncated and an altered weights file are refused before they are used."""
+    weights, test = trained / "run" / "weights.safetensors", str(trained / "test.csv")
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-100])
+    assert main(["score", str(trained / "run"), test]) == 2
+    assert "truncated" in capsys.readouterr().err
+    weights.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+    assert main(["score", str(trained / "run"), test]) == 2
+    assert "altered" in capsys.readouterr().err
+
+
+def test_resume_refuses_other_options(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run goes on only with the options and data that it was begun with."""
+    assert run_train(trained, "run", "--resume", "--seed", "7") == 2
+    assert "seed = 0, not 7" in capsys.readouterr().err
+    assert run_train(trained, "run", "--resume") == 0

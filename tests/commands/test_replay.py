@@ -1,0 +1,128 @@
+"""`factorcell replay` from table to page, with a run of characters."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.completion.replay.summary import summarise
+from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.model.run import Run
+from tests.completion.replay.test_systems import save
+
+TEXTS = ("abcab", "ab", "cab", "cab", "bacab", "abcab", "cabba", "ba", "bab", "abc")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run with its most popular texts, a table of what five people wrote, one of training texts."""
+    run = save(tmp_path / "run")
+    TextCounts.of(TEXTS, 2).save(run / POPULARITY)
+    rows = [
+        {"text": text, "user": f"user {user}", "time": f"2026-01-{20 - place:02}", "city": "Oslo"}
+        for user in range(5)
+        for place, text in enumerate(TEXTS[user:])
+    ]
+    files.write_rows(tmp_path / "heldout.jsonl", rows)
+    files.write_rows(tmp_path / "train.jsonl", [{"text": "abc", "city": "Oslo"}])
+    return tmp_path
+
+
+def command(folder: Path, *more: str, out: str = "out") -> list[str]:
+    """Three systems."""
+    tables = [str(folder / "run"), str(folder / "heldout.jsonl"), "--out", str(folder / out)]
+    return ["replay", *tables, "--compare", "plain,mpc,history", "--threads", "1", *more]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """What was judged, but for the seconds."""
+    return [{key: row[key] for key in row if not key.endswith("seconds")} for row in files.read_rows(path)]
+
+
+def test_replay_from_table_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table with a row a system, rows, summary and page; nats are those of `score`."""
+    assert main(command(folder, "--train", str(folder / "train.jsonl"))) == 0
+    first, header, *lines = capsys.readouterr().out.splitlines()
+    assert first == "33 queries of 5 users"
+    assert header.split()[:2] == ["system", "MRR"]
+    assert [line.split()[0] for line in lines] == ["plain", "mpc", "history"]
+    rows = files.read_rows(folder / "out" / "rows.jsonl")
+    assert len(rows) == 3 * 33
+    assert {row["seen"] for row in rows} == {True, False}
+    assert files.read_json(folder / "out" / "summary.json") == summarise(rows, "plain")
+    assert (folder / "out" / "report.html").read_text().count("<svg") >= 2
+    run = Run.open(folder / "run")
+    oldest = [row for row in rows if row["user"] == "user 0" and row["system"] == "plain"]
+    for row in oldest:
+        (scored,) = run.score({"text": TEXTS[::-1][row["position"]], "city": "Oslo"})
+        assert (row["nats"], row["targets"]) == pytest.approx((scored["nats"], scored["targets"]))
+    repeated = [row for row in rows if row["system"] == "history" and row["rank"] is not None]
+    assert repeated  # "cab" and "abcab" come twice
+    assert all(TEXTS[::-1].index(TEXTS[::-1][row["position"]]) < row["position"] for row in repeated)
+
+
+def test_replay_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file cut anywhere is gone on with; other options are refused; --json shows the rows of the summary."""
+    assert main(command(folder)) == 0
+    path = folder / "out" / "rows.jsonl"
+    whole, rows = path.read_bytes(), rows_of(path)
+    path.write_bytes(whole[: len(whole) // 2])
+    capsys.readouterr()
+    assert main(command(folder, "--json", "--base", "mpc")) == 0
+    assert rows_of(path) == rows
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert shown == files.read_json(folder / "out" / "summary.json")["rows"]
+    assert "mrr_difference" in shown[0]
+    assert main(command(folder, "--seed", "1")) == 2
+    assert "was begun with other texts or options" in capsys.readouterr().err
+
+
+def test_options_are_heeded(folder: Path) -> None:
+    """Rows per user, every, seconds, another column for the person: the city, in which case there is one stream."""
+    main(command(folder, "--rows-per-user", "4", out="few"))
+    assert max(row["position"] for row in rows_of(folder / "few" / "rows.jsonl")) == 3
+    main(command(folder, "--every", "3", out="every"))
+    some, whole = rows_of(folder / "every" / "rows.jsonl"), folder / "out"
+    main(command(folder))
+    every = rows_of(whole / "rows.jsonl")
+    assert 0 < len(some) < len(every) / 2
+    assert all(row in every for row in some)
+    main(command(folder, "--user", "city", out="city"))
+    assert {row["user"] for row in rows_of(folder / "city" / "rows.jsonl")} == {"Oslo"}
+    main(command(folder, "--seconds", "0", out="hurried"))
+    ranks = [row["rank"] for row in rows_of(folder / "hurried" / "rows.jsonl") if row["system"] == "plain"]
+    assert ranks == [None] * len(ranks)
+    assert any(row["rank"] for row in every if row["system"] == "plain")
+    main(command(folder, "--window", "1"))
+    assert files.read_json(whole / "summary.json")["window"] == 1
+
+
+def test_runs_of_a_folder_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(folder / "runs" / "unadapted", adapt=[])
+    save(folder / "runs" / "factorcell")
+    given = command(folder, "--base", "unadapted")
+    given[1], given[6] = str(folder / "runs"), "factorcell,unadapted"
+    assert main(given) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["factorcell", "unadapted"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--base", "online"], "--base online: it must be one of --compare (plain, mpc, history)"),
+        (["--compare", "plain,best"], "unknown system 'best'"),
+        (["--time", "when"], "no column 'when'; it has text, user, time, city"),
+        (["--every", "0"], "every is 0"),
+        (["--window", "0"], "window is 0; it must be at least 1"),
+        (["--train", "nowhere.csv"], "nowhere.csv: there is no such file"),
+    ],
+)
+def test_mistakes_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(folder, *more)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (folder / "out" / "rows.jsonl").exists()

@@ -1,0 +1,200 @@
+"""`factorcell rescore` from lists to page."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.evaluation.rescoring.nbest import read_nbest
+from factorcell.evaluation.rescoring.rescore import ScoreWeights, by_depth, rescore, score, summarise
+from factorcell.model.run import Run
+from factorcell.reports import rescoring
+from tests.evaluation.rescoring.test_speakers import TEXTS, make
+from tests.pages import Reader
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run, lists to tune on and lists to rescore, as JSON lines."""
+    make(tmp_path / "run")
+    for name, count in (("tune", 9), ("test", 8)):
+        rows = [
+            {
+                "id": f"{name}-{number}",
+                "hypotheses": [
+                    {"text": TEXTS[(number + step) % 5], "acoustic": -1.0 - step, "lm": -4.0 + (number * step) % 3}
+                    for step in range(4)
+                ],
+                "reference": TEXTS[(number + number % 3) % 5] + (" <b>" if number == 2 else ""),
+                "who": ("ann", "ben")[number % 2],
+                "role": "judge",
+                "hall": f"h{number % 3}",
+            }
+            for number in range(count)
+        ]
+        files.write_rows(tmp_path / f"{name}.jsonl", rows)
+    return tmp_path
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    return ["rescore", str(folder / "run"), str(folder / "test.jsonl"), "--threads", "1", *more]
+
+
+def test_from_lists_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights fitted and kept; rows, table and page are those of the library."""
+    out, page, kept = folder / "best.jsonl", folder / "page.html", folder / "weights.json"
+    tuned = ["--tune", str(folder / "tune.jsonl"), "--weights", str(kept), "--by", "hall"]
+    assert main(command(folder, *tuned, "--out", str(out), "--page", str(page))) == 0
+    shown = capsys.readouterr()
+    weights, header, *lines = shown.out.splitlines()
+    assert weights.startswith("weights: acoustic ")
+    assert header.split() == ["value", "utterances", "words", "first", "rescored", "oracle", "gain"]
+    assert [line.split()[0] for line in lines] == ["all", "hall", "hall", "hall"]
+    assert "word_errors" in shown.err
+    scored = score(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
+    fitted = ScoreWeights.open(kept)
+    rows = rescore(scored, fitted)
+    assert files.read_rows(out) == rows
+    assert main(command(folder, "--weights", str(kept), "--json", "--by", "hall")) == 0
+    first, *summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert first == {"weights": dict(fitted.values)}
+    assert summary == summarise(rows, ["hall"])
+    assert page.read_text().count("<svg") == 1
+
+
+def test_share_of_zero_is_the_first_pass(folder: Path) -> None:
+    """Sorted by its own scores, the first pass stands; a share of one does not."""
+    rows = [
+        {**row, "hypotheses": sorted(row["hypotheses"], key=lambda one: -one["acoustic"] - one["lm"])}
+        for row in files.read_rows(folder / "test.jsonl")
+    ]
+    files.write_rows(folder / "test.jsonl", rows)
+    out = folder / "best.jsonl"
+    assert main(command(folder, "--share", "0", "--out", str(out))) == 0
+    assert [row["place"] for row in files.read_rows(out)] == [1] * 8
+    assert main(command(folder, "--share", "1", "--out", str(out))) == 2  # what is there stays
+    out.unlink()
+    assert main(command(folder, "--share", "1", "--out", str(out))) == 0
+    assert any(row["place"] > 1 for row in files.read_rows(out))
+
+
+def test_learning_and_kept_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--learn, with and without a fit; --scores makes a file that is taken again; a context for all."""
+    kept, out = folder / "scores.jsonl", folder / "best.jsonl"
+    tune = ["--tune", str(folder / "tune.jsonl"), "--scores", str(kept), "--out", str(out)]
+    assert main(command(folder, *tune, "--learn")) == 0
+    assert len(files.read_rows(kept)) == 9
+    out.unlink()
+    assert main(command(folder, *tune)) == 0
+    assert len(files.read_rows(kept)) == 17
+    before = files.read_rows(out)
+    out.unlink()
+    assert main(command(folder, *tune)) == 0
+    assert (len(files.read_rows(kept)), files.read_rows(out)) == (17, before)
+    assert main(command(folder, "--context", "who=zoe", "--learn", "--json")) == 0
+    assert main(command(folder, "--context", "who=zoe")) == 2
+    assert "utterance test-0: who 'zoe' was never seen" in capsys.readouterr().err
+
+
+def test_kaldi_lists_with_references_and_contexts_from_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lists = folder / "kaldi"
+    lists.mkdir()
+    (lists / "words_text").write_text("u-1 the sea is cold\nu-2 the sand is cold\nv-1 sun\n")
+    (lists / "ac_cost").write_text("u-1 10\nu-2 11\nv-1 3\n")
+    (folder / "utt.tsv").write_text("utt\twho\trole\nu\tann\tjudge\nv\tben\tclerk\n")
+    (folder / "text").write_text("u the sand is cold\nv sun\n")
+    own = ["rescore", str(folder / "run"), str(lists), "--threads", "1"]
+    assert (
+        main([*own, "--utt2context", str(folder / "utt.tsv"), "--reference", str(folder / "text"), "--by", "who"]) == 0
+    )
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        ["all", "2"],
+        ["who", "ann"],
+        ["who", "ben"],
+    ]
+    assert main(own) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["weights:", "utterance", "u", "v"]
+    assert main([*own, "--json", "--page", str(folder / "page.html")]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["id"] for row in rows[1:]] == ["u", "v"]
+    assert "Word errors" not in (folder / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--by", "room"], "unknown column 'room'; choose from who, role, hall"),
+        (["--share", "2"], "the model's share is 2"),
+        (["--tune", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
+        (["--weights", "nowhere.json"], "nowhere.json: there is no such file"),
+        (["--context", "age=3"], "unknown context column 'age'"),
+        (["--reference", "nowhere"], "nowhere: there is no such file"),
+        (["--tune-reference", "nowhere"], "--tune-reference nowhere is of the lists of --tune, which is not given"),
+    ],
+)
+def test_mistakes_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(folder, *more)) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("factorcell: ")
+    assert message in error
+
+
+def test_lists_of_other_scores_cannot_be_tuned_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write_rows(folder / "tune.jsonl", [{"id": "a", "hypotheses": [{"text": "x", "am": 1.0}], "reference": "x"}])
+    assert main(command(folder, "--tune", str(folder / "tune.jsonl"))) == 2
+    assert "tune.jsonl: has the scores am; " in capsys.readouterr().err
+
+
+def test_page_is_whole(folder: Path) -> None:
+    """Well nested; texts are texts, not tags; rates, weights and groups are there as the rows have them."""
+    scored = score(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
+    weights = ScoreWeights({"acoustic": 0.1, "model": 1.5})
+    rows, depths = rescore(scored, weights), by_depth(scored, weights)
+    summary = summarise(rows, ["hall"])
+    page = rescoring.page("<lists>", "a run", rows, summary, depths, weights.values)
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    assert "Rescoring <lists>" in reader.text
+    assert "8 utterances, their hypotheses scored by a run in context" in reader.text
+    assert f"from {summary[0]['first']:.1%} to {summary[0]['rescored']:.1%}" in reader.text
+    for row in summary:
+        assert f"{row['oracle']:.2%}" in reader.text
+    assert "1.5" in reader.text
+    many = [{**summary[1], "value": f"v{number}"} for number in range(20)]
+    folded = rescoring.page("x", "y", rows, [summary[0], *many], depths, weights.values)
+    assert "<details><summary>8 more</summary>" in folded
+    assert folded.index("v11") < folded.index("<details>") < folded.index("v12")
+    assert page.count("<svg") == 1
+    moved = [row for row in rows if row["errors"] != row["errors_first"]]
+    assert moved
+    shown = set(re.findall(r"(test-\d), said", reader.text))
+    assert shown == {row["id"] for row in moved}
+    even = [{**row, "errors": row["errors_first"]} for row in rows]
+    assert ", said" not in rescoring.page("x", "y", even, summary, depths, weights.values)
+
+
+def test_differences_are_marked() -> None:
+    """Left out struck, added set apart, both where a word took another's place; marks of HTML are letters."""
+    assert rescoring.differences("a b c", "a x c d") == "a <del>b</del> <ins>x</ins> c <ins>d</ins>"
+    assert rescoring.differences("<i> b", "<i>") == "&lt;i&gt; <del>b</del>"
+
+
+def test_chart_has_both_lines_in_sight() -> None:
+    rows = [
+        {"depth": 1, "rescored": 0.3, "oracle": 0.3},
+        {"depth": 10, "rescored": 0.25, "oracle": 0.1},
+        {"depth": 50, "rescored": 0.24, "oracle": 0.08},
+    ]
+    (axes,) = rescoring.wer_by_depth(rows).axes
+    for line, name in zip(axes.lines, ("rescored", "oracle"), strict=True):
+        assert list(line.get_xdata()) == [1, 10, 50]  # type: ignore[arg-type]
+        assert list(line.get_ydata()) == [row[name] for row in rows]  # type: ignore[arg-type]
+    low, high = axes.get_ylim()
+    assert low == 0 < 0.3 < high
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "10", "50"]
+    silent = [{"depth": 1, "rescored": 0.0, "oracle": 0.0}]
+    assert rescoring.wer_by_depth(silent).axes[0].get_ylim() == (0, 1)

@@ -1,0 +1,157 @@
+"""Charts, table and page of a replay say what the summary says; nothing runs out of a picture."""
+
+import itertools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from factorcell.completion.replay.summary import summarise
+from factorcell.reports import replay
+from factorcell.reports.charts import COLOURS, titled
+from tests.completion.replay.test_summary import find, invented, row
+from tests.pages import Reader
+from tests.reports.test_charts import texts
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def summary() -> Row:
+    """Three systems, all splits; one of the paper's names."""
+    rows = [{**one, "system": {"one": "factorcell", "two": "<two>"}.get(one["system"], "mpc")} for one in invented(30)]
+    return summarise(rows, "<two>", draws=50)
+
+
+def rows_by(summary: Row, *by: str) -> list[Row]:
+    """The rows over queries of some splits."""
+    return [one for one in summary["rows"] if one["by"] in by and one["over"] == "queries"]
+
+
+def unseen_marks(figure: Figure) -> set[Text]:
+    """Labels of ticks beyond the ends of their axis, which are not drawn."""
+    found: set[Text] = set()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        found.update(tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high)
+    return found
+
+
+def texts_inside(figure: Figure) -> list[str]:
+    """What is written; it must lie within the picture, and no two texts must touch."""
+    shown = [text for text in texts(figure) if text not in unseen_marks(figure)]
+    wide, high = figure.get_size_inches() * figure.dpi
+    boxes = [(text.get_text(), text.get_window_extent()) for text in shown]
+    for name, box in boxes:
+        assert box.x0 > -2 and box.y0 > -2 and box.x1 < wide + 2 and box.y1 < high + 2, name  # noqa: PT018
+    level = [pair for text, pair in zip(shown, boxes, strict=True) if text.get_rotation() == 0]
+    for (one, first), (other, second) in itertools.combinations(level, 2):
+        assert not first.padded(-1).overlaps(second.padded(-1)), (one, other)
+    return [text.get_text() for text in shown]
+
+
+def test_mrr_of_systems(summary: Row) -> None:
+    """A dot and its interval for every system and panel, where the rows have them."""
+    rows = rows_by(summary, "all", "prefix")
+    figure = replay.mrr_by_system(rows, summary["systems"])
+    texts = texts_inside(figure)
+    assert len(figure.axes) == 3
+    for axes, value in zip(figure.axes, ("all", "seen", "unseen"), strict=True):
+        here = [one for one in rows if one["value"] == value]
+        dots = [line for line in axes.lines if line.get_marker() == "o"]
+        bars = [line for line in axes.lines if line.get_marker() == "None"]
+        assert [line.get_xdata()[0] for line in dots] == [one["mrr"] for one in here]  # type: ignore[index]
+        assert [tuple(line.get_xdata()) for line in bars] == [(one["mrr_low"], one["mrr_high"]) for one in here]  # type: ignore[arg-type]
+        assert all(f"{one['mrr']:.3f}" in texts for one in here)
+        low, high = axes.get_xlim()
+        assert all(low < one["mrr_low"] <= one["mrr_high"] < high for one in here)
+    assert {"FactorCell", "<two>", "mpc", "all prefixes", "seen", "unseen"} <= set(texts)
+
+
+def test_one_system_one_colour(summary: Row) -> None:
+    """In all three charts, whichever systems a chart has; a paper's model has the paper's colour."""
+    systems = summary["systems"]
+    first = replay.mrr_by_system(rows_by(summary, "all"), systems)
+    second = replay.improvement_by_queries_seen(summary["curve"], systems, "<two>")
+    third = replay.mrr_by_length(rows_by(summary, "prefix_length", "query_length"), systems)
+    dots = [line.get_color() for line in first.axes[0].lines if line.get_marker() == "o"]
+    assert dots[0] == COLOURS["factorcell"]
+    assert [line.get_color() for line in third.axes[0].lines] == dots
+    assert [line.get_color() for line in second.axes[0].lines][:2] == [dots[0], dots[2]]
+
+
+def test_improvement_by_queries_seen(summary: Row) -> None:
+    """The curve of every system but the base, in per cent, all of it in sight."""
+    figure = replay.improvement_by_queries_seen(summary["curve"], summary["systems"], "<two>")
+    texts = texts_inside(figure)
+    (axes,) = figure.axes
+    lines = axes.lines[:2]
+    for line, system in zip(lines, ("factorcell", "mpc"), strict=True):
+        curve = [one for one in summary["curve"] if one["system"] == system]
+        assert list(line.get_xdata()) == [one["queries_seen"] for one in curve]  # type: ignore[arg-type]
+        assert list(line.get_ydata()) == [one["improvement"] for one in curve]  # type: ignore[arg-type]
+        assert axes.get_ylim()[0] < min(one["improvement"] for one in curve)
+        assert axes.get_ylim()[1] > max(one["improvement"] for one in curve)
+    assert "MRR above that of <two>" in texts
+    assert any(text.endswith(" %") for text in texts)
+
+
+def test_mrr_by_length(summary: Row) -> None:
+    figure = replay.mrr_by_length(rows_by(summary, "prefix_length", "query_length"), summary["systems"])
+    texts_inside(figure)
+    for axes, by in zip(figure.axes, ("prefix_length", "query_length"), strict=True):
+        labels = [label.get_text() for label in axes.get_xticklabels()]
+        assert labels == list(dict.fromkeys(one["value"] for one in rows_by(summary, by)))
+        for line, system in zip(axes.lines, summary["systems"], strict=True):
+            expected = [one["mrr"] for one in rows_by(summary, by) if one["system"] == system]
+            assert np.array_equal(np.asarray(line.get_ydata()), expected)
+            assert axes.get_ylim()[1] > max(expected)
+
+
+def test_a_group_that_is_missing_leaves_a_gap_in_no_line() -> None:
+    """One query, one system, nothing found: all charts can still be drawn."""
+    summary = summarise([row("one", "ann", 0, None), row("one", "ben", 4, None, prefix_length=60)], "one", draws=3)
+    page = replay.page("rows", summary)
+    assert page.count("<svg") == 2  # nobody to compare with, and few users: no curve
+    assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL).lower()
+
+
+def test_table_has_all_figures(summary: Row) -> None:
+    """Text only, aligned by whoever shows it; a dash where there is no figure."""
+    rows, columns = replay.table(summary)
+    assert columns[:3] == ["system", "MRR", "success at 1"]
+    first, base, mpc = rows
+    found = find(summary, "factorcell")
+    assert first["MRR"] == f"{found['mrr']:.3f} [{found['mrr_low']:.3f}, {found['mrr_high']:.3f}]"
+    assert first["success at 10"] == f"{found['success_10']:.1%}"
+    difference = [f"{found[f'mrr_difference{end}']:+.3f}" for end in ("", "_low", "_high")]
+    assert first["MRR above <two>"] == "{} [{}, {}]".format(*difference)
+    assert base["MRR above <two>"] == mpc["perplexity"] == "-"
+    assert mpc["ms"] == "10.0 + 0.0"
+
+
+def test_page_is_whole_and_asks_nothing_of_the_network(summary: Row) -> None:
+    """Well nested; names are text, not tags; every split is there."""
+    page = replay.page("<test>.parquet", summary)
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    assert "Completing <test>.parquet" in reader.text
+    assert f"{summary['queries']:,} queries of 30 users" in reader.text
+    assert page.count("<svg") == 3
+    for figure, form in (("mrr", ".3f"), ("perplexity", ".2f")):
+        found = find(summary, "factorcell", "users")
+        assert f"{found[figure]:{form}} [{found[f'{figure}_low']:{form}}, " in reader.text
+    for one in rows_by(summary, "query_length", "queries_seen", "prefix_length", "prefix"):
+        assert f"{one['mrr']:.3f} [{one['mrr_low']:.3f}, {one['mrr_high']:.3f}]" in reader.text
+    assert titled("factorcell") in reader.text
+    overall = rows_by(summary, "all")
+    marked = re.findall(r'class="num best">([^<]*)<', page)
+    assert f"{max(one['success_10'] for one in overall):.1%}" in marked
+    lowest = min(one["perplexity"] for one in overall if one["perplexity"] is not None)
+    assert any(mark.startswith(f"{lowest:.2f} [") for mark in marked)
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))

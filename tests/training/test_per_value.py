@@ -1,0 +1,135 @@
+"""A run for every value: each text by its own, what is rare by the shared one, stopped and gone on with."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell import evaluate, files
+from factorcell.config import Config, UserError
+from factorcell.evaluation.perplexity import evaluate_by
+from factorcell.model.run import Run
+from factorcell.training.mixture import open_scorer
+from factorcell.training.per_value import Separate, separate
+from factorcell.training.trainer import Trainer
+from tests import synthetic
+
+Rows = list[dict[str, Any]]
+
+
+def config(**training: Any) -> Config:
+    """A small model; texts of fewer than ten of a kind get none of their own."""
+    sizes = {"embedding_size": 8, "hidden_size": 10}
+    how = {"epochs": 6, "batch_tokens": 300, "learning_rate": 2e-2, "evaluations": 2, "save_every": 4, **training}
+    data = {"min_count": 1, "min_context_count": 10}
+    return Config.from_dict({"data": data, "model": sizes, "training": how})
+
+
+def texts(rows: int, seed: int) -> Rows:
+    """Two dialects, a third that is rare, and one text without."""
+    made: Rows = [*synthetic.two_dialects(rows, seed)[0]]
+    return [*made, {"text": "elm oak", "dialect": "valley"}, {"text": "yew", "dialect": None}]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Separate:
+    folder = tmp_path_factory.mktemp("separate") / "runs"
+    return separate(texts(300, 1), texts(60, 2), config(), folder, by="dialect")
+
+
+def test_each_text_has_the_nats_of_the_run_of_its_value(trained: Separate) -> None:
+    """Text by text; rare, missing and new values have those of the run of all texts."""
+    rows: Rows = [*texts(40, 3), {"text": "ash fir", "dialect": "island"}]
+    corpus = trained.prepare(rows, unknown="group")
+    whole, begin = trained.nats(corpus), 0
+    names = trained.schema.variables[0].values
+    assert sorted(names[1:]) == sorted(synthetic.NAMES)
+    for row in rows:
+        number = names.index(row["dialect"]) if row["dialect"] in names else 0
+        run = Run.open(trained.folder / f"value-000{number}")
+        assert run.model.encoder is None
+        assert run.vocabulary.tokens == trained.vocabulary.tokens
+        nats = run.nats(run.prepare([row], unknown="group"))
+        assert np.allclose(whole[begin : begin + len(nats)], nats, atol=1e-5)
+        begin += len(nats)
+    assert begin == len(whole)
+    with pytest.raises(UserError, match="dialect 'valley' was never seen in training or is a rare one"):
+        trained.prepare(rows)
+
+
+def test_separate_runs_know_their_dialects(trained: Separate) -> None:
+    """Each better than the run of all texts on its own value, which is what the gain says; opened again the same."""
+    rows: Rows = synthetic.two_dialects(200, 4)[0]
+    corpus = trained.prepare(rows)
+    for row in evaluate_by(trained, corpus, [str(row["dialect"]) for row in rows]):
+        assert row["gain"] > 0.05
+        shared = evaluate(trained.runs[0], trained.prepare([r for r in rows if r["dialect"] == row["value"]]))
+        assert row["perplexity_without"] == pytest.approx(shared["perplexity"], rel=1e-5)
+    opened = open_scorer(trained.folder)
+    assert isinstance(opened, Separate)
+    assert np.array_equal(opened.nats(corpus), trained.nats(corpus))
+
+
+def test_the_folder_says_what_is_where(trained: Separate) -> None:
+    """The values by number; the card of each run says of which texts it is."""
+    kept = files.read_json(trained.folder / "separate.json")
+    assert kept["by"] == "dialect"
+    assert kept["values"] == list(trained.schema.variables[0].values)
+    counts = [files.read_json(trained.folder / f"value-000{n}" / "training.json")["texts"] for n in range(3)]
+    assert counts == [302, *trained.schema.variables[0].counts[1:]]
+    card = (trained.folder / "value-0002" / "README.md").read_text(encoding="utf-8")
+    assert f"from `rows, dialect {kept['values'][2]}`" in card
+
+
+def test_stopped_and_gone_on_with(trained: Separate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second run of three: the first is not trained again, and the weights are those of an uninterrupted one."""
+    original, folder = Trainer.step, tmp_path / "runs"
+
+    def interrupted(self: Trainer, batch: Any) -> None:
+        if self.run.folder.name == "value-0001" and self.progress.step == 5:
+            raise KeyboardInterrupt
+        original(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            separate(texts(300, 1), texts(60, 2), config(), folder, by="dialect")
+    with pytest.raises(UserError, match=r"value-0001 is not trained to its end; the same command with --resume"):
+        open_scorer(folder)
+    with pytest.raises(UserError, match="exists already"):
+        separate(texts(300, 1), texts(60, 2), config(), folder, by="dialect")
+    for begun in (folder, trained.folder):
+        with pytest.raises(UserError, match=r"begun with epochs = 6\.0, not 2\.0"):
+            separate(texts(300, 1), texts(60, 2), config(epochs=2.0), begun, by="dialect", resume=True)
+    with pytest.raises(UserError, match="begun with other training data"):
+        separate(texts(300, 2), texts(60, 2), config(), folder, by="dialect", resume=True)
+    before = (folder / "value-0000" / "weights.safetensors").stat().st_mtime_ns
+    separate(texts(300, 1), texts(60, 2), config(), folder, by="dialect", resume=True)
+    assert (folder / "value-0000" / "weights.safetensors").stat().st_mtime_ns == before
+    for number in range(3):
+        ours, theirs = (Run.open(f / f"value-000{number}").model.parameters() for f in (folder, trained.folder))
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_value_that_the_development_texts_lack(tmp_path: Path) -> None:
+    """5 % of its own texts are held out for it."""
+    dev = [row for row in texts(60, 2) if row["dialect"] == "coast"]
+    said: list[str] = []
+    made = separate(texts(300, 1), dev, config(epochs=1), tmp_path / "runs", by="dialect", say=said.append)
+    held = [int(line.split("; ")[1].split()[0]) for line in said if "held for development" in line]
+    names, counts = made.schema.variables[0].values, made.schema.variables[0].counts
+    hills = names.index("hills")
+    assert held[0] == len(dev)
+    assert held[names.index("coast")] == len(dev)
+    assert held[hills] == round(0.05 * counts[hills])
+
+
+def test_a_column_without_frequent_values(tmp_path: Path) -> None:
+    """Nothing is trained, and the option that decides is named."""
+    with pytest.raises(UserError, match=r"dialect has no value of at least 10 texts .--min-context-count."):
+        separate(texts(6, 1), None, config(), tmp_path / "runs", by="dialect")
+    with pytest.raises(UserError, match="no column 'accent'"):
+        separate(texts(6, 1), None, config(), tmp_path / "runs", by="accent")
+    assert not (tmp_path / "runs").exists()

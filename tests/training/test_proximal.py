@@ -1,0 +1,190 @@
+"""What a fine-tuning may move and how far: parts by name, and the penalty against plain minimisation."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from factorcell.config import ADAPTERS, OUTPUT_BIASES, UserError
+from factorcell.data.corpus import Corpus
+from factorcell.model.language_model import LanguageModel
+from factorcell.model.run import Run
+from factorcell.training.proximal import PARTS, StartingPoint, part_of, parts_named
+from factorcell.training.trainer import Trainer, train
+from tests import small
+
+
+def values_of(model: LanguageModel) -> dict[str, Tensor]:
+    """Copies of all parameters."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def begin(folder: Path, parts: tuple[str, ...], l1: float, model: dict[str, Any], **training: Any) -> Run:
+    """A run with random weights in `folder`, to be fine-tuned from them."""
+    run = small.make_run(folder, training=training, **model)
+    StartingPoint(values_of(run.model), parts, l1).write(folder)
+    return run
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("output_bias", [(), *((name,) for name in OUTPUT_BIASES)])
+@pytest.mark.parametrize("adapt", [(), *((name,) for name in ADAPTERS)])
+def test_every_parameter_has_a_part(
+    adapt: tuple[str, ...], output_bias: tuple[str, ...], layer_norm: bool, tmp_path: Path
+) -> None:
+    """Whatever is adapted; the context has a part where there is a context encoder, and only there."""
+    model = small.make_run(tmp_path / "run", adapt=adapt, output_bias=output_bias, layer_norm=layer_norm).model
+    found = {name: part_of(name) for name, _ in model.named_parameters()}
+    assert set(found.values()) == set(PARTS) - (set() if adapt or output_bias else {"context"})
+    assert found["embedding"] == "embedding"
+    assert {found[name] for name in found if name.startswith("cell")} == {"recurrent"}
+    assert {found[name] for name in found if "bias" in name and name.startswith("output")} == {"output_bias"}
+    assert found["output.projection"] == "projection"
+    assert parts_named(model, ["all"]) == tuple(part for part in PARTS if part in found.values())
+
+
+def test_parts_that_are_not_there(tmp_path: Path) -> None:
+    """A misspelt part, and that of a context which an unadapted model does not have: the valid ones are named."""
+    model = small.make_run(tmp_path / "run", adapt=(), output_bias=()).model
+    with pytest.raises(UserError, match=r"unknown part 'output-bias' .did you mean 'output_bias'.*recurrent"):
+        parts_named(model, ["output-bias"])
+    with pytest.raises(UserError, match="has no part 'context'; it has embedding, recurrent, output_bias, projection"):
+        parts_named(model, ["recurrent", "context"])
+    assert parts_named(model, ["output_bias", "recurrent", "output_bias"]) == ("recurrent", "output_bias")
+
+
+def test_the_pull_is_the_least_of_penalty_and_distance(tmp_path: Path) -> None:
+    """Value by value: the x that minimises l1 |x - w0| + (x - w)^2 / 2s, with s Adam's rate of this value."""
+    model = small.make_run(tmp_path / "run", adapt=(), output_bias=()).model
+    start, l1, rate = StartingPoint(values_of(model), ("output_bias",), 0.3), 0.3, 0.02
+    start.place(model)
+    bias = model.output.bias
+    optimiser = torch.optim.AdamW([bias], lr=rate, weight_decay=0.0)
+    for step in range(4):  # gradients from far under to far over the penalty
+        bias.grad = torch.linspace(-1, 1, len(bias)) * (1 + step / 4)
+        optimiser.step()
+        after, state = bias.detach().clone(), optimiser.state[bias]
+        start.pull(model, optimiser)
+        size = rate / ((state["exp_avg_sq"] / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
+        for value, w, w0, s in zip(
+            bias.tolist(), after.tolist(), start.values["output.bias"].tolist(), size, strict=True
+        ):
+            grid = np.append(np.linspace(min(w, w0) - 1e-3, max(w, w0) + 1e-3, 5_001), w0)
+            costs = l1 * np.abs(grid - w0) + (grid - w) ** 2 / (2 * float(s))
+            assert value == pytest.approx(grid[costs.argmin()], abs=1e-5)
+    still = (bias == start.values["output.bias"]).sum()
+    assert 0 < still < len(bias)
+
+
+def full_batch(run: Run) -> Corpus:
+    return run.prepare(small.ROWS)
+
+
+@pytest.mark.parametrize("l1", [0.003, 0.03])
+def test_the_penalised_loss_is_minimal_at_the_end(l1: float, tmp_path: Path) -> None:
+    """The softmax bias alone is a convex problem, whose only minimum has these gradients of the mean nats.
+
+    Between -l1 and l1 where a value is still at its start, -l1 or l1 where it is above or below.
+    """
+    options = {"epochs": 300, "batch_tokens": 10_000, "learning_rate": 0.1, "decay": "linear", "clip": 0.0}
+    options |= {"evaluations": 1, "log_every": 1000, "save_every": 1000}
+    run = begin(tmp_path / "run", ("output_bias",), l1, {"adapt": (), "output_bias": ()}, **options)
+    corpus = full_batch(run)
+    trainer = Trainer(run, corpus, corpus)
+    for batch in trainer.batches():
+        trainer.step(batch)
+    assert trainer.start is not None
+    run.model.zero_grad()
+    (run.model(corpus.batch(np.arange(len(corpus)))).sum() / corpus.targets).backward()
+    assert run.model.output.bias.grad is not None
+    gradient, way = run.model.output.bias.grad, run.model.output.bias.detach() - trainer.start.values["output.bias"]
+    moved = way != 0
+    assert torch.allclose(gradient[moved], -l1 * way[moved].sign(), atol=3e-4)
+    assert bool((gradient[~moved].abs() <= l1 + 3e-4).all())
+    assert 0 < int(moved.sum()) < len(way)
+
+
+def test_a_heavy_penalty_keeps_every_value_and_none_lets_all_go(tmp_path: Path) -> None:
+    """Exactly where it was, bit for bit, after dense Adam and clipping; and `moved` counts."""
+    for l1, expected in ((100.0, 0), (0.0, None)):
+        run = begin(tmp_path / f"{l1}", tuple(PARTS), l1, {}, epochs=3, batch_tokens=40, evaluations=1)
+        before, corpus = values_of(run.model), full_batch(run)
+        trainer = Trainer(run, corpus, corpus)
+        for batch in trainer.batches():
+            trainer.step(batch)
+        assert trainer.start is not None
+        rows = trainer.start.moved(run.model)
+        assert [row["part"] for row in rows] == list(PARTS)
+        assert sum(row["values"] for row in rows) == run.model.parameter_count()
+        counted = {name: int((value != before[name]).sum()) for name, value in run.model.named_parameters()}
+        for row in rows:
+            assert row["moved"] == sum(count for name, count in counted.items() if part_of(name) == row["part"])
+            assert expected is None or row["moved"] == expected
+        assert expected == 0 or all(row["moved"] > 0 for row in rows)
+
+
+CHOICES = [(part,) for part in PARTS] + [("context", "output_bias"), tuple(PARTS)]
+
+
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+@pytest.mark.parametrize("parts", CHOICES, ids=",".join)
+def test_only_what_is_named_moves(parts: tuple[str, ...], loss: str, tmp_path: Path) -> None:
+    """All else is the same bit for bit, weight decay or not; and all that is named does move."""
+    options = {"loss": loss, "samples": 5, "weight_decay": 0.1, "epochs": 3, "batch_tokens": 40, "evaluations": 1}
+    run = begin(tmp_path / "run", parts, 0.0, {"output_bias": ("low_rank", "one_hot")}, **options)
+    before, corpus = values_of(run.model), full_batch(run)
+    trainer = Trainer(run, corpus, corpus)
+    assert bool(trainer.rows) == (loss == "sampled" and {"embedding", "output_bias"} <= set(parts))
+    for batch in trainer.batches():
+        trainer.step(batch)
+    trainer.catch_up()
+    for name, parameter in run.model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (part_of(name) not in parts), name
+
+
+def test_without_row_wise_adam_the_end_is_the_same(tmp_path: Path) -> None:
+    """A penalty of next to nothing makes the tables dense, and changes next to nothing else."""
+    ends = []
+    for l1 in (0.0, 1e-30):
+        options = {"loss": "sampled", "samples": 6, "epochs": 6, "batch_tokens": 40, "evaluations": 1}
+        torch.manual_seed(1)
+        run = begin(tmp_path / f"{l1}", tuple(PARTS), l1, {}, **options)
+        trainer = Trainer(run, full_batch(run), full_batch(run))
+        assert (not trainer.rows) == (l1 > 0)
+        for batch in trainer.batches():
+            trainer.step(batch)
+        trainer.catch_up()
+        ends.append(values_of(run.model))
+    for name, value in ends[0].items():
+        assert torch.allclose(value, ends[1][name], atol=1e-4), name
+
+
+def test_a_token_that_the_domain_lacks_is_still_sampled(tmp_path: Path) -> None:
+    """What was learned before is pushed down as it must be; the start token is never drawn."""
+    run = begin(tmp_path / "run", ("output_bias",), 0.0, {}, loss="sampled", samples=200, epochs=1)
+    one = run.prepare([small.ROWS[1]])
+    trainer = Trainer(run, one, one)
+    assert trainer.proposal is not None
+    assert (trainer.proposal.probability > 0).tolist() == [True, False, *[True] * (len(run.vocabulary) - 2)]
+
+
+def test_training_begins_at_the_start(tmp_path: Path) -> None:
+    """The first row of the log is the perplexity of the weights as they were; the softmax bias is not set anew.
+
+    Where each step only harms, the best weights are those of the start.
+    """
+    options = {"learning_rate": 2.0, "decay": "none", "clip": 0.0, "epochs": 4, "batch_tokens": 40, "evaluations": 4}
+    run = begin(tmp_path / "run", tuple(PARTS), 0.0, {}, **options)
+    before, corpus = values_of(run.model), full_batch(run)
+    perplexity = math.exp(sum(itertools.chain(*(small.nats_of(run, row) for row in small.ROWS))) / corpus.targets)
+    rows = list(train(run, corpus, corpus))
+    assert (rows[0]["split"], rows[0]["step"]) == ("dev", 0)
+    assert rows[0]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
+    assert rows[-1]["perplexity"] > rows[0]["perplexity"]
+    assert all(torch.equal(value, before[name]) for name, value in run.model.named_parameters())
+    assert all(torch.equal(value, before[name]) for name, value in Run.open(run.folder).model.named_parameters())

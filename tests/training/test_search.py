@@ -1,0 +1,400 @@
+"""A search: what its trials are, that processes share them, and that nothing is lost when one is stopped or killed."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from filelock import FileLock
+
+from factorcell import files
+from factorcell.config import Config, UserError
+from factorcell.data.cache import prepare
+from factorcell.evaluation.classification import classify
+from factorcell.model.run import Run
+from factorcell.reports import search as trials
+from factorcell.training import search, search_space
+from factorcell.training.fit import fit, watched
+from tests import ROOT
+from tests.small import CONTEXT, ROWS
+
+CONFIG = Config.from_dict(
+    {
+        "data": {"context": CONTEXT, "min_count": 1, "min_context_count": 1},
+        "model": {"variable_size": 2, "number_size": 4},
+        "training": {"epochs": 3, "batch_tokens": 12, "evaluations": 3, "threads": 1, "learning_rate": 1e-2},
+    }
+)
+RANGES: search_space.Space = {
+    "hidden_size": search_space.Range(3, 9),
+    "embedding_size": (4, 6),
+    "rank": search_space.Range(1, 8, log=True),
+    "context_size": search_space.Range(2, 5),
+    "learning_rate": search_space.Range(1e-3, 1e-1, log=True),
+}
+CLASSES = ("unadapted", "factorcell")
+
+
+def searched(folder: Path, count: int, **more: Any) -> list[dict[str, Any]]:
+    """The rows of a search over `ROWS`, by number."""
+    given = {"ranges": RANGES, "pruner": "none", **more}
+    config = given.pop("config", CONFIG)
+    rows = search.search(ROWS, ROWS[:5], config, folder, search.SearchOptions(count, **given), page=trials.page)
+    return sorted(rows, key=lambda row: row["number"])
+
+
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without what differs between two equal searches."""
+    return [{key: value for key, value in row.items() if key != "minutes"} for row in rows]
+
+
+def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
+    """Each row is that of its run folder; best.toml trains to the perplexity of the best trial."""
+    rows = searched(tmp_path / "s", 4, models=CLASSES, target="city")
+    assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
+    assert [row["number"] for row in rows] == [0, 1, 2, 3]
+    assert {row["model"] for row in rows} == set(CLASSES)
+    for row in rows:
+        run = Run.open(tmp_path / "s" / row["folder"])
+        best = run.best()
+        assert best is not None
+        assert run.config == search_space.configured(CONFIG, {"model": row["model"], **row["params"]})
+        assert (row["state"], row["perplexity"]) == ("complete", best["perplexity"])
+        assert row["perplexity"] == min(r["perplexity"] for r in run.log() if r["split"] == "dev")
+        assert row["perplexity_known"] == best["perplexity_known"]
+        assert row["parameters"] == run.model.parameter_count()
+        assert ("rank" in row["params"]) == ("accuracy" in row) == (row["model"] == "factorcell")
+        if "accuracy" in row:
+            assert row["accuracy"] == classify(run, ROWS[:5], "city").metrics()["accuracy"]
+            assert "accuracy of city" in (run.folder / "README.md").read_text(encoding="utf-8")
+    first = search.ranked(rows)[0]
+    assert first["perplexity"] == min(row["perplexity"] for row in rows)
+    recipe = Config.load(tmp_path / "s" / "best.toml")
+    assert recipe == Run.open(tmp_path / "s" / first["folder"]).config
+    again = fit(ROWS, ROWS[:5], recipe, tmp_path / "again").best()
+    assert again is not None
+    assert again["perplexity"] == first["perplexity"]
+    assert "<svg" in (tmp_path / "s" / "study.html").read_text(encoding="utf-8")
+    assert not list((tmp_path / "s").glob("trial-*.lock"))
+
+
+def test_the_seed_decides_what_is_drawn_not_who_draws(tmp_path: Path) -> None:
+    """In one go or a trial at a time: the same draws; another seed or number: others."""
+    whole = searched(tmp_path / "whole", 4)
+    for count in range(1, 5):
+        steps = searched(tmp_path / "steps", count)
+    assert timeless(steps) == timeless(whole)
+    assert {row["model"] for row in whole} == {"factorcell"}, "the class of the config, where none is drawn"
+    assert len({json.dumps(row["params"]) for row in whole}) == 4
+    other = searched(tmp_path / "other", 2, config=search_space.configured(CONFIG, {"seed": 1}))
+    assert all(mine["params"] != its["params"] for mine, its in zip(whole, other, strict=False))
+
+
+def test_nothing_is_trained_beyond_the_count(tmp_path: Path) -> None:
+    """The count is of the whole study; the same command once more changes nothing."""
+    rows = searched(tmp_path, 2)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/weights.safetensors")}
+    assert len(before) == 2
+    assert searched(tmp_path, 2) == rows
+    assert searched(tmp_path, 1) == rows
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/weights.safetensors")} == before
+
+
+def test_tpe_learns_from_the_trials_before(tmp_path: Path) -> None:
+    """Its first ten are random, what follows is drawn from what was good; repeatable too."""
+    far: dict[str, list[float]] = {}
+    for kind in search.SAMPLERS:
+        study = optuna.create_study()
+        for number in range(40):
+            study.sampler = search.sampler(kind, 1, number)
+            trial = study.ask()
+            study.tell(trial, (trial.suggest_float("x", 0, 1) - 0.7) ** 2)
+        far[kind] = [abs(trial.params["x"] - 0.7) for trial in study.trials]
+        assert len(set(far[kind])) == 40
+    assert far["tpe"][:10] == far["random"][:10]
+    assert sum(far["tpe"][10:]) < 0.6 * sum(far["random"][10:])
+    rows = searched(tmp_path / "a", 2, sampler="tpe")
+    assert timeless(searched(tmp_path / "b", 2, sampler="tpe")) == timeless(rows)
+    with pytest.raises(UserError, match="did you mean 'tpe'"):
+        searched(tmp_path / "c", 2, sampler="tp")
+    with pytest.raises(UserError, match="did you mean 'median'"):
+        searched(tmp_path / "c", 2, pruner="medan")
+
+
+def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the second trial, after its first evaluation; the same call ends as if nothing had been."""
+    config = search_space.configured(CONFIG, {"dropout_input": 0.2, "save_every": 1, "log_every": 1})
+    whole = searched(tmp_path / "whole", 3, config=config)
+    steps: list[tuple[str, list[int]]] = []
+
+    def stopping(run: Run, *given: Any, **more: Any) -> Iterator[dict[str, Any]]:
+        begun: list[int] = []
+        steps.append((run.folder.name, begun))
+        for row in watched(run, *given, **more):
+            yield row
+            begun.append(row["step"])
+            if run.folder.name == "trial-0001" and row["split"] == "dev" and len(steps) == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr("factorcell.training.search.watched", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        searched(tmp_path / "stopped", 3, config=config)
+    kept = files.read_rows(tmp_path / "stopped" / "trials.jsonl")
+    assert [row["state"] for row in kept] == ["complete", "running"]
+    assert (tmp_path / "stopped" / "study.html").exists()
+    assert timeless(searched(tmp_path / "stopped", 3, config=config)) == timeless(whole)
+    assert [name for name, _ in steps] == ["trial-0000", "trial-0001", "trial-0001", "trial-0002"]
+    first, again = steps[1][1], steps[2][1]
+    assert again[0] == first[-1], "from the last checkpoint, which is from before that evaluation"
+
+
+PROCESS = """
+import os, signal, sys, time
+from pathlib import Path
+from factorcell.training import search
+from tests.training.test_search import ROWS, searched
+
+folder, doing, attempt, watched = Path(sys.argv[1]), sys.argv[2], search.Search.attempt, search.watched
+
+def met(self, trial, progress):
+    "Nobody trains before both have claimed a trial."
+    (folder / f"met-{os.getpid()}").touch()
+    end = time.monotonic() + 60
+    while len(list(folder.glob("met-*"))) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    attempt(self, trial, progress)
+
+def killed(*given, **more):
+    for row in watched(*given, **more):
+        yield row
+        if row["split"] == "dev":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if doing == "meet":
+    search.Search.attempt = met
+else:
+    search.watched = killed
+import torch
+torch.set_num_threads(1)
+searched(folder, 6, storage=sys.argv[3] if len(sys.argv) > 3 else None)
+"""
+
+
+def process(folder: Path, *given: str) -> "subprocess.Popen[bytes]":
+    """Another Python that searches in `folder`."""
+    folder.mkdir(exist_ok=True)
+    path = ":".join([str(ROOT), *sys.path])
+    return subprocess.Popen([sys.executable, "-c", PROCESS, str(folder), *given], env={"PYTHONPATH": path})
+
+
+@pytest.mark.parametrize("storage", [None, pytest.param("sqlite:///{}/study.db", marks=pytest.mark.slow)])
+def test_two_processes_share_the_trials_of_one(storage: str | None, tmp_path: Path) -> None:
+    """Two at once train the six trials that one alone would, each of them once."""
+    folder = tmp_path / "shared"
+    more = [storage.format(tmp_path)] if storage else []
+    both = [process(folder, "meet", *more) for _ in range(2)]
+    alone = timeless(searched(tmp_path / "alone", 6))
+    assert [each.wait(timeout=100) for each in both] == [0, 0]
+    assert len(list(folder.glob("met-*"))) == 2
+    shared = timeless(searched(folder, 6, storage=more[0] if more else None))
+    assert shared == alone
+
+
+def test_a_killed_trial_is_trained_on(tmp_path: Path) -> None:
+    """`kill -9` in a trial: the next process goes on with it and ends as if it had been left alone."""
+    killed = process(tmp_path / "killed", "die")
+    assert killed.wait(timeout=100) == -signal.SIGKILL
+    study, _ = search.opened(tmp_path / "killed", None, "killed", "none")
+    assert [trial.state.name for trial in study.trials] == ["RUNNING"]
+    assert timeless(searched(tmp_path / "killed", 2)) == timeless(searched(tmp_path / "whole", 2))
+    assert not list((tmp_path / "killed").glob("trial-*.lock"))
+
+
+def claims(folder: Path, count: int) -> tuple[search.Search, Callable[[], Any]]:
+    """A search that has not begun, and how it claims."""
+    study, guard = search.opened(folder, None, "s", "none")
+    texts = search.SearchTexts(ROWS, ROWS[:5], CONFIG, progress=False)
+    claimed = search.Search(study, guard, texts, CONFIG, folder, search.SearchOptions(ranges=RANGES), None)
+    return claimed, lambda: claimed.claim(count)
+
+
+def test_a_trial_in_other_hands_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locked by a living process, of another folder, or ended between two looks: not taken; left behind: taken."""
+    held, claim = claims(tmp_path, 1)
+    trial, lock = claim()
+    assert claims(tmp_path, 1)[1]() is None, "locked"
+    lock.release()
+    again, lock = claims(tmp_path, 1)[1]()
+    assert again.number == trial.number == 0
+    lock.release()
+    elsewhere, other = claims(tmp_path, 1)
+    monkeypatch.setattr(elsewhere, "path", lambda number: tmp_path / "elsewhere" / str(number))
+    assert other() is None, "of another folder"
+    late, claim = claims(tmp_path, 1)
+    looks = [late._trials()]
+    held.study.tell(trial, 3.0)
+    monkeypatch.setattr(late, "_trials", lambda: looks.pop() if looks else late.study.get_trials())
+    assert claim() is None, "ended"
+    with FileLock(tmp_path / "trial-0000.lock", blocking=False):
+        pass  # and its lock is free again
+
+
+def test_what_was_killed_before_a_checkpoint_starts_anew(tmp_path: Path) -> None:
+    """A run folder that was half made is made again."""
+    held, claim = claims(tmp_path / "s", 1)
+    _, lock = claim()
+    lock.release()
+    (tmp_path / "s" / "trial-0000" / "config.json").write_text("{", encoding="utf-8")
+    assert timeless(searched(tmp_path / "s", 1)) == timeless(searched(tmp_path / "t" / "s", 1))
+    assert held.rows()[0]["state"] == "complete"
+
+
+def test_a_failed_trial_is_kept_as_such_and_the_search_goes_on(tmp_path: Path) -> None:
+    """A loss that is not finite fails its trial alone, and the row says why; a bug fails its trial and is raised."""
+    rows = searched(tmp_path / "s", 6, ranges={"learning_rate": (1e38, 1e-2)})
+    states = {row["params"]["learning_rate"]: row["state"] for row in rows}
+    assert states == {1e38: "failed", 1e-2: "complete"}
+    for row in rows:
+        assert ("is not finite" in row.get("error", "")) == (row["state"] == "failed")
+    assert search.ranked(rows)[0]["state"] == "complete"
+    assert "failed" in search.told(next(row for row in rows if row["state"] == "failed"))
+    page = (tmp_path / "s" / "study.html").read_text(encoding="utf-8")
+    assert "failed" in page
+
+
+def test_a_bug_is_raised_and_not_met_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is no user's mistake ends the search; its trial has failed, so the next search passes it by."""
+    with monkeypatch.context() as patch:
+        patch.setattr("factorcell.training.search.finish", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            searched(tmp_path, 2)
+    assert [row["state"] for row in searched(tmp_path, 2)] == ["failed", "complete"]
+
+
+def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median pruner stops trials that learn nothing, from the sixth on, never at their last evaluation."""
+    ranges: search_space.Space = {"learning_rate": (1e-2, 1e-9)}
+    config = search_space.configured(CONFIG, {"evaluations": 4, "epochs": 3, "warmup": 0})
+    rows = searched(tmp_path / "median", 8, ranges=ranges, pruner="median", config=config)
+    pruned = [row for row in rows if row["state"] == "pruned"]
+    assert pruned
+    assert all(row["number"] >= 5 and row["params"]["learning_rate"] == 1e-9 for row in pruned)
+    study, _ = search.opened(tmp_path / "median", None, "median", "none")
+    for row, trial in zip(rows, study.trials, strict=True):
+        run = Run.open(tmp_path / "median" / row["folder"])
+        reported = {number: log["perplexity"] for number, log in enumerate(dev_rows(run), start=1)}
+        assert trial.intermediate_values == reported
+        assert (len(reported) < 4) == (row["state"] == "pruned")
+        assert row["perplexity"] == min(reported.values())
+    everything = optuna.pruners.ThresholdPruner(upper=1.0)
+    monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda: everything)
+    for evaluations, state in ((1, "complete"), (2, "pruned")):
+        config = search_space.configured(CONFIG, {"evaluations": evaluations})
+        assert searched(tmp_path / state, 1, config=config, pruner="median")[0]["state"] == state
+    halved = searched(tmp_path / "halving", 8, ranges=ranges, config=config, pruner="halving")
+    assert "pruned" in {row["state"] for row in halved}
+
+
+def dev_rows(run: Run) -> list[dict[str, Any]]:
+    """The evaluations in the log of a run."""
+    return [row for row in run.log() if row["split"] == "dev"]
+
+
+def test_texts_are_read_once_for_each_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tables for each minimum count of a context value, however many trials; rare values are grouped by it."""
+    reads = []
+
+    def counting(source: Any, data: Any, **more: Any) -> Any:
+        reads.append(data.min_context_count)
+        return prepare(source, data, **more)
+
+    monkeypatch.setattr(search, "prepare", counting)
+    rows = searched(tmp_path, 6, ranges={"min_context_count": (1, 5)})
+    assert sorted(reads) == [1, 1, 5, 5]
+    for row in rows:
+        values = Run.open(tmp_path / row["folder"]).schema.variable("city").values
+        assert len(values) == {1: 3, 5: 2}[row["params"]["min_context_count"]]
+
+
+def test_without_a_development_table_the_same_rows_are_held_out(tmp_path: Path) -> None:
+    rows = search.search(ROWS * 3, None, CONFIG, tmp_path / "s", search.SearchOptions(1, ranges={"rank": (2,)}))
+    run = fit(ROWS * 3, None, search_space.configured(CONFIG, {"rank": 2}), tmp_path / "run")
+    assert rows[0]["perplexity"] == (run.best() or {})["perplexity"]
+
+
+def test_a_database_holds_many_studies(tmp_path: Path) -> None:
+    """SQLite by its URL: two studies beside each other, each gone on with by its name."""
+    url = f"sqlite:///{tmp_path}/studies.db"
+    first = searched(tmp_path / "a", 1, storage=url)
+    searched(tmp_path / "b", 2, storage=url, study="second", models=["unadapted"])
+    assert not (tmp_path / "a" / "study.journal").exists()
+    assert optuna.get_all_study_names(url) == ["a", "second"]
+    both = searched(tmp_path / "a", 2, storage=url)
+    assert both[:1] == first
+    assert timeless(both) == timeless(searched(tmp_path / "journal", 2, storage=str(tmp_path / "other.journal")))
+    with pytest.raises(UserError, match="study second was begun with models"):
+        searched(tmp_path / "c", 2, storage=url, study="second", models=["factorcell"])
+
+
+def test_another_search_is_not_mixed_in(tmp_path: Path) -> None:
+    """Other options, ranges, texts or another study in the same folder are refused, and nothing changes."""
+    rows = searched(tmp_path / "s", 1)
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"config": search_space.configured(CONFIG, {"epochs": 4})}, "training.epochs = 3.0, not 4.0"),
+        ({"ranges": {**RANGES, "rank": (1, 2)}}, r"range of rank = .*'high': 8.*, not \[1, 2\]"),
+        ({"ranges": {}}, "range of hidden_size = .*, not None"),
+        ({"target": "city"}, "target = None, not 'city'"),
+        ({"models": ["factorcell", "unadapted"]}, "models = "),
+        ({"study": "t"}, "s was begun with study = 's', not 't'; choose another --out"),
+    ]
+    for more, message in mistakes:
+        with pytest.raises(UserError, match=message):
+            searched(tmp_path / "s", 2, **more)
+    with pytest.raises(UserError, match="begun with texts = 10, not 9"):
+        search.search(ROWS[1:], ROWS[:5], CONFIG, tmp_path / "s", search.SearchOptions(ranges=RANGES))
+    assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
+    threads = search_space.configured(CONFIG, {"threads": 2})
+    assert len(searched(tmp_path / "s", 2, config=threads, sampler="tpe", pruner="median")) == 2
+
+
+def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that is none, a space that no model can have, a storage that is none: one line, no trial."""
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"target": "lat"}, "lat is a number; only a category"),
+        ({"target": "town"}, "unknown context variable 'town'"),
+        ({"ranges": {"rank": search_space.Range(-1, 3)}}, "search space: rank is -1"),
+        ({"storage": "sqlite:////nowhere/at/all.db"}, "the study cannot be opened"),
+        ({"storage": "nonsense://x"}, "the study cannot be opened"),
+    ]
+    for more, message in mistakes:
+        with pytest.raises(UserError, match=message) as caught:
+            searched(tmp_path / "s", 1, **more)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="0 trials are no search"):
+        searched(tmp_path / "s", 0)
+    with pytest.raises(UserError, match="give --dev with --target"):
+        search.search(ROWS, None, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))
+    assert not list(tmp_path.glob("s/trial-*"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be opened"):
+        searched(tmp_path / "file", 1)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "study.journal").write_text('{"op_code": 0, "wor\n{"op\n{"a"\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"study.journal: the study cannot be opened"):
+        searched(tmp_path / "d", 1)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UserError, match=r"pip install 'factorcell\[tune\]'"):
+        searched(tmp_path / "e", 1)
+    assert not (tmp_path / "e").exists()
+
+
+def test_rows_are_ranked_by_what_they_are_worth() -> None:
+    """Complete ones by perplexity, then pruned ones, then what has failed or still runs."""
+    states = [("failed", 1.0), ("pruned", 2.0), ("complete", 9.0), ("running", None), ("complete", 8.0)]
+    rows = [{"number": n, "state": state, "perplexity": p} for n, (state, p) in enumerate(states)]
+    assert [row["number"] for row in search.ranked(rows)] == [4, 2, 1, 0, 3]

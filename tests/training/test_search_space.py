@@ -1,0 +1,171 @@
+"""The space of a search: what a file may say, what is drawn, and that nothing idle is drawn."""
+
+import dataclasses
+from pathlib import Path
+
+import optuna
+import pytest
+
+from factorcell.config import MODELS, Config, ModelConfig, UserError
+from factorcell.data.cache import prepare
+from factorcell.model.language_model import LanguageModel
+from factorcell.training import search_space
+from factorcell.training.search_space import Range
+from tests.small import CONTEXT, ROWS
+
+CONFIG = Config.from_dict({"data": {"context": CONTEXT, "min_count": 1, "min_context_count": 1}})
+EVERYTHING: search_space.Space = {
+    **search_space.DEFAULT,
+    "variable_size": (4, 8),
+    "number_size": (4, 8),
+    "min_context_count": (1, 50),
+    "output_bias": ("low_rank", "one_hot", "low_rank+one_hot"),
+    "decay": ("cosine", "none"),
+}
+
+
+def drawn(number: int, ranges: search_space.Space, models: tuple[str, ...] = ()) -> tuple[Config, optuna.Trial]:
+    """The config of a random trial, and the trial."""
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number))
+    trial = study.ask()
+    return search_space.draw(trial, ranges, models, CONFIG), trial
+
+
+def test_the_default_space_holds_what_the_paper_selected() -> None:
+    """Table 2 of the TACL paper lies in the ranges, at their ends where it is extreme, and every end is valid."""
+    table = {
+        "embedding_size": (150, 114, 120, 35, 40, 42, 50, 100, 200),
+        "hidden_size": (110, 167, 180, 250, 200),
+        "context_size": (2, 12, 3, 5, 8, 24, 20, 30),
+        "rank": (12, 19, 2, 20, 9),
+        "dropout_recurrent": (0.0, 0.5, 0.05, 0.01, 0.03),
+    }
+    for name, values in table.items():
+        ends = search_space.DEFAULT[name]
+        assert isinstance(ends, Range)
+        assert (ends.low, ends.high) == (min(values), max(values)), name
+    rate = search_space.DEFAULT["learning_rate"]
+    assert isinstance(rate, Range)
+    assert rate.low < 0.001 < rate.high
+    search_space.check(search_space.DEFAULT, Config())
+
+
+def test_read_ranges_and_choices(tmp_path: Path) -> None:
+    """A range and a list of choices, as a line or as a table; they replace and join the defaults."""
+    path = tmp_path / "space.toml"
+    path.write_text('seed = [1, 2]\ndecay = ["none"]\n[rank]\nlow = 4\nhigh = 64\nlog = true\n', encoding="utf-8")
+    read = search_space.read(path)
+    assert read == {"seed": (1, 2), "decay": ("none",), "rank": Range(4, 64, log=True)}
+    joined = search_space.ranges(path, {"hidden_size"})
+    assert joined == {**{k: v for k, v in search_space.DEFAULT.items() if k != "hidden_size"}, **read}
+    assert search_space.ranges(None, ()) == search_space.DEFAULT
+    with pytest.raises(UserError, match=r"rank is given as an option and in .*space.toml"):
+        search_space.ranges(path, {"rank"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("rnk = [1]", "unknown option of a search 'rnk' (did you mean 'rank'?)"),
+        ("unit = ['char']", "unknown option of a search 'unit'"),
+        ("adapt = ['factor']", "unknown option of a search 'adapt'"),
+        ("rank = 3", "rank is 3; it must be a list of choices or a range"),
+        ("rank = []", "rank is []; it must be a list"),
+        ("rank = [true]", "rank is [True]; it must be a list"),
+        ("rank = {low = 1}", "low and high must be numbers"),
+        ("rank = {low = true, high = 3}", "low and high must be numbers"),
+        ("learning_rate = {low = 0.1, high = inf}", "low and high must be numbers"),
+        ("rank = {low = 1, high = 3, log = 1}", "log true or false"),
+        ("rank = {low = 1, hihg = 3}", "unknown key of the range rank 'hihg' (did you mean 'high'?)"),
+        ("rank = {low = 5, high = 5}", "rank goes from 5 to 5; low must be below high"),
+        ("dropout_input = {low = 0.0, high = 0.5, log = true}", "low must be below high and above 0"),
+        ("rank = [", "not valid TOML"),
+    ],
+)
+def test_mistakes_in_a_file(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "space.toml"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        search_space.read(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    with pytest.raises(UserError, match="cannot be read"):
+        search_space.read(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ({"rank": Range(-1, 4)}, "rank is -1; it must be at least 0"),
+        ({"rank": Range(1, 4.5)}, "rank is 4.5; it must be of type int"),
+        ({"rank": (4, "8")}, "rank is '8'; it must be of type int"),
+        ({"dropout_output": Range(0.0, 1.0)}, "a drop rate lies in"),
+        ({"decay": ("cosine", "lineal")}, "did you mean 'linear'?"),
+        ({"output_bias": ("low_rank+one_hit",)}, "did you mean 'one_hot'?"),
+        ({"output_bias": (1,)}, "output_bias is 1; it must be a list of names"),
+        ({"hiden_size": (1,)}, "did you mean 'hidden_size'?"),
+    ],
+)
+def test_values_that_no_model_can_have(ranges: search_space.Space, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        search_space.check(ranges, Config())
+    assert message in str(caught.value)
+
+
+def test_what_is_drawn_lies_in_the_space_and_makes_the_config_again() -> None:
+    """Every draw is inside, of its option's type, all models come up, and the parameters alone give the same config."""
+    models = tuple(MODELS)
+    seen = set()
+    for number in range(40):
+        config, trial = drawn(number, EVERYTHING, models)
+        params = trial.params
+        assert search_space.configured(CONFIG, params) == config
+        assert search_space.configured(CONFIG, dict(reversed(params.items()))) == config
+        seen.add(params["model"])
+        assert set(params) - {"model"} == {name for name in EVERYTHING if search_space.matters(name, config)}
+        for name, value in params.items():
+            if name == "model":
+                continue
+            values = EVERYTHING[name]
+            if isinstance(values, Range):
+                assert isinstance(value, (int, float))
+                assert values.low <= value <= values.high
+                assert isinstance(value, int) == isinstance(values.low, int)
+                assert vars(trial.distributions[name])["log"] == values.log
+            else:
+                assert value in values
+    assert seen == set(models)
+
+
+def test_nothing_drawn_keeps_the_config() -> None:
+    config, trial = drawn(0, {})
+    assert (config, trial.params) == (CONFIG, {})
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("bias", ["low_rank", "one_hot"])
+@pytest.mark.parametrize("context", [CONTEXT, ()])
+def test_an_option_is_drawn_where_the_model_has_it(model: str, bias: str, context: tuple[str, ...]) -> None:
+    """The oracle builds the model twice: an option that changes no shape is not drawn, one that does is."""
+    config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, context=context)).with_model(model)
+    if config.model.output_bias:
+        config = search_space.configured(config, {"output_bias": bias})
+    corpus = prepare(ROWS, config.data)
+
+    def shapes(changes: ModelConfig) -> dict[str, tuple[int, ...]]:
+        built = LanguageModel(changes, len(corpus.vocabulary), corpus.schema)
+        return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
+
+    for name in ("rank", *search_space.CONTEXT_SIZES, "hidden_size", "embedding_size"):
+        first, second = (shapes(search_space.configured(config, {name: value}).model) for value in (3, 5))
+        if name in search_space.CONTEXT_SIZES and model == "softmaxbias" and bias == "one_hot":
+            first = second  # the encoder is built there, but nothing reads its vector
+        assert search_space.matters(name, config) == (first != second), name
+    assert search_space.matters("output_bias", config) == bool(context and config.model.output_bias)
+    assert search_space.matters("learning_rate", config)
+
+
+def test_classes_have_the_papers_names() -> None:
+    for model in MODELS:
+        assert CONFIG.with_model(model).model_name == model
+    assert search_space.configured(CONFIG, {"output_bias": "one_hot"}).model_name == "concat+factor+one_hot"
