@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from factorcell import files
-from factorcell.config import TrainingConfig, UserError
+from factorcell.config import TrainingConfig, UserError, check_format
 from factorcell.data.corpus import Batch, Corpus, targets
 from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.model.devices import find_device
@@ -29,6 +29,7 @@ from factorcell.training.distributed import World
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 
+FORMAT = 1  # of checkpoints
 STRIDE = 1 << 18  # texts whose words are looked at together
 
 Row = dict[str, Any]
@@ -303,7 +304,7 @@ class Trainer:
         for name, parameter in self.parameters.items():
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
-        files.save_tensors(self.checkpoint, tensors, vars(self.progress))
+        files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **vars(self.progress)})
 
     def catch_up(self) -> None:
         """Bring rows that no step has seen lately up to date."""
@@ -328,6 +329,7 @@ class Trainer:
     def _restore(self) -> None:
         """Weights, moments of Adam and progress from the checkpoint."""
         tensors, facts = files.load_tensors(self.checkpoint)
+        check_format(facts.pop("format", 1), FORMAT, self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
