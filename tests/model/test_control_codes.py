@@ -17,6 +17,7 @@ from factorcell.data.vocabulary import END, START
 from factorcell.generation.sampling import Constraints, Sampler, drawing, steps, write
 from factorcell.model.control_codes import Prefix
 from factorcell.model.language_model import LanguageModel
+from tests.small import layers
 
 V = 7
 SIZE: dict[str, Any] = {
@@ -202,8 +203,8 @@ def test_codes_are_dropped_as_tokens_are() -> None:
     """In training only."""
     model, given = make("coupled", 1, (), dropout_input=0.5), batch()
     with torch.no_grad():
-        still = [model.condition(given.context).start[0].hidden for _ in range(2)]
+        still = [layers(model.condition(given.context).start)[0].hidden for _ in range(2)]
         model.train()
-        dropped = [model.condition(given.context).start[0].hidden for _ in range(2)]
+        dropped = [layers(model.condition(given.context).start)[0].hidden for _ in range(2)]
     assert torch.equal(*still)
     assert not torch.equal(*dropped)

@@ -128,7 +128,7 @@ def test_training_is_that_of_the_processor(
     plain = torch.optim.AdamW
     monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, fused: plain(groups, lr=lr, foreach=False))
     monkeypatch.setattr("torch.inference_mode", torch.no_grad)
-    for module in ("cells", "language_model"):  # the masks of other devices, on both
+    for module in ("cells", "dropout"):  # the masks of other devices, on both
         monkeypatch.setattr(f"factorcell.model.{module}.mask", bernoulli)
     how = {"loss": loss, "samples": 5, "batch_tokens": 30}
     drop: dict[str, Any] = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output", "token")}

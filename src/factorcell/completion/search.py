@@ -13,7 +13,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Generic, TypeVar
 
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model.cells import State
-from factorcell.model.language_model import Conditioned, LanguageModel, States
+from factorcell.model.backbone import Reserve, State
+from factorcell.model.language_model import Conditioned, LanguageModel
 
 Ids = tuple[int, ...]  # tokens of a completion: after what is typed, before the end token
 Floats = NDArray[np.float64]
@@ -94,16 +94,13 @@ class PrefixState:
 
     conditioned: Conditioned
     ids: Ids
-    states: tuple[States, ...]
+    states: tuple[State, ...]
     logs: tuple[Tensor, ...]
 
     @classmethod
     def begin(cls, model: LanguageModel, conditioned: Conditioned) -> "PrefixState":
         """Nothing typed yet, in one context."""
-        folded = model.fold(conditioned)
-        # One matrix without a batch dimension is one product for all hypotheses, not a product each.
-        weights = tuple(replace(w, matrix=w.matrix[0] if w.matrix.dim() == 3 else w.matrix) for w in folded.weights)
-        shared = replace(folded, weights=weights)
+        shared = model.fold(conditioned, shared=True)
         logs, states = model.step(_tokens(model, [START]), shared)
         return cls(shared, (), (states,), (logs,))
 
@@ -176,7 +173,7 @@ def beam(
             break
         waiting = [Completion((*ids, token), score) for score, ids, token, _ in going]
         parents = _tokens(model, [row for *_, row in going])
-        before = tuple(state.select(parents) for state in states)
+        before = states.select(parents)
         logs, states = model.step(_tokens(model, [one.ids[-1] for one in waiting]), typed.conditioned, before)
         rows += len(waiting)
     best = sorted(finished, key=lambda one: (-one.log_probability, one.ids))
@@ -210,9 +207,9 @@ def search(
             frontier.give_up()
             break
         scores, parents, tokens = frontier.take(room)
-        before = frontier.states_of(torch.from_numpy(parents).to(model.embedding.device))
-        logs, states = model.step(_tokens(model, tokens.tolist()), typed.conditioned, before)
-        frontier.add(scores, parents, tokens, logs, states)
+        before = frontier.state_of(torch.from_numpy(parents).to(model.device))
+        logs, state = model.step(_tokens(model, tokens.tolist()), typed.conditioned, before)
+        frontier.add(scores, parents, tokens, logs, state)
     return frontier.found()
 
 
@@ -235,13 +232,10 @@ class _Frontier:
         waiting: int,
     ) -> None:
         self.k, self.most, self.floor, self.accept, self.waiting = k, most, floor, accept, waiting
-        self.size, self.count = len(model.embedding), 0
+        self.size, self.count = model.vocabulary_size, 0
         self.parents, self.tokens, self.depths = (np.zeros(rows + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # what is typed becomes 0, as a child of itself
-        self.states = tuple(
-            State(*(part.new_empty(rows + 1, part.shape[1]) for part in (state.hidden, state.memory)))
-            for state in typed.states[-1]
-        )
+        self.states: Reserve = typed.states[-1].reserve(rows + 1)
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
         self.ended: list[tuple[float, Ids]] = []  # a heap: the worst first
         self.lost = -math.inf  # the best hypothesis that was dropped for want of time or room
@@ -265,18 +259,17 @@ class _Frontier:
         self._keep(np.delete(np.arange(len(self.scores)), chosen))
         return scores, codes // self.size, codes % self.size
 
-    def states_of(self, numbers: Tensor) -> States:
-        """The states after the expanded hypotheses `numbers` (B,)."""
-        return tuple(state.select(numbers) for state in self.states)
+    def state_of(self, numbers: Tensor) -> State:
+        """The state after the expanded hypotheses `numbers` (B,)."""
+        state: State = self.states.select(numbers)
+        return state
 
-    def add(self, scores: Floats, parents: Whole, tokens: Whole, logs: Tensor, states: States) -> None:
-        """Take in hypotheses (B,) that were expanded, with `logs` (B, V) and `states` after them."""
+    def add(self, scores: Floats, parents: Whole, tokens: Whole, logs: Tensor, state: State) -> None:
+        """Take in hypotheses (B,) that were expanded, with `logs` (B, V) and the `state` after them."""
         numbers = np.arange(self.count, self.count + len(scores))
         self.count += len(scores)
         self.parents[numbers], self.tokens[numbers], self.depths[numbers] = parents, tokens, self.depths[parents] + 1
-        for kept, state in zip(self.states, states, strict=True):
-            kept.hidden[numbers[0] : self.count] = state.hidden
-            kept.memory[numbers[0] : self.count] = state.memory
+        self.states.put(int(numbers[0]), state)
         totals = _without_unknown(logs).cpu().double().numpy() + scores[:, None]
         for number, score in zip(numbers.tolist(), totals[:, END].tolist(), strict=True):
             self._end(number, score)
@@ -336,4 +329,4 @@ def _without_unknown(logs: Tensor) -> Tensor:
 
 
 def _tokens(model: LanguageModel, ids: Sequence[int]) -> Tensor:
-    return torch.tensor(ids).to(model.embedding.device)
+    return torch.tensor(ids).to(model.device)

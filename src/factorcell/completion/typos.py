@@ -216,7 +216,7 @@ class _Beam:
         self.pattern, self.slips, self.best = pattern, slips, best
         self.ids: list[tuple[int, ...]] = [()]
         self.band, self.scores = pattern.start(), np.zeros(1)
-        self.logs, self.states = typed.logs[0], typed.states[0]
+        self.logs, self.state = typed.logs[0], typed.states[0]
         self.found: list[tuple[float, tuple[int, ...], int, bool]] = []
         self.mass, self.rows = -math.inf, 0
 
@@ -233,11 +233,11 @@ class _Beam:
         if not going.size:
             return False
         self.band, self.scores, self.ids = band.keep(going), scores[going], [texts[row] for row in going]
-        device = self.model.embedding.device
+        device, size = self.model.device, self.model.vocabulary_size
         before = torch.from_numpy(parents[going]).to(device)
-        read = torch.from_numpy(np.where(tokens[going] < len(self.model.embedding), tokens[going], UNKNOWN)).to(device)
-        states = tuple(state.select(before) for state in self.states)
-        self.logs, self.states = self.model.step(read, self.conditioned, states)
+        read = torch.from_numpy(np.where(tokens[going] < size, tokens[going], UNKNOWN)).to(device)
+        state = self.state.select(before)
+        self.logs, self.state = self.model.step(read, self.conditioned, state)
         self.rows += len(going)
         ends = self.scores + self.logs[:, END].cpu().double().numpy()
         self._note(self.band, ends, ~self.band.settled, self.ids, ended=True)

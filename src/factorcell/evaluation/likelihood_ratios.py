@@ -169,7 +169,7 @@ def _log_probabilities(run: Run, corpus: Corpus, rows: NDArray[np.int64]) -> Ite
     batch = run.batch(corpus, rows)
     conditioned = run.model.condition(batch.context.select(torch.zeros(1, dtype=torch.long, device=run.device)))
     context_bias, same = run.model.output.fold(conditioned.context_bias), torch.zeros_like(batch.rows)
-    hidden = run.model.hidden(batch, conditioned.select(same))[batch.mask()]
+    hidden = run.model.representations(batch, conditioned.select(same))[batch.mask()]
     for states in torch.split(hidden, max(1, RANKED // len(run.vocabulary))):
         yield run.model.output.log_probabilities(
             states, context_bias.select(torch.zeros_like(states[:, 0], dtype=torch.long))

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model.cells import State
-from factorcell.model.language_model import Conditioned, States
+from factorcell.model.backbone import State
+from factorcell.model.language_model import Conditioned
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
 LIKELY = 256  # tokens that mostly hold enough of the probability to draw among
@@ -33,8 +33,8 @@ BLOCK = 128  # tokens that a draw skips at once
 class Steps(Protocol):
     """What texts are written from: a `LanguageModel`, or whatever else has its `step`."""
 
-    def step(self, token: Tensor, conditioned: Conditioned, states: States | None = None) -> tuple[Tensor, States]:
-        """`token` (N,) -> log probabilities (N, V) of the next, states."""
+    def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
+        """`token` (N,) -> log probabilities (N, V) of the next, and the state after it."""
         ...
 
 
@@ -159,59 +159,57 @@ def drawn(weights: Tensor, places: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """N texts under way: all `tokens` (N, t) from the start token on, the `states` before the last, and their contexts.
+    """N texts under way: all `tokens` (N, t) from the start token on, the `state` before the last, and their contexts.
 
-    `contexts` (N,) are rows of a `Conditioned`; without `states` they are those before the start token.
+    `contexts` (N,) are rows of a `Conditioned`; without a `state` it is that before the start token.
     """
 
     tokens: Tensor
     contexts: Tensor
-    states: States | None = None
+    state: State | None = None
 
     def select(self, rows: Tensor) -> "Hypotheses":
         """The texts of `rows` (N',), repeated where a row is named twice."""
-        states = None if self.states is None else tuple(state.select(rows) for state in self.states)
-        return Hypotheses(self.tokens[rows], self.contexts[rows], states)
+        state = None if self.state is None else self.state.select(rows)
+        return Hypotheses(self.tokens[rows], self.contexts[rows], state)
 
-    def grown(self, tokens: Tensor, states: States, parents: Tensor | None = None) -> "Hypotheses":
-        """The texts of `parents` (N',), else all, a token (N',) longer, with the `states` after what was their last."""
-        front = Hypotheses(self.tokens, self.contexts, states)
+    def grown(self, tokens: Tensor, state: State, parents: Tensor | None = None) -> "Hypotheses":
+        """The texts of `parents` (N',), else all, a token (N',) longer, with the `state` after what was their last."""
+        front = Hypotheses(self.tokens, self.contexts, state)
         front = front if parents is None else front.select(parents)
-        return Hypotheses(torch.cat([front.tokens, tokens[:, None]], 1), front.contexts, front.states)
+        return Hypotheses(torch.cat([front.tokens, tokens[:, None]], 1), front.contexts, front.state)
 
-    def children(self, tokens: Tensor, kept: Tensor, states: States) -> "Hypotheses":
+    def children(self, tokens: Tensor, kept: Tensor, state: State) -> "Hypotheses":
         """As `grown`, for B groups of as many texts each, whose texts may grow by `tokens` (N, L).
 
         Of each group the children at the places `kept` (B, K) among all of its own.
         """
         firsts = torch.arange(len(kept), device=kept.device)[:, None] * (len(tokens) // max(1, len(kept)))
         parents = (firsts + kept // tokens.shape[1]).flatten()
-        return self.grown(tokens.view(len(kept), -1).gather(1, kept).flatten(), states, parents)
+        return self.grown(tokens.view(len(kept), -1).gather(1, kept).flatten(), state, parents)
 
 
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabilities (n, V) -> values (n, ...)
 
 
-def look(model: Steps, conditioned: Conditioned, front: Hypotheses, pick: Pick) -> tuple[States, tuple[Tensor, ...]]:
-    """Read the last tokens: states after them, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
+def look(model: Steps, conditioned: Conditioned, front: Hypotheses, pick: Pick) -> tuple[State, tuple[Tensor, ...]]:
+    """Read the last tokens: the state after, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
     states, picked = [], []
     with torch.inference_mode():
         for rows in torch.split(torch.arange(len(front.tokens), device=front.tokens.device), ROWS):
             here = front.select(rows)
-            logs, after = model.step(here.tokens[:, -1], conditioned.select(here.contexts), here.states)
+            logs, after = model.step(here.tokens[:, -1], conditioned.select(here.contexts), here.state)
             states.append(after)
             picked.append(pick(rows, logs))
-    layers = zip(*states, strict=True)
-    joined = tuple(State(torch.cat([s.hidden for s in own]), torch.cat([s.memory for s in own])) for own in layers)
-    return joined, tuple(torch.cat(values) for values in zip(*picked, strict=True))
+    return states[0].cat(states[1:]), tuple(torch.cat(values) for values in zip(*picked, strict=True))
 
 
 def begin(model: Steps, conditioned: Conditioned, contexts: Tensor, prompt: Sequence[int] = ()) -> Hypotheses:
     """A text for each of `contexts` (N,), rows of `conditioned`, that begins with `prompt`."""
     front = Hypotheses(torch.full_like(contexts[:, None], START), contexts)
     for token in prompt:
-        states, _ = look(model, conditioned, front, lambda _rows, logs: (logs[:, 0],))
-        front = front.grown(torch.full_like(contexts, token), states)
+        state, _ = look(model, conditioned, front, lambda _rows, logs: (logs[:, 0],))
+        front = front.grown(torch.full_like(contexts, token), state)
     return front
 
 
@@ -300,9 +298,9 @@ def steps(
         if clock.late() or not len(going):
             return
         pick = partial(_chosen, choice, rules, step, going, front.tokens)
-        states, (tokens, logs) = look(model, conditioned, front, pick)
+        state, (tokens, logs) = look(model, conditioned, front, pick)
         yield Step(going.cpu().numpy(), tokens.cpu().numpy(), logs.double().cpu().numpy())
-        front = front.grown(tokens, states)
+        front = front.grown(tokens, state)
         keep = ((tokens != END) & ~rules.stopped(front.tokens, step + 1)).nonzero()[:, 0]
         front, going = front.select(keep), going[keep]
 

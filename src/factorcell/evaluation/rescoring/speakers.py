@@ -132,6 +132,6 @@ def _gradients(learner: Learner, corpus: Corpus, vectors: NDArray[np.float32]) -
 def _of(learner: Learner, corpus: Corpus, rows: Ids, vectors: Tensor) -> Tensor:
     batch = learner.run.batch(corpus, rows)
     own = {learner.variable.name: vectors.to(learner.run.device)}
-    conditioned = learner.run.model.condition(batch.context, own).with_packed(learner.packed)
+    conditioned = learner.run.model.condition(batch.context, own, learner.packed)
     nats: Tensor = learner.run.model(batch, conditioned)
     return nats.sum(1)
