@@ -23,6 +23,7 @@ OUTSIDE = ("", "__main__")  # of the order: they may import all
 PRINTERS = {"commands", "screen", "cli", "demo"}
 GROUPS = {"experiments"}  # tests of what is not in the package
 INSIDE = {"hidden", "memory", "matrix"}
+SPECIAL_IDS = {"UNKNOWN", "START", "END"}
 FILE_LINES, BODY_LINES = 400, 60
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -203,6 +204,18 @@ def lost_tests(root: Path) -> list[str]:
     ]
 
 
+def own_ids(root: Path) -> list[str]:
+    """Imports of the ids of special tokens where a tokenizer or a model should be asked for them."""
+    return [
+        f"{path}:{getattr(node, 'lineno', 0)}: {name} is the tokenizer's or the model's to say"
+        for path, module, tree in sources(root)
+        if module.split(".")[0] not in ("data", "model")
+        for node in ast.walk(tree)
+        for name in imported(node, path)
+        if name.startswith(f"{PACKAGE}.data.") and name.split(".")[-1] in SPECIAL_IDS
+    ]
+
+
 def peeks(root: Path) -> list[str]:
     """Places outside the room model that look inside the state of a backbone, or at what a context decided in it."""
     return [
@@ -225,6 +238,7 @@ CHECKS: list[Check] = [
     long_bodies,
     prints,
     peeks,
+    own_ids,
     unsafe,
 ]
 
@@ -283,7 +297,7 @@ FINE = {
     "src/factorcell/model/cells.py": "from factorcell.model.kernels import library\nx.hidden\n"
     + "x = 1\n" * (FILE_LINES - 2),
     "src/factorcell/model/kernels/__init__.py": "from .library import x\n",
-    "src/factorcell/model/kernels/library.py": "import factorcell.data.words\nfrom ...config import Config\n",
+    "src/factorcell/model/kernels/library.py": "from factorcell.data.words import END\nfrom ...config import Config\n",
     "src/factorcell/generation/__init__.py": "",
     "src/factorcell/generation/beams.py": "model.eval()\nnumpy.load('a', allow_pickle=False)\nre.compile('a')\n",
     "src/factorcell/completion/__init__.py": "blueprint(1)\n",
@@ -341,6 +355,8 @@ def test_fine_tree_passes_every_check(tmp_path: Path) -> None:
         (peeks, "completion/search.py", "state.hidden\n"),
         (peeks, "completion/__init__.py", "def f(state):\n    return state.memory[0]\n"),
         (peeks, "generation/beams.py", "weights.matrix = 1\n"),
+        (own_ids, "completion/search.py", "from factorcell.data.words import END\n"),
+        (own_ids, "commands/main.py", "from ..data.words import split, START\n"),
         (unsafe, "config.py", "import pickle\n"),
         (unsafe, "config.py", "from pickle import loads\n"),
         (unsafe, "commands/main.py", "import dill as d\n"),

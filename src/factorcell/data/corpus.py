@@ -172,3 +172,19 @@ def targets(corpus: Corpus) -> NDArray[np.int64]:
     keep = np.ones(len(corpus.tokens), dtype=bool)
     keep[np.asarray(corpus.offsets[:-1])] = False
     return np.asarray(corpus.tokens)[keep].astype(np.int64)
+
+
+def target_counts(corpus: Corpus, at_least: int = 0) -> NDArray[np.int64]:
+    """How often each token of the vocabulary is a target (V,), or `at_least`; the start token never is."""
+    counts = np.zeros(len(corpus.vocabulary), dtype=np.int64)
+    for begin in range(0, len(corpus.tokens), 1 << 24):
+        counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
+    counts = np.maximum(counts, at_least)
+    counts[corpus.vocabulary.specials.start] = 0
+    return counts
+
+
+def known_targets(corpus: Corpus) -> NDArray[np.bool_]:
+    """Which targets of `corpus` are in the vocabulary, text after text."""
+    known: NDArray[np.bool_] = targets(corpus) != corpus.vocabulary.specials.unknown
+    return known

@@ -10,12 +10,22 @@ token; any other visible character stands alone.
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import regex
 
 from factorcell.config import UserError
 
-UNKNOWN, START, END = 0, 1, 2
+
+class Specials(NamedTuple):
+    """Ids of the special tokens: what stands for unknown ones, what every text starts with, and what ends it."""
+
+    unknown: int = 0
+    start: int = 1
+    end: int = 2
+
+
+UNKNOWN, START, END = Specials()
 SPECIALS = ("<unk>", "<s>", "</s>")
 
 
@@ -29,6 +39,11 @@ class Vocabulary:
         self.ids = {token: index for index, token in enumerate(self.tokens) if index > END}
         if len(self.ids) != len(self.tokens) - 3:
             raise UserError("a vocabulary holds each token once")
+
+    @property
+    def specials(self) -> Specials:
+        """The ids of its special tokens."""
+        return Specials()
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_offsets, targets
-from factorcell.data.vocabulary import START, Vocabulary
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.classification import Classification, judge
 from factorcell.model.scoring import Tally
 
@@ -63,7 +63,7 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     values = np.repeat(labels, train.lengths)
     flat = (values * size + targets(train))[values >= 0]
     counts = np.bincount(flat, minlength=len(names) * size).reshape(len(names), size) + SMOOTHING
-    counts[:, START] = 0  # it is never predicted
+    counts[:, train.vocabulary.specials.start] = 0  # it is never predicted
     logs = np.log(np.where(counts > 0, counts, 1.0)).T - np.log(counts.sum(1))
     likelihoods, wanted, starts = np.zeros((len(test), len(names))), targets(test), target_offsets(test)
     for rows in np.array_split(np.arange(len(test)), 1 + len(wanted) * len(names) // CELLS):

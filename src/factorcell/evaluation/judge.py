@@ -21,7 +21,7 @@ from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import category_name
-from factorcell.data.vocabulary import END, Vocabulary
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import baselines
 from factorcell.evaluation.classification import Classification
 from factorcell.evaluation.statistics import correlation
@@ -157,7 +157,7 @@ def ngrams(corpus: Corpus, length: int) -> tuple[Hashes, Ids]:
     """64-bit hashes of all n-grams of real tokens, and the text each is from; those with an unknown token left out."""
     tokens, offsets = np.asarray(corpus.tokens).astype(np.uint64), np.asarray(corpus.offsets)
     text = np.repeat(np.arange(len(corpus)), np.diff(offsets))
-    plain = (tokens > END).astype(np.int64)  # the special tokens are the first three
+    plain = (~np.isin(tokens, corpus.vocabulary.specials)).astype(np.int64)
     run = np.append(0, np.cumsum(plain))
     count = max(0, len(tokens) - length + 1)
     hashed = np.zeros(count, dtype=np.uint64)

@@ -22,8 +22,6 @@ from tqdm import tqdm
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import split
-from factorcell.data.vocabulary import END, START
 from factorcell.model.language_model import RANKED
 from factorcell.model.run import Run
 
@@ -47,14 +45,16 @@ def explain(
     names, data = list(contexts), runs[0].config.data
     nats, corpus = _nats(runs, texts, list(contexts.values()), unknown)
     starts, rows = target_offsets(corpus), []
+    tokenizer = runs[0].tokenizer
+    end = tokenizer.specials.end
     for number, text in enumerate(texts):
         own = nats[:, starts[number] : starts[number + 1]]
         ids = corpus.tokens[corpus.offsets[number] + 1 : corpus.offsets[number + 1]].tolist()
-        written = [*split(text, data), runs[0].vocabulary.tokens[END]][: len(ids)]
+        written = [*tokenizer.split(text), *tokenizer.decode([end])][: len(ids)]
         posterior = _posterior(own)
         tokens = []
         for place, (token, index) in enumerate(zip(written, ids, strict=True)):
-            known = index == runs[0].vocabulary.ids.get(token, END)
+            known = index == runs[0].vocabulary.ids.get(token, end)
             tokens.append({"token": token, "known": known} | _figures(names, own[:, place], posterior[:, place]))
         whole = _figures(names, own.sum(1), posterior[:, -1])
         rows.append({"text": text, "unit": data.unit, **whole, "tokens": tokens})
@@ -159,7 +159,8 @@ def raised(
                     total += (weight * (ours - theirs)).sum(0).double().cpu()  # NaN of the start token
                     mass += weight.sum(0).double().cpu()
     counts, ratios, tokens = (mass / len(runs)).tolist(), (total / mass).tolist(), runs[0].vocabulary.tokens
-    kept = [index for index in range(size) if index != START and counts[index] >= least]
+    start = runs[0].vocabulary.specials.start
+    kept = [index for index in range(size) if index != start and counts[index] >= least]
     rows = [{"token": tokens[index], "ratio": ratios[index], "count": counts[index]} for index in kept]
     return sorted(rows, key=lambda row: -row["ratio"])
 

@@ -21,7 +21,6 @@ from tqdm import tqdm
 from factorcell.config import UserError
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import split
 from factorcell.data.values import category_name, is_missing
 from factorcell.model.run import Run
 
@@ -80,7 +79,7 @@ def along(run: Run, texts: Sequence[str], unit: int) -> list[Row]:
     """A row a text: `tokens`, and the `value` of a hidden unit after each."""
     rows = []
     for text, own in zip(texts, states(run, texts), strict=True):
-        written = split(text, run.config.data)[: len(own)]
+        written = run.tokenizer.split(text)[: len(own)]
         tokens = [{"token": token, "value": value} for token, value in zip(written, own[:, unit].tolist(), strict=True)]
         rows.append({"text": text, "unit": run.config.data.unit, "hidden_unit": unit, "tokens": tokens})
     return rows

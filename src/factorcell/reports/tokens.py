@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from factorcell.data.vocabulary import END, SPECIALS
+from factorcell.data.vocabulary import SPECIALS, Specials
 from factorcell.evaluation.likelihood_ratios import strength
 from factorcell.reports.charts import ACCENT, INK, LOSS, MUTED, OTHERS, RULE, WIDTH, Row, legend, titled
 
@@ -244,7 +244,7 @@ def _carried(line: Line, words: bool) -> Line:
 
 def readable(token: str) -> str:
     """A token as it is shown: the end of a text as a pilcrow, control characters as a space."""
-    if token == SPECIALS[END]:
+    if token == SPECIALS[Specials().end]:
         return "¶"
     return "".join(" " if unicodedata.category(mark) in ("Cc", "Zl", "Zp") else mark for mark in token)
 
