@@ -58,7 +58,8 @@ def imported(node: ast.AST, path: Path) -> Iterator[str]:
 def places(root: Path) -> dict[str, int]:
     """The place of every module, by its dotted name without the package's, and of every room: after its last module.
 
-    As the order in docs/architecture.md has it: a line a room, `room: its modules`, or modules of the package itself.
+    As the order in docs/architecture.md has it: lines `room: its modules`, several for a long room, or modules of the
+    package itself.
     A module imports from the rooms above its own, and in its own room from the modules named before it.
     """
     order = (root / "docs" / "architecture.md").read_text(encoding="utf-8").split("```order\n")[1].split("```")[0]
@@ -274,7 +275,8 @@ ARCHITECTURE = """
 - `later.py`: no file of a room
 ```order
 config
-data: words tables
+data: words
+data: tables
 model.kernels: library
 model: cells
 generation: beams

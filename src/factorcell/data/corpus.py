@@ -1,6 +1,4 @@
-"""Tables to batches: texts as flat arrays of ids, their contexts as columns, batches of texts of like length.
-
-`prepare` reads a source once, in chunks, and tokenises it once. No text outlives its chunk.
+"""A corpus: texts as flat arrays of ids, their contexts as columns; batches of texts of similar length.
 
 Shapes: B texts, T targets of the longest.
 """
@@ -162,7 +160,7 @@ def _cut(rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int)
 
 
 def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
-    """Where the targets of each text begin among all targets (rows + 1): a text has one target less than tokens."""
+    """Where the targets of each text begin among all targets (rows + 1): a text has one target fewer than tokens."""
     offsets: NDArray[np.int64] = np.asarray(corpus.offsets) - np.arange(len(corpus.offsets))
     return offsets
 

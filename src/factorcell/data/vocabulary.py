@@ -1,12 +1,4 @@
-"""Text to tokens to ids and back.
-
-Units: `word` (the tokeniser below), `space` (split at white space only), `char` (Unicode code points after NFC) and
-`grapheme` (what a reader calls a character: a letter with its accents, a flag, a family of emoji).
-
-The word tokeniser, after NFC: a word is letters, marks and digits, with apostrophes and hyphens inside (`don't`,
-`well-kept`) and, between digits, one of . , : / (`3.50`, `10:30`); a run of one repeated mark (`...`, `!!`) is one
-token; any other visible character stands alone.
-"""
+"""Tokens to ids and back."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -64,7 +56,7 @@ class Vocabulary:
         return cls([*SPECIALS, *kept[:max_size]])
 
     def save(self, path: Path) -> None:
-        """A text file, one token a line; white space and backslashes inside a token are escaped."""
+        """A text file, one token per line; white space and backslashes inside a token are escaped."""
         path.write_text("".join(_escape(token) + "\n" for token in self.tokens), encoding="utf-8", newline="\n")
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Classifiers that Bayes' rule over a language model is held against: naive Bayes, a linear model, fastText.
+"""Classifiers to compare Bayes' rule over a language model with: naive Bayes, a linear model, fastText.
 
 All see the ids of a corpus and nothing else, so that they judge the same tokens as a model with its vocabulary.
 Naive Bayes is generative: a unigram model of every value, and Bayes' rule. The other two learn p(value given text) from
@@ -199,5 +199,5 @@ def _labels(corpus: Corpus) -> Ids:
 
 
 def _told(names: tuple[str, ...], log_posterior: Floats, truth: Ids) -> Classification:
-    """What a model of p(value given text) told; it has no perplexities, and its score is the posterior itself."""
+    """What a model of p(value given text) predicted; it has no perplexities, and its score is the posterior itself."""
     return Classification(names, log_posterior, log_posterior, truth, np.zeros(len(truth), dtype=bool))

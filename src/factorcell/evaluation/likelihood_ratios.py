@@ -1,4 +1,4 @@
-"""What a model hears in a text: every token's log-likelihood ratio between two contexts (TACL 2018, figure 2).
+"""What a model makes of a text: every token's log-likelihood ratio between two contexts (TACL 2018, figure 2).
 
     r_t = log p(w_t | w_<t, a) - log p(w_t | w_<t, b)
 
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 def explain(
     runs: Sequence[Run], texts: Sequence[str], contexts: Mapping[str, Setting], *, unknown: str = "error"
 ) -> list[Row]:
-    """A row a text: `nats` of it given each of the named `contexts`, their `posterior`, and `tokens` likewise.
+    """A row per text: `nats` of it given each of the named `contexts`, their `posterior`, and `tokens` likewise.
 
     A token's posterior is that after it. Of two contexts also `ratio`, in nats, above 0 where the first is likelier.
     `UserError` for runs with different tokens, contexts that are the same, and values that a run does not know.
@@ -144,7 +144,7 @@ def raised(
 
     Over all positions h of `texts`, `count` is the sum of p(w|h) and `ratio` the mean of log p(w|h, first) -
     log p(w|h, second), each position weighted by its p(w|h), the mean of both contexts; in a plain mean places where w
-    cannot stand would outvote the few where it can. Tokens with a count below `least` are left out.
+    cannot stand would outvote the few where it can. Tokens with a count below `least` are omitted.
     """
     _check(runs, texts, [first, second])
     size = len(runs[0].vocabulary)

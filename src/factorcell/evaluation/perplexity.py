@@ -80,7 +80,7 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[str], baseline: Sc
 
 
 def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
-    """One tally a text."""
+    """One tally per text."""
     nats, starts = run.nats(corpus).astype(np.float64), target_offsets(corpus)
     sums = np.add.reduceat(np.append(nats, 0.0), starts[:-1])
     return [Tally(float(total), int(count)) for total, count in zip(sums, np.diff(starts), strict=True)]

@@ -1,8 +1,8 @@
-"""What the hidden state of a run knows of a column that it was never told (TACL 2018, section 4.3, figure 4).
+"""What the hidden state of a run knows of a column that it was never given (TACL 2018, section 4.3, figure 4).
 
 A unit indicates a value as well as its AUC says: how often a text of that value has a higher state than another text.
 It is chosen on one half of the texts and judged on the other, since the best of hundreds is partly so by chance. Texts
-are read without context, so that no state has been told the answer.
+are read without context, so that no state contains the answer.
 
 Shapes: B texts, T tokens of one, N states, H hidden units, K values.
 """
@@ -32,7 +32,7 @@ Ids = NDArray[np.int64]
 
 
 def labelled(run: Run, source: Any, target: str) -> tuple[list[str], list[str]]:
-    """The texts of a table and their values in the column `target`; texts without a value are left out."""
+    """The texts of a table and their values in the column `target`; texts without a value are omitted."""
     texts, values = [], []
     for chunk in open_table(source).chunks([run.config.data.text, target]):
         for text, value in zip(chunk[run.config.data.text], chunk[target], strict=True):
@@ -76,7 +76,7 @@ def _hidden(run: Run, corpus: Corpus, progress: bool) -> Iterator[tuple[Batch, T
 
 
 def along(run: Run, texts: Sequence[str], unit: int) -> list[Row]:
-    """A row a text: `tokens`, and the `value` of a hidden unit after each."""
+    """A row per text: `tokens`, and the `value` of a hidden unit after each."""
     rows = []
     for text, own in zip(texts, states(run, texts), strict=True):
         written = run.tokenizer.split(text)[: len(own)]

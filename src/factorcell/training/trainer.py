@@ -280,7 +280,7 @@ class Trainer:
 
     @property
     def checkpoint(self) -> Path:
-        """The file to go on from."""
+        """The file to resume from."""
         return self.run.folder / "checkpoint.safetensors"
 
     def save(self) -> None:
@@ -339,7 +339,7 @@ class Trainer:
 def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world: World | None = None) -> Iterator[Row]:
     """Train `run` on `corpus`; yields each row of the log. At the end `run` has its best weights.
 
-    `resume` goes on from the checkpoint; the processes of `world` share the work.
+    `resume` continues from the checkpoint; the processes of `world` share the work.
     `UserError` on a loss that is not finite or a folder that cannot be written.
     """
     trainer = Trainer(run, corpus, dev, world)
