@@ -21,7 +21,7 @@ PACKAGE = "factorcell"
 STRANGERS = (("generation", "completion"), ("training", "reports"))
 OUTSIDE = ("", "__main__")  # of the order: they may import all
 PRINTERS = {"commands", "screen", "cli", "demo"}
-GROUPS = {"experiments"}  # tests of what is not in the package
+GROUPS = {"experiments", "packaging"}  # tests of what is not in the package
 FILE_LINES, BODY_LINES = 400, 60
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
