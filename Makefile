@@ -17,7 +17,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check-slow bench wheel lint types format clean
+.PHONY: help setup demo test check-slow bench docs wheel lint types format clean
 
 help:
 	@echo 'make setup       install everything into $(VENV); the other targets do so first'
@@ -25,6 +25,7 @@ help:
 	@echo 'make test        lint, types and tests'
 	@echo 'make check-slow  the tests that take minutes'
 	@echo 'make bench       every measurement in benchmarks/, into $(BENCH) and runs/speed.md; on a quiet machine'
+	@echo 'make docs        the documentation site, into site/; a broken link is an error'
 	@echo 'make wheel       source distribution and wheel in dist/, for manylinux if auditwheel can'
 	@echo 'make lint        ruff: rules and format, nothing changed'
 	@echo 'make types       mypy, strict'
@@ -68,6 +69,10 @@ bench: setup
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/gpu.py --out $(BENCH)
 
+docs: setup
+	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs site
+	@echo 'Open site/index.html in a browser.'
+
 wheel: setup
 	rm -rf build dist src/*.egg-info
 	$(BIN)/python -m build --no-isolation
@@ -82,5 +87,5 @@ format: setup
 	$(BIN)/ruff format
 
 clean:
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

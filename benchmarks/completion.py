@@ -26,13 +26,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from factorcell.completion.compiled import Compiled, usable
+from factorcell.completion.compiled import CompiledEngine
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User
 from factorcell.completion.popularity import History
-from factorcell.completion.search import Found, Plain, Wanted, beam
+from factorcell.completion.search import PlainEngine, SearchRequest, SearchResult, beam
 from factorcell.data.tables import open_table
 from factorcell.model.kernels import library
+from factorcell.model.packing import usable
 from factorcell.model.run import Run
 
 K = 10
@@ -68,11 +69,11 @@ class Bench:
 
     def __init__(self, run: Run) -> None:
         self.run, self.most = run, run.config.data.max_tokens - 1
-        self.engines: dict[str, Any] = {PLAIN: Plain(run.model), FLOATS: Compiled(run.model)}
+        self.engines: dict[str, Any] = {PLAIN: PlainEngine(run.model), FLOATS: CompiledEngine(run.model)}
         if library.variant() == library.VARIANTS[-1]:
-            self.engines[HALF] = Compiled(run.model, half=True)
+            self.engines[HALF] = CompiledEngine(run.model, half=True)
         self.times: dict[str, Times] = defaultdict(lambda: defaultdict(list))
-        self.found: dict[str, list[Found]] = defaultdict(list)
+        self.found: dict[str, list[SearchResult]] = defaultdict(list)
 
     def timed(self, what: str, who: str, once: Callable[[], Any]) -> Any:
         """What `once` returns; the time of this thread is kept."""
@@ -81,9 +82,9 @@ class Bench:
         self.times[what][who].append((time.thread_time() - start) * 1e3)
         return result
 
-    def wanted(self, typed: Any) -> Wanted[Any]:
+    def wanted(self, typed: Any) -> SearchRequest[Any]:
         """Ten texts that go on."""
-        return Wanted(typed, K, self.most - len(typed.ids), lambda ids: ids != ())
+        return SearchRequest(typed, K, self.most - len(typed.ids), lambda ids: ids != ())
 
     def one(self, row: dict[str, str]) -> dict[str, Any]:
         """Complete a prefix by all contenders in random order; what is typed in each engine."""
@@ -110,12 +111,12 @@ class Bench:
                     "learn", name, lambda one=learner, own=user, text=text: one.learn([own], [text])
                 )
 
-    def search(self, name: str, typed: dict[str, Any]) -> Found:
+    def search(self, name: str, typed: dict[str, Any]) -> SearchResult:
         """The search of one contender; the beam, too, is asked for one more, since what is typed does not count."""
         if name == BEAM:
             own = typed[PLAIN]
             return beam(self.run.model, own, K + 1, most=self.most - len(own.ids))
-        found: list[Found] = self.engines[name].search([self.wanted(typed[name])], None, 1)
+        found: list[SearchResult] = self.engines[name].search([self.wanted(typed[name])], None, 1)
         return found[0]
 
     def throughput(self, name: str, everyone: list[dict[str, Any]], threads: int) -> float:

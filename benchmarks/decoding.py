@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from factorcell.config import PRECISIONS
-from factorcell.generation.generate import Manner, condition, every, generate
+from factorcell.generation.generate import GenerationOptions, condition, every, generate
 from factorcell.generation.sampling import ROWS
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
@@ -29,16 +29,16 @@ from factorcell.model.run import Run
 LIMIT = "the steps alone"
 
 
-def manners(tokens: int) -> dict[str, Manner]:
+def manners(tokens: int) -> dict[str, GenerationOptions]:
     """The contenders; the stochastic beam is that of the thesis."""
-    length: dict[str, Any] = {"most": tokens, "least": tokens}
+    length: dict[str, Any] = {"max_tokens": tokens, "min_tokens": tokens}
     return {
-        "sample": Manner(**length),
-        "sample, top p .9": Manner(**length, top_p=0.9),
-        "sample, no trigram twice": Manner(**length, no_repeat=3),
-        "greedy": Manner("greedy", **length),
-        "beam 8": Manner("beam", **length),
-        "stochastic beam 8 of 120": Manner("stochastic", **length, no_repeat=3),
+        "sample": GenerationOptions(**length),
+        "sample, top p .9": GenerationOptions(**length, top_p=0.9),
+        "sample, no trigram twice": GenerationOptions(**length, no_repeat_ngram=3),
+        "greedy": GenerationOptions("greedy", **length),
+        "beam 8": GenerationOptions("beam", **length),
+        "stochastic beam 8 of 120": GenerationOptions("stochastic", **length, no_repeat_ngram=3),
     }
 
 
@@ -57,11 +57,11 @@ class Bench:
 
         run.model.step = counted  # type: ignore[method-assign]
 
-    def write(self, name: str, manner: Manner, texts: int) -> None:
+    def write(self, name: str, options: GenerationOptions, texts: int) -> None:
         """Write `texts` texts."""
         contexts = [self.contexts[number % len(self.contexts)] for number in range(texts)]
         self.rows, begin = 0, time.perf_counter()
-        written = sum(row["tokens"] for row in generate(self.run, contexts, manner=manner))
+        written = sum(row["tokens"] for row in generate(self.run, contexts, options=options))
         self.keep(name, time.perf_counter() - begin, written)
 
     def steps(self, count: int) -> None:

@@ -18,12 +18,12 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--column", required=True)
     parser.add_argument("--template", nargs="+", required=True)
-    parser.add_argument("--most", type=int, default=4, help="at most so many words (default: 4)")
+    parser.add_argument("--max-tokens", type=int, default=4, help="at most so many words (default: 4)")
     given = parser.parse_args()
     runs = [Run.open(folder) for folder in given.runs]
     contexts = [{given.column: value} for value in reversed(every(runs[0].schema, given.column))]
     for template in given.template:
-        found = [fill(run, template, contexts, most=given.most) for run in runs]
+        found = [fill(run, template, contexts, max_tokens=given.max_tokens) for run in runs]
         print(f"“{template}”\n\n| {given.column} | " + " | ".join(folder.name for folder in given.runs) + " |")
         print("| --- " * (1 + len(runs)) + "|")
         for place, context in enumerate(contexts):

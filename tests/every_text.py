@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from factorcell.data.vocabulary import END, START
-from factorcell.generation.sampling import Rules
+from factorcell.generation.sampling import Constraints
 from factorcell.model.language_model import Conditioned
 from factorcell.model.run import Run
 
@@ -29,16 +29,18 @@ def logs_after(run: Run, city: str, tokens: Sequence[int]) -> Tensor:
     return logs[0].double()
 
 
-def may_follow(rules: Rules, prompt: Sequence[int], text: Sequence[int], token: int) -> bool:
+def may_follow(rules: Constraints, prompt: Sequence[int], text: Sequence[int], token: int) -> bool:
     """Whether `rules` let `token` follow `prompt` and `text`."""
-    if token in rules.banned or (token == END and len(text) < rules.least):
+    if token in rules.banned or (token == END and len(text) < rules.min_tokens):
         return False
-    before, n = [*prompt, *text], rules.no_repeat
+    before, n = [*prompt, *text], rules.no_repeat_ngram
     last = [*before, token][len(before) + 1 - n :]
     return not n or len(last) < n or all(before[i : i + n] != last for i in range(len(before) - n + 1))
 
 
-def every_text(run: Run, city: str, rules: Rules, prompt: Sequence[int] = (), renormalised: bool = False) -> Texts:
+def every_text(
+    run: Run, city: str, rules: Constraints, prompt: Sequence[int] = (), renormalised: bool = False
+) -> Texts:
     """Log probability of each text that may be written; with the end token where it ends, without where room ends.
 
     `renormalised`: over what the rules allow, step by step.
@@ -55,7 +57,7 @@ def every_text(run: Run, city: str, rules: Rules, prompt: Sequence[int] = (), re
             stopped = any(longer[-len(stop) :] == stop for stop in rules.stops)
             if value == -np.inf:
                 continue
-            if token == END or stopped or len(longer) == rules.most:
+            if token == END or stopped or len(longer) == rules.max_tokens:
                 found[longer] = value
             else:
                 grow(longer, value)

@@ -10,7 +10,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
-from factorcell.generation.generate import Manner, fill, generate, stream
+from factorcell.generation.generate import GenerationOptions, fill, generate, stream
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
@@ -28,9 +28,9 @@ __all__ = [
     "Corpus",
     "DataConfig",
     "Forgiving",
+    "GenerationOptions",
     "History",
     "LanguageModel",
-    "Manner",
     "Mixture",
     "ModelConfig",
     "Popularity",

@@ -9,7 +9,7 @@ import pytest
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.completion.replay.summary import summarise
-from factorcell.data.counts import FILE, Counts
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from tests.completion.replay.test_systems import save
 
@@ -20,7 +20,7 @@ TEXTS = ("abcab", "ab", "cab", "cab", "bacab", "abcab", "cabba", "ba", "bab", "a
 def folder(tmp_path: Path) -> Path:
     """A run with its most popular texts, a table of what five people wrote, one of training texts."""
     run = save(tmp_path / "run")
-    Counts.of(TEXTS, 2).save(run / FILE)
+    TextCounts.of(TEXTS, 2).save(run / POPULARITY)
     rows = [
         {"text": text, "user": f"user {user}", "time": f"2026-01-{20 - place:02}", "city": "Oslo"}
         for user in range(5)

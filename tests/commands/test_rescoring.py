@@ -9,7 +9,7 @@ import pytest
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.evaluation.rescoring.nbest import read_nbest
-from factorcell.evaluation.rescoring.rescore import Weights, by_depth, rescore, score, summarise
+from factorcell.evaluation.rescoring.rescore import ScoreWeights, by_depth, rescore, score, summarise
 from factorcell.model.run import Run
 from factorcell.reports import rescoring
 from tests.evaluation.rescoring.test_speakers import TEXTS, make
@@ -55,7 +55,7 @@ def test_from_lists_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [line.split()[0] for line in lines] == ["all", "hall", "hall", "hall"]
     assert "word_errors" in shown.err
     scored = score(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
-    fitted = Weights.open(kept)
+    fitted = ScoreWeights.open(kept)
     rows = rescore(scored, fitted)
     assert files.read_rows(out) == rows
     assert main(command(folder, "--weights", str(kept), "--json", "--by", "hall")) == 0
@@ -151,7 +151,7 @@ def test_lists_of_other_scores_cannot_be_tuned_on(folder: Path, capsys: pytest.C
 def test_page_is_whole(folder: Path) -> None:
     """Well nested; texts are texts, not tags; rates, weights and groups are there as the rows have them."""
     scored = score(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
-    weights = Weights({"acoustic": 0.1, "model": 1.5})
+    weights = ScoreWeights({"acoustic": 0.1, "model": 1.5})
     rows, depths = rescore(scored, weights), by_depth(scored, weights)
     summary = summarise(rows, ["hall"])
     page = rescoring.page("<lists>", "a run", rows, summary, depths, weights.values)

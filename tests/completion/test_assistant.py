@@ -18,7 +18,7 @@ from factorcell.completion.blend import SOURCES
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.config import UserError
-from factorcell.data.counts import FILE, Counts
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from tests.completion.test_completer import NASTY
 from tests.small import make_letters
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
     run.model.load_state_dict(made.model.state_dict())
     run.save_weights({})
-    Counts({"abc": 5, "abba": 3, "cab": 4}, 12).save(run.folder / FILE)
+    TextCounts({"abc": 5, "abba": 3, "cab": 4}, 12).save(run.folder / POPULARITY)
     return run.folder
 
 

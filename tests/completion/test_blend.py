@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factorcell.completion.blend import DEFAULT, FEATURES, SOURCES, Blend, Candidate, Weights
+from factorcell.completion.blend import DEFAULT, FEATURES, SOURCES, Blend, BlendWeights, Candidate
 from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import Suggestion
 from factorcell.config import Config, UserError
-from factorcell.data.counts import FILE, Counts
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 from tests.small import make_letters
@@ -26,9 +26,9 @@ def make() -> Run:
     return make_letters(data=CITY, spread=0.8)
 
 
-def only(source: str) -> Weights:
+def only(source: str) -> BlendWeights:
     """Weights of one source that leave all others without a say."""
-    return Weights({f: (1.0 if f in SOURCES[source] and f != "model rest" else 0.0) for f in FEATURES})
+    return BlendWeights({f: (1.0 if f in SOURCES[source] and f != "model rest" else 0.0) for f in FEATURES})
 
 
 def test_candidates_say_what_their_sources_know() -> None:
@@ -68,7 +68,7 @@ def test_with_the_weight_of_one_source_its_order_comes_first() -> None:
 def test_probabilities_and_parts_add_up() -> None:
     run = make()
     random = np.random.default_rng(3)
-    weights = Weights(dict(zip(FEATURES, random.normal(size=len(FEATURES)).tolist(), strict=True)))
+    weights = BlendWeights(dict(zip(FEATURES, random.normal(size=len(FEATURES)).tolist(), strict=True)))
     blend, user = Blend(Completer(run), POPULAR, weights), replace(User.new(run), history=History(("abab", "aa")))
     found = blend.complete("a", user, k=1000)
     assert sum(math.exp(one.log_probability) for one in found) == pytest.approx(1)
@@ -94,7 +94,7 @@ def test_slips_are_forgiven_by_all_sources() -> None:
     """Texts that were meant come after those that begin with what is typed, and say that they take a slip."""
     run = make()
     user = replace(User.new(run), history=History(("abccba",)))
-    weights = Weights({**dict.fromkeys(FEATURES, 0.0), "popular": 9.0, "own": 9.0})
+    weights = BlendWeights({**dict.fromkeys(FEATURES, 0.0), "popular": 9.0, "own": 9.0})
     blend = Blend(Completer(run, slips=1), Popularity.fit(["abcc"] * 3 + ["acbb"] * 2, min_count=1), weights)
     found = blend.complete("acb", user, k=10)
     slips = {one.text: one.slips for one in found}
@@ -116,7 +116,7 @@ def test_weights_are_those_that_made_the_choices() -> None:
         texts = [Candidate(str(row), tuple(one)) for row, one in enumerate(features)]
         lists.append((texts, str(random.choice(len(texts), p=scores / scores.sum()))))
     lists.append(([Candidate("a", tuple(random.normal(size=len(FEATURES))))], "not there"))
-    fitted = Weights.fit(lists)
+    fitted = BlendWeights.fit(lists)
     assert fitted.array == pytest.approx(true, abs=0.15)
 
     def loss(weights: np.ndarray) -> float:
@@ -130,7 +130,7 @@ def test_weights_are_those_that_made_the_choices() -> None:
     for _ in range(10):
         assert loss(fitted.array + random.normal(size=len(FEATURES)) * 0.05) > best
     with pytest.raises(UserError, match="nothing to learn the blend from"):
-        Weights.fit(lists[-1:])
+        BlendWeights.fit(lists[-1:])
 
 
 def test_a_trained_run_has_what_its_blend_needs(tmp_path: Path) -> None:
@@ -145,16 +145,16 @@ def test_a_trained_run_has_what_its_blend_needs(tmp_path: Path) -> None:
         }
     )
     run = fit(rows, None, config, tmp_path / "run")
-    assert Counts.open(run.folder / FILE) == Counts({"fix typo": 12, "fix tests": 9}, 27)
+    assert TextCounts.open(run.folder / POPULARITY) == TextCounts({"fix typo": 12, "fix tests": 9}, 27)
     run = Run.open(tmp_path / "run")
     user = learn_one(run, User.new(run), "zebra crossing")
     found = Blend(Completer(run), Popularity.of(run)).complete("ze", user)
     assert "zebra crossing" in [one.text for one in found]
-    Weights({**DEFAULT.values, "own": 5.0}).save(run)
-    assert Weights.of(run).values["own"] == 5.0
+    BlendWeights({**DEFAULT.values, "own": 5.0}).save(run)
+    assert BlendWeights.of(run).values["own"] == 5.0
     (run.folder / "blend.json").write_text('{"own": 1}')
     with pytest.raises(UserError, match="not the weights of a blend"):
-        Weights.of(run)
-    (run.folder / FILE).unlink()
+        BlendWeights.of(run)
+    (run.folder / POPULARITY).unlink()
     with pytest.raises(UserError, match=r"no popularity\.jsonl; training keeps it with --user"):
         Popularity.of(run)

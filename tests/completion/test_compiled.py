@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 
 from factorcell.completion import compiled as compiled_search
 from factorcell.completion import search as completion
-from factorcell.completion.compiled import Compiled, PackedTyped, engine, search, usable
+from factorcell.completion.compiled import CompiledEngine, PackedPrefix, engine, search
 from factorcell.completion.completer import Completer
-from factorcell.completion.search import Found, Ids, Plain, Wanted, beam
+from factorcell.completion.search import Ids, PlainEngine, SearchRequest, SearchResult, beam
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.kernels import library
+from factorcell.model.packing import packable
 from factorcell.model.run import Run
 from tests.completion.test_search import CLOSE, same, typed_in, written_out
-from tests.small import make_letters
+from tests.small import layers, make_letters
 
 HERE = library.library()
 VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
@@ -54,20 +55,20 @@ def instructions(variant: str) -> Iterator[None]:
         yield
 
 
-def packed_in(run: Run, prefix: str, city: str = "Oslo", half: bool = False) -> tuple[Compiled, PackedTyped]:
+def packed_in(run: Run, prefix: str, city: str = "Oslo", half: bool = False) -> tuple[CompiledEngine, PackedPrefix]:
     """The compiled search of a run, and what is typed in a city."""
-    assert usable(run.model)
-    compiled = Compiled(run.model, half)
+    assert packable(run.model)
+    compiled = CompiledEngine(run.model, half)
     corpus = run.prepare([{"text": "", "city": city}])
     with run.scoring():
         begun = compiled.begin(corpus.context(np.zeros(1, dtype=np.int64)))
     return compiled, compiled.type(begun, run.vocabulary.encode(prefix))
 
 
-def found_in(run: Run, prefix: str, k: int, most: int, **bounds: Any) -> Found:
+def found_in(run: Run, prefix: str, k: int, most: int, **bounds: Any) -> SearchResult:
     """The compiled search, in Oslo."""
     compiled, typed = packed_in(run, prefix)
-    return search(compiled.packed, [Wanted(typed, k, most)], **bounds)[0]
+    return search(compiled.packed, [SearchRequest(typed, k, most)], **bounds)[0]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -87,7 +88,7 @@ def test_what_is_found_is_best_of_all_texts_written_out(
     logs = {ids: log for ids, log in written_out(run, prefix, city, most).items() if accept(ids)}
     with instructions(variant):
         compiled, typed = packed_in(run, prefix, city)
-        (found,) = search(compiled.packed, [Wanted(typed, k, most, accept)], batch=batch)
+        (found,) = search(compiled.packed, [SearchRequest(typed, k, most, accept)], batch=batch)
     assert not found.cut
     assert same(found, logs, k)
     with run.scoring():
@@ -121,7 +122,7 @@ def test_typing_is_the_plain_typing(variant: str, model: dict[str, Any], keys: l
     plain = typed_in(run, text)
     assert typed.ids == anew.ids == plain.ids
     assert len(typed.after) == len(anew.after) == len(plain.logs) == len(text) + 1
-    for ours, theirs, (state,), logs in zip(typed.after, anew.after, plain.states, plain.logs, strict=True):
+    for ours, theirs, (state,), logs in zip(typed.after, anew.after, layers(plain.states), plain.logs, strict=True):
         assert torch.equal(ours, theirs)
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)
@@ -195,13 +196,13 @@ def test_few_that_are_accepted_are_found_among_many() -> None:
     logs = written_out(run, "a", "Oslo", 5)
     rarest = sorted(logs, key=lambda ids: logs[ids])[:3]
     compiled, typed = packed_in(run, "a")
-    (found,) = search(compiled.packed, [Wanted(typed, 2, 5, lambda ids: ids in rarest)])
+    (found,) = search(compiled.packed, [SearchRequest(typed, 2, 5, lambda ids: ids in rarest)])
     assert [one.ids for one in found.completions] == rarest[:0:-1]
     assert not found.cut
-    (none,) = search(compiled.packed, [Wanted(typed, 2, 5, lambda ids: False)])
+    (none,) = search(compiled.packed, [SearchRequest(typed, 2, 5, lambda ids: False)])
     assert none.completions == ()
     assert not none.cut
-    (stopped,) = search(compiled.packed, [Wanted(typed, 2, 5, lambda ids: ids in rarest)], rows=30)
+    (stopped,) = search(compiled.packed, [SearchRequest(typed, 2, 5, lambda ids: ids in rarest)], rows=30)
     assert stopped.cut
 
 
@@ -215,8 +216,8 @@ def test_what_is_typed_alone_takes_no_other_try() -> None:
         run_compiled(packed, requests, *rest, **named)
 
     with patch.object(compiled_search, "_run", counted):
-        (every,) = search(compiled.packed, [Wanted(typed, 5, 6)])
-        (others,) = search(compiled.packed, [Wanted(typed, 4, 6, lambda ids: ids != ())])
+        (every,) = search(compiled.packed, [SearchRequest(typed, 5, 6)])
+        (others,) = search(compiled.packed, [SearchRequest(typed, 4, 6, lambda ids: ids != ())])
     assert tries == [1, 1]
     assert [one.ids for one in every.completions if one.ids] == [one.ids for one in others.completions]
 
@@ -235,9 +236,9 @@ def test_special_tokens_are_never_found() -> None:
         assert ours.log_probability == pytest.approx(theirs.log_probability, abs=CLOSE)
 
 
-def people(run: Run, half: bool = False, count: int = 30) -> tuple[Compiled, list[Wanted[PackedTyped]]]:
+def people(run: Run, half: bool = False, count: int = 30) -> tuple[CompiledEngine, list[SearchRequest[PackedPrefix]]]:
     """What many have typed in two cities, with wishes of their own."""
-    compiled, random = Compiled(run.model, half), np.random.default_rng(0)
+    compiled, random = CompiledEngine(run.model, half), np.random.default_rng(0)
     begun = {
         city: packed_in(run, "", city)[1] if not half else packed_in(run, "", city, half)[1]
         for city in ("Oslo", "Nice")
@@ -246,7 +247,7 @@ def people(run: Run, half: bool = False, count: int = 30) -> tuple[Compiled, lis
     for place in range(count):
         typed = begun["Oslo" if place % 2 else "Nice"]
         ids = run.vocabulary.encode(random.choice(list("abcdefz"), size=place % 6).tolist())
-        wanted.append(Wanted(compiled.type(typed, ids), 1 + place % 9, 3 + place % 4, lambda ids: ids != ()))
+        wanted.append(SearchRequest(compiled.type(typed, ids), 1 + place % 9, 3 + place % 4, lambda ids: ids != ()))
     return compiled, wanted
 
 
@@ -287,7 +288,7 @@ def test_of_the_real_size_it_is_never_worse_than_the_published_beam(half: bool) 
         run.model.output.bias[UNKNOWN] -= 5
         run.model.embedding.mul_(12)
     compiled, typed = packed_in(run, "abc", half=half)
-    (found,) = search(compiled.packed, [Wanted(typed, 10, 5)])
+    (found,) = search(compiled.packed, [SearchRequest(typed, 10, 5)])
     assert not found.cut
     with run.scoring():
         published = beam(run.model, typed_in(run, "abc"), most=5)
@@ -308,7 +309,7 @@ def test_what_bfloat16_finds_has_scores_by_floats(variant: str, model: dict[str,
     with instructions(variant):
         compiled, typed = packed_in(run, prefix, half=True)
         _, of_floats = packed_in(run, prefix)
-        (found,) = search(compiled.packed, [Wanted(typed, k, 4)])
+        (found,) = search(compiled.packed, [SearchRequest(typed, k, 4)])
     assert torch.equal(typed.after[-1], of_floats.after[-1])
     scores = [one.log_probability for one in found.completions]
     assert len(scores) == k
@@ -323,7 +324,7 @@ def test_bfloat16_is_what_finds() -> None:
     compiled, typed = packed_in(run, "ab", half=True)
     arrays = compiled.packed.arrays
     wrong = replace(compiled.packed, arrays={**arrays, "half_weight": -9 * arrays["half_weight"]})
-    found, other = (search(packed, [Wanted(typed, 5, 3)])[0] for packed in (compiled.packed, wrong))
+    found, other = (search(packed, [SearchRequest(typed, 5, 3)])[0] for packed in (compiled.packed, wrong))
     assert found.rows != other.rows
     scores = {one.ids: one.log_probability for one in found_in(run, "ab", 10**5, 3).completions}
     assert len(scores) == 1 + 16 + 16**2 + 16**3
@@ -347,15 +348,15 @@ def test_bfloat16_is_what_finds() -> None:
 def test_what_it_has_is_searched_by_it(model: dict[str, Any], there: bool) -> None:
     """All else by the plain search; either way with the same answers."""
     run = make_letters(spread=0.8, **model)
-    assert isinstance(engine(run.model, "float32"), Compiled if there else Plain)
+    assert isinstance(engine(run.model, "float32"), CompiledEngine if there else PlainEngine)
     ours = Completer(run).complete("a", context={"city": "Oslo"}, k=8)
     with instructions("off"):
-        assert isinstance(engine(run.model, "float32"), Plain)
+        assert isinstance(engine(run.model, "float32"), PlainEngine)
         plain = Completer(run).complete("a", context={"city": "Oslo"}, k=8)
     assert [one.text for one in ours] == [one.text for one in plain]
     assert [one.log_probability for one in ours] == pytest.approx([one.log_probability for one in plain], abs=CLOSE)
     run.model.double()
-    assert isinstance(engine(run.model, "float32"), Plain)
+    assert isinstance(engine(run.model, "float32"), PlainEngine)
 
 
 def test_half_the_bits_are_for_processors_that_have_them() -> None:
@@ -365,7 +366,7 @@ def test_half_the_bits_are_for_processors_that_have_them() -> None:
         with instructions(variant):
             for precision in ("float32", "bfloat16"):
                 chosen = engine(run.model, precision)
-                assert isinstance(chosen, Compiled)
+                assert isinstance(chosen, CompiledEngine)
                 assert chosen.packed.half == (precision == "bfloat16" and variant == "avx512_bf16")
 
 

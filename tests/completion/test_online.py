@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import OPTIMISERS, REACH, Floats, Learner, Rule, User, learn_one
+from factorcell.completion.online import OPTIMISERS, REACH, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
@@ -66,7 +66,7 @@ def test_gradients_are_those_of_finite_differences(model: dict[str, Any]) -> Non
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_optimisers_are_those_of_pytorch(name: str) -> None:
     run = make()
-    learner = Learner(run, Rule(name, 0.3))
+    learner = Learner(run, LearningRule(name, 0.3))
     user, gradients = learner.new(), list(np.random.default_rng(1).normal(0, 0.2, (6, 2)).astype(np.float32))
     start = user.vector
     for gradient in gradients:
@@ -82,7 +82,7 @@ def test_what_is_written_again_and_again_becomes_likely(name: str, rate: float) 
     """Only the person's vector moves: the model is the same, bit by bit, and so is everybody else."""
     run = make(spread=0.6)
     before = {key: value.clone() for key, value in run.model.kept().items()}
-    learner = Learner(run, Rule(name, rate))
+    learner = Learner(run, LearningRule(name, rate))
     user, other, nats = learner.new(), learner.new(), []
     for _ in range(25):
         (user,), (now,) = learner.learn([user], ["cab"])
@@ -114,7 +114,7 @@ def test_many_at_once_learn_as_each_alone() -> None:
 
 def test_a_vector_stays_bounded_and_survives_nonsense() -> None:
     run = make()
-    learner = Learner(run, Rule("sgd", 1e6))
+    learner = Learner(run, LearningRule("sgd", 1e6))
     (user,), _ = learner.learn([learner.new()], ["abc"])
     table = run.model.encoder.tables[0]  # type: ignore[union-attr]
     assert float(np.linalg.norm(user.vector)) == pytest.approx(REACH * float(table.detach().norm(dim=1).max()))
@@ -155,16 +155,16 @@ def test_a_user_takes_little_room() -> None:
 def test_a_rule_is_kept_in_the_run_folder(tmp_path: Path) -> None:
     run = make()
     run.folder = tmp_path
-    assert Rule.of(run) == Rule("adagrad", 0.1)
-    Rule("sgd", 0.25).save(run)
-    assert Rule.of(run) == Rule("sgd", 0.25)
+    assert LearningRule.of(run) == LearningRule("adagrad", 0.1)
+    LearningRule("sgd", 0.25).save(run)
+    assert LearningRule.of(run) == LearningRule("sgd", 0.25)
     user = learn_one(run, User.new(run), "abc")
-    (expected,), _ = Learner(run, Rule("sgd", 0.25)).learn([User.new(run)], ["abc"])
+    (expected,), _ = Learner(run, LearningRule("sgd", 0.25)).learn([User.new(run)], ["abc"])
     assert np.array_equal(user.vector, expected.vector)
     for wrong, message in (({"pace": 1}, "not a rule"), ({"optimiser": "adam"}, "unknown online optimiser 'adam'")):
         (tmp_path / "online.json").write_text(json.dumps(wrong))
         with pytest.raises(UserError, match=message):
-            Rule.of(run)
+            LearningRule.of(run)
 
 
 def test_mistakes_are_told() -> None:
@@ -173,7 +173,7 @@ def test_mistakes_are_told() -> None:
     with pytest.raises(UserError, match="users change nothing in it"):
         User.new(make(adapt=(), output_bias=()))
     with pytest.raises(UserError, match="rate is -1"):
-        Rule("sgd", -1)
+        LearningRule("sgd", -1)
     run = make()
     stranger = User(np.zeros(7, np.float32), np.zeros((1, 7), np.float32))
     with pytest.raises(UserError, match="7 numbers"):

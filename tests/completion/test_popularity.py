@@ -15,7 +15,7 @@ from factorcell.completion import popularity
 from factorcell.completion.popularity import BLOCK, History, Popularity
 from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
-from factorcell.data.counts import Counts
+from factorcell.data.counts import TextCounts
 
 TEXTS = st.text("ab\0é🇳", max_size=4)
 
@@ -72,12 +72,12 @@ def test_texts_are_compared_composed() -> None:
 def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
     """Plain rows of JSON; one that is something else is named."""
     path = tmp_path / "popular.jsonl"
-    counts = Counts.of(["fix typo"] * 4 + ["fix\ttests\n"] * 3 + ["add"] * 2 + [""] * 5, 3)
+    counts = TextCounts.of(["fix typo"] * 4 + ["fix\ttests\n"] * 3 + ["add"] * 2 + [""] * 5, 3)
     counts.save(path)
     found = Popularity(counts)
     assert files.read_rows(path)[0] == {"total": 14}
-    assert Counts.open(path) == counts
-    again = Popularity(Counts.open(path))
+    assert TextCounts.open(path) == counts
+    again = Popularity(TextCounts.open(path))
     assert len(again) == 2
     assert again.complete("fix") == found.complete("fix")
     assert [one.text for one in again.complete("", 9)] == ["fix typo", "fix\ttests\n"]
@@ -85,7 +85,7 @@ def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
     for rows in ([], [{"text": "a", "count": 1}], [{"total": 3}, {"text": "a"}], [{"total": 3}, ["a", 1]]):
         path.write_text("".join(f"{row}\n" for row in map(str, rows)).replace("'", '"'), encoding="utf-8")
         with pytest.raises(UserError, match=r"popular\.jsonl: not a file of counted texts"):
-            Counts.open(path)
+            TextCounts.open(path)
     with pytest.raises(UserError, match="not Unicode text"):
         Popularity.fit(["\ud800"], min_count=1)
 

@@ -11,22 +11,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion.search import Found, Ids, Typed, beam, search
+from factorcell.completion.search import Ids, PrefixState, SearchResult, beam, search
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.cells import CELLS
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
-from tests.small import make_letters
+from tests.small import layers, make_letters
 
 CLOSE = 1e-4  # nats: products of 32 bits, in another order
 
 
-def typed_in(run: Run, prefix: str, city: str = "Oslo") -> Typed:
+def typed_in(run: Run, prefix: str, city: str = "Oslo") -> PrefixState:
     """What is typed, in a city."""
     context = run.prepare([{"text": "", "city": city}]).context(np.zeros(1, dtype=np.int64))
     with run.scoring():
-        begun = Typed.begin(run.model, run.model.condition(context))
+        begun = PrefixState.begin(run.model, run.model.condition(context))
         return begun.to(run.model, run.vocabulary.encode(prefix))
 
 
@@ -44,7 +44,7 @@ def written_out(run: Run, prefix: str, city: str, most: int) -> dict[Ids, float]
     return logs
 
 
-def same(found: Found, logs: dict[Ids, float], k: int) -> bool:
+def same(found: SearchResult, logs: dict[Ids, float], k: int) -> bool:
     """Whether the k largest of all `logs` were found, each once and the best first, but for roundings."""
     scores = [one.log_probability for one in found.completions]
     best = sorted(logs.values(), reverse=True)[:k]
@@ -89,7 +89,7 @@ def test_search_finds_what_all_texts_written_out_have(
     assert not found.cut
     assert same(found, logs, k)
     everything = [one for one in wide.completions if refused not in one.ids]
-    assert same(Found(tuple(everything[:k]), wide.rows, cut=False), logs, k)
+    assert same(SearchResult(tuple(everything[:k]), wide.rows, cut=False), logs, k)
 
 
 @settings(max_examples=40)
@@ -228,12 +228,12 @@ def test_typing_is_reading_anew(keys: list[str], model: dict[str, Any]) -> None:
             assert len(before.states) == len(before.logs) == len(before.ids) + 1
         anew = typed_in(run, text)
     # One product for all hypotheses: no weights of a hypothesis' own, nothing left in factors.
-    assert all(weights.matrix.dim() == 2 and weights.left is None for weights in typed.conditioned.weights)
+    assert all(weights.matrix.dim() == 2 and weights.left is None for weights in layers(typed.conditioned.conditions))
     assert typed.ids == anew.ids == tuple(run.vocabulary.encode(text))
     assert len(typed.logs) == len(anew.logs) == len(text) + 1
     assert begun.ids == ()
     for ours, theirs in zip(typed.logs, anew.logs, strict=True):
         assert torch.equal(ours, theirs)
-    for state, other in zip(itertools.chain(*typed.states), itertools.chain(*anew.states), strict=True):
+    for state, other in zip(*(itertools.chain(*layers(one.states)) for one in (typed, anew)), strict=True):
         assert torch.equal(state.hidden, other.hidden)
         assert torch.equal(state.memory, other.memory)

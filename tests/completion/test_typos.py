@@ -20,7 +20,7 @@ from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.popularity import History
 from factorcell.completion.search import Suggestion
-from factorcell.completion.typos import FIRST, SLIP, Meanings, Meant, Pattern, Slips, join, meant
+from factorcell.completion.typos import FIRST, SLIP, Correction, Corrections, Pattern, Slips, join, meant
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
 from factorcell.model.run import Run
@@ -132,7 +132,7 @@ def nearby(typed: str, place: int, most: int) -> str:
     return typed[max(0, place - most) : place + most + 1]
 
 
-def meanings(run: Run, typed: str, slips: Slips, **bounds: int) -> Meanings:
+def meanings(run: Run, typed: str, slips: Slips, **bounds: int) -> Corrections:
     """What the search finds."""
     with run.scoring():
         return meant(run.model, run.vocabulary, tuple(typed), typed_in(run, typed), slips, **{"longest": 99, **bounds})
@@ -291,24 +291,24 @@ def test_a_joined_list_is_of_the_k_most_probable() -> None:
     """Shares of what was meant, given that slips are possible; none is finished that could not be among the k."""
     exact = [Suggestion("abc", math.log(0.5), "model"), Suggestion("abd", math.log(0.25), "model")]
     best = (
-        Meant(("x",), 1, math.log(0.3), False),
-        Meant(("y",), 2, math.log(0.1), False),
-        Meant(("z",), 1, math.log(0.01), True),
+        Correction(("x",), 1, math.log(0.3), False),
+        Correction(("y",), 2, math.log(0.1), False),
+        Correction(("z",), 1, math.log(0.01), True),
     )
     finished = []
 
-    def finish(one: Meant, least: float) -> Iterator[Suggestion]:
+    def finish(one: Correction, least: float) -> Iterator[Suggestion]:
         finished.append((one.tokens[0], round(math.exp(least), 4)))
         yield Suggestion(one.tokens[0] + "1", math.log(0.9), "model")
         yield Suggestion(one.tokens[0] + "2", math.log(0.1), "model")
 
-    found = join(exact, Meanings(best, math.log(0.4), math.log(0.4), 7), finish, 2)
+    found = join(exact, Corrections(best, math.log(0.4), math.log(0.4), 7), finish, 2)
     assert [(one.text, one.slips) for one in found] == [("abc", 0), ("x1", 1)]
     assert [math.exp(one.log_probability) for one in found] == pytest.approx([0.5 * 0.5, 0.3 / 0.8 * 0.9])
     assert finished == [("x", round(0.125 / 0.375, 4))], "nothing after y could be above abc and x1"
-    found = join(exact, Meanings(best, math.log(0.4), math.log(0.4), 7), finish, 6)
+    found = join(exact, Corrections(best, math.log(0.4), math.log(0.4), 7), finish, 6)
     assert [one.text for one in found] == ["abc", "abd", "x1", "y1", "x2", "y2"]
-    assert join(exact, Meanings((), -math.inf, -3.0, 0), finish, 2) == exact
+    assert join(exact, Corrections((), -math.inf, -3.0, 0), finish, 2) == exact
 
 
 def test_time_is_shared() -> None:

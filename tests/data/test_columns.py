@@ -15,10 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data.columns import Ragged, Reader, Texts, Vectors, column_readers, new_schema, parse_column, to_vector
+from factorcell.data.columns import (
+    Ragged,
+    Reader,
+    TextColumn,
+    VectorColumn,
+    column_readers,
+    new_schema,
+    parse_column,
+    to_vector,
+)
 from factorcell.data.schema import HARMONICS, ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.values import Numbers, to_hour, to_time, to_weekday, to_yearday
+from factorcell.data.values import NumberColumn, to_hour, to_time, to_weekday, to_yearday
 
 NOON = "2024-02-29T12:30:36"  # a Thursday in a leap year
 NO_TIMES: list[Any] = ["", None, "2024", "12", "noon", 5, 12.5, pd.NaT, "2024-02-30", [], np.datetime64("NaT")]
@@ -342,7 +351,7 @@ def test_readers_are_what_the_kinds_say() -> None:
     """Also where a schema says it."""
     config = DataConfig(context=CONTEXT, min_context_word=1)
     table = open_table(rows_of_all_kinds(4))
-    kinds = [Numbers] * 5 + [Texts, Vectors]
+    kinds = [NumberColumn] * 5 + [TextColumn, VectorColumn]
     readers = column_readers(table, config, None, "error")
     assert [type(reader) for reader in readers] == kinds
     for reader in readers:

@@ -13,10 +13,10 @@ from factorcell.config import DataConfig, UserError
 from factorcell.data.columns import column_readers, parse_column
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.values import Categories, Numbers, category_name, is_missing
+from factorcell.data.values import CategoryColumn, NumberColumn, category_name, is_missing
 
 
-def read(values: list[Any], kind: str = "") -> Categories | Numbers:
+def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
     """The reader of a column `x`, having read it in two chunks."""
     table = open_table([{"x": value} for value in values])
     (reader,) = column_readers(table, DataConfig(context=(f"x{kind}",)), None, "error")
@@ -24,7 +24,7 @@ def read(values: list[Any], kind: str = "") -> Categories | Numbers:
     for begin, part in ((0, values[:half]), (half, values[half:])):
         if part:
             reader.add(part, begin)
-    assert isinstance(reader, Categories | Numbers)
+    assert isinstance(reader, CategoryColumn | NumberColumn)
     return reader
 
 
@@ -45,13 +45,13 @@ def test_kinds_are_guessed(values: list[Any], kind: str) -> None:
     """A number if all values are, and they are not just a few whole ones."""
     table = open_table([{"x": value} for value in values])
     (reader,) = column_readers(table, DataConfig(context=("x",)), None, "error")
-    assert isinstance(reader, Numbers if kind == "number" else Categories)
+    assert isinstance(reader, NumberColumn if kind == "number" else CategoryColumn)
 
 
 def test_kinds_are_overridden() -> None:
     """NAME:KIND decides; a name may hold a colon itself if a kind follows."""
-    assert isinstance(read(["1", "2"], ":number"), Numbers)
-    assert isinstance(read(["1.5", "2.5"], ":category"), Categories)
+    assert isinstance(read(["1", "2"], ":number"), NumberColumn)
+    assert isinstance(read(["1.5", "2.5"], ":category"), CategoryColumn)
     assert parse_column("a:b:number") == ("a:b", "number", 0.0)
     with pytest.raises(UserError, match="unknown kind of context column 'numbr' \\(did you mean 'number'"):
         parse_column("x:numbr")

@@ -13,7 +13,7 @@ import torch
 from factorcell.config import Config, UserError
 from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.evaluation import embeddings
-from factorcell.evaluation.embeddings import Column, Embeddings
+from factorcell.evaluation.embeddings import Embeddings, ValueColumn
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 from tests.small import make_letters, make_run
@@ -30,9 +30,9 @@ def clouds(sizes: tuple[int, ...] = (12, 9, 7), apart: float = 5.0, width: int =
     return Embeddings("place", "place", names, np.arange(len(names)) + 10, vectors)
 
 
-def groups_of(sizes: tuple[int, ...] = (12, 9, 7)) -> Column:
+def groups_of(sizes: tuple[int, ...] = (12, 9, 7)) -> ValueColumn:
     """The cloud of each value."""
-    return Column("theme", tuple(f"g{place}" for place, size in enumerate(sizes) for _ in range(size)))
+    return ValueColumn("theme", tuple(f"g{place}" for place, size in enumerate(sizes) for _ in range(size)))
 
 
 # --- which embeddings ---
@@ -132,7 +132,7 @@ def logs_at_zero(run: Run, row: Row) -> np.ndarray[Any, Any]:
     """Log probabilities when the hidden state is zero, which makes the softmax that of the bias alone."""
     corpus = run.prepare([{"text": "", **row}], optional=tuple(set(run.schema.columns()) - set(row)))
     with torch.no_grad():
-        bias = run.model.output.fold(run.model.condition(corpus.context(np.array([0]))).tilt).bias
+        bias = run.model.output.fold(run.model.condition(corpus.context(np.array([0]))).context_bias).bias
     assert bias is not None
     return torch.log_softmax(bias[0].double(), -1).numpy()
 

@@ -11,7 +11,7 @@ from factorcell.config import UserError
 from factorcell.evaluation import classification, perplexity, specificity
 from factorcell.evaluation.judge import Judge
 from factorcell.evaluation.specificity import contexts, examples, find_runs, measure, write
-from factorcell.generation.generate import Manner
+from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 
@@ -65,18 +65,18 @@ def test_texts_that_are_there_are_not_written_again(
     runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that was stopped is gone on with; a whole one is read; texts of other contexts are refused."""
-    run, manner, file = Run.open(runs[1]), Manner(most=6), tmp_path / "texts.jsonl"
+    run, options, file = Run.open(runs[1]), GenerationOptions(max_tokens=6), tmp_path / "texts.jsonl"
     wanted = contexts(run, "stars", 3, {}, [], 0)
-    rows = write(run, wanted, manner, file)
+    rows = write(run, wanted, options, file)
     assert [row["context"] for row in rows] == wanted
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:4]) + "\n")
-    again = write(run, wanted, manner, file)
+    again = write(run, wanted, options, file)
     assert [row["text"] for row in again] == [row["text"] for row in rows]
     monkeypatch.setattr(specificity, "generate", lambda *given, **named: iter(()))
-    assert write(run, wanted, manner, file) == again
+    assert write(run, wanted, options, file) == again
     with pytest.raises(UserError, match="nothing resumed"):
-        write(run, wanted[3:], manner, file)
+        write(run, wanted[3:], options, file)
 
 
 def test_figures_are_those_of_their_sources(runs: list[Path], judge: Judge) -> None:
@@ -98,7 +98,7 @@ def command(runs: list[Path], tmp_path: Path, *more: str) -> list[str]:
     table = tmp_path / "table.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in TABLE))
     real = ["--train", str(table), "--dev", str(table)]
-    out = ["--out", str(tmp_path / "out"), "--number", "4", "--most", "6"]
+    out = ["--out", str(tmp_path / "out"), "--number", "4", "--max-tokens", "6"]
     return ["specificity", *map(str, runs), "--target", "stars", *real, *out, *more]
 
 

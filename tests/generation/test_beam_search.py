@@ -10,7 +10,7 @@ import torch
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation.beam_search import beam, distinct, stochastic
-from factorcell.generation.sampling import Draw, Rules, Written
+from factorcell.generation.sampling import Constraints, GeneratedText, Sampler
 from tests.every_text import best, conditioned, every_text
 from tests.small import make_letters
 
@@ -18,23 +18,23 @@ RUN = make_letters(spread=1.0)
 CITIES = ("Oslo", "Nice")
 A, B, C = (RUN.vocabulary.ids[letter] for letter in "abc")
 RULES = [
-    Rules(most=4),
-    Rules(most=4, least=2, banned=(UNKNOWN, B)),
-    Rules(most=5, no_repeat=2),
-    Rules(most=4, stops=((A, C), (B,))),
+    Constraints(max_tokens=4),
+    Constraints(max_tokens=4, min_tokens=2, banned=(UNKNOWN, B)),
+    Constraints(max_tokens=5, no_repeat_ngram=2),
+    Constraints(max_tokens=4, stops=((A, C), (B,))),
 ]
 NAMES = ["free", "long", "new", "stop"]
 
 
-def as_counted(text: Written, rules: Rules) -> tuple[int, ...]:
+def as_counted(text: GeneratedText, rules: Constraints) -> tuple[int, ...]:
     """The tokens with the end token, where it was written."""
     stopped = any(text.tokens[-len(stop) :] == stop for stop in rules.stops)
     return (*text.tokens, END) if text.ended and not stopped else text.tokens
 
 
 @pytest.mark.parametrize("rules", RULES, ids=NAMES)
-@pytest.mark.parametrize("penalty", [0.0, 0.7, 1.0])
-def test_a_wide_beam_finds_the_best_texts(rules: Rules, penalty: float) -> None:
+@pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
+def test_a_wide_beam_finds_the_best_texts(rules: Constraints, length_penalty: float) -> None:
     """A beam that holds every beginning finds what comes first among all texts, for several contexts at once."""
     found = beam(
         RUN.model,
@@ -42,19 +42,21 @@ def test_a_wide_beam_finds_the_best_texts(rules: Rules, penalty: float) -> None:
         torch.tensor([1, 0, 1]),
         rules,
         width=300,
-        penalty=penalty,
+        length_penalty=length_penalty,
         best=7,
         prompt=(C,),
     )
     for city, texts in zip(("Nice", "Oslo", "Nice"), found, strict=True):
-        wanted = best(every_text(RUN, city, rules, (C,)), penalty, 7)
+        wanted = best(every_text(RUN, city, rules, (C,)), length_penalty, 7)
         assert [as_counted(text, rules) for text in texts] == [tokens for tokens, _ in wanted]
         assert [text.log_probability for text in texts] == pytest.approx([log for _, log in wanted], abs=1e-5)
 
 
 def test_a_beam_of_one_is_greedy_until_the_end_wins() -> None:
     """With one beginning the text follows the likeliest tokens; the end competes at each length."""
-    (texts,) = beam(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Rules(most=5), width=1, best=5)
+    (texts,) = beam(
+        RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(max_tokens=5), width=1, best=5
+    )
     path: list[int] = []
     for _ in range(5):
         nexts = {t[len(path)]: log for t, log in _begun(path).items() if t[-1] != END}
@@ -63,34 +65,36 @@ def test_a_beam_of_one_is_greedy_until_the_end_wins() -> None:
 
 
 def _begun(path: list[int]) -> dict[tuple[int, ...], float]:
-    texts = every_text(RUN, "Oslo", Rules(most=len(path) + 1))
+    texts = every_text(RUN, "Oslo", Constraints(max_tokens=len(path) + 1))
     return {text: log for text, log in texts.items() if len(text) == len(path) + 1 and list(text[:-1]) == path}
 
 
 def test_a_narrow_beam_finds_nothing_better_than_there_is() -> None:
     """However narrow, what is found is a text with its own log probability, and wider beams are no worse here."""
-    everything = every_text(RUN, "Oslo", Rules(most=6))
+    everything = every_text(RUN, "Oslo", Constraints(max_tokens=6))
     scores = []
     for width in (1, 2, 4, 8):
-        (texts,) = beam(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Rules(most=6), width=width)
-        assert texts[0].log_probability == pytest.approx(everything[as_counted(texts[0], Rules())], abs=1e-5)
+        (texts,) = beam(
+            RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(max_tokens=6), width=width
+        )
+        assert texts[0].log_probability == pytest.approx(everything[as_counted(texts[0], Constraints())], abs=1e-5)
         scores.append(texts[0].log_probability)
     assert scores == sorted(scores)
     assert scores[-1] == pytest.approx(max(everything.values()), abs=1e-5)
 
 
 @pytest.mark.parametrize("rules", RULES, ids=NAMES)
-def test_a_stochastic_beam_writes_what_the_rules_allow(rules: Rules) -> None:
+def test_a_stochastic_beam_writes_what_the_rules_allow(rules: Constraints) -> None:
     """Its texts are among all texts with their own log probabilities; drawn often enough, the best is found."""
     context = conditioned(RUN, CITIES)
-    found = stochastic(RUN.model, context, torch.tensor([0, 1]), rules, Draw(), width=4, grow=2, best=3)
+    found = stochastic(RUN.model, context, torch.tensor([0, 1]), rules, Sampler(), width=4, grow=2, best=3)
     for city, texts in zip(CITIES, found, strict=True):
         everything = every_text(RUN, city, rules)
         assert texts
         assert len({text.tokens for text in texts}) == len(texts)
         for text in texts:
             assert text.log_probability == pytest.approx(everything[as_counted(text, rules)], abs=1e-5)
-    found = stochastic(RUN.model, context, torch.tensor([0, 1]), rules, Draw(3.0), width=300, grow=300, best=3)
+    found = stochastic(RUN.model, context, torch.tensor([0, 1]), rules, Sampler(3.0), width=300, grow=300, best=3)
     for city, texts in zip(CITIES, found, strict=True):
         wanted = [tokens for tokens, _ in best(every_text(RUN, city, rules), 1.0, 3)]
         assert [as_counted(text, rules) for text in texts] == wanted
@@ -98,12 +102,21 @@ def test_a_stochastic_beam_writes_what_the_rules_allow(rules: Rules) -> None:
 
 def test_a_stochastic_beam_is_the_same_beside_any_others() -> None:
     """What a text draws follows from the seed and its number, not from how many are written at once."""
-    context, rules = conditioned(RUN, CITIES), Rules(most=8, least=6, no_repeat=3)
+    context, rules = conditioned(RUN, CITIES), Constraints(max_tokens=8, min_tokens=6, no_repeat_ngram=3)
 
     def texts(numbers: range, seed: int) -> list[tuple[int, ...]]:
         contexts = torch.tensor([number % 2 for number in numbers])
         found = stochastic(
-            RUN.model, context, contexts, rules, Draw(), width=3, grow=2, penalty=0.5, seed=seed, first=numbers[0]
+            RUN.model,
+            context,
+            contexts,
+            rules,
+            Sampler(),
+            width=3,
+            grow=2,
+            length_penalty=0.5,
+            seed=seed,
+            first=numbers[0],
         )
         return [text.tokens for (text,) in found]
 
@@ -116,9 +129,9 @@ def test_a_stochastic_beam_is_the_same_beside_any_others() -> None:
 
 def test_a_stochastic_beam_of_one_draws_with_the_probabilities() -> None:
     """One beginning grown by one drawn token is plain sampling: its texts have their probabilities."""
-    rules, count = Rules(most=2), 4000
+    rules, count = Constraints(max_tokens=2), 4000
     found = stochastic(
-        RUN.model, conditioned(RUN, ["Oslo"]), torch.zeros(count, dtype=torch.long), rules, Draw(), width=1, grow=1
+        RUN.model, conditioned(RUN, ["Oslo"]), torch.zeros(count, dtype=torch.long), rules, Sampler(), width=1, grow=1
     )
     counts = Counter(as_counted(text, rules) for (text,) in found)
     chances = {t: np.exp(log) * count for t, log in every_text(RUN, "Oslo", rules, renormalised=True).items()}
@@ -129,7 +142,7 @@ def test_a_stochastic_beam_of_one_draws_with_the_probabilities() -> None:
 
 def test_texts_drawn_without_replacement_have_their_probabilities() -> None:
     """Ordered pairs come with p(first) p(second) / (1 - p(first)); three at once are all different."""
-    rules, count = Rules(most=2, banned=(UNKNOWN, C)), 3000
+    rules, count = Constraints(max_tokens=2, banned=(UNKNOWN, C)), 3000
     contexts = torch.zeros(count, dtype=torch.long)
     found = distinct(RUN.model, conditioned(RUN, ["Nice"]), contexts, 3, rules, seed=4)
     chances = {t: np.exp(log) for t, log in every_text(RUN, "Nice", rules, renormalised=True).items()}
@@ -150,7 +163,7 @@ def test_texts_drawn_without_replacement_have_their_probabilities() -> None:
 
 
 @pytest.mark.parametrize("rules", RULES, ids=NAMES)
-def test_all_texts_are_drawn_where_as_many_are_asked_for(rules: Rules) -> None:
+def test_all_texts_are_drawn_where_as_many_are_asked_for(rules: Constraints) -> None:
     """More texts than there are: each once, and no other."""
     (texts,) = distinct(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), 2000, rules, prompt=(A,))
     everything = every_text(RUN, "Oslo", rules, (A,))
@@ -159,7 +172,7 @@ def test_all_texts_are_drawn_where_as_many_are_asked_for(rules: Rules) -> None:
 
 def test_distinct_texts_are_the_same_beside_any_others() -> None:
     """The seed and the number of a text decide what it draws."""
-    context, rules = conditioned(RUN, CITIES), Rules(most=5)
+    context, rules = conditioned(RUN, CITIES), Constraints(max_tokens=5)
     together = distinct(RUN.model, context, torch.tensor([0, 1, 0]), 40, rules, seed=3)
     (alone,) = distinct(RUN.model, context, torch.tensor([1]), 40, rules, seed=3, first=1)
     assert [text.tokens for text in alone] == [text.tokens for text in together[1]]
@@ -169,20 +182,24 @@ def test_distinct_texts_are_the_same_beside_any_others() -> None:
 def test_no_time_gives_what_is_there() -> None:
     """Without time a search begins no step."""
     context, contexts = conditioned(RUN, CITIES), torch.tensor([0, 1])
-    rules = Rules(most=4)
-    assert beam(RUN.model, context, contexts, rules, seconds=0) == [[Written((), 0.0, 0, False)]] * 2
-    assert stochastic(RUN.model, context, contexts, rules, Draw(), seconds=0) == [[Written((), 0.0, 0, False)]] * 2
-    assert distinct(RUN.model, context, contexts, 2, rules, seconds=0) == [[Written((), 0.0, 0, False)]] * 2
+    rules = Constraints(max_tokens=4)
+    assert beam(RUN.model, context, contexts, rules, seconds=0) == [[GeneratedText((), 0.0, 0, False)]] * 2
+    assert (
+        stochastic(RUN.model, context, contexts, rules, Sampler(), seconds=0)
+        == [[GeneratedText((), 0.0, 0, False)]] * 2
+    )
+    assert distinct(RUN.model, context, contexts, 2, rules, seconds=0) == [[GeneratedText((), 0.0, 0, False)]] * 2
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"width": 0}, "beam of 0"), ({"best": 0}, "best 0"), ({"penalty": -1.0}, "penalty")]
+    ("options", "words"),
+    [({"width": 0}, "beam of 0"), ({"best": 0}, "best 0"), ({"length_penalty": -1.0}, "length_penalty")],
 )
 def test_what_cannot_be_is_refused(options: dict[str, float], words: str) -> None:
     """One line that names what was given."""
     with pytest.raises(UserError, match=words):
-        beam(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Rules(), **options)  # type: ignore[arg-type]
+        beam(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(), **options)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="grow is 0"):
-        stochastic(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Rules(), Draw(), grow=0)
+        stochastic(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(), Sampler(), grow=0)
     with pytest.raises(UserError, match="0 different"):
-        distinct(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), 0, Rules())
+        distinct(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), 0, Constraints())

@@ -11,12 +11,21 @@ import thesis_fillers
 from factorcell.commands import main
 from factorcell.config import UserError
 from factorcell.data.tokenizer import sentence_case, split
-from factorcell.generation.generate import METHODS, TOGETHER, Manner, condition, every, fill, generate, stream
+from factorcell.generation.generate import (
+    METHODS,
+    TOGETHER,
+    GenerationOptions,
+    condition,
+    every,
+    fill,
+    generate,
+    stream,
+)
 from factorcell.model.run import Run
 from tests.small import make_run
 
 CONTEXTS = [{"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}, {"city": "Oslo", "stars": "1"}]
-SHORT = Manner(most=8)
+SHORT = GenerationOptions(max_tokens=8)
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +38,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def rows(run: Run, contexts: list[dict[str, str]] = CONTEXTS, **options: Any) -> list[dict[str, Any]]:
     """All rows of `generate`."""
-    return list(generate(run, contexts, **{"manner": SHORT, **options}))
+    return list(generate(run, contexts, **{"options": SHORT, **options}))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_say_what_the_model_says_of_their_texts(run: Run, method: str) -> None:
     """Context after context, each text scored in its own: the log probability is that of `Run.score`."""
     number = 1 if method == "greedy" else 3
-    found = rows(run, number=number, manner=Manner(method, most=8, width=5))
+    found = rows(run, number=number, options=GenerationOptions(method, max_tokens=8, width=5))
     assert [row["number"] for row in found] == list(range(3 * number))
     assert [row["context"] for row in found] == [context for context in CONTEXTS for _ in range(number)]
     for row in found:
@@ -52,27 +61,34 @@ def test_rows_say_what_the_model_says_of_their_texts(run: Run, method: str) -> N
 @pytest.mark.parametrize("method", ["sample", "stochastic", "distinct", "beam"])
 def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One context at a time, or going on from any text: the same rows."""
-    manner = Manner(method, most=6, width=6, grow=2)
-    whole = rows(run, number=4, manner=manner)
+    options = GenerationOptions(method, max_tokens=6, width=6, grow=2)
+    whole = rows(run, number=4, options=options)
     for together in (1, 2):
         monkeypatch.setitem(TOGETHER, method, together)
         for first in (0, 1, 5, 8, 12):
-            part = rows(run, number=4, manner=manner, first=first)
+            part = rows(run, number=4, options=options, first=first)
             assert [(row["number"], row["text"]) for row in part] == [
                 (row["number"], row["text"]) for row in whole[first:]
             ]
     if method != "beam":
-        assert [row["text"] for row in rows(run, number=4, manner=replace(manner, seed=1))] != [
+        assert [row["text"] for row in rows(run, number=4, options=replace(options, seed=1))] != [
             row["text"] for row in whole
         ]
 
 
-@pytest.mark.parametrize("manner", [SHORT, Manner("greedy", most=8), Manner(most=8, stops=("sea",), temperature=0.5)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        SHORT,
+        GenerationOptions("greedy", max_tokens=8),
+        GenerationOptions(max_tokens=8, stops=("sea",), temperature=0.5),
+    ],
+)
 @pytest.mark.parametrize("prompt", ["", "The cold moon"])
-def test_a_stream_is_the_first_text(run: Run, manner: Manner, prompt: str) -> None:
+def test_a_stream_is_the_first_text(run: Run, options: GenerationOptions, prompt: str) -> None:
     """Joined, the pieces are the text of `generate`, prompt and capitals included; unknown words of a prompt stay."""
-    (row, *_) = rows(run, CONTEXTS[:1], manner=manner, prompt=prompt, case=True)
-    pieces = list(stream(run, CONTEXTS[0], manner=manner, prompt=prompt, case=True))
+    (row, *_) = rows(run, CONTEXTS[:1], options=options, prompt=prompt, case=True)
+    pieces = list(stream(run, CONTEXTS[0], options=options, prompt=prompt, case=True))
     assert "".join(pieces) == row["text"]
     assert row["text"].startswith(sentence_case(prompt.lower()))
     assert len(pieces) == row["tokens"] + bool(prompt)
@@ -80,7 +96,12 @@ def test_a_stream_is_the_first_text(run: Run, manner: Manner, prompt: str) -> No
 
 def test_what_is_banned_is_not_written(run: Run) -> None:
     """Banned words do not come; a stop ends a text; a column that is not given is expected."""
-    found = rows(run, [{"stars": "5"}], number=300, manner=Manner(most=9, banned=("sea", "sun"), stops=("the cold",)))
+    found = rows(
+        run,
+        [{"stars": "5"}],
+        number=300,
+        options=GenerationOptions(max_tokens=9, banned=("sea", "sun"), stops=("the cold",)),
+    )
     words = [row["text"].split() for row in found]
     assert not {"sea", "sun"} & {word for text in words for word in text}
     stopped = [text for text in words if text[-2:] == ["the", "cold"]]
@@ -91,10 +112,10 @@ def test_what_is_banned_is_not_written(run: Run) -> None:
 
 def test_fillers_are_scored_in_their_texts(run: Run) -> None:
     """The log probability is that of the filler and what follows, given what stands before; better ones first."""
-    found = fill(run, "the ____ and sand", CONTEXTS, number=3, most=2)
+    found = fill(run, "the ____ and sand", CONTEXTS, number=3, max_tokens=2)
     assert [row["context"] for row in found] == [context for context in CONTEXTS for _ in range(3)]
     for whole in (False, True):
-        found = fill(run, "the ____ and sand", CONTEXTS, number=3, most=2, whole=whole)
+        found = fill(run, "the ____ and sand", CONTEXTS, number=3, max_tokens=2, whole=whole)
         for row in found:
             assert row["text"] == f"the {row['filler']} and sand"
             (scored,) = run.score([{**row["context"], "text": row["text"]}], tokens=True)
@@ -102,12 +123,12 @@ def test_fillers_are_scored_in_their_texts(run: Run) -> None:
             assert row["log_probability"] == pytest.approx(-nats, abs=1e-4)
     best = [row["log_probability"] for row in found[:3]]
     assert best == sorted(best, reverse=True)
-    assert fill(run, "____", CONTEXTS[:1], most=1)[0]["tokens"] == 1
+    assert fill(run, "____", CONTEXTS[:1], max_tokens=1)[0]["tokens"] == 1
 
 
 def test_no_time(run: Run) -> None:
     """Without time no batch is begun, and no filler is grown far."""
-    assert rows(run, manner=Manner(most=8, seconds=0.0)) == []
+    assert rows(run, options=GenerationOptions(max_tokens=8, seconds=0.0)) == []
     assert fill(run, "the ____", CONTEXTS, seconds=0.0) == []
 
 
@@ -115,8 +136,8 @@ def test_contexts_are_made_once(run: Run) -> None:
     """Each distinct place once, in order; the places say which."""
     conditioned, which = condition(run, CONTEXTS, [2, 0, 2])
     assert which.tolist() == [1, 0, 1]
-    assert conditioned.tilt.bias is not None
-    assert len(conditioned.tilt.bias) == 2
+    assert conditioned.context_bias.bias is not None
+    assert len(conditioned.context_bias.bias) == 2
 
 
 def test_values_of_a_column(run: Run) -> None:
@@ -138,9 +159,9 @@ def test_a_number_has_no_values(tmp_path: Path) -> None:
     [
         ({"number": 0}, "0 texts"),
         ({"contexts": []}, "0 contexts"),
-        ({"number": 2, "manner": Manner("greedy")}, "greedy"),
-        ({"manner": Manner(banned=("sands",))}, "'sands' is not in the vocabulary.*near it: sand"),
-        ({"manner": Manner(stops=(" ",))}, "no token"),
+        ({"number": 2, "options": GenerationOptions("greedy")}, "greedy"),
+        ({"options": GenerationOptions(banned=("sands",))}, "'sands' is not in the vocabulary.*near it: sand"),
+        ({"options": GenerationOptions(stops=(" ",))}, "no token"),
         ({"contexts": [{"city": "Olso", "stars": "1"}]}, "'Olso'.*Oslo"),
         ({"contexts": [{"town": "Oslo"}]}, "town"),
         ({"contexts": {"city": "Oslo"}}, "not one mapping"),
@@ -167,45 +188,49 @@ def test_mistakes_of_a_template(run: Run, template: str, words: str) -> None:
 def test_mistakes_of_a_manner(run: Run) -> None:
     """What cannot be is refused before anything is written."""
     with pytest.raises(UserError, match="did you mean 'beam'"):
-        Manner("beem")
+        GenerationOptions("beem")
     for seed in (-1, 1 << 63):
         with pytest.raises(UserError, match=f"seed is {seed}"):
-            Manner(seed=seed)
+            GenerationOptions(seed=seed)
     with pytest.raises(UserError, match="temperature"):
-        Manner(temperature=0)
+        GenerationOptions(temperature=0)
     for method in ("greedy", "beam", "distinct"):
         with pytest.raises(UserError, match="choose sample or stochastic"):
-            Manner(method, top_k=3)
+            GenerationOptions(method, top_k=3)
     with pytest.raises(UserError, match="left to right"):
-        next(stream(run, CONTEXTS[0], manner=Manner("beam")))
+        next(stream(run, CONTEXTS[0], options=GenerationOptions("beam")))
 
 
 def test_the_verb_writes_what_python_does(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of JSON, lines, every value of a column, fillers, a stream."""
     folder = str(run.folder)
     assert (
-        main.main(["generate", folder, "--each", "stars", "--each", "city", "--number", "2", "--most", "8", "--json"])
+        main.main(
+            ["generate", folder, "--each", "stars", "--each", "city", "--number", "2", "--max-tokens", "8", "--json"]
+        )
         == 0
     )
     contexts = [{"stars": stars, "city": city} for stars in ("1", "5") for city in ("Nice", "Oslo")]
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert shown == rows(run, contexts, number=2)
-    assert main.main(["generate", folder, "--context", "city=Nice", "--most", "8", "--prompt", "the"]) == 0
+    assert main.main(["generate", folder, "--context", "city=Nice", "--max-tokens", "8", "--prompt", "the"]) == 0
     (row,) = rows(run, [{"city": "Nice"}], prompt="the")
     assert capsys.readouterr().out == f"city Nice\t{row['text']}{'' if row['ended'] else ' ...'}\n"
-    assert main.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--most", "2", "--json"]) == 0
+    assert (
+        main.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--max-tokens", "2", "--json"]) == 0
+    )
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert shown == fill(run, "the ____ and", [{"city": "Nice"}, {"city": "Oslo"}], most=2)
-    assert main.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--most", "2"]) == 0
+    assert shown == fill(run, "the ____ and", [{"city": "Nice"}, {"city": "Oslo"}], max_tokens=2)
+    assert main.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--max-tokens", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["city", "filler", "log", "p"]
-    assert main.main(["generate", folder, "--context", "city=Nice", "--stream", "--most", "8"]) == 0
+    assert main.main(["generate", folder, "--context", "city=Nice", "--stream", "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out == rows(run, [{"city": "Nice"}])[0]["text"] + "\n"
 
 
 def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Stopped after any text, the same command with --resume writes the rest; another command is refused."""
     out = tmp_path / "texts.jsonl"
-    command = ["generate", str(run.folder), "--each", "city", "--number", "3", "--most", "8", "--out", str(out)]
+    command = ["generate", str(run.folder), "--each", "city", "--number", "3", "--max-tokens", "8", "--out", str(out)]
     assert main.main(command) == 0
     whole = out.read_text()
     assert len(whole.splitlines()) == 6
@@ -230,11 +255,11 @@ def test_fillers_of_several_models_stand_side_by_side(
 ) -> None:
     """The recipe prints a table for each template: a line a value, the highest first, a column a run."""
     folder, template = str(run.folder), "the ____ and sand"
-    given = ["x", folder, folder, "--column", "stars", "--template", template, "--most", "2"]
+    given = ["x", folder, folder, "--column", "stars", "--template", template, "--max-tokens", "2"]
     monkeypatch.setattr("sys.argv", given)
     thesis_fillers.main()
     lines = capsys.readouterr().out.splitlines()
-    best = [row["filler"] for row in fill(run, template, [{"stars": "5"}, {"stars": "1"}], most=2)]
+    best = [row["filler"] for row in fill(run, template, [{"stars": "5"}, {"stars": "1"}], max_tokens=2)]
     assert lines[0] == f"“{template}”"
     assert lines[-3:-1] == [f"| 5 | {best[0]} | {best[0]} |", f"| 1 | {best[1]} | {best[1]} |"]
 
@@ -250,7 +275,7 @@ def test_fillers_of_several_models_stand_side_by_side(
         (["--context", "city=Rome"], "'Rome'"),
         (["--fill", "the sea"], "0 gaps"),
         (["--temperature", "0"], "temperature is 0"),
-        (["--most", "0"], "most"),
+        (["--max-tokens", "0"], "max_tokens"),
     ],
 )
 def test_mistakes_of_the_verb(run: Run, options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import torch
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation.infilling import fill
-from factorcell.generation.sampling import Rules
+from factorcell.generation.sampling import Constraints
 from tests.every_text import conditioned, logs_after, may_follow
 from tests.small import make_letters
 
@@ -29,11 +29,11 @@ def log_probability(city: str, left: Ids, text: Ids) -> float:
     return sum(float(after(city, (*left, *text[:i]))[token]) for i, token in enumerate(text))
 
 
-def every_filler(city: str, left: Ids, right: Ids, rules: Rules) -> dict[Ids, float]:
+def every_filler(city: str, left: Ids, right: Ids, rules: Constraints) -> dict[Ids, float]:
     """Log probability of each filler that the rules allow."""
     fillers = [
         w
-        for n in range(max(1, rules.least), rules.most + 1)
+        for n in range(max(1, rules.min_tokens), rules.max_tokens + 1)
         for w in itertools.product((UNKNOWN, A, B, C, D), repeat=n)
     ]
     allowed = [w for w in fillers if all(may_follow(rules, left, w[:i], token) for i, token in enumerate(w))]
@@ -47,11 +47,15 @@ def every_filler(city: str, left: Ids, right: Ids, rules: Rules) -> dict[Ids, fl
 )
 @pytest.mark.parametrize(
     "rules",
-    [Rules(most=3), Rules(most=3, least=2, banned=(UNKNOWN, B)), Rules(most=3, no_repeat=2)],
+    [
+        Constraints(max_tokens=3),
+        Constraints(max_tokens=3, min_tokens=2, banned=(UNKNOWN, B)),
+        Constraints(max_tokens=3, no_repeat_ngram=2),
+    ],
     ids=["free", "long", "new"],
 )
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_a_wide_search_finds_the_best_fillers(left: Ids, right: Ids, rules: Rules, penalty: float) -> None:
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_a_wide_search_finds_the_best_fillers(left: Ids, right: Ids, rules: Constraints, length_penalty: float) -> None:
     """With all beginnings kept the fillers are those of a search of all, in their order, for each context."""
     found = fill(
         RUN.model,
@@ -62,11 +66,11 @@ def test_a_wide_search_finds_the_best_fillers(left: Ids, right: Ids, rules: Rule
         rules,
         width=200,
         best=6,
-        penalty=penalty,
+        length_penalty=length_penalty,
     )
     for city, fillers in zip(("Nice", "Oslo"), found, strict=True):
         every = every_filler(city, left, right, rules)
-        wanted = sorted(every, key=lambda w: -every[w] / (len(w) + len(right)) ** penalty)[:6]
+        wanted = sorted(every, key=lambda w: -every[w] / (len(w) + len(right)) ** length_penalty)[:6]
         assert [filler.tokens for filler in fillers] == wanted
         assert [filler.log_probability for filler in fillers] == pytest.approx([every[w] for w in wanted], abs=1e-5)
 
@@ -74,7 +78,7 @@ def test_a_wide_search_finds_the_best_fillers(left: Ids, right: Ids, rules: Rule
 def test_a_narrow_search_finds_fillers_with_their_probabilities() -> None:
     """However narrow, what is found scores what it should."""
     (fillers,) = fill(
-        RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), (A,), (C,), Rules(most=4), width=2, best=5
+        RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), (A,), (C,), Constraints(max_tokens=4), width=2, best=5
     )
     assert fillers
     for filler in fillers:
@@ -83,7 +87,7 @@ def test_a_narrow_search_finds_fillers_with_their_probabilities() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     """One line that names what was given."""
-    wrong: list[dict[str, float]] = [{"width": 0}, {"best": 0}, {"penalty": -0.5}]
+    wrong: list[dict[str, float]] = [{"width": 0}, {"best": 0}, {"length_penalty": -0.5}]
     for options in wrong:
         with pytest.raises(UserError, match="a beam of"):
-            fill(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), (), (), Rules(), **options)  # type: ignore[arg-type]
+            fill(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), (), (), Constraints(), **options)  # type: ignore[arg-type]

@@ -13,32 +13,42 @@ from hypothesis import strategies as st
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.generation.sampling import Draw, Rules, Written, drawing, drawn, greedy, repeated, steps, write
+from factorcell.generation.sampling import (
+    Constraints,
+    GeneratedText,
+    Sampler,
+    drawing,
+    drawn,
+    greedy,
+    repeated,
+    steps,
+    write,
+)
 from tests.every_text import conditioned, every_text, may_follow
 from tests.small import make_letters, make_run
 
 RUN = make_letters(spread=1.0)
-FREE = Rules(most=3)
+FREE = Constraints(max_tokens=3)
 CHANCES = [0.5, 0.25, 0.125, 0.0625, 0.0625]
 A, B, C = (RUN.vocabulary.ids[letter] for letter in "abc")
 
 
 def sample(
     count: int,
-    rules: Rules = FREE,
-    draw: Draw | None = None,
+    rules: Constraints = FREE,
+    draw: Sampler | None = None,
     seed: int = 0,
     first: int = 0,
     prompt: tuple[int, ...] = (),
-) -> list[Written]:
+) -> list[GeneratedText]:
     """Texts of Oslo and Nice by turns."""
-    choice = drawing(draw or Draw(), count, rules.most, seed, first)
+    choice = drawing(draw or Sampler(), count, rules.max_tokens, seed, first)
     contexts = (torch.arange(count) + first) % 2
     chosen = steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, choice, rules, prompt=prompt)
     return write(count, chosen, rules.stops)
 
 
-def as_drawn(text: Written, rules: Rules = FREE) -> tuple[int, ...]:
+def as_drawn(text: GeneratedText, rules: Constraints = FREE) -> tuple[int, ...]:
     """The tokens with the end token, where it was written."""
     stopped = any(text.tokens[-len(stop) :] == stop for stop in rules.stops)
     return (*text.tokens, END) if text.ended and not stopped else text.tokens
@@ -59,13 +69,13 @@ def chi_square(counts: Counter[tuple[int, ...]], chances: dict[tuple[int, ...], 
     "rules",
     [
         FREE,
-        Rules(most=3, least=2, banned=(UNKNOWN, B)),
-        Rules(most=4, no_repeat=2),
-        Rules(most=4, stops=((A, C),), banned=(UNKNOWN,)),
+        Constraints(max_tokens=3, min_tokens=2, banned=(UNKNOWN, B)),
+        Constraints(max_tokens=4, no_repeat_ngram=2),
+        Constraints(max_tokens=4, stops=((A, C),), banned=(UNKNOWN,)),
     ],
     ids=["free", "long", "new", "stop"],
 )
-def test_whole_texts_have_their_probabilities(rules: Rules) -> None:
+def test_whole_texts_have_their_probabilities(rules: Constraints) -> None:
     """Over many draws every text comes as often as the product of its tokens' chances, under every rule."""
     texts = sample(6000, rules)
     for place, city in enumerate(("Oslo", "Nice")):
@@ -79,18 +89,18 @@ def test_whole_texts_have_their_probabilities(rules: Rules) -> None:
 
 def test_log_probabilities_are_those_of_the_model() -> None:
     """Whatever is forbidden and however it is drawn, what comes back is log p of the text in its context."""
-    rules = Rules(most=4, least=1, no_repeat=2)
-    everything = {city: every_text(RUN, city, Rules(most=4)) for city in ("Oslo", "Nice")}
-    for number, text in enumerate(sample(60, rules, Draw(temperature=2.0, top_k=3))):
+    rules = Constraints(max_tokens=4, min_tokens=1, no_repeat_ngram=2)
+    everything = {city: every_text(RUN, city, Constraints(max_tokens=4)) for city in ("Oslo", "Nice")}
+    for number, text in enumerate(sample(60, rules, Sampler(temperature=2.0, top_k=3))):
         wanted = everything[("Oslo", "Nice")[number % 2]][as_drawn(text)]
         assert text.log_probability == pytest.approx(wanted, abs=1e-5)
         assert text.targets == len(as_drawn(text))
 
 
-@pytest.mark.parametrize("draw", [Draw(), Draw(0.7, top_k=3), Draw(1.5, top_p=0.8)])
-def test_a_text_is_the_same_beside_any_others(draw: Draw) -> None:
+@pytest.mark.parametrize("draw", [Sampler(), Sampler(0.7, top_k=3), Sampler(1.5, top_p=0.8)])
+def test_a_text_is_the_same_beside_any_others(draw: Sampler) -> None:
     """What a text draws follows from the seed and its number alone: alone, in tens, from a number on."""
-    rules = Rules(most=8)
+    rules = Constraints(max_tokens=8)
     together = sample(200, rules, draw, seed=5)
     for first in (0, 1, 77, 199):
         (alone,) = sample(1, rules, draw, seed=5, first=first)
@@ -102,22 +112,22 @@ def test_a_text_is_the_same_beside_any_others(draw: Draw) -> None:
 
 def test_greedy_takes_the_likeliest_token() -> None:
     """At each step the best token; a very low temperature and a single candidate draw the same."""
-    rules, contexts = Rules(most=6), torch.tensor([0, 1])
+    rules, contexts = Constraints(max_tokens=6), torch.tensor([0, 1])
     texts = write(2, steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, greedy, rules))
     for text, city in zip(texts, ("Oslo", "Nice"), strict=True):
-        chances = every_text(RUN, city, Rules(most=len(as_drawn(text))))
+        chances = every_text(RUN, city, Constraints(max_tokens=len(as_drawn(text))))
         for length in range(1, len(as_drawn(text)) + 1):
-            begun = every_text(RUN, city, Rules(most=length))
+            begun = every_text(RUN, city, Constraints(max_tokens=length))
             siblings = {other: log for other, log in begun.items() if other[:-1] == as_drawn(text)[: length - 1]}
             assert max(siblings, key=siblings.__getitem__) == as_drawn(text)[:length]
         assert text.log_probability == pytest.approx(chances[as_drawn(text)], abs=1e-5)
-    for draw in (Draw(temperature=1e-3), Draw(top_k=1), Draw(top_p=1e-6)):
+    for draw in (Sampler(temperature=1e-3), Sampler(top_k=1), Sampler(top_p=1e-6)):
         assert [text.tokens for text in sample(2, rules, draw)] == [text.tokens for text in texts]
 
 
 def test_a_prompt_is_read_first() -> None:
     """After a prompt the texts are those of the model that has read it; it counts for repetition, not for length."""
-    rules, prompt = Rules(most=2, no_repeat=2), (A, B, A)
+    rules, prompt = Constraints(max_tokens=2, no_repeat_ngram=2), (A, B, A)
     chances = {t: np.exp(log) for t, log in every_text(RUN, "Oslo", rules, prompt, renormalised=True).items()}
     texts = sample(4000, rules, prompt=prompt)[::2]
     assert all(text.tokens[:1] != (B,) for text in texts)
@@ -127,15 +137,17 @@ def test_a_prompt_is_read_first() -> None:
 
 def test_no_time_gives_what_is_there() -> None:
     """Without time no step is begun; a text that is cut has not ended."""
-    choice = drawing(Draw(), 3, 5)
+    choice = drawing(Sampler(), 3, 5)
     contexts = torch.tensor([0, 1, 0])
-    chosen = steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, choice, Rules(most=5), seconds=0)
-    assert write(3, chosen) == [Written((), 0.0, 0, False)] * 3
+    chosen = steps(
+        RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, choice, Constraints(max_tokens=5), seconds=0
+    )
+    assert write(3, chosen) == [GeneratedText((), 0.0, 0, False)] * 3
 
 
 def test_where_all_is_forbidden_the_text_ends() -> None:
     """A text that may not go on ends, though it is short."""
-    texts = sample(4, Rules(most=9, least=9, banned=(UNKNOWN, A, B, C)))
+    texts = sample(4, Constraints(max_tokens=9, min_tokens=9, banned=(UNKNOWN, A, B, C)))
     assert all(text.tokens == () and text.ended for text in texts)
 
 
@@ -147,7 +159,7 @@ def test_repetitions_are_found(texts: list[list[int]], n: int) -> None:
     """Exactly the tokens that would complete an n-gram for a second time are forbidden."""
     rows, tokens = repeated(torch.tensor([[START, *text] for text in texts]), n)
     found = {(row, token) for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)}
-    rules = Rules(banned=(), no_repeat=n)
+    rules = Constraints(banned=(), no_repeat_ngram=n)
     wanted = {
         (row, token)
         for row, text in enumerate(texts)
@@ -176,11 +188,11 @@ def test_draws_fall_where_the_running_sum_says(size: int, seed: int) -> None:
 def test_candidates_are_the_likeliest() -> None:
     """Top k keeps k tokens, top p the fewest that hold p, both after the temperature."""
     logs = torch.tensor([CHANCES]).log()
-    assert (Draw(top_k=2).weights(logs)[0] > 0).tolist() == [True, True, False, False, False]
-    assert (Draw(top_p=0.74).weights(logs)[0] > 0).tolist() == [True, True, False, False, False]
-    assert (Draw(top_p=0.76).weights(logs)[0] > 0).tolist() == [True, True, True, False, False]
-    assert (Draw(temperature=0.5, top_p=0.74).weights(logs)[0] > 0).tolist() == [True, False, False, False, False]
-    weights = Draw(temperature=0.5).weights(logs)[0]
+    assert (Sampler(top_k=2).weights(logs)[0] > 0).tolist() == [True, True, False, False, False]
+    assert (Sampler(top_p=0.74).weights(logs)[0] > 0).tolist() == [True, True, False, False, False]
+    assert (Sampler(top_p=0.76).weights(logs)[0] > 0).tolist() == [True, True, True, False, False]
+    assert (Sampler(temperature=0.5, top_p=0.74).weights(logs)[0] > 0).tolist() == [True, False, False, False, False]
+    weights = Sampler(temperature=0.5).weights(logs)[0]
     assert (weights / weights.sum()).tolist() == pytest.approx(
         [x**2 / 0.3359375 for x in (0.5, 0.25, 0.125, 0.0625, 0.0625)]
     )
@@ -189,13 +201,13 @@ def test_candidates_are_the_likeliest() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Draw(temperature=0.0), "temperature"),
-        (lambda: Draw(temperature=float("nan")), "temperature"),
-        (lambda: Draw(top_k=-1), "top_k"),
-        (lambda: Draw(top_p=0.0), "top_p"),
-        (lambda: Rules(most=0), "most"),
-        (lambda: Rules(least=5, most=4), "least"),
-        (lambda: Rules(no_repeat=-1), "no_repeat"),
+        (lambda: Sampler(temperature=0.0), "temperature"),
+        (lambda: Sampler(temperature=float("nan")), "temperature"),
+        (lambda: Sampler(top_k=-1), "top_k"),
+        (lambda: Sampler(top_p=0.0), "top_p"),
+        (lambda: Constraints(max_tokens=0), "max_tokens"),
+        (lambda: Constraints(min_tokens=5, max_tokens=4), "min_tokens"),
+        (lambda: Constraints(no_repeat_ngram=-1), "no_repeat_ngram"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], words: str) -> None:
@@ -211,7 +223,9 @@ def test_every_kind_of_model_writes(tmp_path: Path, model: dict[str, Any]) -> No
     """Layers, other cells, control codes and an adaptive softmax: log probabilities are the nats of the text."""
     run = make_run(tmp_path / "run", ("city",), **model)
     context = conditioned(run, ["Oslo", "Nice"])
-    texts = write(6, steps(run.model, context, torch.tensor([0, 1] * 3), drawing(Draw(), 6, 9), Rules(most=9)))
+    texts = write(
+        6, steps(run.model, context, torch.tensor([0, 1] * 3), drawing(Sampler(), 6, 9), Constraints(max_tokens=9))
+    )
     rows = [
         {"text": " ".join(run.vocabulary.decode(t.tokens)), "city": ("Oslo", "Nice")[i % 2]}
         for i, t in enumerate(texts)

@@ -16,9 +16,9 @@ from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.adaptive_softmax import AdaptiveOutput, cutoffs
-from factorcell.model.output import Output, Tilt
+from factorcell.model.output import ContextBias, Output
 from factorcell.model.run import Run
-from factorcell.training.proximal import Start, part_of
+from factorcell.training.proximal import StartingPoint, part_of
 from factorcell.training.trainer import Trainer, target_counts, train
 from tests.small import ROWS, make_run, nats_of
 
@@ -50,10 +50,10 @@ def numbers() -> dict[str, Any]:
     }
 
 
-def tilt(output: AdaptiveOutput | Output, g: dict[str, Any]) -> Tilt:
+def context_bias(output: AdaptiveOutput | Output, g: dict[str, Any]) -> ContextBias:
     """What the adapted biases of the contexts follow from."""
     context = Context(torch.tensor([[0], [1], [MISSING]]), torch.zeros(B, 1))
-    return output.tilt(g["vector"], g["parts"], context)
+    return output.context_bias(g["vector"], g["parts"], context)
 
 
 def slow_probabilities(
@@ -98,7 +98,7 @@ def slow_probabilities(
 def test_probabilities_are_those_of_the_matrices(cuts: tuple[str, ...], biases: tuple[str, ...]) -> None:
     """With and without gradient, and as log probabilities of a step; they sum to one without the start token."""
     output, g = make_output(cuts, biases), numbers()
-    given = tilt(output, g)
+    given = context_bias(output, g)
     with_gradient = output.nats(g["hidden"], g["targets"], given)
     with torch.no_grad():
         without = output.nats(g["hidden"], g["targets"], output.fold(given))
@@ -123,7 +123,7 @@ def test_without_clusters_it_is_the_full_softmax(biases: tuple[str, ...]) -> Non
     with torch.no_grad():
         for name, parameter in full.named_parameters():
             parameter.copy_(weights[name])
-    nats = [output.nats(g["hidden"], g["targets"], tilt(output, g)) for output in (adaptive, full)]
+    nats = [output.nats(g["hidden"], g["targets"], context_bias(output, g)) for output in (adaptive, full)]
     torch.testing.assert_close(*nats)
     for own in nats:
         torch.autograd.backward(own.sum())
@@ -140,7 +140,7 @@ def test_gradients_by_finite_differences(cuts: tuple[str, ...]) -> None:
     for targets in (g["targets"], torch.full((B, T), END), torch.full((B, T), V - 1)):
 
         def loss(*_: Tensor, targets: Tensor = targets) -> Tensor:
-            return output.nats(g["hidden"], targets, tilt(output, g))
+            return output.nats(g["hidden"], targets, context_bias(output, g))
 
         assert torch.autograd.gradcheck(loss, (*leaves, *weights))
         output.zero_grad()
@@ -170,7 +170,7 @@ def test_it_begins_at_the_frequencies(cuts: tuple[str, ...]) -> None:
     hidden = torch.zeros(B, H, dtype=torch.double)
     with torch.no_grad():
         output.begin(frequencies.log())
-        neutral = Tilt(torch.zeros(B, K + sum(SIZES), dtype=torch.double), torch.zeros(B, 1))
+        neutral = ContextBias(torch.zeros(B, K + sum(SIZES), dtype=torch.double), torch.zeros(B, 1))
         found = output.log_probabilities(hidden, neutral).exp()
     torch.testing.assert_close(found, frequencies.expand(B, -1))
 
@@ -285,7 +285,7 @@ def test_fine_tuning_moves_its_parts(tmp_path: Path) -> None:
     assert parts["clusters"] == parts["narrow"] == parts["projection"] == "projection"
     assert parts["bias"] == parts["adapters.low_rank.weight"] == "output_bias"
     before = {name: tensor.clone() for name, tensor in run.model.kept().items()}
-    Start(before, ("output_bias",), 0.0).write(run.folder)
+    StartingPoint(before, ("output_bias",), 0.0).write(run.folder)
     corpus = run.prepare(ROWS)
     trainer = Trainer(run, corpus, corpus)
     for batch in trainer.batches():

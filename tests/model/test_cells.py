@@ -12,7 +12,7 @@ from torch import Tensor
 
 from factorcell.config import ADAPTERS as NAMES
 from factorcell.config import CELLS as KINDS
-from factorcell.model.adapters import ADAPTERS, Shift, Weights
+from factorcell.model.adapters import ADAPTERS, AdaptedWeights, Shift
 from factorcell.model.cells import CELLS, Cell, State
 
 Array = NDArray[np.float64]
@@ -302,7 +302,7 @@ def test_shifts_of_several_adapters_add_up() -> None:
     """Two adapters that change W: their ranks lie side by side."""
     cell, (x, c) = make_cell(("factor",)), inputs()
     once = cell.adapt(c)
-    assert isinstance(once, Weights)
+    assert isinstance(once, AdaptedWeights)
     twice = Cell(E, H, K, R, (), 0.0).double()
     twice.load_state_dict({k: v for k, v in cell.state_dict().items() if "adapters" not in k}, strict=False)
     twice.adapters["one"] = cell.adapters["factor"]

@@ -14,7 +14,7 @@ from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.classification import log_likelihoods
 from factorcell.generation.beam_search import beam, distinct
-from factorcell.generation.sampling import Draw, Rules, drawing, steps, write
+from factorcell.generation.sampling import Constraints, Sampler, drawing, steps, write
 from factorcell.model.run import Run
 from factorcell.training.distributed import World
 from factorcell.training.trainer import Row, Trainer
@@ -63,8 +63,12 @@ def test_scores_are_those_of_the_processor(
 
     def results() -> list[Any]:
         context = corpus.context(np.array([0, 1, 10])).to(run.device)
-        conditioned, which, rules = run.model.condition(context), torch.arange(3, device=run.device), Rules(most=5)
-        chosen = steps(run.model, conditioned, which, drawing(Draw(), 3, 5), rules)
+        conditioned, which, rules = (
+            run.model.condition(context),
+            torch.arange(3, device=run.device),
+            Constraints(max_tokens=5),
+        )
+        chosen = steps(run.model, conditioned, which, drawing(Sampler(), 3, 5), rules)
         found = [[one.tokens for one in own] for own in beam(run.model, conditioned, which, rules, best=2)]
         found += [[one.tokens for one in own] for own in distinct(run.model, conditioned, which, 2, rules)]
         texts = found, [text.tokens for text in write(3, chosen)]
@@ -96,7 +100,7 @@ def test_every_kind_of_context_goes_along(tmp_path: Path, monkeypatch: pytest.Mo
         some, which = batch.select(torch.tensor([6, 1, 6]).to(run.device)).context.distinct()
         cities = [{"city": "a"}, {"city": "b"}]
         with torch.no_grad():
-            vectors = run.model.condition(some).tilt.features
+            vectors = run.model.condition(some).context_bias.features
         return [run.nats(corpus), log_likelihoods(run, corpus, cities), vectors.cpu(), which.cpu()]
 
     expected = [np.asarray(result) for result in results()]
@@ -124,7 +128,7 @@ def test_training_is_that_of_the_processor(
     plain = torch.optim.AdamW
     monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, fused: plain(groups, lr=lr, foreach=False))
     monkeypatch.setattr("torch.inference_mode", torch.no_grad)
-    for module in ("cells", "language_model"):  # the masks of other devices, on both
+    for module in ("cells", "dropout"):  # the masks of other devices, on both
         monkeypatch.setattr(f"factorcell.model.{module}.mask", bernoulli)
     how = {"loss": loss, "samples": 5, "batch_tokens": 30}
     drop: dict[str, Any] = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output", "token")}

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, ModelConfig, UserError
-from factorcell.data.columns import Texts
+from factorcell.data.columns import TextColumn
 from factorcell.data.context import Bags, Context
 from factorcell.data.schema import HARMONICS, MISSING, RARE, ContextSchema, Variable
-from factorcell.data.values import Numbers
+from factorcell.data.values import NumberColumn
 from factorcell.model.encoder import ContextEncoder, NumberInputs, WordBag
 
 CONFIG = ModelConfig(variable_size=3, number_size=4, context_size=5)
@@ -216,7 +216,7 @@ def test_a_circle_has_no_seam() -> None:
 
 def test_waves_are_standardised_and_start_as_wide_as_a_number() -> None:
     """Over the values that gave the moments; together they weigh on the network's first layer as one number does."""
-    reader = Numbers("lon", "lon", "rows", "error", "longitude", 360.0)
+    reader = NumberColumn("lon", "lon", "rows", "error", "longitude", 360.0)
     reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), 0)
     variable = reader.variable(1)
     features = NumberInputs((variable,))(torch.from_numpy(reader.array(variable))[:, None].float())
@@ -231,7 +231,7 @@ def test_waves_are_standardised_and_start_as_wide_as_a_number() -> None:
 
 def test_the_expected_text_is_the_mean_of_all_texts() -> None:
     """The shares of the words give the mean embedding over the training texts that have words."""
-    reader = Texts("t", "t", "rows", DataConfig(min_context_word=1))
+    reader = TextColumn("t", "t", "rows", DataConfig(min_context_word=1))
     reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], 0)
     variable = reader.variable(1)
     bags = reader.array(variable)

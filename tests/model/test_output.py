@@ -12,7 +12,7 @@ from factorcell.config import INSIDE, OUTPUT_BIASES, ModelConfig
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import START
-from factorcell.model.output import Output, Proposal, Samples, Tilt
+from factorcell.model.output import ContextBias, Output, Proposal, Samples
 from factorcell.model.output_bias import TABLES
 from tests.small import place
 
@@ -98,9 +98,9 @@ def slow_logits(output: Output, text: int, hidden: Tensor, g: dict[str, Any]) ->
     return logits
 
 
-def tilt(output: Output, g: dict[str, Any]) -> Tilt:
+def context_bias(output: Output, g: dict[str, Any]) -> ContextBias:
     """What the biases of the contexts follow from."""
-    return output.tilt(g["vector"], g["parts"], g["context"])
+    return output.context_bias(g["vector"], g["parts"], g["context"])
 
 
 def sampled_nats(output: Output, samples: Samples, g: dict[str, Any]) -> Tensor:
@@ -108,7 +108,7 @@ def sampled_nats(output: Output, samples: Samples, g: dict[str, Any]) -> Tensor:
     reads = output.reads(g["targets"], samples, g["context"].categories)
     picked = [[table[rows] for table in tables] for rows, tables in zip(reads.rows, output.row_tables(), strict=True)]
     rows = torch.tensor([[reads.used.tolist().index(token) for token in line] for line in g["targets"].tolist()])
-    return output.sampled_nats(g["hidden"], rows, tilt(output, g), samples, reads, picked)
+    return output.sampled_nats(g["hidden"], rows, context_bias(output, g), samples, reads, picked)
 
 
 def test_names_are_those_of_the_config() -> None:
@@ -124,11 +124,11 @@ def test_exact_nats_are_the_equations(biases: tuple[str, ...], chunk: int, monke
     output, g = make_output(biases), numbers()
     monkeypatch.setattr("factorcell.model.output.BIASES_AT_ONCE", chunk)
     monkeypatch.setattr("factorcell.model.output_bias.AT_ONCE", chunk)
-    with_gradient = output.nats(g["hidden"], g["targets"], tilt(output, g))
+    with_gradient = output.nats(g["hidden"], g["targets"], context_bias(output, g))
     with torch.no_grad():
-        without = output.nats(g["hidden"], g["targets"], tilt(output, g))
-        steps = output.log_probabilities(g["hidden"][:, 1], tilt(output, g))
-        folded = output.log_probabilities(g["hidden"][:, 1], output.fold(tilt(output, g)))
+        without = output.nats(g["hidden"], g["targets"], context_bias(output, g))
+        steps = output.log_probabilities(g["hidden"][:, 1], context_bias(output, g))
+        folded = output.log_probabilities(g["hidden"][:, 1], output.fold(context_bias(output, g)))
     torch.testing.assert_close(folded, steps)
     for b in range(B):
         for t in range(T):
@@ -147,7 +147,7 @@ def test_sampling_everything_is_exact(biases: tuple[str, ...]) -> None:
     output, g = make_output(biases), numbers()
     every = Samples(torch.tensor([token for token in range(V) if token != START]), torch.zeros(V))
     sampled = sampled_nats(output, every, g)
-    exact = output.nats(g["hidden"], g["targets"], tilt(output, g))
+    exact = output.nats(g["hidden"], g["targets"], context_bias(output, g))
     torch.testing.assert_close(sampled, exact)
 
 
@@ -159,7 +159,7 @@ def test_gradients_by_finite_differences(biases: tuple[str, ...]) -> None:
     parameters = list(output.parameters())
 
     def exact(*_: Tensor) -> Tensor:
-        return output.nats(g["hidden"], g["targets"], tilt(output, g))
+        return output.nats(g["hidden"], g["targets"], context_bias(output, g))
 
     def sampled(*_: Tensor) -> Tensor:
         return sampled_nats(output, samples, g)
@@ -225,6 +225,6 @@ def test_the_sampled_loss_has_the_exact_minimum() -> None:
         optimiser.zero_grad()
         torch.autograd.backward(loss)
         optimiser.step()
-    plain = output.tilt(torch.zeros(1, 0), [], nothing)
+    plain = output.context_bias(torch.zeros(1, 0), [], nothing)
     fitted = output.log_probabilities(torch.zeros(1, 2), plain)[0].exp()
     torch.testing.assert_close(fitted, truth, atol=0.03, rtol=0)

@@ -309,5 +309,5 @@ def test_start_is_never_predicted_though_hashed() -> None:
     output = Output(torch.nn.Parameter(torch.zeros(V, 2)), config, SCHEMA, [1, 1])
     with torch.no_grad():
         output.hashed.weight.fill_(50.0)  # type: ignore[union-attr]
-        tilt = output.tilt(torch.zeros(1, 3), [], Context(torch.tensor([[1, 1]]), torch.zeros(1, 0)))
-        assert float(output.log_probabilities(torch.zeros(1, 2), tilt)[0, START]) == -torch.inf
+        context_bias = output.context_bias(torch.zeros(1, 3), [], Context(torch.tensor([[1, 1]]), torch.zeros(1, 0)))
+        assert float(output.log_probabilities(torch.zeros(1, 2), context_bias)[0, START]) == -torch.inf

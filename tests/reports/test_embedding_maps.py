@@ -12,7 +12,7 @@ from sklearn import ensemble, metrics, model_selection
 
 from factorcell.config import UserError
 from factorcell.evaluation import embeddings
-from factorcell.evaluation.embeddings import Column, Embeddings
+from factorcell.evaluation.embeddings import Embeddings, ValueColumn
 from tests.evaluation.test_embeddings import clouds, groups_of
 
 Row = dict[str, Any]
@@ -27,7 +27,7 @@ def test_a_column_of_names_says_the_most_frequent() -> None:
     rows = [{"place": value, "theme": name} for value, names in said.items() for name in names.split()]
     gaps: list[Row] = [{"place": "v1", "theme": ""}, {"place": None, "theme": "a"}, {"place": "v2", "theme": None}]
     found = embeddings.read_column(known, [*rows, *gaps], "theme")
-    assert found == Column("theme", ("b", "b", None, "a"))
+    assert found == ValueColumn("theme", ("b", "b", None, "a"))
     assert found.known.tolist() == [0, 1, 3]
 
 
@@ -96,11 +96,11 @@ def test_a_map_takes_three_values_and_two_numbers() -> None:
 def test_points_are_those_that_the_column_tells_of() -> None:
     known = clouds((3, 3))
     places, _ = embeddings.project(known.vectors)
-    rows = embeddings.points(known, Column("theme", ("a", None, "b", "a", None, "a")))
+    rows = embeddings.points(known, ValueColumn("theme", ("a", None, "b", "a", None, "a")))
     assert [row["value"] for row in rows] == ["v0", "v2", "v3", "v5"]
     assert [row["group"] for row in rows] == ["a", "b", "a", "a"]
     np.testing.assert_allclose([(row["x"], row["y"]) for row in rows], places[[0, 2, 3, 5]])
-    numbers = Column("stars", numbers=np.array([1.0, 2, math.nan, 4, 5, 6]))
+    numbers = ValueColumn("stars", numbers=np.array([1.0, 2, math.nan, 4, 5, 6]))
     assert [row["number"] for row in embeddings.points(known, numbers)] == [1, 2, 4, 5, 6]
 
 
@@ -145,7 +145,7 @@ def test_ellipses_are_of_the_largest_groups() -> None:
 @pytest.mark.parametrize("measure", ["cosine", "distance"])
 def test_agreement_against_a_loop(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known, names = clouds(apart=0.5), (*groups_of().names[:-3], None, None, "alone")
-    row = embeddings.agreement(known, Column("theme", names), measure)
+    row = embeddings.agreement(known, ValueColumn("theme", names), measure)
     there = [place for place, name in enumerate(names) if name is not None]
     part = replace(known, values=tuple(known.values[p] for p in there), vectors=known.vectors[there])
     nearest = [part.neighbours([value], 1, measure)[0]["near"] for value in part.values]
@@ -159,20 +159,20 @@ def test_agreement_against_a_loop(measure: str, monkeypatch: pytest.MonkeyPatch)
     assert row["chance"] == pytest.approx(sum(names[a] == names[b] for a, b in pairs) / len(pairs))
     assert (row["values"], row["groups"], row["measure"]) == (26, 4, measure)
     monkeypatch.setattr(embeddings, "AT_ONCE", 60)  # in many parts
-    assert embeddings.agreement(known, Column("theme", names), measure) == row
+    assert embeddings.agreement(known, ValueColumn("theme", names), measure) == row
 
 
 def test_agreement_of_numbers_is_that_of_neighbours() -> None:
     """On a line the nearest neighbour has nearly the same number; of random numbers it tells nothing."""
     line = np.linspace(0, 10, 40)[:, None] * (1.0, 2.0)
     known = Embeddings("place", "place", tuple(map(str, range(40))), np.ones(40, dtype=np.int64), line)
-    row = embeddings.agreement(known, Column("height", numbers=np.arange(40.0)), "distance")
+    row = embeddings.agreement(known, ValueColumn("height", numbers=np.arange(40.0)), "distance")
     assert row["correlation"] > 0.99
     random = np.random.default_rng(0).normal(size=40)
-    assert abs(embeddings.agreement(known, Column("height", numbers=random), "distance")["correlation"]) < 0.5
-    assert embeddings.agreement(known, Column("height", numbers=np.ones(40)), "distance")["correlation"] == 0
+    assert abs(embeddings.agreement(known, ValueColumn("height", numbers=random), "distance")["correlation"]) < 0.5
+    assert embeddings.agreement(known, ValueColumn("height", numbers=np.ones(40)), "distance")["correlation"] == 0
     with pytest.raises(UserError, match="known of 2 values"):
-        embeddings.agreement(clouds((3,)), Column("theme", ("a", "b", None)))
+        embeddings.agreement(clouds((3,)), ValueColumn("theme", ("a", "b", None)))
 
 
 def test_predict_tells_planted_groups_and_not_random_ones() -> None:
@@ -184,7 +184,7 @@ def test_predict_tells_planted_groups_and_not_random_ones() -> None:
     assert found["deviation"] >= 0
     assert embeddings.predict(known, groups_of((14, 9)), seed=3) == found
     names = np.random.default_rng(0).permutation(np.array(groups_of((14, 9)).names)).tolist()
-    assert embeddings.predict(known, Column("theme", tuple(names)))["accuracy"] < 0.8
+    assert embeddings.predict(known, ValueColumn("theme", tuple(names)))["accuracy"] < 0.8
 
 
 def test_predict_leaves_out_groups_that_are_not_in_every_fold() -> None:
@@ -192,21 +192,21 @@ def test_predict_leaves_out_groups_that_are_not_in_every_fold() -> None:
     found = embeddings.predict(known, groups_of((10, 10, 3)))
     assert (found["values"], found["groups"], found["majority"]) == (20, 2, 0.5)
     with pytest.raises(UserError, match="in groups of at least 5"):
-        embeddings.predict(known, Column("theme", tuple(f"g{place % 7}" for place in range(23))))
+        embeddings.predict(known, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
     with pytest.raises(UserError, match="that differ"):
-        embeddings.predict(known, Column("theme", ("a",) * 23))
+        embeddings.predict(known, ValueColumn("theme", ("a",) * 23))
 
 
 def test_predict_numbers() -> None:
     known = clouds((20, 20))
-    high = Column("height", numbers=known.vectors[:, 0] * 2 + 1)
+    high = ValueColumn("height", numbers=known.vectors[:, 0] * 2 + 1)
     found = embeddings.predict(known, high)
     assert found["r2"] > 0.9
     assert found["correlation"] > 0.95
-    noise = Column("height", numbers=np.random.default_rng(0).normal(size=40))
+    noise = ValueColumn("height", numbers=np.random.default_rng(0).normal(size=40))
     assert embeddings.predict(known, noise)["r2"] < 0.2
     with pytest.raises(UserError, match=r"height has 9 values; to predict it takes 10"):
-        embeddings.predict(known, Column("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float)))
+        embeddings.predict(known, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float)))
 
 
 def test_predictions_are_those_of_folds_drawn_by_the_seed() -> None:
@@ -225,7 +225,7 @@ def test_predictions_are_those_of_folds_drawn_by_the_seed() -> None:
     told = model_selection.cross_val_predict(
         ensemble.GradientBoostingRegressor(random_state=4), known.vectors, numbers, cv=lines
     )
-    row = embeddings.predict(known, Column("height", numbers=numbers), seed=4)
+    row = embeddings.predict(known, ValueColumn("height", numbers=numbers), seed=4)
     assert row["r2"] == pytest.approx(metrics.r2_score(numbers, told))
     assert row["correlation"] == pytest.approx(np.corrcoef(numbers, told)[0, 1])
 

@@ -14,7 +14,7 @@ from factorcell.config import ADAPTERS, OUTPUT_BIASES, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
-from factorcell.training.proximal import PARTS, Start, part_of, parts_named
+from factorcell.training.proximal import PARTS, StartingPoint, part_of, parts_named
 from factorcell.training.trainer import Trainer, train
 from tests import small
 
@@ -27,7 +27,7 @@ def values_of(model: LanguageModel) -> dict[str, Tensor]:
 def begin(folder: Path, parts: tuple[str, ...], l1: float, model: dict[str, Any], **training: Any) -> Run:
     """A run with random weights in `folder`, to be fine-tuned from them."""
     run = small.make_run(folder, training=training, **model)
-    Start(values_of(run.model), parts, l1).write(folder)
+    StartingPoint(values_of(run.model), parts, l1).write(folder)
     return run
 
 
@@ -61,7 +61,7 @@ def test_parts_that_are_not_there(tmp_path: Path) -> None:
 def test_the_pull_is_the_least_of_penalty_and_distance(tmp_path: Path) -> None:
     """Value by value: the x that minimises l1 |x - w0| + (x - w)^2 / 2s, with s Adam's rate of this value."""
     model = small.make_run(tmp_path / "run", adapt=(), output_bias=()).model
-    start, l1, rate = Start(values_of(model), ("output_bias",), 0.3), 0.3, 0.02
+    start, l1, rate = StartingPoint(values_of(model), ("output_bias",), 0.3), 0.3, 0.02
     start.place(model)
     bias = model.output.bias
     optimiser = torch.optim.AdamW([bias], lr=rate, weight_decay=0.0)

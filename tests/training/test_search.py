@@ -218,7 +218,7 @@ def test_a_killed_trial_is_trained_on(tmp_path: Path) -> None:
 def claims(folder: Path, count: int) -> tuple[search.Search, Callable[[], Any]]:
     """A search that has not begun, and how it claims."""
     study, guard = search.opened(folder, None, "s", "none")
-    texts = search.Texts(ROWS, ROWS[:5], CONFIG, progress=False)
+    texts = search.SearchTexts(ROWS, ROWS[:5], CONFIG, progress=False)
     claimed = search.Search(study, guard, texts, CONFIG, folder, search.SearchOptions(ranges=RANGES), None)
     return claimed, lambda: claimed.claim(count)
 

@@ -11,15 +11,15 @@ from typing import Any
 from factorcell.commands import options, terminal
 from factorcell.completion import online
 from factorcell.completion.assistant import Assistant
-from factorcell.completion.blend import SOURCES, Blend, Weights
+from factorcell.completion.blend import SOURCES, Blend, BlendWeights
 from factorcell.completion.completer import Completer, Suggestions
-from factorcell.completion.online import OPTIMISERS, Learner, Rule, User
+from factorcell.completion.online import OPTIMISERS, Learner, LearningRule, User
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay import streams as progressive
 from factorcell.completion.replay import tuning
 from factorcell.completion.replay.streams import Stream
 from factorcell.config import UserError
-from factorcell.data.counts import FILE
+from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
 
 RISEN = 1500  # popular texts that are compared before and after a history (thesis 2018, section 5.4.2)
@@ -81,7 +81,7 @@ def tune_online(given: argparse.Namespace) -> None:
         rows.append(row)
         terminal.say(f"{row['optimiser']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
     best = min(rows[1:], key=lambda row: float(row["perplexity"]))
-    rule = Rule(best["optimiser"], best["rate"])
+    rule = LearningRule(best["optimiser"], best["rate"])
     rule.save(run)
     rows += _blended(run, rule, streams, given)
     if given.json:
@@ -100,13 +100,15 @@ def tune_online(given: argparse.Namespace) -> None:
     return None
 
 
-def _blended(run: Run, rule: Rule, streams: Sequence[Stream], given: argparse.Namespace) -> list[dict[str, Any]]:
+def _blended(
+    run: Run, rule: LearningRule, streams: Sequence[Stream], given: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Fit and keep the weights of the blend, where the run has popular texts."""
-    if not (run.folder / FILE).exists():
+    if not (run.folder / POPULARITY).exists():
         return []
     completer, popularity = Completer(run, unknown=given.unknown, seconds=given.seconds), Popularity.of(run)
     lists = list(tuning.proposals(completer, Learner(run, rule), popularity, streams, progress=True))
-    weights = Weights.fit(lists)
+    weights = BlendWeights.fit(lists)
     weights.save(run)
     mrr = tuning.reciprocal_rank(Blend(completer, popularity, weights), lists)
     return [{"queries": len(lists), "mrr": mrr, "weights": dict(weights.values)}]

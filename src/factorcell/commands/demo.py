@@ -21,7 +21,7 @@ from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, Tra
 from factorcell.data.tables import open_table
 from factorcell.evaluation.classification import Classification, classify_points, log_likelihoods
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.generation.generate import Manner, generate
+from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 
@@ -148,8 +148,8 @@ def _invent(run: Run, known: set[str]) -> list[Row]:
     """Names that the model makes up for places, none of which it has read."""
     names = []
     for number, (place, (lat, lon)) in enumerate(PLACES.items()):
-        manner = Manner(temperature=0.75, most=24, seed=number)
-        rows = generate(run, [{"lat": lat, "lon": lon}], number=DRAWN, manner=manner)
+        chosen = GenerationOptions(temperature=0.75, max_tokens=24, seed=number)
+        rows = generate(run, [{"lat": lat, "lon": lon}], number=DRAWN, options=chosen)
         texts = dict.fromkeys(row["text"] for row in rows)
         new = [text for text in texts if text not in known and 3 < len(text) < 20]
         names.append({"place": place, "lat": lat, "lon": lon, "samples": new[:6]})

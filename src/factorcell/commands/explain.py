@@ -13,7 +13,7 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
 from factorcell.evaluation import probing
-from factorcell.evaluation.likelihood_ratios import column_texts, explain, raised, shown, strength
+from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, raised, strength
 from factorcell.model.run import Run
 from factorcell.reports import explain as explain_report
 from factorcell.reports.tokens import readable
@@ -116,9 +116,9 @@ def contexts_between(between: Sequence[str], shared: Mapping[str, str]) -> dict[
         own = options.context(re.split(r";\s*(?=[^;=]+=)", text), "--between")
         if both := set(own) & set(shared):
             raise UserError(f"{', '.join(sorted(both))} is given by --between and by --context")
-        if shown(own) in contexts:
-            raise UserError(f"--between names {shown(own)} twice")
-        contexts[shown(own)] = {**shared, **own}
+        if context_text(own) in contexts:
+            raise UserError(f"--between names {context_text(own)} twice")
+        contexts[context_text(own)] = {**shared, **own}
     if len(contexts) < 2:
         raise UserError(f"--between has {', '.join(contexts)} alone; it takes two contexts or more")
     return contexts

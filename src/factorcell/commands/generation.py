@@ -11,7 +11,7 @@ from tqdm import tqdm
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
-from factorcell.generation.generate import METHODS, Manner, every, fill, generate, origin, resumed, stream
+from factorcell.generation.generate import METHODS, GenerationOptions, every, fill, generate, origin, resumed, stream
 from factorcell.model.run import Run
 
 Row = dict[str, Any]
@@ -29,7 +29,7 @@ def add(verbs: Any) -> None:
     verb.add_argument("--prompt", default="", metavar="TEXT", help="what every text begins with")
     verb.add_argument("--fill", metavar="TEMPLATE", help="a text with a gap, ____ : find the best fillers instead")
     verb.add_argument("--whole", action="store_true", help="with --fill: the text ends with the template")
-    add_manner(verb)
+    add_writing(verb)
     verb.add_argument("--case", action="store_true", help="sentences begin with capitals (for lower-case English)")
     verb.add_argument("--stream", action="store_true", help="show one text token by token, as it is drawn")
     verb.add_argument("--out", type=Path, metavar="FILE", help="write the rows there (JSON lines) as they are done")
@@ -38,20 +38,22 @@ def add(verbs: Any) -> None:
     verb.set_defaults(again="; with --out, the same command with --resume goes on")
 
 
-def add_manner(verb: argparse.ArgumentParser) -> None:
+def add_writing(verb: argparse.ArgumentParser) -> None:
     """Add how texts are written."""
     group = verb.add_argument_group("writing")
     group.add_argument("--method", choices=METHODS, default="sample", help="how texts are found (default: sample)")
     group.add_argument("--temperature", type=float, default=1.0, metavar="T", help="below 1: likelier, duller texts")
     group.add_argument("--top-k", type=int, default=0, metavar="K", help="draw among the K likeliest tokens; 0: all")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw among the fewest that hold P")
-    group.add_argument("--most", type=int, metavar="N", help="at most N tokens (default: 100; 4 in a gap)")
-    group.add_argument("--least", type=int, default=0, metavar="N", help="at least N tokens")
-    group.add_argument("--no-repeat", type=int, default=0, metavar="N", help="write no N tokens in a row twice; 0: may")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="at most N tokens (default: 100; 4 in a gap)")
+    group.add_argument("--min-tokens", type=int, default=0, metavar="N", help="at least N tokens")
+    group.add_argument(
+        "--no-repeat-ngram", type=int, default=0, metavar="N", help="write no N tokens in a row twice; 0: may"
+    )
     group.add_argument("--width", type=int, metavar="K", help="of a beam (default: 8; stochastic: 120; in a gap: 100)")
     group.add_argument("--grow", type=int, default=8, metavar="L", help="tokens drawn for each of a stochastic beam")
     group.add_argument(
-        "--penalty", type=float, metavar="A", help="beams compare log p / tokens ** A (default: 1; 0 in a gap)"
+        "--length-penalty", type=float, metavar="A", help="beams compare log p / tokens ** A (default: 1; 0 in a gap)"
     )
     group.add_argument("--ban", action="append", default=[], metavar="WORD", help="a word never written (repeatable)")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="what ends a text (repeatable)")
@@ -59,19 +61,19 @@ def add_manner(verb: argparse.ArgumentParser) -> None:
     group.add_argument("--seconds", type=float, metavar="S", help="time after which what is written will do")
 
 
-def manner(given: argparse.Namespace) -> Manner:
-    """What `add_manner` was given."""
-    return Manner(
+def writing_options(given: argparse.Namespace) -> GenerationOptions:
+    """What `add_writing` was given."""
+    return GenerationOptions(
         given.method,
         given.temperature,
         given.top_k,
         given.top_p,
-        most=100 if given.most is None else given.most,
-        least=given.least,
-        no_repeat=given.no_repeat,
+        max_tokens=100 if given.max_tokens is None else given.max_tokens,
+        min_tokens=given.min_tokens,
+        no_repeat_ngram=given.no_repeat_ngram,
         width=given.width,
         grow=given.grow,
-        penalty=1.0 if given.penalty is None else given.penalty,
+        length_penalty=1.0 if given.length_penalty is None else given.length_penalty,
         banned=tuple(given.ban),
         stops=tuple(given.stop),
         seed=given.seed,
@@ -81,7 +83,7 @@ def manner(given: argparse.Namespace) -> Manner:
 
 def write(given: argparse.Namespace) -> None:
     """`factorcell generate`."""
-    how = manner(given)
+    how = writing_options(given)
     run = Run.open(given.run, device=given.device, precision=given.precision)
     contexts = expand(run, options.context(given.context), given.each)
     if given.fill is not None and given.stream:
@@ -97,7 +99,7 @@ def write(given: argparse.Namespace) -> None:
         run,
         contexts,
         number=given.number,
-        manner=how,
+        options=how,
         prompt=given.prompt,
         case=given.case,
         unknown=given.unknown,
@@ -143,9 +145,9 @@ def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:
         given.fill,
         contexts,
         number=given.number,
-        most=4 if given.most is None else given.most,
+        max_tokens=4 if given.max_tokens is None else given.max_tokens,
         width=100 if given.width is None else given.width,
-        penalty=0.0 if given.penalty is None else given.penalty,
+        length_penalty=0.0 if given.length_penalty is None else given.length_penalty,
         banned=given.ban,
         whole=given.whole,
         case=given.case,
@@ -166,10 +168,10 @@ def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:
     return None
 
 
-def _stream(run: Run, contexts: Sequence[Row], how: Manner, given: argparse.Namespace) -> None:
+def _stream(run: Run, contexts: Sequence[Row], how: GenerationOptions, given: argparse.Namespace) -> None:
     if len(contexts) * given.number != 1 or given.out or given.json:
         raise UserError("--stream shows one text: no --each, --number, --out or --json")
-    pieces = stream(run, contexts[0], manner=how, prompt=given.prompt, case=given.case, unknown=given.unknown)
+    pieces = stream(run, contexts[0], options=how, prompt=given.prompt, case=given.case, unknown=given.unknown)
     for piece in pieces:
         terminal.piece(terminal.visible(piece))
     return terminal.show("")

@@ -11,7 +11,7 @@ from factorcell.data.tables import name_of
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import nbest, rescore, speakers
 from factorcell.evaluation.rescoring.nbest import NBest
-from factorcell.evaluation.rescoring.rescore import Scored, Weights
+from factorcell.evaluation.rescoring.rescore import Scored, ScoreWeights
 from factorcell.evaluation.results import open_model
 from factorcell.model.run import Run
 from factorcell.reports import rescoring
@@ -101,13 +101,15 @@ def _read(path: Path, reference: Path | None, columns: Path | None, form: str) -
     return lists if columns is None else nbest.with_columns(lists, columns)
 
 
-def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Weights:
+def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoreWeights:
     """Those fitted on --tune, those of the file, or those of a first pass that the model shares in."""
     if given.tune is None:
         for option, value in (("reference", given.tune_reference), ("utt2context", given.tune_utt2context)):
             if value is not None:
                 raise UserError(f"--tune-{option} {value} is of the lists of --tune, which is not given")
-        return Weights.shared(lists.names, given.share) if given.weights is None else Weights.open(given.weights)
+        return (
+            ScoreWeights.shared(lists.names, given.share) if given.weights is None else ScoreWeights.open(given.weights)
+        )
     tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given.format)
     if tune.names != lists.names:
         raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
@@ -122,7 +124,7 @@ def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Wei
     return weights
 
 
-def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest, weights: Weights) -> Scored:
+def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest, weights: ScoreWeights) -> Scored:
     if not given.learn:
         return _plain(given, model, lists)
     if isinstance(model, NGram):
@@ -136,7 +138,7 @@ def _plain(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Score
     return rescore.score(model, lists, context=context, unknown=given.unknown, kept=given.scores, progress=True)
 
 
-def _show(rows: list[dict[str, Any]], summary: list[dict[str, Any]], weights: Weights) -> None:
+def _show(rows: list[dict[str, Any]], summary: list[dict[str, Any]], weights: ScoreWeights) -> None:
     terminal.show("weights: " + ", ".join(f"{name} {value:.4g}" for name, value in weights.values.items()))
     if summary:
         cells, columns = rescoring.table(summary[: SHOWN + 1])

@@ -30,7 +30,7 @@ def add(verbs: Any) -> None:
     verb.add_argument(
         "--draw", action="append", default=[], metavar="NAME", help="a context column drawn for each text (repeatable)"
     )
-    generation.add_manner(verb)
+    generation.add_writing(verb)
     verb.add_argument("--resume", action="store_true", help="go on with a folder begun with the same options")
     verb.add_argument("--json", action="store_true", help="print rows of JSON")
     verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
@@ -39,7 +39,7 @@ def add(verbs: Any) -> None:
 
 def judge(given: argparse.Namespace) -> None:
     """`factorcell specificity`."""
-    manner, folders = generation.manner(given), specificity.find_runs(given.runs)
+    how, folders = generation.writing_options(given), specificity.find_runs(given.runs)
     if given.out.exists() and any(given.out.iterdir()) and not given.resume:
         raise UserError(f"{given.out}: exists already; choose another folder, or --resume to go on with it")
     first = Run.open(folders[0])
@@ -62,7 +62,7 @@ def judge(given: argparse.Namespace) -> None:
         given.dev,
         given.out,
         number=given.number,
-        manner=manner,
+        options=how,
         context=options.context(given.context),
         draw=given.draw,
         progress=True,

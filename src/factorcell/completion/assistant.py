@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from factorcell.completion.blend import Blend
-from factorcell.completion.completer import Completer, Suggestions, Written
+from factorcell.completion.completer import Completer, Suggestions, TypedText
 from factorcell.completion.online import Learner, User, tells_apart
 from factorcell.completion.popularity import Popularity
-from factorcell.data.counts import FILE
+from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
 
 
@@ -24,10 +24,10 @@ class Assistant:
         completer = Completer(run, unknown=unknown, seconds=seconds, slips=slips)
         if not tells_apart(run):
             return cls(completer)
-        blend = Blend(completer, Popularity.of(run)) if (run.folder / FILE).exists() else None
+        blend = Blend(completer, Popularity.of(run)) if (run.folder / POPULARITY).exists() else None
         return cls(completer, blend, Learner(run))
 
-    def suggest(self, written: Written, user: User | None, count: int) -> Suggestions:
+    def suggest(self, written: TypedText, user: User | None, count: int) -> Suggestions:
         """The best `count` texts that go on from what `user` has written."""
         if self.blend is None or user is None:
             return self.completer.suggest(written, count)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import files
-from factorcell.completion.completer import Completer, Suggestions, Written
+from factorcell.completion.completer import Completer, Suggestions, TypedText
 from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
@@ -52,13 +52,13 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Weights:
+class BlendWeights:
     """The weight of every feature."""
 
     values: Mapping[str, float]
 
     @classmethod
-    def of(cls, run: Run) -> "Weights":
+    def of(cls, run: Run) -> "BlendWeights":
         """Those in the folder of `run`, where `tune-online` put them, or the default."""
         path = run.folder / FILE
         if not path.exists():
@@ -78,7 +78,7 @@ class Weights:
         return np.array([self.values[feature] for feature in FEATURES])
 
     @classmethod
-    def fit(cls, lists: Sequence[tuple[Sequence[Candidate], str]]) -> "Weights":
+    def fit(cls, lists: Sequence[tuple[Sequence[Candidate], str]]) -> "BlendWeights":
         """From lists of candidates and the text that was meant each time; lists without it say nothing."""
         told = [(found, [one.text for one in found].index(text)) for found, text in lists if _holds(found, text)]
         if not told:
@@ -105,20 +105,22 @@ class Weights:
 
 
 # About what commit subjects of 60 people taught (experiments/commits.py); `tune-online` learns those of a run.
-DEFAULT = Weights(dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.0, 1.5, 0.0, -0.4, 0.8), strict=True)))
+DEFAULT = BlendWeights(dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.0, 1.5, 0.0, -0.4, 0.8), strict=True)))
 
 
 class Blend:
     """Completions of three sources. Nothing in it changes: any thread may use it."""
 
-    def __init__(self, completer: Completer, popularity: Popularity | None, weights: Weights | None = None) -> None:
+    def __init__(
+        self, completer: Completer, popularity: Popularity | None, weights: BlendWeights | None = None
+    ) -> None:
         """Without `popularity` there are two sources; `weights`: those of the run, unless given.
 
         All sources forgive the slips that the `completer` forgives.
         """
         self.completer, self.popularity = completer, popularity
         self.popular = self._forgiving(popularity) if popularity else None
-        self.weights = weights or Weights.of(completer.run)
+        self.weights = weights or BlendWeights.of(completer.run)
 
     def complete(
         self, prefix: str, user: User, context: Mapping[str, Any] | None = None, k: int = 10
@@ -126,7 +128,7 @@ class Blend:
         """The best `k` texts that begin with `prefix` and go on."""
         return self.suggest(self.completer.type(self.completer.begin(user, context), prefix), user, k).suggestions
 
-    def suggest(self, written: Written, user: User, k: int = 10) -> Suggestions:
+    def suggest(self, written: TypedText, user: User, k: int = 10) -> Suggestions:
         """The best `k` texts that go on from what `user` has written, with the shares of the sources in their scores.
 
         Where time is up before the model has found any, popular texts and those of the user's own remain.

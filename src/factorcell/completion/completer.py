@@ -20,8 +20,8 @@ import torch
 
 from factorcell.completion import compiled
 from factorcell.completion.online import User, user_variable
-from factorcell.completion.search import Found, Ids, Plain, Suggestion, Typed, Wanted
-from factorcell.completion.typos import Meant, Slips, join, meant
+from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, SearchResult, Suggestion
+from factorcell.completion.typos import Correction, Slips, join, meant
 from factorcell.config import UserError
 from factorcell.data.counts import UNITS
 from factorcell.data.tokenizer import splitter
@@ -29,7 +29,7 @@ from factorcell.model.run import Run
 
 
 @dataclass(frozen=True)
-class Written:
+class TypedText:
     """What somebody has typed: its `tokens` as they are, known to the model or not, and how the search keeps them.
 
     `plain`: the same as the plain search keeps it, where slips are looked for.
@@ -37,7 +37,7 @@ class Written:
 
     tokens: tuple[str, ...]
     typed: Any
-    plain: Typed | None = None
+    plain: PrefixState | None = None
 
     @property
     def text(self) -> str:
@@ -79,7 +79,7 @@ class Completer:
         """The `k` most probable texts that begin with `prefix` and go on, by `user` in `context`, as `begin`."""
         return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
 
-    def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> Written:
+    def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
         """Nothing typed yet, by `user` in `context`, column -> value; what is not given is expected.
 
         `UserError` for a column or value that the run does not know.
@@ -89,10 +89,10 @@ class Completer:
         with self.run.scoring():
             own = {name: vector.to(self.run.device) for name, vector in override.items()}
             given = corpus.context(np.zeros(1, np.int64)).to(self.run.device)
-            plain = Plain(self.run.model).begin(given, own) if self.slips.most else None
-            return Written((), self.engine.begin(given, own), plain)
+            plain = PlainEngine(self.run.model).begin(given, own) if self.slips.most else None
+            return TypedText((), self.engine.begin(given, own), plain)
 
-    def type(self, written: Written, text: str) -> Written:
+    def type(self, written: TypedText, text: str) -> TypedText:
         """The same person with `text` typed instead; what it shares with what was typed is not read again.
 
         `UserError` for a text that is too long for the run, or that is no Unicode text.
@@ -101,16 +101,16 @@ class Completer:
         with self.run.scoring():
             ids = self.run.vocabulary.encode(tokens)
             plain = None if written.plain is None else written.plain.to(self.run.model, ids)
-            return Written(tokens, self.engine.type(written.typed, ids), plain)
+            return TypedText(tokens, self.engine.type(written.typed, ids), plain)
 
-    def suggest(self, written: Written, k: int = 10) -> Suggestions:
+    def suggest(self, written: TypedText, k: int = 10) -> Suggestions:
         """The `k` most probable texts that go on from what is written, or where slips are forgiven from what was meant.
 
         Those that go on from what is written come first.
         """
         return self.suggest_all([written], k)[0]
 
-    def suggest_all(self, written: Sequence[Written], k: int = 10, threads: int = 1) -> list[Suggestions]:
+    def suggest_all(self, written: Sequence[TypedText], k: int = 10, threads: int = 1) -> list[Suggestions]:
         """The same for many who type, each done by one of `threads`."""
         if k < 1:
             raise UserError(f"{k} suggestions are wanted; it must be at least 1")
@@ -120,20 +120,24 @@ class Completer:
             return self._finish([self._wanted(one, k) for one in written], written, self.seconds, threads)
 
     def _finish(
-        self, wanted: Sequence[Wanted[Any]], written: Sequence[Written], seconds: float | None, threads: int = 1
+        self,
+        wanted: Sequence[SearchRequest[Any]],
+        written: Sequence[TypedText],
+        seconds: float | None,
+        threads: int = 1,
     ) -> list[Suggestions]:
         found = self.engine.search(wanted, seconds, threads)
         return [self._suggestions(one, of) for one, of in zip(written, found, strict=True)]
 
-    def _wanted(self, written: Written, k: int, added: int = 1, least: float = -math.inf) -> Wanted[Any]:
+    def _wanted(self, written: TypedText, k: int, added: int = 1, least: float = -math.inf) -> SearchRequest[Any]:
         def accept(ids: Ids) -> bool:
             """Something is added, and read again the text would be the same tokens: no two ways to write one text."""
             tokens = (*written.tokens, *self.run.vocabulary.decode(ids))
             return len(ids) >= added and tuple(self.split("".join(tokens))) == tokens
 
-        return Wanted(written.typed, k, self.most - len(written.tokens), accept, least)
+        return SearchRequest(written.typed, k, self.most - len(written.tokens), accept, least)
 
-    def _suggestions(self, written: Written, found: Found) -> Suggestions:
+    def _suggestions(self, written: TypedText, found: SearchResult) -> Suggestions:
         typed = "".join(written.tokens)
         suggestions = [
             Suggestion(typed + "".join(self.run.vocabulary.decode(one.ids)), one.log_probability, "model")
@@ -141,7 +145,7 @@ class Completer:
         ]
         return Suggestions(suggestions, found.rows, found.cut)
 
-    def _forgive(self, written: Written, k: int) -> Suggestions:
+    def _forgive(self, written: TypedText, k: int) -> Suggestions:
         """The best with slips: half of the time is for what is written, the rest for what may have been meant."""
         vocabulary, stop = self.run.vocabulary, None if self.seconds is None else time.monotonic() + self.seconds
         if not self.slips.within(len(written.tokens)) or written.plain is None:
@@ -150,11 +154,11 @@ class Completer:
         def left() -> float | None:
             return None if stop is None else max(0.0, stop - time.monotonic())
 
-        def finish(one: Meant, least: float) -> list[Suggestion]:
+        def finish(one: Correction, least: float) -> list[Suggestion]:
             if one.ended:
                 whole = "".join(one.tokens)
                 return [Suggestion(whole, 0.0, "model")] if tuple(self.split(whole)) == one.tokens else []
-            other = Written(one.tokens, self.engine.type(written.typed, vocabulary.encode(one.tokens)))
+            other = TypedText(one.tokens, self.engine.type(written.typed, vocabulary.encode(one.tokens)))
             parts.extend(self._finish([self._wanted(other, k, 0, least)], [other], left()))
             return parts[-1].suggestions
 

@@ -9,9 +9,9 @@ from unicodedata import normalize
 import numpy as np
 
 from factorcell.completion.search import Suggestion
-from factorcell.completion.typos import Band, Counts, Flags, Pattern, Slips, Whole
+from factorcell.completion.typos import Band, Flags, Pattern, SlipCounts, Slips, Whole
 
-Ranges = tuple[Whole, Whole, Counts, Flags]  # where they begin and end, slips, whether the first letter is another
+Ranges = tuple[Whole, Whole, SlipCounts, Flags]  # where they begin and end, slips, whether the first letter is another
 
 
 class Counted(Protocol):

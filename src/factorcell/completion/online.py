@@ -61,7 +61,7 @@ OPTIMISERS: dict[str, tuple[int, Update]] = {
 
 
 @dataclass(frozen=True)
-class Rule:
+class LearningRule:
     """How users learn: an optimiser of `OPTIMISERS` and its rate."""
 
     optimiser: str = "adagrad"
@@ -73,7 +73,7 @@ class Rule:
             raise UserError(f"the online rate is {self.rate}; it must be a number from 0 on")
 
     @classmethod
-    def of(cls, run: Run) -> "Rule":
+    def of(cls, run: Run) -> "LearningRule":
         """The rule in the run's folder, where a search put it, or the default."""
         path = run.folder / FILE
         if not path.exists():
@@ -134,9 +134,9 @@ class Learner:
     length of text that it meets, megabytes each.
     """
 
-    def __init__(self, run: Run, rule: Rule | None = None) -> None:
+    def __init__(self, run: Run, rule: LearningRule | None = None) -> None:
         """`rule`: that of the run, unless given. `UserError` for a run that does not tell users apart."""
-        self.run, self.rule, self.variable = run, rule or Rule.of(run), user_variable(run)
+        self.run, self.rule, self.variable = run, rule or LearningRule.of(run), user_variable(run)
         self.columns = run.schema.columns(without=self.variable.source)  # of the contexts of a text
         self.rows, self.update = OPTIMISERS[self.rule.optimiser]
         column = run.schema.categories.index(self.variable)
@@ -144,7 +144,7 @@ class Learner:
         assert encoder is not None
         table = encoder.tables[column].detach().cpu().numpy()
         self.unknown: Floats = table[0].copy()
-        self.packed = run.model.packed()
+        self.packed = run.model.backbone.pack()
         self.longest = REACH * float(np.linalg.norm(table, axis=1).max())
 
     def new(self) -> User:
@@ -199,7 +199,7 @@ class Learner:
 
     def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         batch = self.run.batch(self.run.read(texts, contexts), np.arange(len(texts)))
-        conditioned = self.run.model.condition(batch.context, {self.variable.name: own}).with_packed(self.packed)
+        conditioned = self.run.model.condition(batch.context, {self.variable.name: own}, self.packed)
         nats: torch.Tensor = self.run.model(batch, conditioned)
         return nats.sum(1)
 

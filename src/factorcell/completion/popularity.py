@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
-from factorcell.data.counts import FILE, Counts
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 
 BLOCK = 256  # texts of which only the most popular is looked at first
@@ -30,7 +30,7 @@ class Popularity:
 
     source: ClassVar[str] = "popularity"
 
-    def __init__(self, counted: Counts) -> None:
+    def __init__(self, counted: TextCounts) -> None:
         counts = counted.kept
         try:
             self.trie = _marisa().Trie(counts)
@@ -47,17 +47,17 @@ class Popularity:
     @classmethod
     def fit(cls, queries: Iterable[str], min_count: int = 3) -> "Popularity":
         """Of `queries`, a text each; those seen less than `min_count` times are left out."""
-        return cls(Counts.of(queries, min_count))
+        return cls(TextCounts.of(queries, min_count))
 
     @classmethod
     def of(cls, run: Run) -> "Popularity":
         """Of the texts that `run` was trained on, or a `UserError`: only runs that tell users apart keep them."""
-        path = run.folder / FILE
+        path = run.folder / POPULARITY
         if not path.exists():
             raise UserError(
-                f"{run.folder}: no {FILE}; training keeps it with --user COLUMN and --unit char or grapheme"
+                f"{run.folder}: no {POPULARITY}; training keeps it with --user COLUMN and --unit char or grapheme"
             )
-        return cls(Counts.open(path))
+        return cls(TextCounts.open(path))
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -13,7 +13,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Generic, TypeVar
 
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model.cells import State
-from factorcell.model.language_model import Conditioned, LanguageModel, States
+from factorcell.model.backbone import Reserve, State
+from factorcell.model.language_model import Conditioned, LanguageModel
 
 Ids = tuple[int, ...]  # tokens of a completion: after what is typed, before the end token
 Floats = NDArray[np.float64]
@@ -63,7 +63,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The `completions` found, the best first, and the `rows` computed for it: hypotheses put through the model.
 
     `cut`: time or room ran out before it was certain that there are no better ones.
@@ -75,7 +75,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Wanted(Generic[T]):
+class SearchRequest(Generic[T]):
     """What a search is asked for: of what is `typed` the `k` best completions of at most `most` tokens, if accepted."""
 
     typed: T
@@ -86,7 +86,7 @@ class Wanted(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Typed:
+class PrefixState:
     """What is typed so far, and what the model holds after the start token and each token: a value.
 
     `conditioned` is that of one context, folded; `logs` holds log probabilities (1, V) of the next token.
@@ -94,20 +94,17 @@ class Typed:
 
     conditioned: Conditioned
     ids: Ids
-    states: tuple[States, ...]
+    states: tuple[State, ...]
     logs: tuple[Tensor, ...]
 
     @classmethod
-    def begin(cls, model: LanguageModel, conditioned: Conditioned) -> "Typed":
+    def begin(cls, model: LanguageModel, conditioned: Conditioned) -> "PrefixState":
         """Nothing typed yet, in one context."""
-        folded = model.fold(conditioned)
-        # One matrix without a batch dimension is one product for all hypotheses, not a product each.
-        weights = tuple(replace(w, matrix=w.matrix[0] if w.matrix.dim() == 3 else w.matrix) for w in folded.weights)
-        shared = replace(folded, weights=weights)
+        shared = model.fold(conditioned, shared=True)
         logs, states = model.step(_tokens(model, [START]), shared)
         return cls(shared, (), (states,), (logs,))
 
-    def to(self, model: LanguageModel, ids: Sequence[int]) -> "Typed":
+    def to(self, model: LanguageModel, ids: Sequence[int]) -> "PrefixState":
         """The same with `ids` typed instead: a step for every token after the first that differs."""
         kept = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, ids, strict=False))))
         states, logs = list(self.states[: kept + 1]), list(self.logs[: kept + 1])
@@ -115,24 +112,26 @@ class Typed:
             log, state = model.step(_tokens(model, [token]), self.conditioned, states[-1])
             states.append(state)
             logs.append(log)
-        return Typed(self.conditioned, tuple(ids), tuple(states), tuple(logs))
+        return PrefixState(self.conditioned, tuple(ids), tuple(states), tuple(logs))
 
 
-class Plain:
+class PlainEngine:
     """The plain search of a model: what else can type and search stands in for it."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
-    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Typed:
+    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PrefixState:
         """Nothing typed yet, in one context; `override` as `LanguageModel.condition`."""
-        return Typed.begin(self.model, self.model.condition(context, override))
+        return PrefixState.begin(self.model, self.model.condition(context, override))
 
-    def type(self, typed: Typed, ids: Sequence[int]) -> Typed:
+    def type(self, typed: PrefixState, ids: Sequence[int]) -> PrefixState:
         """The same with `ids` typed instead."""
         return typed.to(self.model, ids)
 
-    def search(self, wanted: Sequence[Wanted[Typed]], seconds: float | None, threads: int) -> list[Found]:
+    def search(
+        self, wanted: Sequence[SearchRequest[PrefixState]], seconds: float | None, threads: int
+    ) -> list[SearchResult]:
         """The completions of each; one after the other, whatever the `threads`."""
         return [
             search(
@@ -149,8 +148,8 @@ class Plain:
 
 
 def beam(
-    model: LanguageModel, typed: Typed, k: int = 10, *, most: int, width: int = WIDTH, branching: int = BRANCHING
-) -> Found:
+    model: LanguageModel, typed: PrefixState, k: int = 10, *, most: int, width: int = WIDTH, branching: int = BRANCHING
+) -> SearchResult:
     """The `k` best of a beam search, completions of at most `most` tokens.
 
     Each step follows the `branching` most probable tokens of every hypothesis and keeps the `width` best texts,
@@ -174,16 +173,16 @@ def beam(
             break
         waiting = [Completion((*ids, token), score) for score, ids, token, _ in going]
         parents = _tokens(model, [row for *_, row in going])
-        before = tuple(state.select(parents) for state in states)
+        before = states.select(parents)
         logs, states = model.step(_tokens(model, [one.ids[-1] for one in waiting]), typed.conditioned, before)
         rows += len(waiting)
     best = sorted(finished, key=lambda one: (-one.log_probability, one.ids))
-    return Found(tuple(best[:k]), rows, cut=False)
+    return SearchResult(tuple(best[:k]), rows, cut=False)
 
 
 def search(
     model: LanguageModel,
-    typed: Typed,
+    typed: PrefixState,
     k: int = 10,
     *,
     most: int,
@@ -193,7 +192,7 @@ def search(
     rows: int = ROWS,
     waiting: int = WAITING,
     seconds: float | None = None,
-) -> Found:
+) -> SearchResult:
     """The `k` most probable completions of at most `most` tokens among those that `accept` takes; never a worse k-th.
 
     Those whose log probability is not above `least` are not looked for. It is exact unless `cut`: after `seconds`,
@@ -208,9 +207,9 @@ def search(
             frontier.give_up()
             break
         scores, parents, tokens = frontier.take(room)
-        before = frontier.states_of(torch.from_numpy(parents).to(model.embedding.device))
-        logs, states = model.step(_tokens(model, tokens.tolist()), typed.conditioned, before)
-        frontier.add(scores, parents, tokens, logs, states)
+        before = frontier.state_of(torch.from_numpy(parents).to(model.device))
+        logs, state = model.step(_tokens(model, tokens.tolist()), typed.conditioned, before)
+        frontier.add(scores, parents, tokens, logs, state)
     return frontier.found()
 
 
@@ -224,7 +223,7 @@ class _Frontier:
     def __init__(
         self,
         model: LanguageModel,
-        typed: Typed,
+        typed: PrefixState,
         k: int,
         most: int,
         floor: float,
@@ -233,13 +232,10 @@ class _Frontier:
         waiting: int,
     ) -> None:
         self.k, self.most, self.floor, self.accept, self.waiting = k, most, floor, accept, waiting
-        self.size, self.count = len(model.embedding), 0
+        self.size, self.count = model.vocabulary_size, 0
         self.parents, self.tokens, self.depths = (np.zeros(rows + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # what is typed becomes 0, as a child of itself
-        self.states = tuple(
-            State(*(part.new_empty(rows + 1, part.shape[1]) for part in (state.hidden, state.memory)))
-            for state in typed.states[-1]
-        )
+        self.states: Reserve = typed.states[-1].reserve(rows + 1)
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
         self.ended: list[tuple[float, Ids]] = []  # a heap: the worst first
         self.lost = -math.inf  # the best hypothesis that was dropped for want of time or room
@@ -263,18 +259,17 @@ class _Frontier:
         self._keep(np.delete(np.arange(len(self.scores)), chosen))
         return scores, codes // self.size, codes % self.size
 
-    def states_of(self, numbers: Tensor) -> States:
-        """The states after the expanded hypotheses `numbers` (B,)."""
-        return tuple(state.select(numbers) for state in self.states)
+    def state_of(self, numbers: Tensor) -> State:
+        """The state after the expanded hypotheses `numbers` (B,)."""
+        state: State = self.states.select(numbers)
+        return state
 
-    def add(self, scores: Floats, parents: Whole, tokens: Whole, logs: Tensor, states: States) -> None:
-        """Take in hypotheses (B,) that were expanded, with `logs` (B, V) and `states` after them."""
+    def add(self, scores: Floats, parents: Whole, tokens: Whole, logs: Tensor, state: State) -> None:
+        """Take in hypotheses (B,) that were expanded, with `logs` (B, V) and the `state` after them."""
         numbers = np.arange(self.count, self.count + len(scores))
         self.count += len(scores)
         self.parents[numbers], self.tokens[numbers], self.depths[numbers] = parents, tokens, self.depths[parents] + 1
-        for kept, state in zip(self.states, states, strict=True):
-            kept.hidden[numbers[0] : self.count] = state.hidden
-            kept.memory[numbers[0] : self.count] = state.memory
+        self.states.put(int(numbers[0]), state)
         totals = _without_unknown(logs).cpu().double().numpy() + scores[:, None]
         for number, score in zip(numbers.tolist(), totals[:, END].tolist(), strict=True):
             self._end(number, score)
@@ -290,10 +285,10 @@ class _Frontier:
         self.lost = max(self.lost, float(self.scores.max()))
         self._keep(np.zeros(0, dtype=np.int64))
 
-    def found(self) -> Found:
+    def found(self) -> SearchResult:
         """What the search has come to."""
         best = sorted(self.ended, key=lambda one: (-one[0], one[1]))
-        return Found(tuple(Completion(ids, score) for score, ids in best), self.expanded, self.lost > self.least)
+        return SearchResult(tuple(Completion(ids, score) for score, ids in best), self.expanded, self.lost > self.least)
 
     def _end(self, number: int, score: float) -> None:
         """Note that an expanded hypothesis may end, if that is among the best k so far."""
@@ -334,4 +329,4 @@ def _without_unknown(logs: Tensor) -> Tensor:
 
 
 def _tokens(model: LanguageModel, ids: Sequence[int]) -> Tensor:
-    return torch.tensor(ids).to(model.embedding.device)
+    return torch.tensor(ids).to(model.device)

@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell.completion.search import Suggestion, Typed
+from factorcell.completion.search import PrefixState, Suggestion
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN, Vocabulary
 from factorcell.model.language_model import LanguageModel
 
 Whole = NDArray[np.int64]
-Counts = NDArray[np.int8]
+SlipCounts = NDArray[np.int8]
 Logs = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -62,7 +62,7 @@ class Slips:
         """Slips that are forgiven in so many typed tokens."""
         return min(self.most, int(length >= ONE) + int(length >= TWO))
 
-    def costs(self, counts: Counts, strange: Flags) -> Logs:
+    def costs(self, counts: SlipCounts, strange: Flags) -> Logs:
         """Nats (M,) of so many slips, the first token another where `strange`."""
         return counts * self.cost + strange * self.first
 
@@ -75,10 +75,10 @@ class Band:
     that matches all that is typed; `strange` (M,): the first token is not the typed one.
     """
 
-    now: Counts
-    before: Counts
+    now: SlipCounts
+    before: SlipCounts
     last: Whole
-    best: Counts
+    best: SlipCounts
     strange: Flags
 
     def keep(self, which: Whole) -> "Band":
@@ -86,9 +86,9 @@ class Band:
         return Band(self.now[which], self.before[which], self.last[which], self.best[which], self.strange[which])
 
     @property
-    def fewest(self) -> Counts:
+    def fewest(self) -> SlipCounts:
         """A bound (M,): the fewest slips that a text which goes on from here can have."""
-        fewest: Counts = np.minimum(self.now.min(1), self.best)
+        fewest: SlipCounts = np.minimum(self.now.min(1), self.best)
         return fewest
 
     @property
@@ -139,14 +139,14 @@ class Pattern:
         places = length + self.offsets
         return (places < 0) | (places > self.length)
 
-    def _whole(self, row: Counts, length: int) -> Counts:
+    def _whole(self, row: SlipCounts, length: int) -> SlipCounts:
         """Slips (M,) where all that is typed is matched here."""
         place = self.length - length + self.most
         return row[:, place] if 0 <= place < row.shape[1] else np.full(len(row), self.most + 1, dtype=np.int8)
 
 
 @dataclass(frozen=True)
-class Meant:
+class Correction:
     """A beginning x' of `tokens` that may have been meant, by so many `slips`: `log_probability` is log p(x') - cost.
 
     `ended`: it is meant as a whole text, and its end is in the log probability.
@@ -159,13 +159,13 @@ class Meant:
 
 
 @dataclass(frozen=True)
-class Meanings:
+class Corrections:
     """The most probable beginnings, the `best` first; `mass`: the log of the sum of all that were seen.
 
     `typed` is the log probability of what is typed as it stands, `rows` what was put through the model.
     """
 
-    best: tuple[Meant, ...]
+    best: tuple[Correction, ...]
     mass: float
     typed: float
     rows: int
@@ -175,14 +175,14 @@ def meant(
     model: LanguageModel,
     vocabulary: Vocabulary,
     tokens: Sequence[str],
-    typed: Typed,
+    typed: PrefixState,
     slips: Slips,
     *,
     longest: int,
     best: int = BEST,
     rows: int = ROWS,
     seconds: float | None = None,
-) -> Meanings:
+) -> Corrections:
     """Settled beginnings of at most `longest` tokens with one slip or more: what may have been meant by `tokens`.
 
     A beam: of each length the most probable hypotheses go on, `rows` in all, until time is up. A token that the
@@ -192,7 +192,7 @@ def meant(
     as_typed = sum(float(logs[0, token]) for logs, token in zip(typed.logs, typed.ids, strict=False))
     most = slips.within(len(tokens))
     if not most:
-        return Meanings((), -math.inf, as_typed, 0)
+        return Corrections((), -math.inf, as_typed, 0)
     names = [*vocabulary.tokens, *dict.fromkeys(token for token in tokens if token not in vocabulary.ids)]
     numbers = {name: number for number, name in enumerate(names) if number > END}
     beam = _Beam(model, typed, Pattern([numbers[token] for token in tokens], most), slips, best)
@@ -201,8 +201,8 @@ def meant(
         if not width or time.monotonic() >= stop or not beam.grow(length, width):
             break
     chosen = heapq.nlargest(best, beam.found, key=lambda one: one[0])
-    texts = (Meant(tuple(names[token] for token in ids), count, log, ended) for log, ids, count, ended in chosen)
-    return Meanings(tuple(texts), beam.mass, as_typed, beam.rows)
+    texts = (Correction(tuple(names[token] for token in ids), count, log, ended) for log, ids, count, ended in chosen)
+    return Corrections(tuple(texts), beam.mass, as_typed, beam.rows)
 
 
 class _Beam:
@@ -211,12 +211,12 @@ class _Beam:
     `found` are the best that match: log probability less cost, tokens, slips, whether the text ends.
     """
 
-    def __init__(self, model: LanguageModel, typed: Typed, pattern: Pattern, slips: Slips, best: int) -> None:
+    def __init__(self, model: LanguageModel, typed: PrefixState, pattern: Pattern, slips: Slips, best: int) -> None:
         self.model, self.conditioned = model, typed.conditioned
         self.pattern, self.slips, self.best = pattern, slips, best
         self.ids: list[tuple[int, ...]] = [()]
         self.band, self.scores = pattern.start(), np.zeros(1)
-        self.logs, self.states = typed.logs[0], typed.states[0]
+        self.logs, self.state = typed.logs[0], typed.states[0]
         self.found: list[tuple[float, tuple[int, ...], int, bool]] = []
         self.mass, self.rows = -math.inf, 0
 
@@ -233,11 +233,11 @@ class _Beam:
         if not going.size:
             return False
         self.band, self.scores, self.ids = band.keep(going), scores[going], [texts[row] for row in going]
-        device = self.model.embedding.device
+        device, size = self.model.device, self.model.vocabulary_size
         before = torch.from_numpy(parents[going]).to(device)
-        read = torch.from_numpy(np.where(tokens[going] < len(self.model.embedding), tokens[going], UNKNOWN)).to(device)
-        states = tuple(state.select(before) for state in self.states)
-        self.logs, self.states = self.model.step(read, self.conditioned, states)
+        read = torch.from_numpy(np.where(tokens[going] < size, tokens[going], UNKNOWN)).to(device)
+        state = self.state.select(before)
+        self.logs, self.state = self.model.step(read, self.conditioned, state)
         self.rows += len(going)
         ends = self.scores + self.logs[:, END].cpu().double().numpy()
         self._note(self.band, ends, ~self.band.settled, self.ids, ended=True)
@@ -268,7 +268,10 @@ class _Beam:
 
 
 def join(
-    exact: Iterable[Suggestion], meanings: Meanings, finish: Callable[[Meant, float], Iterable[Suggestion]], k: int
+    exact: Iterable[Suggestion],
+    meanings: Corrections,
+    finish: Callable[[Correction, float], Iterable[Suggestion]],
+    k: int,
 ) -> list[Suggestion]:
     """The `k` most probable texts where slips are possible: first those `exact` ones among them, then the others.
 

@@ -19,7 +19,7 @@ from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
 from factorcell.data.tables import Table
 from factorcell.data.tokenizer import splitter
-from factorcell.data.values import LARGEST, Categories, Numbers, deviations, is_missing, shown, to_number
+from factorcell.data.values import LARGEST, CategoryColumn, NumberColumn, deviations, is_missing, quoted, to_number
 
 UNKNOWN_POLICIES = ("error", "group", "expected")
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
@@ -40,7 +40,7 @@ class Ragged(NamedTuple):
         return Ragged(self.values[index], offsets)
 
 
-class Texts:
+class TextColumn:
     """A column of texts as it is read."""
 
     def __init__(self, name: str, column: str, where: str, config: DataConfig) -> None:
@@ -56,7 +56,7 @@ class Texts:
         flat: list[int] = []
         for row, value in enumerate(values, before + 1):
             if not isinstance(value, str) and not is_missing(value):
-                raise UserError(f"{self.where} row {row}: {self.column} is {shown(value)}, not a text")
+                raise UserError(f"{self.where} row {row}: {self.column} is {quoted(value)}, not a text")
             words = self.split(value) if isinstance(value, str) else []
             flat.extend(map(self.ids.__getitem__, words))
             self.sizes.append(len(words))
@@ -89,7 +89,7 @@ class Texts:
         return Ragged(final[final >= 0], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
 
-class Vectors:
+class VectorColumn:
     """A column of vectors as it is read; all have the length of the first, or of those in training."""
 
     def __init__(self, name: str, column: str, where: str, known: Variable | None, unknown: str) -> None:
@@ -105,7 +105,7 @@ class Vectors:
             missing = is_missing(value)
             vector = None if missing else to_vector(value)
             if vector is None and not (missing and self.unknown == "expected"):
-                got = "empty" if missing else shown(value)
+                got = "empty" if missing else quoted(value)
                 raise UserError(f"{self.where} row {row}: {self.column} is {got}, not a list of numbers")
             if vector is not None:
                 self.size = self.size or len(vector)
@@ -127,7 +127,7 @@ class Vectors:
         return np.concatenate(self.rows)
 
 
-Reader = Categories | Numbers | Texts | Vectors
+Reader = CategoryColumn | NumberColumn | TextColumn | VectorColumn
 
 
 def to_vector(value: Any) -> NDArray[np.float32] | None:
@@ -222,12 +222,12 @@ def _reader(
     unknown: str,
 ) -> Reader:
     if kind == "category":
-        return Categories(name, column, where, known, unknown)
+        return CategoryColumn(name, column, where, known, unknown)
     if kind == "text":
-        return Texts(name, column, where, config)
+        return TextColumn(name, column, where, config)
     if kind == "vector":
-        return Vectors(name, column, where, known, unknown)
-    return Numbers(name, column, where, unknown, kind, period)
+        return VectorColumn(name, column, where, known, unknown)
+    return NumberColumn(name, column, where, unknown, kind, period)
 
 
 def _guess(table: Table, names: list[str]) -> dict[str, str]:

@@ -12,24 +12,24 @@ from factorcell.config import DataConfig, UserError
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import splitter
 
-FILE = "popularity.jsonl"  # in a run folder: the counted texts of training
+POPULARITY = "popularity.jsonl"  # in a run folder: the counted texts of training
 
 
 @dataclass(frozen=True)
-class Counts:
+class TextCounts:
     """How often each of the texts that are `kept` was seen (NFC, not empty), of `total` texts there were."""
 
     kept: Mapping[str, int]
     total: int
 
     @classmethod
-    def of(cls, texts: Iterable[str], min_count: int) -> "Counts":
+    def of(cls, texts: Iterable[str], min_count: int) -> "TextCounts":
         """Count `texts`; those seen less than `min_count` times are left out."""
         seen = Counter(normalize("NFC", text) for text in texts)
         return cls({text: count for text, count in seen.items() if count >= min_count and text}, seen.total())
 
     @classmethod
-    def of_table(cls, source: Any, config: DataConfig) -> "Counts":
+    def of_table(cls, source: Any, config: DataConfig) -> "TextCounts":
         """Count the texts of a table as a model of `config` reads them: it may have lower-cased them."""
         split = splitter(config)
         texts = (text for chunk in open_table(source).chunks([config.text]) for text in chunk[config.text])
@@ -41,7 +41,7 @@ class Counts:
         files.write_rows(path, [{"total": self.total}, *rows])
 
     @classmethod
-    def open(cls, path: Path) -> "Counts":
+    def open(cls, path: Path) -> "TextCounts":
         """What `save` wrote, or a `UserError`."""
         rows = files.read_rows(path)
         try:

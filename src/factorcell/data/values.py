@@ -43,7 +43,7 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, (float, np.floating)) and math.isnan(value)
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """A value as an error shows it: in one line, cut where it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
@@ -117,7 +117,7 @@ class _Names(dict[Any, int]):
         return index
 
 
-class Categories:
+class CategoryColumn:
     """A categorical column as it is read."""
 
     def __init__(self, name: str, column: str, where: str, known: Variable | None, unknown: str) -> None:
@@ -188,7 +188,7 @@ READ: dict[str, tuple[Callable[[Any], float | None], str]] = {
 }
 
 
-class Numbers:
+class NumberColumn:
     """A numeric column as it is read; with a `period` its values lie in [0, period)."""
 
     def __init__(self, name: str, column: str, where: str, unknown: str, kind: str, period: float = 0.0) -> None:
@@ -202,7 +202,7 @@ class Numbers:
         numbers = [read(value) for value in values]
         for row, (value, number) in enumerate(zip(values, numbers, strict=True), before + 1):
             if number is None and not (self.unknown == "expected" and is_missing(value)):
-                got = "empty" if is_missing(value) else shown(value)
+                got = "empty" if is_missing(value) else quoted(value)
                 raise UserError(f"{self.where} row {row}: {self.column} is {got}, {wrong.format(self.column)}")
         array = np.array([math.nan if number is None else number for number in numbers])
         self.rows.append(array % self.period if self.period else array)

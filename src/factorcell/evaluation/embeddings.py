@@ -155,9 +155,9 @@ def shift(
     with run.scoring():
         for given in (context, against or {}):
             corpus = run.read([""], [given], unknown=unknown)
-            tilt = run.model.condition(run.batch(corpus, np.array([0])).context).tilt
+            context_bias = run.model.condition(run.batch(corpus, np.array([0])).context).context_bias
             hidden = output.projection.new_zeros(1, run.config.model.hidden_size)
-            logs.append(output.log_probabilities(hidden, tilt)[0].double().cpu().numpy())
+            logs.append(output.log_probabilities(hidden, context_bias)[0].double().cpu().numpy())
     possible = np.isfinite(logs[0]) & np.isfinite(logs[1])
     return np.where(possible, np.where(possible, logs[0], 0.0) - np.where(possible, logs[1], 0.0), 0.0)
 
@@ -187,7 +187,7 @@ def words(
 
 
 @dataclass(frozen=True)
-class Column:
+class ValueColumn:
     """What a column says of every value of a variable: `names` (N,) or `numbers` (N,), None or NaN where nothing."""
 
     name: str
@@ -201,7 +201,7 @@ class Column:
         return np.flatnonzero(told)
 
 
-def read_column(embeddings: Embeddings, source: Any, column: str) -> Column:
+def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn:
     """What `column` of a table says of each value: the mean of its numbers, else the most frequent name in its rows.
 
     `column` may say which, NAME:number or NAME:category. `UserError` where the table has none of the values.
@@ -221,12 +221,12 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> Column:
     numeric = kind == "number" or (kind is None and None not in means.values())
     if not numeric:
         most = {value: entries.most_common(1)[0][0] for value, entries in here.items()}
-        return Column(name, tuple(map(most.get, embeddings.values)))
+        return ValueColumn(name, tuple(map(most.get, embeddings.values)))
     for value, mean in means.items():
         if mean is None:
             wrong = next(entry for entry in here[value] if to_number(entry) is None)
             raise UserError(f"{table.name}: {name} of {value!r} is {wrong!r}, not a number")
-    return Column(name, numbers=np.array([means.get(v, math.nan) for v in embeddings.values], dtype=np.float64))
+    return ValueColumn(name, numbers=np.array([means.get(v, math.nan) for v in embeddings.values], dtype=np.float64))
 
 
 def _mean(entries: Counter[str]) -> float | None:
@@ -254,7 +254,7 @@ def project(vectors: Floats) -> tuple[Floats, Floats]:
     return centred @ axes.T, squares[:2] / max(float(squares.sum()), 1e-300)
 
 
-def points(embeddings: Embeddings, column: Column) -> list[Row]:
+def points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
     """A row for every value that the column tells of, on the map of all values: value, count, x, y, group or number."""
     places, _ = project(embeddings.vectors)
     rows: list[Row] = []
@@ -285,7 +285,7 @@ def ellipses(rows: Sequence[Row], groups: int = 8, sigma: float = SIGMA) -> list
     return found
 
 
-def agreement(embeddings: Embeddings, column: Column, measure: str = "cosine") -> Row:
+def agreement(embeddings: Embeddings, column: ValueColumn, measure: str = "cosine") -> Row:
     """How well a value and its nearest neighbour agree in the column; all k numbers of an embedding count.
 
     Row: column, values (that it tells of), measure; of groups how often both have the `same`, and by `chance`, for any
@@ -315,7 +315,7 @@ def _correlation(one: Floats, other: Floats) -> float:
     return float(np.corrcoef(one, other)[0, 1]) if np.ptp(one) and np.ptp(other) else 0.0
 
 
-def predict(embeddings: Embeddings, column: Column, *, seed: int = 0, progress: bool = False) -> Row:
+def predict(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progress: bool = False) -> Row:
     """How well gradient-boosted trees tell the column from the embedding alone, in `FOLDS`-fold cross-validation.
 
     Of groups, those of at least `FOLDS` values: column, values, groups, accuracy (and its deviation over the folds)

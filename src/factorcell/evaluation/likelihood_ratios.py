@@ -105,7 +105,7 @@ def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting
         raise UserError(f"{runs[0].folder} is not adapted: it reads texts alike in every context")
     for one, other in combinations(contexts, 2):
         if dict(one) == dict(other):
-            raise UserError(f"the contexts are the same ({shown(one)}): there is nothing to compare")
+            raise UserError(f"the contexts are the same ({context_text(one)}): there is nothing to compare")
     for run in runs[1:]:
         for name in READS:
             own, first = (getattr(each.config.data, name) for each in (run, runs[0]))
@@ -120,7 +120,7 @@ def column_texts(source: Any, column: str) -> list[str]:
     return [text for chunk in open_table(source).chunks([column]) for text in chunk[column]]
 
 
-def shown(context: Setting) -> str:
+def context_text(context: Setting) -> str:
     """A context as it is written: rating=5; city=Oslo."""
     return "; ".join(f"{name}={value}" for name, value in context.items()) or "expected"
 
@@ -168,7 +168,9 @@ def _log_probabilities(run: Run, corpus: Corpus, rows: NDArray[np.int64]) -> Ite
     """Log probabilities (N, V) of every token at all positions of the texts `rows`, some positions at a time."""
     batch = run.batch(corpus, rows)
     conditioned = run.model.condition(batch.context.select(torch.zeros(1, dtype=torch.long, device=run.device)))
-    tilt, same = run.model.output.fold(conditioned.tilt), torch.zeros_like(batch.rows)
-    hidden = run.model.hidden(batch, conditioned.select(same))[batch.mask()]
+    context_bias, same = run.model.output.fold(conditioned.context_bias), torch.zeros_like(batch.rows)
+    hidden = run.model.representations(batch, conditioned.select(same))[batch.mask()]
     for states in torch.split(hidden, max(1, RANKED // len(run.vocabulary))):
-        yield run.model.output.log_probabilities(states, tilt.select(torch.zeros_like(states[:, 0], dtype=torch.long)))
+        yield run.model.output.log_probabilities(
+            states, context_bias.select(torch.zeros_like(states[:, 0], dtype=torch.long))
+        )

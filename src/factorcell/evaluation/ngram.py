@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Counts:
+class NGramCounts:
     """The n-grams of one order: sorted `keys` (M) and what Kneser-Ney counts of each (M)."""
 
     keys: Ids
@@ -54,7 +54,7 @@ class Level:
     `share` (M + 1) is the discounted part of p(w | h), `left` (histories + 1) the weight of the order below.
     """
 
-    def __init__(self, grams: Counts, histories: int, size: int) -> None:
+    def __init__(self, grams: NGramCounts, histories: int, size: int) -> None:
         self.size, self.discounts = size, discounts(grams.counts)
         taken = np.array([0.0, *self.discounts])[np.minimum(grams.counts, 3)]
         history = grams.keys // size
@@ -89,7 +89,7 @@ def discounts(counts: Ids) -> tuple[float, ...]:
     return found if min(found) > 0 else FALLBACK
 
 
-def count(corpus: Corpus, order: int, progress: bool = False) -> list[Counts]:
+def count(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCounts]:
     """What Kneser-Ney counts of every n-gram of a corpus, order 1 to `order`, or to the longest text."""
     size, tokens, begins = len(corpus.vocabulary), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
     keys = [np.arange(size)]
@@ -111,7 +111,7 @@ def count(corpus: Corpus, order: int, progress: bool = False) -> list[Counts]:
         ids[inside] = which
         keys.append(found)
         counts.append(times)
-    return [Counts(*pair) for pair in zip(keys, counts, strict=True)]
+    return [NGramCounts(*pair) for pair in zip(keys, counts, strict=True)]
 
 
 def _before(ids: Ids, begins: Ids) -> Ids:
@@ -125,7 +125,7 @@ def _before(ids: Ids, begins: Ids) -> Ids:
 class NGram:
     """An n-gram model of one vocabulary, with what it needs to read new texts. It knows of no context."""
 
-    def __init__(self, folder: Path, data: DataConfig, vocabulary: Vocabulary, grams: list[Counts]) -> None:
+    def __init__(self, folder: Path, data: DataConfig, vocabulary: Vocabulary, grams: list[NGramCounts]) -> None:
         self.folder, self.data, self.vocabulary, self.grams = folder, data, vocabulary, grams
         self.schema = ContextSchema()
         histories = [1, *(len(table.keys) for table in grams)]
@@ -177,7 +177,7 @@ class NGram:
         if set(tensors) != names or known["vocabulary"] != len(vocabulary):
             raise UserError(f"{folder / TABLES}: does not belong to this order and vocabulary")
         arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
-        grams = [Counts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, facts["order"] + 1)]
+        grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, facts["order"] + 1)]
         return cls(folder, Config.from_dict({"data": facts["data"]}, str(folder / FILE)).data, vocabulary, grams)
 
     def prepare(

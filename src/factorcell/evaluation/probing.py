@@ -72,7 +72,7 @@ def _hidden(run: Run, corpus: Corpus, progress: bool) -> Iterator[tuple[Batch, T
     """Every batch of the corpus and its hidden states (B, T, H)."""
     with run.scoring(), tqdm(total=len(corpus), desc="reading", unit="text", disable=not progress) as bar:
         for batch in run.batches(corpus):
-            yield batch, run.model.hidden(batch, run.model.condition(batch.context))
+            yield batch, run.model.representations(batch, run.model.condition(batch.context))
             bar.update(len(batch.rows))
 
 

@@ -18,7 +18,7 @@ from factorcell.config import UserError
 from factorcell.evaluation import perplexity
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.judge import Judge
-from factorcell.generation.generate import PLAIN, Manner, every, generate, origin, resumed
+from factorcell.generation.generate import DEFAULT, GenerationOptions, every, generate, origin, resumed
 from factorcell.model.run import Run
 
 Row = dict[str, Any]
@@ -57,11 +57,11 @@ def contexts(
 
 
 def write(
-    run: Run, wanted: Sequence[Mapping[str, str]], manner: Manner, file: Path, *, progress: bool = False
+    run: Run, wanted: Sequence[Mapping[str, str]], options: GenerationOptions, file: Path, *, progress: bool = False
 ) -> list[Row]:
     """A text for each context `wanted`, kept in `file` as they are done; what is there already is not written again."""
-    done = resumed(file, origin(run, manner), wanted, 1) if file.exists() else 0
-    rows = generate(run, wanted, manner=manner, unknown="group", first=done)
+    done = resumed(file, origin(run, options), wanted, 1) if file.exists() else 0
+    rows = generate(run, wanted, options=options, unknown="group", first=done)
     with tqdm(
         total=len(wanted), initial=done, desc=f"{run.folder.name} writes", unit="text", disable=not progress
     ) as bar:
@@ -96,7 +96,7 @@ def compare(
     out: Path,
     *,
     number: int = 200,
-    manner: Manner = PLAIN,
+    options: GenerationOptions = DEFAULT,
     context: Mapping[str, str] | None = None,
     draw: Sequence[str] = (),
     progress: bool = False,
@@ -105,8 +105,8 @@ def compare(
     out.mkdir(parents=True, exist_ok=True)
     for folder in folders:
         run = Run.open(folder)
-        wanted = contexts(run, judge.target, number, context or {}, draw, manner.seed)
-        yield measure(run, judge, write(run, wanted, manner, out / _file(folder), progress=progress), held)
+        wanted = contexts(run, judge.target, number, context or {}, draw, options.seed)
+        yield measure(run, judge, write(run, wanted, options, out / _file(folder), progress=progress), held)
 
 
 def examples(out: Path, folders: Sequence[Path], target: str, count: int = 2) -> list[Row]:

@@ -4,8 +4,8 @@
     stochastic   the same, each grown by tokens that are drawn (thesis 2018, section 6.1)
     distinct     K texts drawn without replacement (Kool et al. 2019, algorithm 1: Gumbel-top-k over a tree)
 
-Of texts of different length that is best whose log p(text) / targets ** penalty is largest: with 0 the most probable
-one, which is short, with 1 the one of the lowest perplexity.
+Of texts of different length that is best whose log p(text) / targets ** length_penalty is largest: with 0 the most
+probable one, which is short, with 1 the one of the lowest perplexity.
 
 Shapes: B contexts, K beginnings of each, L tokens that each is grown by, t tokens written, V vocabulary.
 """
@@ -22,11 +22,11 @@ from factorcell.config import UserError
 from factorcell.data.vocabulary import END
 from factorcell.generation.sampling import (
     Clock,
-    Draw,
-    Front,
-    Rules,
+    Constraints,
+    GeneratedText,
+    Hypotheses,
+    Sampler,
     Steps,
-    Written,
     begin,
     drawn,
     generator,
@@ -44,17 +44,17 @@ class Finished:
     """The `best` finished texts of one context, best first, with their scores."""
 
     best: int
-    penalty: float
-    texts: list[tuple[float, Written]] = field(default_factory=list)
+    length_penalty: float
+    texts: list[tuple[float, GeneratedText]] = field(default_factory=list)
 
     @property
     def worst(self) -> float:
         """The score that a text has to surpass."""
         return self.texts[-1][0] if len(self.texts) == self.best else -float("inf")
 
-    def add(self, text: Written) -> None:
+    def add(self, text: GeneratedText) -> None:
         """Keep `text`, if it is good enough."""
-        score = text.log_probability / max(1, text.targets) ** self.penalty
+        score = text.log_probability / max(1, text.targets) ** self.length_penalty
         if score > self.worst:
             self.texts.append((score, text))
             self.texts.sort(key=lambda kept: -kept[0])
@@ -65,21 +65,21 @@ def beam(
     model: Steps,
     conditioned: Conditioned,
     contexts: Tensor,
-    rules: Rules,
+    rules: Constraints,
     *,
     width: int = 8,
-    penalty: float = 0.0,
+    length_penalty: float = 0.0,
     best: int = 1,
     prompt: Sequence[int] = (),
     seconds: float | None = None,
-) -> list[list[Written]]:
+) -> list[list[GeneratedText]]:
     """The `best` texts of each of `contexts` (B,), best first, by the `width` likeliest beginnings."""
-    _check(width, penalty, best)
+    _check(width, length_penalty, best)
 
     def propose(rows: Tensor, logs: Tensor) -> Tensor:
         return logs.topk(min(width + 1, logs.shape[1]), dim=1).indices  # one more: the end leaves the beam
 
-    search = _Search(model, conditioned, rules, width, penalty, best)
+    search = _Search(model, conditioned, rules, width, length_penalty, best)
     return search.run(contexts, lambda texts, across: propose, prompt, seconds)
 
 
@@ -87,23 +87,23 @@ def stochastic(
     model: Steps,
     conditioned: Conditioned,
     contexts: Tensor,
-    rules: Rules,
-    draw: Draw,
+    rules: Constraints,
+    draw: Sampler,
     *,
     width: int = 120,
     grow: int = 8,
-    penalty: float = 1.0,
+    length_penalty: float = 1.0,
     best: int = 1,
     prompt: Sequence[int] = (),
     seconds: float | None = None,
     seed: int = 0,
     first: int = 0,
-) -> list[list[Written]]:
+) -> list[list[GeneratedText]]:
     """As `beam`, but each of the `width` beginnings is grown by `grow` tokens that are drawn; of equal ones one counts.
 
     What a text draws follows from `seed` and its number, counted from `first`.
     """
-    _check(width, penalty, best)
+    _check(width, length_penalty, best)
     if grow < 1:
         raise UserError(f"grow is {grow}; a beginning must be grown by 1 token or more")
     generators = [generator(seed, first + text) for text in range(len(contexts))]
@@ -113,15 +113,15 @@ def stochastic(
         places = torch.from_numpy(np.concatenate(own)).to(contexts.device)
         return lambda rows, logs: drawn(draw.weights(logs), places[rows])
 
-    search = _Search(model, conditioned, rules, width, penalty, best)
+    search = _Search(model, conditioned, rules, width, length_penalty, best)
     return search.run(contexts, begin_step, prompt, seconds)
 
 
-def _check(width: int, penalty: float, best: int) -> None:
+def _check(width: int, length_penalty: float, best: int) -> None:
     if width < 1 or not best >= 1:
         raise UserError(f"a beam of {width} for the best {best}: both must be 1 or more")
-    if not penalty >= 0:
-        raise UserError(f"penalty is {penalty}; it must be 0 (no regard for length) or more")
+    if not length_penalty >= 0:
+        raise UserError(f"length_penalty is {length_penalty}; it must be 0 (no regard for length) or more")
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class _Search:
 
     model: Steps
     conditioned: Conditioned
-    rules: Rules
+    rules: Constraints
     width: int
-    penalty: float
+    length_penalty: float
     best: int
 
     def run(
@@ -141,13 +141,13 @@ class _Search:
         begin_step: Callable[[Sequence[int], int], Propose],
         prompt: Sequence[int],
         seconds: float | None,
-    ) -> list[list[Written]]:
+    ) -> list[list[GeneratedText]]:
         """`begin_step` takes the texts that go on and how many beginnings each has. Scores: log p (B, K)."""
-        clock, finished = Clock(seconds), [Finished(self.best, self.penalty) for _ in contexts]
+        clock, finished = Clock(seconds), [Finished(self.best, self.length_penalty) for _ in contexts]
         front, going = begin(self.model, self.conditioned, contexts, prompt), list(finished)
         scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)
         texts = list(range(len(contexts)))
-        for step in range(self.rules.most):
+        for step in range(self.rules.max_tokens):
             if clock.late() or not texts:
                 break
             front, scores = self._step(front, scores, begin_step(texts, scores.shape[1]), step, going)
@@ -159,8 +159,8 @@ class _Search:
         return [[kept for _, kept in own.texts] for own in finished]
 
     def _step(
-        self, front: Front, scores: Tensor, propose: Propose, step: int, finished: Sequence[Finished]
-    ) -> tuple[Front, Tensor]:
+        self, front: Hypotheses, scores: Tensor, propose: Propose, step: int, finished: Sequence[Finished]
+    ) -> tuple[Hypotheses, Tensor]:
         """The best K of all beginnings, one token longer, and their scores; what ends is handed over."""
 
         def pick(rows: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,7 @@ class _Search:
 
     def _undecided(self, scores: Tensor, finished: Sequence[Finished]) -> Tensor:
         """Which contexts may still find a better text: log p falls, and no text has more than `most` + 1 targets."""
-        reachable = scores.amax(1) / (self.rules.most + 1) ** self.penalty
+        reachable = scores.amax(1) / (self.rules.max_tokens + 1) ** self.length_penalty
         worst = scores.new_tensor([own.worst for own in finished])
         places: Tensor = (reachable > worst).nonzero()[:, 0]
         return places
@@ -198,13 +198,13 @@ def distinct(
     conditioned: Conditioned,
     contexts: Tensor,
     count: int,
-    rules: Rules,
+    rules: Constraints,
     *,
     prompt: Sequence[int] = (),
     seconds: float | None = None,
     seed: int = 0,
     first: int = 0,
-) -> list[list[Written]]:
+) -> list[list[GeneratedText]]:
     """`count` different texts of each of `contexts` (B,), in the order in which they are drawn without replacement.
 
     Every beginning has a Gumbel number: its log probability and noise, which is the largest of those of all texts that
@@ -215,7 +215,7 @@ def distinct(
         raise UserError(f"{count} different texts; it must be 1 or more")
     clock, front = Clock(seconds), begin(model, conditioned, contexts, prompt)
     leaves = _Leaves.root(len(contexts), contexts.device)
-    for step in range(rules.most):
+    for step in range(rules.max_tokens):
         if clock.late() or bool((leaves.closed | torch.isneginf(leaves.numbers)).all()):
             break
         across = leaves.numbers.shape[1]
@@ -302,7 +302,7 @@ def _children(
     leaves: _Leaves,
     noise: _Noise,
     count: int,
-    rules: Rules,
+    rules: Constraints,
     tokens: Tensor,
     step: int,
     rows: Tensor,
@@ -326,7 +326,7 @@ def _log1mexp(values: Tensor) -> Tensor:
     return torch.where(values > -0.69, torch.log(-torch.expm1(values)), torch.log1p(-torch.exp(values)))
 
 
-def _unpadded(tokens: Sequence[int], log_probability: float, rules: Rules) -> Written:
+def _unpadded(tokens: Sequence[int], log_probability: float, rules: Constraints) -> GeneratedText:
     """A text up to its first end token."""
     whole = list(tokens[: tokens.index(END) + 1]) if END in tokens else list(tokens)
     return written(whole, log_probability, rules.stops)

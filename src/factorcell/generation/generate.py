@@ -27,7 +27,17 @@ from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import join, sentence_case, split
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation import beam_search, infilling
-from factorcell.generation.sampling import Choice, Clock, Draw, Rules, Written, drawing, greedy, steps, write
+from factorcell.generation.sampling import (
+    Choice,
+    Clock,
+    Constraints,
+    GeneratedText,
+    Sampler,
+    drawing,
+    greedy,
+    steps,
+    write,
+)
 from factorcell.model.language_model import Conditioned, LanguageModel
 from factorcell.model.run import Run
 
@@ -42,24 +52,24 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How texts are written; the thesis' stochastic beam is `Manner("stochastic", most=70, no_repeat=3)`.
+class GenerationOptions:
+    """How texts are written; the thesis' stochastic beam is ("stochastic", max_tokens=70, no_repeat_ngram=3).
 
     Lengths are in tokens, `banned` and `stops` are words or texts. A beam holds `width` beginnings (None: 8, and 120 of
-    a stochastic one); a stochastic one grows each by `grow` drawn tokens. `penalty` 1 looks for the lowest perplexity,
-    0 for the most probable text, which is short. After `seconds` what is written so far is given back.
+    a stochastic one); a stochastic one grows each by `grow` drawn tokens. `length_penalty` 1 looks for the lowest
+    perplexity, 0 for the most probable text, which is short. After `seconds` what is written so far is given back.
     """
 
     method: str = "sample"
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    most: int = 100
-    least: int = 0
-    no_repeat: int = 0
+    max_tokens: int = 100
+    min_tokens: int = 0
+    no_repeat_ngram: int = 0
     width: int | None = None
     grow: int = 8
-    penalty: float = 1.0
+    length_penalty: float = 1.0
     banned: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
     seed: int = 0
@@ -69,22 +79,22 @@ class Manner:
         choose("method", self.method, METHODS)
         if not 0 <= self.seed < 1 << 63:
             raise UserError(f"seed is {self.seed}; it must be 0 or more, of 63 bits")
-        if self.draw() != Draw() and self.method not in DRAWN:
+        if self.sampler() != Sampler() and self.method not in DRAWN:
             raise UserError(f"{self.method} texts have no temperature, top_k or top_p; choose {' or '.join(DRAWN)}")
-        Rules(self.most, self.least, no_repeat=self.no_repeat)
+        Constraints(self.max_tokens, self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
 
-    def draw(self) -> Draw:
+    def sampler(self) -> Sampler:
         """How a token is drawn."""
-        return Draw(self.temperature, self.top_k, self.top_p)
+        return Sampler(self.temperature, self.top_k, self.top_p)
 
-    def rules(self, run: Run) -> Rules:
+    def rules(self, run: Run) -> Constraints:
         """What may be written; `UserError` for a word that the run cannot write anyway."""
         banned = {UNKNOWN, *(token for word in self.banned for token in known(run, word, "banned"))}
         stops = tuple(known(run, text, "a stop") for text in self.stops)
-        return Rules(self.most, self.least, tuple(sorted(banned)), self.no_repeat, stops)
+        return Constraints(self.max_tokens, self.min_tokens, tuple(sorted(banned)), self.no_repeat_ngram, stops)
 
 
-PLAIN = Manner()
+DEFAULT = GenerationOptions()
 
 
 def known(run: Run, text: str, what: str) -> tuple[int, ...]:
@@ -121,7 +131,7 @@ def generate(
     contexts: Sequence[Mapping[str, Any]],
     *,
     number: int = 1,
-    manner: Manner = PLAIN,
+    options: GenerationOptions = DEFAULT,
     prompt: str = "",
     case: bool = False,
     unknown: str = "error",
@@ -136,20 +146,20 @@ def generate(
         raise UserError("contexts are a list of mappings, column -> value, not one mapping")
     if number < 1 or not contexts:
         raise UserError(f"{number} texts of each of {len(contexts)} contexts: both must be 1 or more")
-    if manner.method == "greedy" and number > 1:
+    if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or distinct")
-    rules, clock, data = manner.rules(run), Clock(manner.seconds), run.config.data
-    prompted, about = split(prompt, data), origin(run, manner, prompt)
-    size = number if manner.method in SEVERAL else 1  # texts that are searched for together
+    rules, clock, data = options.rules(run), Clock(options.seconds), run.config.data
+    prompted, about = split(prompt, data), origin(run, options, prompt)
+    size = number if options.method in SEVERAL else 1  # texts that are searched for together
     jobs = [place for place in range(len(contexts)) for _ in range(number // size)]
-    for start in range(first // size, len(jobs), TOGETHER[manner.method]):
+    for start in range(first // size, len(jobs), TOGETHER[options.method]):
         if clock.late():
             return
-        places = jobs[start : start + TOGETHER[manner.method]]
+        places = jobs[start : start + TOGETHER[options.method]]
         conditioned, which = condition(run, contexts, places, unknown)
         with run.scoring():
             ids = run.vocabulary.encode(prompted)
-            found = _written(run.model, conditioned, which, manner, rules, ids, size, start, clock.left())
+            found = _written(run.model, conditioned, which, options, rules, ids, size, start, clock.left())
         for job, (place, texts) in enumerate(zip(places, found, strict=True), start):
             for index, text in enumerate(texts):
                 if job * size + index >= first:
@@ -162,15 +172,15 @@ def generate(
                     }
 
 
-def origin(run: Run, manner: Manner, prompt: str = "") -> Row:
-    """What every row of `generate` says of itself: the run, and what of the manner is not as usual."""
+def origin(run: Run, options: GenerationOptions, prompt: str = "") -> Row:
+    """What every row of `generate` says of itself: the run, and the options that are not the default."""
     chosen = {
-        field.name: getattr(manner, field.name)
-        for field in fields(manner)
-        if getattr(manner, field.name) != field.default and field.name != "seconds"
+        field.name: getattr(options, field.name)
+        for field in fields(options)
+        if getattr(options, field.name) != field.default and field.name != "seconds"
     }
     chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
-    return {"run": run.folder.name, "manner": {**chosen, **({"prompt": prompt} if prompt else {})}}
+    return {"run": run.folder.name, "options": {**chosen, **({"prompt": prompt} if prompt else {})}}
 
 
 def resumed(file: Path, about: Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
@@ -194,24 +204,24 @@ def stream(
     run: Run,
     context: Mapping[str, Any],
     *,
-    manner: Manner = PLAIN,
+    options: GenerationOptions = DEFAULT,
     prompt: str = "",
     case: bool = False,
     unknown: str = "error",
 ) -> Iterator[str]:
     """One text, piece by piece as its tokens are drawn, the prompt first: joined, the first text of `generate`."""
-    if manner.method not in ("sample", "greedy"):
-        raise UserError(f"a text by {manner.method} is not written from left to right; choose sample or greedy")
+    if options.method not in ("sample", "greedy"):
+        raise UserError(f"a text by {options.method} is not written from left to right; choose sample or greedy")
     conditioned, which = condition(run, [context], [0], unknown)
-    rules, tokens, shown = manner.rules(run), split(prompt, run.config.data), ""
+    rules, tokens, shown = options.rules(run), split(prompt, run.config.data), ""
     chosen = steps(
         run.model,
         conditioned,
         which,
-        _choice(manner, 1, 0),
+        _choice(options, 1, 0),
         rules,
         prompt=run.vocabulary.encode(tokens),
-        seconds=manner.seconds,
+        seconds=options.seconds,
     )
     for step in chain([None], chosen):
         if step is not None and step.tokens[0] != END:
@@ -228,16 +238,16 @@ def fill(
     contexts: Sequence[Mapping[str, Any]],
     *,
     number: int = 1,
-    most: int = 4,
+    max_tokens: int = 4,
     width: int = 100,
-    penalty: float = 0.0,
+    length_penalty: float = 0.0,
     banned: Sequence[str] = (),
     whole: bool = False,
     case: bool = False,
     unknown: str = "error",
     seconds: float | None = None,
 ) -> list[Row]:
-    """The `number` best fillers of the gap (____) in `template` for each of `contexts`, of up to `most` tokens.
+    """The `number` best fillers of the gap (____) in `template` for each of `contexts`, of up to `max_tokens` tokens.
 
     Left and right of the gap are scored together. `whole`: the text ends with the template, and that is scored too.
     """
@@ -248,7 +258,7 @@ def fill(
         raise UserError("no context to fill the gap in")
     left, right = (known(run, side, "the template") if side.strip() else () for side in sides)
     conditioned, which = condition(run, contexts, range(len(contexts)), unknown)
-    rules = Manner(most=most, banned=tuple(banned)).rules(run)
+    rules = GenerationOptions(max_tokens=max_tokens, banned=tuple(banned)).rules(run)
     with run.scoring():
         found = infilling.fill(
             run.model,
@@ -259,7 +269,7 @@ def fill(
             rules,
             width=width,
             best=number,
-            penalty=penalty,
+            length_penalty=length_penalty,
             seconds=seconds,
         )
     rows = []
@@ -286,7 +296,7 @@ def condition(
     corpus = run.read([""] * len(distinct), [contexts[place] for place in distinct], unknown=unknown)
     with run.scoring():
         conditioned = run.model.condition(corpus.context(np.arange(len(distinct))).to(run.device))
-        conditioned = replace(conditioned, tilt=run.model.output.fold(conditioned.tilt))
+        conditioned = replace(conditioned, context_bias=run.model.output.fold(conditioned.context_bias))
     return conditioned, torch.from_numpy(which).to(run.device)
 
 
@@ -294,52 +304,56 @@ def _written(
     model: LanguageModel,
     conditioned: Conditioned,
     which: Tensor,
-    manner: Manner,
-    rules: Rules,
+    options: GenerationOptions,
+    rules: Constraints,
     prompt: Sequence[int],
     size: int,
     first: int,
     seconds: float | None,
-) -> list[list[Written]]:
+) -> list[list[GeneratedText]]:
     """`size` texts for each of `which` (N,), rows of `conditioned`, of which the first has the number `first`."""
-    if manner.method == "beam":
+    if options.method == "beam":
         return beam_search.beam(
             model,
             conditioned,
             which,
             rules,
-            width=max(size, manner.width or NARROW),
-            penalty=manner.penalty,
+            width=max(size, options.width or NARROW),
+            length_penalty=options.length_penalty,
             best=size,
             prompt=prompt,
             seconds=seconds,
         )
-    if manner.method == "stochastic":
+    if options.method == "stochastic":
         return beam_search.stochastic(
             model,
             conditioned,
             which,
             rules,
-            manner.draw(),
-            width=manner.width or WIDE,
-            grow=manner.grow,
-            penalty=manner.penalty,
+            options.sampler(),
+            width=options.width or WIDE,
+            grow=options.grow,
+            length_penalty=options.length_penalty,
             prompt=prompt,
             seconds=seconds,
-            seed=manner.seed,
+            seed=options.seed,
             first=first,
         )
-    if manner.method == "distinct":
+    if options.method == "distinct":
         return beam_search.distinct(
-            model, conditioned, which, size, rules, prompt=prompt, seconds=seconds, seed=manner.seed, first=first
+            model, conditioned, which, size, rules, prompt=prompt, seconds=seconds, seed=options.seed, first=first
         )
-    choice = _choice(manner, len(which), first)
+    choice = _choice(options, len(which), first)
     chosen = steps(model, conditioned, which, choice, rules, prompt=prompt, seconds=seconds)
     return [[text] for text in write(len(which), chosen, rules.stops)]
 
 
-def _choice(manner: Manner, count: int, first: int) -> Choice:
-    return greedy if manner.method == "greedy" else drawing(manner.draw(), count, manner.most, manner.seed, first)
+def _choice(options: GenerationOptions, count: int, first: int) -> Choice:
+    return (
+        greedy
+        if options.method == "greedy"
+        else drawing(options.sampler(), count, options.max_tokens, options.seed, first)
+    )
 
 
 def _readable(run: Run, tokens: Sequence[str], case: bool) -> str:
@@ -347,7 +361,7 @@ def _readable(run: Run, tokens: Sequence[str], case: bool) -> str:
     return sentence_case(text) if case else text
 
 
-def _row(text: Written, readable: str) -> Row:
+def _row(text: GeneratedText, readable: str) -> Row:
     return {
         "text": readable,
         "tokens": len(text.tokens),

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
-from factorcell.generation.sampling import Clock, Front, Rules, Steps, begin, look
-from factorcell.model.language_model import Conditioned, States
+from factorcell.generation.sampling import Clock, Constraints, Hypotheses, Steps, begin, look
+from factorcell.model.backbone import State
+from factorcell.model.language_model import Conditioned
 
 
 @dataclass(frozen=True)
@@ -36,45 +37,47 @@ def fill(
     contexts: Tensor,
     left: Sequence[int],
     right: Sequence[int],
-    rules: Rules,
+    rules: Constraints,
     *,
     width: int = 100,
     best: int = 1,
-    penalty: float = 0.0,
+    length_penalty: float = 0.0,
     seconds: float | None = None,
 ) -> list[list[Filler]]:
     """The `best` fillers, best first, of each of `contexts` (B,), by the `width` likeliest beginnings of every length.
 
     `rules` say how long a filler may be; it is not the end of a text, but `right` may hold one. Fillers of different
-    length are compared by log p / tokens ** `penalty`, those on the right counted.
+    length are compared by log p / tokens ** `length_penalty`, those on the right counted.
     """
-    if width < 1 or best < 1 or not penalty >= 0:
-        raise UserError(f"a beam of {width} for the best {best} with penalty {penalty}: 1, 1 and 0 are the least")
+    if width < 1 or best < 1 or not length_penalty >= 0:
+        raise UserError(
+            f"a beam of {width} for the best {best} with length_penalty {length_penalty}: 1, 1 and 0 are the least"
+        )
     clock, front = Clock(seconds), begin(model, conditioned, contexts, left)
     scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)
     found: list[list[tuple[float, Filler]]] = [[] for _ in contexts]
-    for length in range(rules.most + 1):  # of the beginnings in `front`
+    for length in range(rules.max_tokens + 1):  # of the beginnings in `front`
         pick = partial(_grown, rules, front.tokens, length, width, right[:1])
-        states, (tokens, logs, after) = look(model, conditioned, front, pick)
-        if length >= max(1, rules.least):
-            whole = scores + (after + _read(model, conditioned, front, states, right)).view(scores.shape)
+        state, (tokens, logs, after) = look(model, conditioned, front, pick)
+        if length >= max(1, rules.min_tokens):
+            whole = scores + (after + _read(model, conditioned, front, state, right)).view(scores.shape)
             fillers = front.tokens[:, front.tokens.shape[1] - length :].reshape(*scores.shape, length)
-            _keep(fillers, whole, (length + len(right)) ** penalty, found, best)
+            _keep(fillers, whole, (length + len(right)) ** length_penalty, found, best)
         total = (scores.view(-1, 1) + logs).view(len(scores), -1)
         kept = total.topk(min(width, total.shape[1]), dim=1)
         if (
-            length == rules.most
+            length == rules.max_tokens
             or clock.late()
-            or _settled(kept.values, found, best, (rules.most + len(right)) ** penalty)
+            or _settled(kept.values, found, best, (rules.max_tokens + len(right)) ** length_penalty)
         ):
             break
-        front = front.children(tokens, kept.indices, states)
+        front = front.children(tokens, kept.indices, state)
         scores = kept.values
     return [[filler for _, filler in own] for own in found]
 
 
 def _grown(
-    rules: Rules, written: Tensor, length: int, width: int, right: Sequence[int], rows: Tensor, logs: Tensor
+    rules: Constraints, written: Tensor, length: int, width: int, right: Sequence[int], rows: Tensor, logs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest tokens to grow by, their log probabilities (n, L), and that of the first on the right (n,)."""
     after = logs[:, right[0]].double() if right else logs.new_zeros(len(logs), dtype=torch.double)
@@ -84,12 +87,12 @@ def _grown(
     return best.indices, best.values.double(), after
 
 
-def _read(model: Steps, conditioned: Conditioned, front: Front, states: States, right: Sequence[int]) -> Tensor:
-    """Log probability (N,) of what stands on the right but for its first token; `states` after the texts of `front`."""
+def _read(model: Steps, conditioned: Conditioned, front: Hypotheses, state: State, right: Sequence[int]) -> Tensor:
+    """Log probability (N,) of what stands on the right but for its first token; `state` after the texts of `front`."""
     total = torch.zeros(len(front.tokens), dtype=torch.double, device=front.tokens.device)
     for token, following in pairwise(right):
-        front = front.grown(torch.full_like(front.contexts, token), states)
-        states, (logs,) = look(model, conditioned, front, partial(_of, following))
+        front = front.grown(torch.full_like(front.contexts, token), state)
+        state, (logs,) = look(model, conditioned, front, partial(_of, following))
         total += logs
     return total
 

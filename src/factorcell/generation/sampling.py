@@ -2,8 +2,8 @@
 
     p(w) ~ q(w) ** (1 / temperature)  over the allowed tokens, of these the top k, of these the least that hold top p
 
-q is what the model says. What is allowed follows from `Rules`; the log probabilities that come back are those of the
-model, whatever was forbidden and however it was drawn.
+q is what the model says. What is allowed follows from `Constraints`; the log probabilities that come back are those of
+the model, whatever was forbidden and however it was drawn.
 
 Shapes: N texts under way, B contexts, t tokens written, V vocabulary.
 """
@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model.cells import State
-from factorcell.model.language_model import Conditioned, States
+from factorcell.model.backbone import State
+from factorcell.model.language_model import Conditioned
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
 LIKELY = 256  # tokens that mostly hold enough of the probability to draw among
@@ -33,29 +33,31 @@ BLOCK = 128  # tokens that a draw skips at once
 class Steps(Protocol):
     """What texts are written from: a `LanguageModel`, or whatever else has its `step`."""
 
-    def step(self, token: Tensor, conditioned: Conditioned, states: States | None = None) -> tuple[Tensor, States]:
-        """`token` (N,) -> log probabilities (N, V) of the next, states."""
+    def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
+        """`token` (N,) -> log probabilities (N, V) of the next, and the state after it."""
         ...
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What may be written: `least` to `most` tokens, none that is `banned`, no n-gram of `no_repeat` tokens twice.
+class Constraints:
+    """What may be written: `min_tokens` to `max_tokens` tokens, none that is `banned`.
 
-    A text that ends with one of `stops`, sequences of tokens, is done. A prompt counts for repetition, not for length.
+    No n-gram of `no_repeat_ngram` tokens comes twice. A text that ends with one of `stops`,
+    sequences of tokens, is done. A prompt counts for repetition, not for length.
     """
 
-    most: int = 100
-    least: int = 0
+    max_tokens: int = 100
+    min_tokens: int = 0
     banned: tuple[int, ...] = (UNKNOWN,)
-    no_repeat: int = 0
+    no_repeat_ngram: int = 0
     stops: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.least <= self.most or self.most < 1:
-            raise UserError(f"between {self.least} and {self.most} tokens: it must be 0 <= least <= most, and most > 0")
-        if self.no_repeat < 0:
-            raise UserError(f"no_repeat is {self.no_repeat}; it must be 0 (anything may repeat) or more")
+        if not 0 <= self.min_tokens <= self.max_tokens or self.max_tokens < 1:
+            got = f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}"
+            raise UserError(f"{got}; it must be 0 <= min_tokens <= max_tokens, and max_tokens > 0")
+        if self.no_repeat_ngram < 0:
+            raise UserError(f"no_repeat_ngram is {self.no_repeat_ngram}; it must be 0 (anything may repeat) or more")
 
     def forbid(self, logs: Tensor, tokens: Tensor, written: int) -> Tensor:
         """`logs` (N, V) after `tokens` (N, t), -inf at what may not follow, in place; `written` tokens are no prompt.
@@ -64,11 +66,11 @@ class Rules:
         """
         if self.banned:
             logs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
-        if self.no_repeat:
-            texts, again = repeated(tokens, self.no_repeat)
+        if self.no_repeat_ngram:
+            texts, again = repeated(tokens, self.no_repeat_ngram)
             logs[texts, again] = -torch.inf
         ends = logs[:, END].clone()
-        if written < self.least:
+        if written < self.min_tokens:
             logs[:, END] = -torch.inf
         stuck = torch.isneginf(logs.amax(1))
         logs[stuck, END] = ends[stuck].clamp(min=torch.finfo(logs.dtype).min)
@@ -98,7 +100,7 @@ def repeated(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Draw:
+class Sampler:
     """How a token is drawn: `top_k` 0 and `top_p` 1 leave all tokens in; a low `temperature` prefers what is likely."""
 
     temperature: float = 1.0
@@ -156,65 +158,63 @@ def drawn(weights: Tensor, places: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Front:
-    """N texts under way: all `tokens` (N, t) from the start token on, the `states` before the last, and their contexts.
+class Hypotheses:
+    """N texts under way: all `tokens` (N, t) from the start token on, the `state` before the last, and their contexts.
 
-    `contexts` (N,) are rows of a `Conditioned`; without `states` they are those before the start token.
+    `contexts` (N,) are rows of a `Conditioned`; without a `state` it is that before the start token.
     """
 
     tokens: Tensor
     contexts: Tensor
-    states: States | None = None
+    state: State | None = None
 
-    def select(self, rows: Tensor) -> "Front":
+    def select(self, rows: Tensor) -> "Hypotheses":
         """The texts of `rows` (N',), repeated where a row is named twice."""
-        states = None if self.states is None else tuple(state.select(rows) for state in self.states)
-        return Front(self.tokens[rows], self.contexts[rows], states)
+        state = None if self.state is None else self.state.select(rows)
+        return Hypotheses(self.tokens[rows], self.contexts[rows], state)
 
-    def grown(self, tokens: Tensor, states: States, parents: Tensor | None = None) -> "Front":
-        """The texts of `parents` (N',), else all, a token (N',) longer, with the `states` after what was their last."""
-        front = Front(self.tokens, self.contexts, states)
+    def grown(self, tokens: Tensor, state: State, parents: Tensor | None = None) -> "Hypotheses":
+        """The texts of `parents` (N',), else all, a token (N',) longer, with the `state` after what was their last."""
+        front = Hypotheses(self.tokens, self.contexts, state)
         front = front if parents is None else front.select(parents)
-        return Front(torch.cat([front.tokens, tokens[:, None]], 1), front.contexts, front.states)
+        return Hypotheses(torch.cat([front.tokens, tokens[:, None]], 1), front.contexts, front.state)
 
-    def children(self, tokens: Tensor, kept: Tensor, states: States) -> "Front":
+    def children(self, tokens: Tensor, kept: Tensor, state: State) -> "Hypotheses":
         """As `grown`, for B groups of as many texts each, whose texts may grow by `tokens` (N, L).
 
         Of each group the children at the places `kept` (B, K) among all of its own.
         """
         firsts = torch.arange(len(kept), device=kept.device)[:, None] * (len(tokens) // max(1, len(kept)))
         parents = (firsts + kept // tokens.shape[1]).flatten()
-        return self.grown(tokens.view(len(kept), -1).gather(1, kept).flatten(), states, parents)
+        return self.grown(tokens.view(len(kept), -1).gather(1, kept).flatten(), state, parents)
 
 
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabilities (n, V) -> values (n, ...)
 
 
-def look(model: Steps, conditioned: Conditioned, front: Front, pick: Pick) -> tuple[States, tuple[Tensor, ...]]:
-    """Read the last tokens: states after them, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
+def look(model: Steps, conditioned: Conditioned, front: Hypotheses, pick: Pick) -> tuple[State, tuple[Tensor, ...]]:
+    """Read the last tokens: the state after, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
     states, picked = [], []
     with torch.inference_mode():
         for rows in torch.split(torch.arange(len(front.tokens), device=front.tokens.device), ROWS):
             here = front.select(rows)
-            logs, after = model.step(here.tokens[:, -1], conditioned.select(here.contexts), here.states)
+            logs, after = model.step(here.tokens[:, -1], conditioned.select(here.contexts), here.state)
             states.append(after)
             picked.append(pick(rows, logs))
-    layers = zip(*states, strict=True)
-    joined = tuple(State(torch.cat([s.hidden for s in own]), torch.cat([s.memory for s in own])) for own in layers)
-    return joined, tuple(torch.cat(values) for values in zip(*picked, strict=True))
+    return states[0].cat(states[1:]), tuple(torch.cat(values) for values in zip(*picked, strict=True))
 
 
-def begin(model: Steps, conditioned: Conditioned, contexts: Tensor, prompt: Sequence[int] = ()) -> Front:
+def begin(model: Steps, conditioned: Conditioned, contexts: Tensor, prompt: Sequence[int] = ()) -> Hypotheses:
     """A text for each of `contexts` (N,), rows of `conditioned`, that begins with `prompt`."""
-    front = Front(torch.full_like(contexts[:, None], START), contexts)
+    front = Hypotheses(torch.full_like(contexts[:, None], START), contexts)
     for token in prompt:
-        states, _ = look(model, conditioned, front, lambda _rows, logs: (logs[:, 0],))
-        front = front.grown(torch.full_like(contexts, token), states)
+        state, _ = look(model, conditioned, front, lambda _rows, logs: (logs[:, 0],))
+        front = front.grown(torch.full_like(contexts, token), state)
     return front
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Step:
     """A step of a decoder: for each of the `texts` (n,) that go on, its next token and the log probability of that."""
 
     texts: NDArray[np.int64]
@@ -223,7 +223,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Written:
+class GeneratedText:
     """A text: its `tokens` after the prompt, without the end token.
 
     `log_probability` is of its `targets`: the tokens, and the end token where there was one. `ended`: by that or by a
@@ -259,13 +259,13 @@ def greedy(texts: Tensor, step: int, logs: Tensor) -> Tensor:
     return logs.argmax(1)
 
 
-def drawing(draw: Draw, count: int, most: int, seed: int = 0, first: int = 0) -> Choice:
+def drawing(draw: Sampler, count: int, max_tokens: int, seed: int = 0, first: int = 0) -> Choice:
     """A `Choice` that draws the tokens of `count` texts, numbered from `first` on.
 
     What a text draws follows from `seed` and its own number, not from the texts beside it.
     """
-    own = [generator(seed, first + text).random(most) for text in range(count)]
-    places = torch.from_numpy(np.stack(own)) if own else torch.zeros(0, most, dtype=torch.double)
+    own = [generator(seed, first + text).random(max_tokens) for text in range(count)]
+    places = torch.from_numpy(np.stack(own)) if own else torch.zeros(0, max_tokens, dtype=torch.double)
 
     def choose(texts: Tensor, step: int, logs: Tensor) -> Tensor:
         return drawn(draw.weights(logs), places[texts.cpu(), step, None].to(logs.device))[:, 0]
@@ -283,37 +283,37 @@ def steps(
     conditioned: Conditioned,
     contexts: Tensor,
     choice: Choice,
-    rules: Rules,
+    rules: Constraints,
     *,
     prompt: Sequence[int] = (),
     seconds: float | None = None,
-) -> Iterator[Chosen]:
+) -> Iterator[Step]:
     """Write a text for each of `contexts` (N,), rows of `conditioned`, a token of all that go on at a time.
 
     The end token is chosen as any other; whoever is done is not in the next step.
     """
     clock, front = Clock(seconds), begin(model, conditioned, contexts, prompt)
     going = torch.arange(len(contexts), device=contexts.device)
-    for step in range(rules.most):
+    for step in range(rules.max_tokens):
         if clock.late() or not len(going):
             return
         pick = partial(_chosen, choice, rules, step, going, front.tokens)
-        states, (tokens, logs) = look(model, conditioned, front, pick)
-        yield Chosen(going.cpu().numpy(), tokens.cpu().numpy(), logs.double().cpu().numpy())
-        front = front.grown(tokens, states)
+        state, (tokens, logs) = look(model, conditioned, front, pick)
+        yield Step(going.cpu().numpy(), tokens.cpu().numpy(), logs.double().cpu().numpy())
+        front = front.grown(tokens, state)
         keep = ((tokens != END) & ~rules.stopped(front.tokens, step + 1)).nonzero()[:, 0]
         front, going = front.select(keep), going[keep]
 
 
 def _chosen(
-    choice: Choice, rules: Rules, step: int, going: Tensor, tokens: Tensor, rows: Tensor, logs: Tensor
+    choice: Choice, rules: Constraints, step: int, going: Tensor, tokens: Tensor, rows: Tensor, logs: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What `choice` takes for `rows` of the texts that are `going` on, and its log probabilities."""
     token = choice(going[rows], step, rules.forbid(logs, tokens[rows], step))
     return token, logs.gather(1, token[:, None])[:, 0]
 
 
-def write(count: int, chosen: Iterator[Chosen], stops: Sequence[Sequence[int]] = ()) -> list[Written]:
+def write(count: int, chosen: Iterator[Step], stops: Sequence[Sequence[int]] = ()) -> list[GeneratedText]:
     """The `count` texts that were `chosen` a step at a time."""
     texts: list[list[int]] = [[] for _ in range(count)]
     logs = np.zeros(count)
@@ -324,8 +324,8 @@ def write(count: int, chosen: Iterator[Chosen], stops: Sequence[Sequence[int]] =
     return [written(text, float(log), stops) for text, log in zip(texts, logs, strict=True)]
 
 
-def written(tokens: Sequence[int], log_probability: float, stops: Sequence[Sequence[int]] = ()) -> Written:
+def written(tokens: Sequence[int], log_probability: float, stops: Sequence[Sequence[int]] = ()) -> GeneratedText:
     """A text of `tokens` after the prompt, of which the last may be the end token."""
     ended = END in tokens[-1:]
     stopped = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in stops if stop)
-    return Written(tuple(tokens[: len(tokens) - ended]), log_probability, len(tokens), ended or stopped)
+    return GeneratedText(tuple(tokens[: len(tokens) - ended]), log_probability, len(tokens), ended or stopped)

@@ -5,7 +5,7 @@
 (TACL 2018, equations 2 to 4; s, a factor on every row of W as printed, on its columns here: thesis 2018, equation 3.2.)
 
 Shapes: B texts, E inputs, H hidden, D = E + H, G gate columns, K context, R rank.
-An adapter maps c to a `Shift`; `shifted` sums the shifts into `Weights`. Both are values.
+An adapter maps c to a `Shift`; `shifted` sums the shifts into `AdaptedWeights`. Both are values.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Weights:
+class AdaptedWeights:
     """The recurrent weights of B contexts: `matrix` (D, G), shared, or (B, D, G), folded; `bias` (G,) or (B, G).
 
     W' is `matrix` + `left` `right`, times `scale` (B, 1 or 2, G). `packed` is the hidden part of `matrix` again.
@@ -45,9 +45,9 @@ class Weights:
     scale: Tensor | None = None
     packed: Packed | None = None
 
-    def select(self, rows: Tensor) -> "Weights":
+    def select(self, rows: Tensor) -> "AdaptedWeights":
         """The weights of `rows` (B',) of the contexts; what all contexts share stays shared."""
-        return Weights(
+        return AdaptedWeights(
             self.matrix if self.matrix.dim() == 2 else self.matrix[rows],
             self.bias if self.bias.dim() == 1 else self.bias[rows],
             None if self.left is None else self.left[rows],
@@ -56,7 +56,11 @@ class Weights:
             self.packed,
         )
 
-    def parts(self, inputs: int) -> tuple["Weights", "Weights"]:
+    def shared(self) -> "AdaptedWeights":
+        """The folded weights of one context, its matrix (D, G) without a dimension for contexts."""
+        return self if self.matrix.dim() == 2 else replace(self, matrix=self.matrix[0])
+
+    def parts(self, inputs: int) -> tuple["AdaptedWeights", "AdaptedWeights"]:
         """The first `inputs` rows of W', and the others. Taken once: a slice's gradient is as large as the whole."""
         both = []
         for rows, own in ((slice(inputs), slice(1)), (slice(inputs, None), slice(-1, None))):
@@ -65,7 +69,7 @@ class Weights:
             both.append(replace(self, matrix=self.matrix[..., rows, :], left=left, scale=scale))
         return both[0], both[1]
 
-    def fold(self, inputs: int) -> "Weights":
+    def fold(self, inputs: int) -> "AdaptedWeights":
         """The same weights with L, R and s multiplied into one matrix (B, D, G) per context."""
         if self.left is None and self.scale is None:
             return self
@@ -75,16 +79,16 @@ class Weights:
         if self.scale is not None:
             ours, hidden = matrix[..., :inputs, :], matrix[..., inputs:, :]
             matrix = torch.cat([ours * self.scale[:, :1], hidden * self.scale[:, -1:]], dim=-2)
-        return Weights(matrix, self.bias)
+        return AdaptedWeights(matrix, self.bias)
 
 
-def shifted(matrix: Tensor, bias: Tensor, shifts: Sequence[Shift]) -> Weights:
+def shifted(matrix: Tensor, bias: Tensor, shifts: Sequence[Shift]) -> AdaptedWeights:
     """W (D, G) and b (G,) with all `shifts`, W' still factored; the ranks of several lie side by side."""
     left = [shift.left for shift in shifts if shift.left is not None]
     right = [shift.right for shift in shifts if shift.right is not None]
     biases = [shift.bias for shift in shifts if shift.bias is not None]
     scales = [shift.scale for shift in shifts if shift.scale is not None]
-    return Weights(
+    return AdaptedWeights(
         matrix,
         torch.stack(biases).sum(0) + bias if biases else bias,
         torch.cat(left, dim=2) if left else None,

@@ -26,7 +26,7 @@ from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import END, START
 from factorcell.model.kernels import softmax
-from factorcell.model.output import Tilt
+from factorcell.model.output import ContextBias
 from factorcell.model.output_bias import TABLES
 
 SHARES = (16, 4)  # without cutoffs given: the head has a 16th of the vocabulary, the first cluster goes up to a quarter
@@ -75,31 +75,31 @@ class AdaptiveOutput(nn.Module):
         shares = [own.logsumexp(0, keepdim=True) for own in torch.split(logs, self.counts)[1:]]
         self.bias.copy_(torch.cat([logs, *shares]))
 
-    def tilt(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tilt:
+    def context_bias(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
         """The features of B contexts: of vectors (B, K), `parts` of each variable, the values."""
         features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
-        return Tilt(torch.cat([vector[:, :0], *features], dim=1), context.categories)
+        return ContextBias(torch.cat([vector[:, :0], *features], dim=1), context.categories)
 
-    def fold(self, tilt: Tilt) -> Tilt:
+    def fold(self, context_bias: ContextBias) -> ContextBias:
         """The same: the features are a few columns of the products, and there is nothing to sum up before."""
-        return tilt
+        return context_bias
 
     def row_tables(self) -> list[list[nn.Parameter]]:
         """What has a row a token, a cluster or a direction of one, and a learning rate of its own."""
         return [[self.embedding, self.clusters, *self._adapted()]]
 
-    def log_probabilities(self, hidden: Tensor, tilt: Tilt) -> Tensor:
-        """`hidden` (B, H) and `tilt` of B contexts -> log probabilities (B, V) of the next token."""
-        layers = self._layers(hidden[:, None], tilt)
+    def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
+        """`hidden` (B, H) and `context_bias` of B contexts -> log probabilities (B, V) of the next token."""
+        layers = self._layers(hidden[:, None], context_bias)
         head, *within = [
             F.log_softmax(torch.addmm(bias, values[:, 0], table.T), dim=-1) for values, table, bias in layers
         ]
         tokens, clusters = torch.split(head, [self.counts[0], len(within)], dim=1)
         return torch.cat([tokens, *(logs + clusters[:, i, None] for i, logs in enumerate(within))], dim=1)
 
-    def nats(self, hidden: Tensor, targets: Tensor, tilt: Tilt) -> Tensor:
-        """`hidden` (B, T, H), `targets` (B, T), `tilt` of B contexts -> exact nats (B, T)."""
-        (values, table, bias), *clusters = self._layers(hidden, tilt)
+    def nats(self, hidden: Tensor, targets: Tensor, context_bias: ContextBias) -> Tensor:
+        """`hidden` (B, T, H), `targets` (B, T), `context_bias` of B contexts -> exact nats (B, T)."""
+        (values, table, bias), *clusters = self._layers(hidden, context_bias)
         wanted = targets.flatten()
         cluster = torch.bucketize(wanted, self.starts, right=True)  # 0: the head
         classes = torch.where(cluster == 0, wanted, self.counts[0] + cluster - 1)
@@ -112,14 +112,14 @@ class AdaptiveOutput(nn.Module):
             nats = nats.index_add(0, rows, own)
         return nats.view(targets.shape)
 
-    def _layers(self, hidden: Tensor, tilt: Tilt) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def _layers(self, hidden: Tensor, context_bias: ContextBias) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Of the head and each cluster what comes in (B, T, .), its table and its bias, from `hidden` (B, T, H)."""
         words = torch.split(self.embedding, self.counts)  # all at once: each slice would have a gradient of all rows
         *biases, of_clusters = torch.split(self.bias, [*self.counts, len(self.clusters)])
         biases[0] = torch.cat([biases[0], of_clusters]) + self.never
         shifts = torch.cat([self.bias.new_zeros(self.classes + sum(self.widths), 0), *self._adapted()], dim=1)
         shift, narrow_shift = torch.split(shifts, [self.classes, sum(self.widths)])
-        projected, features = hidden @ self.projection, tilt.features[:, None].expand(*hidden.shape[:2], -1)
+        projected, features = hidden @ self.projection, context_bias.features[:, None].expand(*hidden.shape[:2], -1)
         narrow = projected @ self.narrow + features @ narrow_shift.T
         head = torch.cat([torch.cat([words[0], self.clusters]), shift], dim=1)
         tables = [head, *(rows[:, :width] for rows, width in zip(words[1:], self.widths, strict=True))]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.model.adapters import ADAPTERS, Weights, shifted
+from factorcell.model.adapters import ADAPTERS, AdaptedWeights, shifted
 from factorcell.model.dropout import mask
 from factorcell.model.kernels import gpu_recurrence, library
 from factorcell.model.kernels.recurrence import Inputs, Packed, run, usable
@@ -146,11 +146,11 @@ class Cell(nn.Module):
         self.shift = nn.Parameter(torch.zeros(normed)) if layer_norm else None
         self.adapters = nn.ModuleDict({name: ADAPTERS[name](context_size, inputs, gates, rank) for name in adapt})
 
-    def adapt(self, vector: Tensor) -> Weights:
+    def adapt(self, vector: Tensor) -> AdaptedWeights:
         """The weights of B contexts `vector` (B, K): W and b with the shifts of all adapters, W' still factored."""
         return shifted(self.matrix, self.bias, [adapter(vector) for adapter in self.adapters.values()])
 
-    def fold(self, weights: Weights) -> Weights:
+    def fold(self, weights: AdaptedWeights) -> AdaptedWeights:
         """The same weights with all that changes W multiplied into one matrix (B, D, G) per context."""
         return weights.fold(self.embedding_size)
 
@@ -166,7 +166,7 @@ class Cell(nn.Module):
         return State(zeros, zeros if self.kind.memory else zeros[:, :0])
 
     def forward(
-        self, inputs: Tensor, weights: Weights, state: State | None = None, lengths: Tensor | None = None
+        self, inputs: Tensor, weights: AdaptedWeights, state: State | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """`inputs` (B, T, E) -> hidden states (B, T, H) and the last state; in training mode with dropout.
 
@@ -207,13 +207,13 @@ class Cell(nn.Module):
         ended = outputs[rows, (lengths - 1).clamp(min=0)]
         return outputs, State(torch.where((lengths > 0)[:, None], ended, hidden), last)
 
-    def step(self, inputs: Tensor, weights: Weights, state: State) -> State:
+    def step(self, inputs: Tensor, weights: AdaptedWeights, state: State) -> State:
         """One step: `inputs` (B, E) and a state -> the next state. Never dropped."""
         given, reduced, recurrent = self._given(inputs[:, None], weights)
         now = None if reduced is None else reduced[:, 0]
         return self._advance(given[:, 0] + weights.bias, now, recurrent, state, None, None)
 
-    def _given(self, inputs: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None, Weights]:
+    def _given(self, inputs: Tensor, weights: AdaptedWeights) -> tuple[Tensor, Tensor | None, AdaptedWeights]:
         """What the inputs (B, T, E) decide: their share of the gates (B, T, G), and of x L + h L (B, T, R); W' of h.
 
         R of the latter is already scaled: what is left to scale is the product of W.
@@ -229,7 +229,7 @@ class Cell(nn.Module):
         scaled = None if right is None else right * recurrent.scale
         return given * ours.scale, reduced, replace(recurrent, right=scaled)
 
-    def _loop(self, arrays: Inputs, recurrent: Weights, state: State) -> tuple[Tensor, State]:
+    def _loop(self, arrays: Inputs, recurrent: AdaptedWeights, state: State) -> tuple[Tensor, State]:
         """What `recurrence.run` does, a step at a time."""
         hidden = []
         for step, now in enumerate((arrays.given + arrays.bias[:, None]).unbind(1)):
@@ -250,7 +250,7 @@ class Cell(nn.Module):
         self,
         given: Tensor,
         reduced: Tensor | None,
-        recurrent: Weights,
+        recurrent: AdaptedWeights,
         state: State,
         keep: Tensor | None,
         feed: Tensor | None,

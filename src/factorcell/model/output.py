@@ -78,7 +78,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Tilt:
+class ContextBias:
     """What the adapted biases of B contexts follow from: `features` (B, F) and `categories` (B, C).
 
     `bias` (B, V), if it is there, is the whole softmax bias already.
@@ -88,9 +88,9 @@ class Tilt:
     categories: Tensor
     bias: Tensor | None = None
 
-    def select(self, rows: Tensor) -> "Tilt":
+    def select(self, rows: Tensor) -> "ContextBias":
         """That of `rows` (B',), repeated where a row is named twice."""
-        return Tilt(self.features[rows], self.categories[rows], None if self.bias is None else self.bias[rows])
+        return ContextBias(self.features[rows], self.categories[rows], None if self.bias is None else self.bias[rows])
 
 
 @dataclass(frozen=True)
@@ -137,19 +137,19 @@ class Output(nn.Module):
         """Start from the log probabilities (V,) of the tokens."""
         self.bias.copy_(logs)
 
-    def tilt(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tilt:
+    def context_bias(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
         """What the adapted biases of B contexts need of them: vectors (B, K), `parts` of each variable, the values."""
         features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
-        return Tilt(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
+        return ContextBias(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
 
-    def fold(self, tilt: Tilt) -> Tilt:
+    def fold(self, context_bias: ContextBias) -> ContextBias:
         """The same with all biases summed up (B, V): worth it where many tokens share a context."""
-        bias = (self.bias + self.never).expand(len(tilt.features), -1)
-        for name, part, weight in self._parts(tilt.features, self.tables()):
+        bias = (self.bias + self.never).expand(len(context_bias.features), -1)
+        for name, part, weight in self._parts(context_bias.features, self.tables()):
             if name in INSIDE:
                 bias = torch.addmm(bias, part, weight.T)
-        apart = self._apart(tilt, self.tables(), self._pairs(tilt))
-        return Tilt(tilt.features, tilt.categories, bias if apart is None else bias + apart)
+        apart = self._apart(context_bias, self.tables(), self._pairs(context_bias))
+        return ContextBias(context_bias.features, context_bias.categories, bias if apart is None else bias + apart)
 
     def tables(self) -> list[Tensor]:
         """The tables with a row for every token, (V, E) and (V, F) in the order of the features."""
@@ -165,32 +165,32 @@ class Output(nn.Module):
         used = torch.unique(torch.cat([tokens.flatten(), samples.tokens.flatten()]))
         return Reads(used, None if self.hashed is None else self.hashed.pairs(categories, used))
 
-    def log_probabilities(self, hidden: Tensor, tilt: Tilt) -> Tensor:
-        """`hidden` (B, H) and `tilt` of B contexts -> log probabilities (B, V) of the next token."""
-        bias = self.fold(tilt).bias if tilt.bias is None else tilt.bias
+    def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
+        """`hidden` (B, H) and `context_bias` of B contexts -> log probabilities (B, V) of the next token."""
+        bias = self.fold(context_bias).bias if context_bias.bias is None else context_bias.bias
         return F.log_softmax(torch.addmm(cast(Tensor, bias), hidden @ self.projection, self.embedding.T), dim=-1)
 
-    def nats(self, hidden: Tensor, targets: Tensor, tilt: Tilt) -> Tensor:
-        """`hidden` (B, T, H), `targets` (B, T), `tilt` of B contexts -> exact nats (B, T)."""
+    def nats(self, hidden: Tensor, targets: Tensor, context_bias: ContextBias) -> Tensor:
+        """`hidden` (B, T, H), `targets` (B, T), `context_bias` of B contexts -> exact nats (B, T)."""
         tables = self.tables()
-        values, table = self._product(hidden, tilt.features, tables)
+        values, table = self._product(hidden, context_bias.features, tables)
         bias = self.bias + self.never
         if not self._any_apart():
             return softmax.nats(values.flatten(0, 1), table, bias, targets.flatten()).view(targets.shape)
         parts = []
         for texts in torch.split(torch.arange(len(hidden), device=hidden.device), self._texts()):
-            here = tilt.select(texts)
+            here = context_bias.select(texts)
             own = cast(Tensor, self._apart(here, tables, self._pairs(here))).add_(bias)
             parts.append(softmax.nats(values[texts].flatten(0, 1), table, own, targets[texts].flatten()))
         return torch.cat(parts).view(targets.shape)
 
     def sampled_nats(
-        self, hidden: Tensor, targets: Tensor, tilt: Tilt, samples: Samples, reads: Reads, picked: Picked
+        self, hidden: Tensor, targets: Tensor, context_bias: ContextBias, samples: Samples, reads: Reads, picked: Picked
     ) -> Tensor:
         """Nats (B, T) against `samples` only. `picked`: the rows that `reads` names; `targets` are places in `used`."""
-        values, table = self._product(hidden, tilt.features, picked[0])
+        values, table = self._product(hidden, context_bias.features, picked[0])
         bias = self.bias.index_select(0, reads.used)
-        apart = self._apart(tilt, picked[0], reads.pairs, picked[-1][0])
+        apart = self._apart(context_bias, picked[0], reads.pairs, picked[-1][0])
         chosen, inclusion = torch.searchsorted(reads.used, samples.tokens), samples.log_inclusion[reads.used]
         bias = bias if apart is None else bias + apart
         if samples.repeated is not None:
@@ -220,13 +220,13 @@ class Output(nn.Module):
         return torch.cat([hidden @ self.projection, *wide], dim=2), torch.cat([tables[0], *(q for _, q in inside)], 1)
 
     def _apart(
-        self, tilt: Tilt, tables: Sequence[Tensor], pairs: Pairs | None, hashed: Tensor | None = None
+        self, context_bias: ContextBias, tables: Sequence[Tensor], pairs: Pairs | None, hashed: Tensor | None = None
     ) -> Tensor | None:
         """The sum (B, U) of the biases outside the product, None where there is none; `hashed`: values of `pairs`."""
-        terms = [part @ rows.T for name, part, rows in self._parts(tilt.features, tables) if name not in INSIDE]
+        terms = [part @ rows.T for name, part, rows in self._parts(context_bias.features, tables) if name not in INSIDE]
         if pairs is not None and self.hashed is not None:
             terms.append(pairs.biases(F.embedding(pairs.buckets, self.hashed.weight) if hashed is None else hashed))
         return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0] if terms else None
 
-    def _pairs(self, tilt: Tilt) -> Pairs | None:
-        return None if self.hashed is None else self.hashed.pairs(tilt.categories)
+    def _pairs(self, context_bias: ContextBias) -> Pairs | None:
+        return None if self.hashed is None else self.hashed.pairs(context_bias.categories)

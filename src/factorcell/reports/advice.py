@@ -137,7 +137,7 @@ def _details(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         told = "–" if row["told_by"] is None else f"{row['told']:.0%} by {row['told_by']}"
-        lines.append([row["column"], *(elements.shown(row[key], form) for key, form in forms.values()), told])
+        lines.append([row["column"], *(elements.formatted(row[key], form) for key, form in forms.values()), told])
     header = ("column", *forms, "told")
     content = elements.table(header, lines)
     return f"<details><summary>Perplexity of the three readers, and more</summary>{content}</details>"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from factorcell.reports import charts
-from factorcell.reports.elements import MADE, Row, chart, document, escaped, picture, shown, table
+from factorcell.reports.elements import MADE, Row, chart, document, escaped, formatted, picture, table
 from factorcell.reports.maps import best_point, grid_of
 
 GEONAMES = (
@@ -105,11 +105,11 @@ def _demo_models(results: Row) -> str:
     rows = [
         (
             charts.titled(model.get("title") or model["name"]),
-            shown(model["perplexity"], ".2f"),
-            shown(model.get("perplexity_known"), ".2f"),
-            shown(model.get("accuracy"), ".1%"),
-            shown(model.get("parameters"), ",.0f"),
-            shown(model.get("minutes"), ".1f"),
+            formatted(model["perplexity"], ".2f"),
+            formatted(model.get("perplexity_known"), ".2f"),
+            formatted(model.get("accuracy"), ".1%"),
+            formatted(model.get("parameters"), ",.0f"),
+            formatted(model.get("minutes"), ".1f"),
         )
         for model in results["models"]
     ]
@@ -123,7 +123,8 @@ def _demo_models(results: Row) -> str:
 
 def _demo_countries(results: Row) -> str:
     rows = [
-        (row["country"], shown(row["accuracy"], ".1%"), shown(row["count"], ",.0f")) for row in results["countries"]
+        (row["country"], formatted(row["accuracy"], ".1%"), formatted(row["count"], ",.0f"))
+        for row in results["countries"]
     ]
     note = (
         '<p class="muted">An unseen name goes to the country in whose centre it is most probable: '

@@ -78,12 +78,12 @@ def number_in(cell: Any) -> float | None:
 
 def _cell(tag: str, value: Any, numeric: bool, best: bool = False) -> str:
     names = " ".join(name for name, given in (("num", numeric), ("best", best)) if given)
-    shown = value[1] if isinstance(value, tuple) else value
+    formatted = value[1] if isinstance(value, tuple) else value
     kind = f' class="{names}"' if names else ""
-    return f"<{tag}{kind}>{'–' if shown is None else escaped(shown)}</{tag}>"
+    return f"<{tag}{kind}>{'–' if formatted is None else escaped(formatted)}</{tag}>"
 
 
-def shown(value: Any, form: str) -> tuple[float, str] | None:
+def formatted(value: Any, form: str) -> tuple[float, str] | None:
     """A number with how it reads, for a cell; None where there is no number."""
     return None if number_in(value) is None else (float(value), format(float(value), form))
 

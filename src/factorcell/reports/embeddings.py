@@ -91,7 +91,11 @@ def _groups(entry: Row) -> str:
     if not entry["ellipses"]:
         return ""
     rows = [
-        (row["group"], (row["count"], f"{row['count']:,}"), *(elements.shown(row[key], ".2f") for key in ("x", "y")))
+        (
+            row["group"],
+            (row["count"], f"{row['count']:,}"),
+            *(elements.formatted(row[key], ".2f") for key in ("x", "y")),
+        )
         for row in entry["ellipses"]
     ]
     table = elements.table((entry["column"], "values", "centre, across", "centre, up"), rows)
@@ -126,8 +130,8 @@ def _prediction(row: Row) -> tuple[Any, ...]:
     if "accuracy" in row:
         error = row["deviation"] / math.sqrt(row["folds"])
         accuracy = (row["accuracy"], f"{row['accuracy']:.1%} ± {error:.1%}")
-    counts = (elements.shown(row.get(key), ",.0f") for key in ("values", "groups"))
-    majority, r2, correlation = (elements.shown(row.get(key), form) for key, form in FORMS)
+    counts = (elements.formatted(row.get(key), ",.0f") for key in ("values", "groups"))
+    majority, r2, correlation = (elements.formatted(row.get(key), form) for key, form in FORMS)
     return (row["column"], *counts, accuracy, majority, r2, correlation)
 
 

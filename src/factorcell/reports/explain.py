@@ -124,7 +124,7 @@ def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
                     found.append((sign * token["ratio"], readable(token["token"]), _before(row, place), where))
         found.sort(key=lambda entry: -entry[0])
         cells = [
-            (token, lead, str(titled(where)), elements.shown(ratio, ".2f"))
+            (token, lead, str(titled(where)), elements.formatted(ratio, ".2f"))
             for ratio, token, lead, where in found[:STRONGEST]
         ]
         header = ("token", "after", "model" if rows[0].get("model") else "text", "nats")
@@ -145,7 +145,11 @@ def _words(words: Sequence[Row], between: Sequence[str]) -> str:
     for sign, name in zip((1, -1), between, strict=True):
         own = sorted((word for word in words if sign * word["ratio"] > 0), key=lambda word: -abs(word["ratio"]))
         cells = [
-            (readable(word["token"]), elements.shown(abs(word["ratio"]), ".2f"), elements.shown(word["count"], ",.1f"))
+            (
+                readable(word["token"]),
+                elements.formatted(abs(word["ratio"]), ".2f"),
+                elements.formatted(word["count"], ",.1f"),
+            )
             for word in own
         ]
         parts.append(f"<div><h3>{_text(name)}</h3>{elements.table(('word', 'nats', 'expected'), cells)}</div>")
@@ -167,9 +171,9 @@ def _all(rows: Sequence[Row], between: Sequence[str]) -> str:
         cells = [
             (
                 readable(token["token"]),
-                *(elements.shown(token["nats"][name], ".3f") for name in between),
-                *(elements.shown(token["ratio"], "+.3f") for _ in ratio),
-                *(elements.shown(token["posterior"][name], ".3f") for name in between),
+                *(elements.formatted(token["nats"][name], ".3f") for name in between),
+                *(elements.formatted(token["ratio"], "+.3f") for _ in ratio),
+                *(elements.formatted(token["posterior"][name], ".3f") for name in between),
             )
             for token in row["tokens"]
         ]
@@ -191,9 +195,9 @@ def units_page(
         (
             row["value"],
             f"{row['hidden_unit']} ({'high' if row['sign'] > 0 else 'low'})",
-            elements.shown(row["auc"], ".3f"),
-            elements.shown(row["correlation"], "+.2f"),
-            elements.shown(row["texts"], ",.0f"),
+            elements.formatted(row["auc"], ".3f"),
+            elements.formatted(row["correlation"], "+.2f"),
+            elements.formatted(row["texts"], ",.0f"),
         )
         for row in rows
     ]

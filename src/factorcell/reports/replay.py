@@ -97,7 +97,7 @@ def _figures(summary: Row) -> str:
     header = ("milliseconds", "suggest: median", "95 of 100 within", "learn: median", "95 of 100 within")
     forms = ("suggest", "suggest_95", "learn", "learn_95")
     times = [
-        (charts.titled(row["system"]), *(elements.shown(row[key], ".2f") for key in forms))
+        (charts.titled(row["system"]), *(elements.formatted(row[key], ".2f") for key in forms))
         for row in summary["milliseconds"]
     ]
     return content + elements.table(header, times)
@@ -146,7 +146,7 @@ def _rows(summary: Row, by: str, over: str) -> list[Row]:
 def _figure(row: Row, figure: str) -> tuple[float, str] | None:
     if figure in ("mrr", "perplexity"):
         return _cell(row, figure, FORMS[figure])
-    return elements.shown(row[figure], FORMS[figure])
+    return elements.formatted(row[figure], FORMS[figure])
 
 
 def _cell(row: Row, figure: str, form: str) -> tuple[float, str] | None:

@@ -125,8 +125,8 @@ def _rates(rows: Sequence[Row]) -> str:
     lines = [
         (
             row["value"],
-            *(elements.shown(row[name], ",.0f") for name in ("utterances", "words")),
-            *(elements.shown(row[name], ".2%") for name in ("first", "rescored", "oracle")),
+            *(elements.formatted(row[name], ",.0f") for name in ("utterances", "words")),
+            *(elements.formatted(row[name], ".2%") for name in ("first", "rescored", "oracle")),
             (row["gain"], _gain(row)),
         )
         for row in rows

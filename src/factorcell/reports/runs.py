@@ -7,7 +7,7 @@ from typing import Any
 from factorcell import files
 from factorcell.model.run import Run
 from factorcell.reports import charts
-from factorcell.reports.elements import Row, chart, document, escaped, number_in, shown, table
+from factorcell.reports.elements import Row, chart, document, escaped, formatted, number_in, table
 
 
 def report_page(folders: Sequence[str | Path]) -> str:
@@ -78,7 +78,7 @@ def _run_table(runs: Sequence[Row], titles: Sequence[str]) -> str:
         numbers.append({**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes})
     kept = [column for column in COLUMNS if any(number_in(row.get(column[1])) is not None for row in numbers)]
     rows = [
-        (title, str(run["folder"]), *(shown(row.get(key), form) for _, key, form, _ in kept))
+        (title, str(run["folder"]), *(formatted(row.get(key), form) for _, key, form, _ in kept))
         for run, title, row in zip(runs, titles, numbers, strict=True)
     ]
     best = {j: high for j, (*_, high) in enumerate(kept, start=2) if high is not None}
@@ -118,7 +118,7 @@ def _folded(title: str, rows: Sequence[Row], names: Sequence[str]) -> str:
     forms = {"count": ",.0f", "targets": ",.0f", "perplexity": ".2f", "gain": "+.1%"}
     kept = [name for name in names if any(row.get(name) is not None for row in rows)]
     cells = [
-        [str(row[name]) if name == "value" else shown(row.get(name), forms.get(name, ".3f")) for name in kept]
+        [str(row[name]) if name == "value" else formatted(row.get(name), forms.get(name, ".3f")) for name in kept]
         for row in rows
     ]
     return f"<details><summary>{escaped(title)}</summary>{table(kept, cells)}</details>"

@@ -89,7 +89,7 @@ def _table(rows: Sequence[Row], figures: Sequence[str]) -> str:
         (
             str(row["number"]),
             charts.titled(row["model"]),
-            *(elements.shown(row.get(name), FIGURES[name]) for name in figures),
+            *(elements.formatted(row.get(name), FIGURES[name]) for name in figures),
             *(_drawn(row["params"].get(name)) for name in drawn),
         )
         for row in rows

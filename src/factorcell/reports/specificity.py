@@ -48,7 +48,7 @@ def page(target: str, rows: Sequence[Row], real: Row, correlations: Mapping[str,
     """The page of the models' texts for the values of `target`."""
     header = ("model", *(title for title, _ in COLUMNS.values()))
     lines = [
-        (row["name"], *(elements.shown(row.get(name), form) for name, (_, form) in COLUMNS.items()))
+        (row["name"], *(elements.formatted(row.get(name), form) for name, (_, form) in COLUMNS.items()))
         for row in (*rows, real)
     ]
     sections = [("How well the texts fit", _charts(rows, real, correlations) + elements.table(header, lines))]
@@ -61,7 +61,7 @@ def page(target: str, rows: Sequence[Row], real: Row, correlations: Mapping[str,
 
 
 def _plain(value: Any, form: str) -> str:
-    shown = elements.shown(value, form)
+    shown = elements.formatted(value, form)
     return "-" if shown is None else shown[1]
 
 
@@ -96,7 +96,8 @@ def _by_value(target: str, rows: Sequence[Row], real: Row) -> str:
     """How often the texts of each value are judged to fit."""
     names = in_order(real["confusion"]["labels"])
     lines = [
-        (row["name"], *(elements.shown(row["by_value"].get(name), ".1%") for name in names)) for row in (*rows, real)
+        (row["name"], *(elements.formatted(row["by_value"].get(name), ".1%") for name in names))
+        for row in (*rows, real)
     ]
     return elements.table(("model", *(f"{target} {name}" for name in names)), lines)
 

@@ -11,7 +11,7 @@ from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn
-from factorcell.training.proximal import ALL, Start, parts_named
+from factorcell.training.proximal import ALL, StartingPoint, parts_named
 
 # What few texts want other than many, unless it is said otherwise: an exact loss, small steps, a stop in time.
 GENTLE: dict[str, Any] = {
@@ -53,7 +53,7 @@ def finetune(
         raise UserError(f"l1 is {l1:g}; it must be at least 0")
     config = dataclasses.replace(old.config, training=training or gentle(old.config.training))
     values = {name: tensor.detach().cpu().clone() for name, tensor in old.model.kept().items()}
-    start = Start(values, parts_named(old.model, parts), l1)
+    start = StartingPoint(values, parts_named(old.model, parts), l1)
     going_on = begun(folder, resume)
     corpus, held = _read(old, source, dev, config, unknown, progress=say is not None)
     run = _resumed(folder, config, corpus, start) if going_on else _created(folder, config, corpus, start)
@@ -71,17 +71,17 @@ def _read(old: Run, source: Any, dev: Any, config: Config, unknown: str, progres
     return corpus, old.prepare(dev, unknown=unknown, progress=progress)
 
 
-def _created(folder: Path, config: Config, corpus: Corpus, start: Start) -> Run:
+def _created(folder: Path, config: Config, corpus: Corpus, start: StartingPoint) -> Run:
     run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
     start.write(folder)
     return run
 
 
-def _resumed(folder: Path, config: Config, corpus: Corpus, start: Start) -> Run:
+def _resumed(folder: Path, config: Config, corpus: Corpus, start: StartingPoint) -> Run:
     """The run in `folder`, if it was begun from this very start."""
     run = Run.open(folder, trained=False)
     check_same(run, config, corpus)
-    begun_from = Start.read(folder)
+    begun_from = StartingPoint.read(folder)
     if begun_from is None:
         if (folder / "checkpoint.safetensors").exists():
             raise UserError(f"{folder} was begun without fine-tuning; nothing resumed")

@@ -10,7 +10,7 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.counts import FILE, UNITS, Counts
+from factorcell.data.counts import POPULARITY, UNITS, TextCounts
 from factorcell.data.tables import name_of
 from factorcell.model import model_card
 from factorcell.model.run import Run
@@ -88,7 +88,7 @@ def finish(run: Run, corpus: Corpus, source: Any, finetuned: Row | None = None) 
         kept["finetuned"] = finetuned
     files.write_json(run.folder / "training.json", kept)
     if run.config.data.user and run.config.data.unit in UNITS:
-        Counts.of_table(source, run.config.data).save(run.folder / FILE)
+        TextCounts.of_table(source, run.config.data).save(run.folder / POPULARITY)
     model_card.write(run)
 
 

@@ -24,7 +24,7 @@ from factorcell.config import UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.values import Categories
+from factorcell.data.values import CategoryColumn
 from factorcell.evaluation.results import open_model
 from factorcell.model.scoring import Scorer
 from factorcell.training.per_value import INDEX as SEPARATE
@@ -169,7 +169,7 @@ class Mixture:
 def _values(source: Any, known: Variable) -> tuple[Variable, NDArray[np.int32]]:
     """The values of the column of a variable (rows,), and the variable; one without values has those of `source`."""
     table, done = open_table(source), 0
-    reader = Categories(known.name, known.name, table.name, None, "group")
+    reader = CategoryColumn(known.name, known.name, table.name, None, "group")
     for chunk in table.chunks([known.name]):
         reader.add(chunk[known.name], done)
         done += len(chunk[known.name])

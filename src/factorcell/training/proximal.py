@@ -55,7 +55,7 @@ def parts_named(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingPoint:
     """The `values` w0 of all that a run keeps, by name, the `parts` that move, and the penalty `l1` in nats."""
 
     values: dict[str, Tensor]
@@ -63,7 +63,7 @@ class Start:
     l1: float
 
     @classmethod
-    def read(cls, folder: Path) -> "Start | None":
+    def read(cls, folder: Path) -> "StartingPoint | None":
         """The start that a run folder holds; none where its training is no fine-tuning."""
         path = folder / "start.safetensors"
         if not path.exists():

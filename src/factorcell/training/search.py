@@ -85,7 +85,7 @@ def search(
     _optuna()
     folder = Path(folder)
     search_space.check(options.ranges, config)
-    texts = Texts(source, dev, config, progress=say is not None)
+    texts = SearchTexts(source, dev, config, progress=say is not None)
     corpus, _ = texts.counted(config.data.min_context_count)
     if target and corpus.schema.variable(target).kind != "category":
         kind = corpus.schema.variable(target).kind
@@ -164,7 +164,7 @@ def _same(study: "optuna.Study", folder: Path, begun: Row) -> None:
     files.write_json(path, begun)
 
 
-class Texts:
+class SearchTexts:
     """Training and development texts, read once for each minimum count of a context value."""
 
     def __init__(self, source: Any, dev: Any, config: Config, progress: bool) -> None:
@@ -191,7 +191,7 @@ class Search:
         self,
         study: "optuna.Study",
         guard: "BaseFileLock",
-        texts: Texts,
+        texts: SearchTexts,
         config: Config,
         folder: Path,
         options: SearchOptions,
@@ -371,7 +371,7 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     )
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """What was drawn, short: numbers to three digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
@@ -381,5 +381,5 @@ def told(row: Row) -> str:
     figures = "" if row["perplexity"] is None else f", perplexity {row['perplexity']:.2f}"
     figures += f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
     figures += f" ({row['error']})" if "error" in row else ""
-    drawn = ", ".join(f"{name} {shown(value)}" for name, value in row["params"].items())
+    drawn = ", ".join(f"{name} {brief(value)}" for name, value in row["params"].items())
     return f"trial {row['number']} {row['state']}{figures}: {row['model']}, {drawn}"

@@ -26,7 +26,7 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Picked, Proposal, Reads, Samples
 from factorcell.model.run import Run
 from factorcell.training.distributed import World
-from factorcell.training.proximal import Start
+from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 
 STRIDE = 1 << 18  # texts whose words are looked at together
@@ -121,7 +121,7 @@ class Trainer:
         self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
         self.progress = Progress()
         self.parameters = dict(run.model.named_parameters())
-        self.start = Start.read(run.folder)
+        self.start = StartingPoint.read(run.folder)
         counts = target_counts(corpus, at_least=1 if self.start else 0)  # tokens that few texts lack are negatives too
         self.proposal = (
             Proposal(torch.from_numpy(counts), self.config.samples, self.world.device)

@@ -10,10 +10,10 @@ from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.replay.systems import MostPopular, OwnTexts, Personal, Plain, reading, systems
+from factorcell.completion.replay.systems import MostPopular, OwnHistory, Personalised, Unpersonalised, reading, systems
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.counts import FILE, Counts
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from tests.small import make_letters
 
@@ -34,7 +34,7 @@ def test_plain_knows_the_context_but_not_the_person() -> None:
     """In the context of the row; the column of the person is as if it were not given."""
     run = make_letters(spread=0.8, seed=3)
     completer = Completer(run)
-    of_users, of_cities = Plain(completer, "user"), Plain(completer, "city")
+    of_users, of_cities = Unpersonalised(completer, "user"), Unpersonalised(completer, "city")
     assert of_users.suggest(None, "ab", OTHERS, 5) == completer.complete("ab", context={"city": "Nice"}, k=5)
     assert of_cities.suggest(None, "ab", OTHERS, 5) == completer.complete("ab", k=5)
     (scored,) = run.score(ROW)
@@ -48,18 +48,18 @@ def test_plain_knows_the_context_but_not_the_person() -> None:
 
 def test_plain_has_no_completion_of_what_is_too_long() -> None:
     """A prefix longer than all texts the run completes is no error in a replay; a value never seen may be one."""
-    plain = Plain(Completer(make_letters()), "user")
+    plain = Unpersonalised(Completer(make_letters()), "user")
     assert plain.suggest(None, "a" * 12, OTHERS, 3) == []
     assert plain.suggest(None, "a" * 10, OTHERS, 3) != []
     with pytest.raises(UserError, match="Rome"):
         plain.suggest(None, "a", {**OTHERS, "city": "Rome"}, 3)
-    kind = Plain(Completer(make_letters(), unknown="expected"), "user")
+    kind = Unpersonalised(Completer(make_letters(), unknown="expected"), "user")
     assert kind.nats(None, {**ROW, "city": "Rome"}) == kind.nats(None, {**ROW, "city": None})
 
 
 def test_mpc_is_the_same_for_all_and_history_is_ones_own() -> None:
     popular = Popularity.fit(["abc", "abc", "abd", "b"], min_count=1)
-    mpc, own = MostPopular(popular), OwnTexts("text")
+    mpc, own = MostPopular(popular), OwnHistory("text")
     assert mpc.suggest(None, "ab", OTHERS, 10) == popular.complete("ab")
     held = own.start("ann")
     later = own.learn(held, ROW)
@@ -72,13 +72,13 @@ def test_systems_are_found_by_name(tmp_path: Path) -> None:
     """In a run folder, and in a folder of several."""
     folder = save(tmp_path / "runs" / "factorcell")
     save(tmp_path / "runs" / "unadapted", adapt=[])
-    Counts.of(["abc"], 1).save(folder / FILE)
+    TextCounts.of(["abc"], 1).save(folder / POPULARITY)
     alone = systems(folder, ["history", "plain", "mpc"])
-    assert [type(system) for system in alone.values()] == [OwnTexts, Plain, MostPopular]
+    assert [type(system) for system in alone.values()] == [OwnHistory, Unpersonalised, MostPopular]
     both = systems(tmp_path / "runs", ["unadapted", "factorcell"], seconds=1.5)
     assert list(both) == ["unadapted", "factorcell"]
     plain = both["unadapted"]
-    assert isinstance(plain, Plain)
+    assert isinstance(plain, Unpersonalised)
     assert plain.completer.run.folder == tmp_path / "runs" / "unadapted"
     assert plain.completer.seconds == 1.5
     data, columns = reading(tmp_path / "runs", ["mpc", "unadapted"], "user")
@@ -113,12 +113,12 @@ def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
     """Held users are those that `learn_one` makes; in a folder of runs the blend is of the run named before it."""
     folder = save(tmp_path / "runs" / "factor", data={"user": "city", "context": (), "min_user_count": 1})
     save(tmp_path / "runs" / "unadapted", adapt=[], output_bias=[])
-    Counts.of(["abc"] * 3, 1).save(folder / FILE)
+    TextCounts.of(["abc"] * 3, 1).save(folder / POPULARITY)
     found = systems(folder, ["plain", "online", "blend"], user="city")
     run, row = Run.open(folder), {"text": "cabcab", "city": "Rome"}
     user = learn_one(run, User.new(run), "cabcab")
     for name, system in found.items():
-        assert isinstance(system, Personal)
+        assert isinstance(system, Personalised)
         held = system.start("Rome")
         nats, targets = system.nats(held, row)
         assert nats == pytest.approx(float(Learner(run).nats(held.vector[None], ["cabcab"])[0]))
@@ -131,9 +131,9 @@ def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
         assert system.suggest(later, "ca", row, 3) == (expected if name == "blend" else alone)
     several = systems(tmp_path / "runs", ["mpc", "unadapted", "factor", "blend"], user="city")
     blend = several["blend"]
-    assert isinstance(blend, Personal)
+    assert isinstance(blend, Personalised)
     assert blend.completer.run.folder == folder
-    assert isinstance(several["unadapted"], Plain)
+    assert isinstance(several["unadapted"], Unpersonalised)
 
 
 def test_a_blend_alone_has_the_context_of_its_run(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_blend_alone_has_the_context_of_its_run(tmp_path: Path) -> None:
     made = prepare([{**ROW, "city": city} for city in ("Nice", "Oslo")], data)
     run = Run.create(tmp_path / "run", Config(data=data), made.vocabulary, made.schema)
     run.save_weights({})
-    Counts.of(["abc"], 1).save(run.folder / FILE)
+    TextCounts.of(["abc"], 1).save(run.folder / POPULARITY)
     assert reading(run.folder, ["blend"], "user")[1] == reading(run.folder, ["online"], "user")[1] == ["city"]
     (blend,) = systems(run.folder, ["blend"]).values()
     assert blend.suggest(blend.start("ann"), "ab", OTHERS, 3)[0].text.startswith("ab")

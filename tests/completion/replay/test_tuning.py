@@ -9,14 +9,14 @@ import pytest
 
 from factorcell import files
 from factorcell.commands.main import main
-from factorcell.completion.blend import DEFAULT, FEATURES, Blend, Weights
+from factorcell.completion.blend import DEFAULT, FEATURES, Blend, BlendWeights
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import Learner, Rule
+from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import Stream, read
 from factorcell.completion.replay.tuning import perplexity, proposals, rates, reciprocal_rank
 from factorcell.config import UserError
-from factorcell.data.counts import FILE, Counts
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from tests.completion.replay.test_systems import save
 from tests.small import make_letters
@@ -35,7 +35,7 @@ def streams(run: Run) -> list[Stream]:
 
 def test_perplexity_is_that_of_people_one_by_one() -> None:
     run = make_letters(data=CITY, spread=0.8)
-    learner, nats, targets = Learner(run, Rule("sgd", 0.05)), 0.0, 0
+    learner, nats, targets = Learner(run, LearningRule("sgd", 0.05)), 0.0, 0
     for stream in streams(run):
         user = learner.new()
         for row in stream.rows:
@@ -50,7 +50,7 @@ def test_the_search_ends_where_no_neighbour_is_better() -> None:
     assert rows[0] == {
         "optimiser": "none",
         "rate": 0.0,
-        "perplexity": perplexity(Learner(run, Rule("sgd", 0.0)), streams(run)),
+        "perplexity": perplexity(Learner(run, LearningRule("sgd", 0.0)), streams(run)),
     }
     for name in ("sgd", "adagrad"):
         tried = {row["rate"]: row["perplexity"] for row in rows if row["optimiser"] == name}
@@ -70,8 +70,8 @@ def test_weights_fitted_to_people_rank_their_texts_higher() -> None:
     judged = [prefix for stream in streams(run) for prefix in stream.prefixes if prefix is not None]
     assert len(lists) == len(judged) == 11
     assert {text for _, text in lists} == {row["text"] for row in ROWS}
-    fitted = reciprocal_rank(Blend(completer, popularity, Weights.fit(lists)), lists)
-    upside_down = Weights({feature: -DEFAULT.values[feature] for feature in FEATURES})
+    fitted = reciprocal_rank(Blend(completer, popularity, BlendWeights.fit(lists)), lists)
+    upside_down = BlendWeights({feature: -DEFAULT.values[feature] for feature in FEATURES})
     assert fitted > reciprocal_rank(Blend(completer, popularity, upside_down), lists)
     by_hand = []
     blend = Blend(completer, popularity)
@@ -84,7 +84,7 @@ def test_weights_fitted_to_people_rank_their_texts_higher() -> None:
 def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The best rule and the weights are in the run folder, and are used from there on."""
     folder = save(tmp_path / "run", data=CITY)
-    Counts.of(["cab", "abc"], 1).save(folder / FILE)
+    TextCounts.of(["cab", "abc"], 1).save(folder / POPULARITY)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
     command = ["tune-online", str(folder), str(tmp_path / "dev.jsonl"), "--optimiser", "sgd", "--threads", "1"]
     assert main(command) == 0
@@ -92,13 +92,13 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     run = Run.open(folder)
     assert f"is now the rule of {folder}" in shown
     assert "on 11 texts: blend" in shown
-    assert Rule.of(run).optimiser == "sgd"
-    assert Weights.of(run) != DEFAULT
+    assert LearningRule.of(run).optimiser == "sgd"
+    assert BlendWeights.of(run) != DEFAULT
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimiser") == "sgd"}
-    assert Rule.of(run).rate == min(tried, key=tried.__getitem__)
-    assert Weights(rows[-1]["weights"]) == Weights.of(run)
+    assert LearningRule.of(run).rate == min(tried, key=tried.__getitem__)
+    assert BlendWeights(rows[-1]["weights"]) == BlendWeights.of(run)
     plain = save(tmp_path / "plain")
     assert main(["tune-online", str(plain), str(tmp_path / "dev.jsonl")]) == 2
     assert "train it with --user" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import (
-    Texts,
+    IndexedTexts,
     ValueNGram,
     exponents,
     inferred,
@@ -45,8 +45,8 @@ class Case:
         grams = ngram.count(self.train, order)
         self.model = NGram(Path(), replace(DATA, context=()), self.corpus.vocabulary, grams)
 
-    def find(self, corpus: Corpus) -> Texts:
-        return Texts.find(self.model, corpus)
+    def find(self, corpus: Corpus) -> IndexedTexts:
+        return IndexedTexts.find(self.model, corpus)
 
     def fitted(self) -> ValueNGram:
         model = ValueNGram(self.model, self.find(self.train), self.of_train, 2)

@@ -13,7 +13,16 @@ from factorcell.config import DataConfig, UserError
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
-from factorcell.evaluation.rescoring.rescore import Scored, Weights, by_depth, chosen, fit, rescore, score, summarise
+from factorcell.evaluation.rescoring.rescore import (
+    Scored,
+    ScoreWeights,
+    by_depth,
+    chosen,
+    fit,
+    rescore,
+    score,
+    summarise,
+)
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 
@@ -126,12 +135,12 @@ def test_scores_are_kept_and_taken(run: Run, tmp_path: Path, monkeypatch: pytest
 def test_a_model_of_weight_zero_changes_nothing(run: Run) -> None:
     """The lists are in the order of the first pass: its own weights choose its own texts, whatever the model says."""
     scored = score(run, lists(20))
-    assert chosen(scored, Weights.shared(("acoustic", "lm"), 0.0)) == [0] * 20
-    assert chosen(scored, Weights({})) == [0] * 20
-    rows = rescore(scored, Weights.shared(("acoustic", "lm"), 0.0))
+    assert chosen(scored, ScoreWeights.shared(("acoustic", "lm"), 0.0)) == [0] * 20
+    assert chosen(scored, ScoreWeights({})) == [0] * 20
+    rows = rescore(scored, ScoreWeights.shared(("acoustic", "lm"), 0.0))
     assert [row["text"] for row in rows] == [one.texts[0] for one in scored.nbest.utterances]
     assert all(row["errors"] == row["errors_first"] >= row["errors_oracle"] for row in rows)
-    assert any(chosen(scored, Weights.shared(("acoustic", "lm"))))
+    assert any(chosen(scored, ScoreWeights.shared(("acoustic", "lm"))))
 
 
 def test_totals_are_weighted_sums(run: Run) -> None:
@@ -139,7 +148,7 @@ def test_totals_are_weighted_sums(run: Run) -> None:
     scored = score(run, lists(20))
     values = dict(zip(scored.names, (0.3, -0.2, 0.9, 1.7), strict=True))
     for utterance, model, place in zip(
-        scored.nbest.utterances, scored.model, chosen(scored, Weights(values)), strict=True
+        scored.nbest.utterances, scored.model, chosen(scored, ScoreWeights(values)), strict=True
     ):
         totals = [
             0.3 * a - 0.2 * b + 0.9 * m + 1.7 * len(text.split())
@@ -149,22 +158,22 @@ def test_totals_are_weighted_sums(run: Run) -> None:
 
 
 def test_weights_of_files(tmp_path: Path) -> None:
-    weights = Weights({"acoustic": 1.0, "model": 0.25})
+    weights = ScoreWeights({"acoustic": 1.0, "model": 0.25})
     weights.save(tmp_path / "w.json")
-    assert Weights.open(tmp_path / "w.json") == weights
+    assert ScoreWeights.open(tmp_path / "w.json") == weights
     assert weights.array(("acoustic", "lm", "model", "words")).tolist() == [1.0, 0.0, 0.25, 0.0]
     with pytest.raises(UserError, match=r"unknown weight 'model'"):
         weights.array(("acoustic",))
     for content in ('{"acoustic": "1"}', "[1]", '{"acoustic": NaN}'):
         (tmp_path / "w.json").write_text(content)
         with pytest.raises(UserError, match=r"w\.json: .* is not an object of names and finite numbers"):
-            Weights.open(tmp_path / "w.json")
+            ScoreWeights.open(tmp_path / "w.json")
     with pytest.raises(UserError, match=r"share is 1\.5; it must be from 0 to 1"):
-        Weights.shared(("lm",), 1.5)
-    assert Weights.shared(("am", "lm"), 0.25).values == {"am": 1.0, "lm": 0.75, "model": 0.25, "words": 0.0}
+        ScoreWeights.shared(("lm",), 1.5)
+    assert ScoreWeights.shared(("am", "lm"), 0.25).values == {"am": 1.0, "lm": 0.75, "model": 0.25, "words": 0.0}
 
 
-def told(scored: Scored, weights: Weights) -> Scored:
+def told(scored: Scored, weights: ScoreWeights) -> Scored:
     """The same lists; what was said is what `weights` choose, so that with the right weights there are no errors."""
     rows = []
     for utterance, place in zip(scored.nbest.utterances, chosen(scored, weights), strict=True):
@@ -179,7 +188,7 @@ def told(scored: Scored, weights: Weights) -> Scored:
 @pytest.mark.parametrize("objective", ["errors", "likelihood"])
 def test_planted_weights_are_found(objective: str, run: Run) -> None:
     """Lists whose best texts some weights choose, far from any start: the fit makes (nearly) no error."""
-    planted = Weights({"acoustic": 0.4, "lm": 1.0, "model": -0.6, "words": 2.0})
+    planted = ScoreWeights({"acoustic": 0.4, "lm": 1.0, "model": -0.6, "words": 2.0})
     scored = told(score(run, lists(60)), planted)
     weights, reached = fit(scored, objective)
     errors = sum(row["errors"] for row in rescore(scored, weights))
@@ -202,7 +211,7 @@ def test_without_references_the_share_is_fitted(run: Run) -> None:
         )
         weights, reached = fit(scored)
         assert reached["share"] == pytest.approx(expected)
-        assert weights.values == pytest.approx(Weights.shared(nbest.names, expected).values)
+        assert weights.values == pytest.approx(ScoreWeights.shared(nbest.names, expected).values)
     bare = read_nbest([{"id": "a", "hypotheses": [{"text": "so", "acoustic": -1.0}]}])
     with pytest.raises(UserError, match=r"no references, and no score 'lm' to share with \(scores: acoustic\)"):
         fit(Scored(bare, (np.zeros(1),)))
@@ -218,7 +227,7 @@ def _plain(utterance: Any) -> list[dict[str, Any]]:
 def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
     """Of all, and of every value of a column; an interval holds its gain; kinds add up to errors."""
     scored = score(run, lists(30))
-    rows = rescore(scored, Weights.shared(("acoustic", "lm"), 1.0))
+    rows = rescore(scored, ScoreWeights.shared(("acoustic", "lm"), 1.0))
     overall, *groups = summarise(rows, ["hall", "city"])
     assert overall["utterances"] == 30
     assert overall["words"] == sum(len((one.reference or "").split()) for one in scored.nbest.utterances)
@@ -245,7 +254,7 @@ def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
 def test_shorter_lists(run: Run) -> None:
     """Depth 1 is the first pass, the last depth the whole lists; the oracle never gets worse with depth."""
     scored = score(run, lists(30))
-    weights = Weights({"model": 1.0})
+    weights = ScoreWeights({"model": 1.0})
     overall = summarise(rescore(scored, weights))[0]
     depths = by_depth(scored, weights)
     assert [row["depth"] for row in depths] == [1, 2, 5]
@@ -259,6 +268,6 @@ def test_shorter_lists(run: Run) -> None:
 
 def test_rows_are_json(run: Run, tmp_path: Path) -> None:
     scored = score(run, lists(3))
-    rows = rescore(scored, Weights.shared(("acoustic", "lm")))
-    files.write_rows(tmp_path / "rows.jsonl", [*rows, *summarise(rows), *by_depth(scored, Weights({}))])
+    rows = rescore(scored, ScoreWeights.shared(("acoustic", "lm")))
+    files.write_rows(tmp_path / "rows.jsonl", [*rows, *summarise(rows), *by_depth(scored, ScoreWeights({}))])
     assert files.read_rows(tmp_path / "rows.jsonl")[:3] == rows

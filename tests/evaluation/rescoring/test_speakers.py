@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.completion.online import Learner, Rule
+from factorcell.completion.online import Learner, LearningRule
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.evaluation.rescoring import rescore
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
-from factorcell.evaluation.rescoring.rescore import Scored, Weights, score
+from factorcell.evaluation.rescoring.rescore import Scored, ScoreWeights, score
 from factorcell.evaluation.rescoring.speakers import begin, learn, turns
 from factorcell.model.run import Run
 from factorcell.training.trainer import observe
 from tests.small import make_run
 
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea", "cold", "")
-WEIGHTS = Weights({"acoustic": 1.0, "model": 0.5})
+WEIGHTS = ScoreWeights({"acoustic": 1.0, "model": 0.5})
 
 
 def make(folder: Path, **model: Any) -> Run:
@@ -65,12 +65,12 @@ def lists(count: int = 12, **columns: Any) -> NBest:
 def test_a_rate_of_zero_learns_nothing(run: Run) -> None:
     """Then known speakers have the scores of their names, new ones of the unknown, nobody's of the expected one."""
     nbest = lists()
-    plain, learned = score(run, nbest, unknown="group"), learn(run, nbest, WEIGHTS, rule=Rule("sgd", 0.0))
+    plain, learned = score(run, nbest, unknown="group"), learn(run, nbest, WEIGHTS, rule=LearningRule("sgd", 0.0))
     for one, other in zip(plain.model, learned.model, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
 
 
-def by_hand(run: Run, nbest: NBest, rule: Rule) -> list[list[float]]:
+def by_hand(run: Run, nbest: NBest, rule: LearningRule) -> list[list[float]]:
     """One utterance after the other, one text at a time."""
     learner, people, found = Learner(run, rule), dict[str, Any](), []
     names = learner.variable.values
@@ -91,7 +91,7 @@ def test_turns_are_the_same_as_one_after_the_other(
     optimiser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run without biases of single speakers, whose nats `Learner` has; in parts of any size."""
-    run, rule, nbest = make(tmp_path / "run"), Rule(optimiser, 0.5), lists(20)
+    run, rule, nbest = make(tmp_path / "run"), LearningRule(optimiser, 0.5), lists(20)
     expected = by_hand(run, nbest, rule)
     for size in (4_000, 7):
         monkeypatch.setattr(rescore, "AT_ONCE", size)
@@ -108,7 +108,7 @@ def test_turns_are_the_same_as_one_after_the_other(
 def test_what_is_chosen_is_what_is_learned(run: Run) -> None:
     """Other weights choose other texts, and the speaker goes another way; references are not read."""
     nbest = lists(20)
-    one, other = learn(run, nbest, WEIGHTS), learn(run, nbest, Weights({"acoustic": -1.0}))
+    one, other = learn(run, nbest, WEIGHTS), learn(run, nbest, ScoreWeights({"acoustic": -1.0}))
     assert not all(np.allclose(a, b) for a, b in zip(one.model, other.model, strict=True))
     rows = [_row(utterance, "other words") for utterance in nbest.utterances]
     same = learn(run, read_nbest(rows), WEIGHTS)
@@ -130,10 +130,10 @@ def test_other_columns_follow_unknown(run: Run) -> None:
     """A new speaker is no mistake, a new role is one unless the caller says otherwise; a speaker for all is one."""
     with pytest.raises(UserError, match=r"^utterance u0: role 'usher' was never seen"):
         learn(run, lists(role="usher"), WEIGHTS)
-    learned = learn(run, lists(role="usher"), WEIGHTS, unknown="expected", rule=Rule("sgd", 0.0))
+    learned = learn(run, lists(role="usher"), WEIGHTS, unknown="expected", rule=LearningRule("sgd", 0.0))
     plain = score(run, lists(role=None), unknown="group")
     assert learned.model[1] == pytest.approx(plain.model[1], abs=1e-4)
-    one = learn(run, lists(8), WEIGHTS, context={"who": "ann"}, rule=Rule("sgd", 0.0))
+    one = learn(run, lists(8), WEIGHTS, context={"who": "ann"}, rule=LearningRule("sgd", 0.0))
     assert one.model[2] == pytest.approx(score(run, lists(8), context={"who": "ann"}).model[2], abs=1e-4)
 
 
@@ -153,4 +153,4 @@ def test_learning_a_speaker_makes_their_texts_likelier(run: Run) -> None:
     assert values[-1] > values[0] + 0.5
 
 
-WEIGHTS_OF_NONE = Weights({})
+WEIGHTS_OF_NONE = ScoreWeights({})

@@ -22,7 +22,7 @@ from factorcell.completion.search import Suggestion
 from factorcell.config import DataConfig, UserError
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import GRAPHEME, splitter
-from factorcell.data.values import is_missing, shown, to_number, to_time
+from factorcell.data.values import is_missing, quoted, to_number, to_time
 
 TYPED, LEFT = 2, 1  # characters that a prefix has at least, and that are left to complete
 COUNT = 10  # suggestions that are asked for
@@ -88,7 +88,7 @@ def read(
             row, number = dict(zip(columns, values, strict=True)), number + 1
             where = f"{table.name} row {number}"
             if not isinstance(row[data.text], str):
-                raise UserError(f"{where}: {data.text} is {shown(row[data.text])}, not a text")
+                raise UserError(f"{where}: {data.text} is {quoted(row[data.text])}, not a text")
             if is_missing(row[user]):
                 raise UserError(f"{where}: {user} is missing; each row needs somebody who wrote it")
             row[data.text] = normal(row[data.text])
@@ -212,7 +212,7 @@ def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
     for (_, user), places in kept.items():
         if places != judged.get(user, [])[: len(places)]:
             raise UserError(
-                f"{path}: was begun with other texts or options (user {shown(user)}); choose another folder"
+                f"{path}: was begun with other texts or options (user {quoted(user)}); choose another folder"
             )
     whole = {(name, user) for (name, user), places in kept.items() if len(places) == len(judged[user])}
     files.write_rows(path, (row for row in rows if (row["system"], row["user"]) in whole))
@@ -236,7 +236,7 @@ def _seconds(value: Any, where: str) -> float:
     if number is not None:
         return number
     if not isinstance(moment, date):
-        raise UserError(f"{where} is {shown(value)}; it must be a number or a time, as 2026-11-21T18:30")
+        raise UserError(f"{where} is {quoted(value)}; it must be a number or a time, as 2026-11-21T18:30")
     if not isinstance(moment, datetime):
         moment = datetime(moment.year, moment.month, moment.day)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

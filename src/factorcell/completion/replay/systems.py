@@ -23,7 +23,7 @@ from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import System
 from factorcell.completion.search import Suggestion
 from factorcell.config import Config, DataConfig, UserError, choose
-from factorcell.data.counts import FILE, Counts
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.schema import ContextSchema
 from factorcell.model.run import Run
 
@@ -51,7 +51,7 @@ class MostPopular:
 
 
 @dataclass(frozen=True)
-class OwnTexts:
+class OwnHistory:
     """What the person wrote before, in the column `text`."""
 
     text: str
@@ -72,7 +72,7 @@ class OwnTexts:
         return held.add(row[self.text])
 
 
-class Plain:
+class Unpersonalised:
     """A run as it was trained: the context of each row but for the person, who is nobody known."""
 
     def __init__(self, completer: Completer, user: str) -> None:
@@ -99,7 +99,7 @@ class Plain:
         """Nothing is learned."""
 
 
-class Personal:
+class Personalised:
     """A run whose user is learned online, or stays new where it never `learns`; the `blend` completes, if given."""
 
     def __init__(self, completer: Completer, blend: Blend | None = None, learns: bool = True) -> None:
@@ -200,10 +200,10 @@ def systems(
         if name == "mpc":
             made[name] = MostPopular(_popularity(found))
         elif name == "history":
-            made[name] = OwnTexts(reading(folder, names, user)[0].text)
+            made[name] = OwnHistory(reading(folder, names, user)[0].text)
         elif name == "blend":
             own = completer(opened[name])
-            made[name] = Personal(own, Blend(own, Popularity.of(own.run)))
+            made[name] = Personalised(own, Blend(own, Popularity.of(own.run)))
         else:
             made[name] = _of_run(completer(opened[name]), user, learns=name != "plain")
     return made
@@ -222,14 +222,16 @@ def _opened(found: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
 def _of_run(completer: Completer, user: str, learns: bool) -> System:
     """Of a run that tells users apart, or of one that does not."""
     if tells_apart(completer.run):
-        return Personal(completer, learns=learns)
-    return Plain(completer, user)
+        return Personalised(completer, learns=learns)
+    return Unpersonalised(completer, user)
 
 
 def _popularity(found: Mapping[str, Path]) -> Popularity:
     """Of the training texts of any of the runs."""
-    paths = [path / FILE for path in found.values() if (path / FILE).exists()]
+    paths = [path / POPULARITY for path in found.values() if (path / POPULARITY).exists()]
     if not paths:
         folders = ", ".join(dict.fromkeys(map(str, found.values())))
-        raise UserError(f"no {FILE} in {folders}; training keeps it with --user COLUMN and --unit char or grapheme")
-    return Popularity(Counts.open(paths[0]))
+        raise UserError(
+            f"no {POPULARITY} in {folders}; training keeps it with --user COLUMN and --unit char or grapheme"
+        )
+    return Popularity(TextCounts.open(paths[0]))

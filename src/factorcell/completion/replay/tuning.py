@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from factorcell.completion.blend import Blend, Candidate
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import AT_ONCE, Learner, Rule
+from factorcell.completion.online import AT_ONCE, Learner, LearningRule
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import COUNT, Stream, rank_of
 from factorcell.config import UserError
@@ -50,7 +50,7 @@ def rates(run: Run, streams: Sequence[Stream], optimisers: Sequence[str], progre
     yield {
         "optimiser": "none",
         "rate": 0.0,
-        "perplexity": perplexity(Learner(run, Rule("sgd", 0.0)), streams, progress),
+        "perplexity": perplexity(Learner(run, LearningRule("sgd", 0.0)), streams, progress),
     }
     for name in optimisers:
         yield from _climb(run, streams, name, progress)
@@ -62,7 +62,7 @@ def _climb(run: Run, streams: Sequence[Stream], name: str, progress: bool) -> It
 
     def attempt(rate: float) -> Iterator[Row]:
         if rate not in tried:
-            tried[rate] = perplexity(Learner(run, Rule(name, rate)), streams, progress)
+            tried[rate] = perplexity(Learner(run, LearningRule(name, rate)), streams, progress)
             yield {"optimiser": name, "rate": rate, "perplexity": tried[rate]}
 
     yield from attempt(STARTS[name])

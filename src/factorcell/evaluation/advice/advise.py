@@ -38,7 +38,7 @@ from factorcell.evaluation.advice.conditional_ngram import (
     posterior,
     tilted,
 )
-from factorcell.evaluation.advice.sample import ROWS, Column, Ids, Split, beginnings, columns_of, sample
+from factorcell.evaluation.advice.sample import ROWS, Ids, LabelColumn, Split, beginnings, columns_of, sample
 from factorcell.model.run import Run
 
 LEAST = 20  # rows that say anything at all
@@ -85,7 +85,7 @@ def advise(source: Any, data: DataConfig, *, rows: int = ROWS, seed: int = 0, pr
     return {**size, "columns": found, "all": together}
 
 
-def _judge(split: Split, column: Column, seed: int) -> tuple[Row, ValueNGram]:
+def _judge(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGram]:
     """The figures of one column, and what was counted."""
     train, tune, test = split.labels(column)
     model = ValueNGram(split.model, split.train, train, len(column.values))
@@ -143,7 +143,7 @@ def _guesses(split: Split, model: ValueNGram, prior: Floats, tune: Ids, test: Id
     }
 
 
-def _linear(split: Split, column: Column, prior: Floats, seed: int) -> Row:
+def _linear(split: Split, column: LabelColumn, prior: Floats, seed: int) -> Row:
     """The same by the linear classifier of n-grams, where the values are few."""
     if not 2 <= len(column.values) <= CLASSES:
         return {"information": -1.0}
@@ -179,7 +179,7 @@ def _accuracy(logs: Floats, labels: Ids) -> float:
     return float((logs.argmax(1) == labels)[known].mean()) if known.any() else math.nan
 
 
-def _described(column: Column, counts: Ids) -> Row:
+def _described(column: LabelColumn, counts: Ids) -> Row:
     """How many values there are and how the texts are shared out among them; `counts` (K,) are of those that count."""
     rare = counts[0] if column.values[0] == RARE else 0
     named = counts[1:] if column.values[0] == RARE else counts
@@ -192,7 +192,7 @@ def _described(column: Column, counts: Ids) -> Row:
     }
 
 
-def _together(split: Split, models: Sequence[tuple[Column, ValueNGram]], rows: Sequence[Row]) -> Row:
+def _together(split: Split, models: Sequence[tuple[LabelColumn, ValueNGram]], rows: Sequence[Row]) -> Row:
     """The columns one after the other: what each adds to the stronger ones is kept in its row. All in the end.
 
     Their ratios are multiplied, with exponents fitted anew; then the longer histories of each have their say in turn.

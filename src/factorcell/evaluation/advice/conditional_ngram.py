@@ -57,7 +57,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Texts:
+class IndexedTexts:
     """Some texts as a base model finds them: the targets' ids at every order and their histories' (T each)."""
 
     wanted: Ids
@@ -67,7 +67,7 @@ class Texts:
     base: Floats  # log p(w | h) of each target (T,); none of texts that are only counted
 
     @classmethod
-    def find(cls, model: NGram, corpus: Corpus, *, counted: bool = False) -> "Texts":
+    def find(cls, model: NGram, corpus: Corpus, *, counted: bool = False) -> "IndexedTexts":
         """The texts of `corpus`."""
         blocks = list(model.blocks(corpus))
         histories, grams = (
@@ -85,7 +85,7 @@ class Texts:
 class ValueNGram:
     """The model above for one column. Labels are values 0 to K - 1, and K where a value is missing."""
 
-    def __init__(self, model: NGram, train: Texts, labels: Ids, size: int) -> None:
+    def __init__(self, model: NGram, train: IndexedTexts, labels: Ids, size: int) -> None:
         """Count: `labels` (B,) of the training texts, among `size` values."""
         self.model, self.size = model, size
         values = train.each(labels)
@@ -102,7 +102,7 @@ class ValueNGram:
         self.alpha, self.beta = 1.0, 1.0
         self.alphas: list[float] = []
 
-    def fit_prior(self, tune: Texts, labels: Ids) -> None:
+    def fit_prior(self, tune: IndexedTexts, labels: Ids) -> None:
         """Fit alpha: how many targets a value needs to be trusted as much as all texts together."""
         values = tune.each(labels)
         seen, totals, plain = self.counts[values, tune.wanted], self.totals[values], self.plain[tune.wanted]
@@ -117,7 +117,7 @@ class ValueNGram:
         logs: Narrow = np.log(shares)
         return logs
 
-    def logs(self, texts: Texts) -> tuple[Narrow, Narrow]:
+    def logs(self, texts: IndexedTexts) -> tuple[Narrow, Narrow]:
         """log p(w | h, v) of every target and value (T, K + 1): with the first line alone, and with all."""
         ratios = self.beta * self.ratios()
         raised = np.exp(ratios).T
@@ -127,7 +127,7 @@ class ValueNGram:
             first[rows] = texts.base[rows, None] + ratios[:, texts.wanted[rows]].T - np.log(normaliser)
         return first, self._longer(texts, first)
 
-    def _longer(self, texts: Texts, first: Narrow) -> Narrow:
+    def _longer(self, texts: IndexedTexts, first: Narrow) -> Narrow:
         probabilities = np.exp(first)
         for level, alpha in enumerate(self.alphas):
             if np.isfinite(alpha):
@@ -137,7 +137,7 @@ class ValueNGram:
         logs: Narrow = np.log(probabilities).astype(np.float32)
         return logs
 
-    def fit_longer(self, tune: Texts, labels: Ids, first: Floats) -> Floats:
+    def fit_longer(self, tune: IndexedTexts, labels: Ids, first: Floats) -> Floats:
         """Fit alpha_n, infinite where an order does not help, from p_1 of the texts' own values (T,); p_n of these."""
         self.alphas, probability = [], first
         for level in range(len(self.longer)):
@@ -149,7 +149,7 @@ class ValueNGram:
             probability = tried[best]
         return probability
 
-    def lengthen(self, texts: Texts, labels: Ids, first: Floats) -> Floats:
+    def lengthen(self, texts: IndexedTexts, labels: Ids, first: Floats) -> Floats:
         """p_n (T,) of the texts' own values from p_1, or from whatever stands in its place."""
         probability = first
         for level, alpha in enumerate(self.alphas):
@@ -158,7 +158,7 @@ class ValueNGram:
                 probability = (gram + alpha * probability) / (history + alpha)
         return probability
 
-    def own(self, texts: Texts, labels: Ids, level: int) -> tuple[Floats, Floats]:
+    def own(self, texts: IndexedTexts, labels: Ids, level: int) -> tuple[Floats, Floats]:
         """c_v(h) and c_v(h w) (T,) of the texts' own values, of histories of `level` + 1 tokens."""
         histories, grams = self.longer[level]
         values = texts.each(labels)
@@ -166,7 +166,7 @@ class ValueNGram:
         return history, grams.with_value(texts.grams[level + 1], values)
 
 
-def blocks(model: NGram, texts: Texts) -> Iterator[tuple[slice, Narrow]]:
+def blocks(model: NGram, texts: IndexedTexts) -> Iterator[tuple[slice, Narrow]]:
     """p(w | h) of all tokens (t, V), for some targets at a time."""
     size = max(1, BLOCK // len(model.vocabulary))
     for begin in range(0, len(texts.wanted), size):
@@ -174,7 +174,7 @@ def blocks(model: NGram, texts: Texts) -> Iterator[tuple[slice, Narrow]]:
         yield rows, model.probabilities([history[rows] for history in texts.histories]).astype(np.float32)
 
 
-def exponents(model: NGram, texts: Texts, ratios: Sequence[Narrow], labels: Sequence[Ids]) -> Floats:
+def exponents(model: NGram, texts: IndexedTexts, ratios: Sequence[Narrow], labels: Sequence[Ids]) -> Floats:
     """The most likely beta (C,) of p(w | h) prod_c r_c(w)^beta_c / Z, by Newton's method: the likelihood is concave.
 
     `ratios` (K_c + 1, V) and `labels` (B,) of every column.
@@ -198,7 +198,7 @@ def exponents(model: NGram, texts: Texts, ratios: Sequence[Narrow], labels: Sequ
     return beta
 
 
-def tilted(model: NGram, texts: Texts, ratios: Sequence[Narrow], labels: Sequence[Ids], beta: Floats) -> Floats:
+def tilted(model: NGram, texts: IndexedTexts, ratios: Sequence[Narrow], labels: Sequence[Ids], beta: Floats) -> Floats:
     """log p(w | h) prod_c r_c(w)^beta_c / Z of every target (T,), its text's values known."""
     values = [texts.each(column) for column in labels]
     logs = np.empty(len(texts.wanted))
@@ -209,7 +209,7 @@ def tilted(model: NGram, texts: Texts, ratios: Sequence[Narrow], labels: Sequenc
     return logs
 
 
-def posterior(logs: Narrow, texts: Texts, prior: Floats, exponent: float, first: int | None = None) -> Floats:
+def posterior(logs: Narrow, texts: IndexedTexts, prior: Floats, exponent: float, first: int | None = None) -> Floats:
     """log p(v | text) (B, K) by Bayes' rule from `logs` (T, K) of targets, of the `first` ones where so many are there.
 
     `prior` (K,) are log probabilities; the likelihood is raised to `exponent`, for words are not independent.
@@ -221,7 +221,7 @@ def posterior(logs: Narrow, texts: Texts, prior: Floats, exponent: float, first:
     return normalised(prior + exponent * found)
 
 
-def inferred(logs: Narrow, texts: Texts, prior: Floats, exponent: float) -> Floats:
+def inferred(logs: Narrow, texts: IndexedTexts, prior: Floats, exponent: float) -> Floats:
     """log sum_v p(v | before) p(w | h, v) of every target (T,): what is left to who must guess the value.
 
     With an exponent of 1 these add up to the log evidence of a text, log sum_v p(v) p(text | v).

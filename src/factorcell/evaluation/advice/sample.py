@@ -16,7 +16,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.schema import Variable
 from factorcell.data.tables import open_table
 from factorcell.evaluation import ngram
-from factorcell.evaluation.advice.conditional_ngram import Texts, ValueNGram
+from factorcell.evaluation.advice.conditional_ngram import IndexedTexts, ValueNGram
 from factorcell.evaluation.ngram import NGram
 
 ROWS = 100_000  # read of a table, unless more are wanted
@@ -30,7 +30,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Column:
+class LabelColumn:
     """A context column by its values: `labels` (B,) are 0 to K - 1, and K where it is missing; rare ones are 0."""
 
     name: str
@@ -59,7 +59,7 @@ def sample(source: Any, columns: Sequence[str], rows: int = ROWS, seed: int = 0)
     return kept, total
 
 
-def columns_of(corpus: Corpus) -> list[Column]:
+def columns_of(corpus: Corpus) -> list[LabelColumn]:
     """The context columns of a corpus as values: numbers by quantiles, values beyond the most frequent as rare."""
     schema, found = corpus.schema, []
     for variable in schema.variables:
@@ -67,7 +67,7 @@ def columns_of(corpus: Corpus) -> list[Column]:
             ids = corpus.categories[:, schema.categories.index(variable)].astype(np.int64)
             values = variable.values[: VALUES + 1]
             ids = np.where(ids >= len(values), 0, ids)
-            found.append(Column(variable.name, "category", values, np.where(ids < 0, len(values), ids)))
+            found.append(LabelColumn(variable.name, "category", values, np.where(ids < 0, len(values), ids)))
         elif variable in schema.numbers:
             found.append(_binned(variable, corpus.numbers[:, schema.numbers.index(variable)]))
         else:
@@ -75,13 +75,13 @@ def columns_of(corpus: Corpus) -> list[Column]:
     return found
 
 
-def _binned(variable: Variable, numbers: NDArray[np.float32]) -> Column:
+def _binned(variable: Variable, numbers: NDArray[np.float32]) -> LabelColumn:
     """A number as quantile ranges, or as its values where these are few."""
     edges = np.unique(numbers)
     if len(edges) > BINS:
         edges = np.unique(np.quantile(numbers, np.linspace(0, 1, BINS + 1)[:-1]))
     labels = np.searchsorted(edges, numbers, side="right") - 1
-    return Column(variable.name, variable.kind, tuple(f"from {edge:.4g}" for edge in edges), labels)
+    return LabelColumn(variable.name, variable.kind, tuple(f"from {edge:.4g}" for edge in edges), labels)
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class Split:
     corpus: Corpus
     model: NGram
     rows: tuple[Ids, Ids, Ids]  # of `train`, `tune`, `test` in the corpus
-    train: Texts
-    tune: Texts
-    test: Texts
+    train: IndexedTexts
+    tune: IndexedTexts
+    test: IndexedTexts
     nothing: NDArray[np.float64]  # log probabilities of the targets of `test` (T,) by the model of a single value
 
     @classmethod
@@ -106,16 +106,16 @@ class Split:
         rows = order[held:], _first(corpus, few, TUNED), _first(corpus, more, judging)
         parts = [corpus.select(part) for part in rows]
         model = NGram(Path(), replace(data, context=()), corpus.vocabulary, ngram.count(parts[0], ORDERS[data.unit]))
-        train, tune, test = (Texts.find(model, part, counted=part is parts[0]) for part in parts)
+        train, tune, test = (IndexedTexts.find(model, part, counted=part is parts[0]) for part in parts)
         return cls(corpus, model, rows, train, tune, test, _of_one_value(model, train, tune, test))
 
-    def labels(self, column: Column) -> tuple[Ids, Ids, Ids]:
+    def labels(self, column: LabelColumn) -> tuple[Ids, Ids, Ids]:
         """The labels of the three parts."""
         train, tune, test = (column.labels[rows] for rows in self.rows)
         return train, tune, test
 
 
-def _of_one_value(model: NGram, train: Texts, tune: Texts, test: Texts) -> NDArray[np.float64]:
+def _of_one_value(model: NGram, train: IndexedTexts, tune: IndexedTexts, test: IndexedTexts) -> NDArray[np.float64]:
     """What columns are held against: all that the models of values do, but with one value, that of all texts."""
     labels = [np.zeros(len(texts.starts) - 1, dtype=np.int64) for texts in (train, tune, test)]
     single = ValueNGram(model, train, labels[0], 1)

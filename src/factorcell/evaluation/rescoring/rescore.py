@@ -46,13 +46,13 @@ KINDS = ("substituted", "deleted", "inserted")
 
 
 @dataclass(frozen=True)
-class Weights:
+class ScoreWeights:
     """The weight of every score, of the model and of a word, by name."""
 
     values: Mapping[str, float]
 
     @classmethod
-    def shared(cls, names: Sequence[str], share: float = 0.5) -> "Weights":
+    def shared(cls, names: Sequence[str], share: float = 0.5) -> "ScoreWeights":
         """All scores count alike, but the model takes a `share` of the weight of the first pass's language model."""
         if not 0 <= share <= 1:
             raise UserError(f"the model's share is {share:g}; it must be from 0 to 1")
@@ -60,7 +60,7 @@ class Weights:
         return cls({**values, MODEL: share, WORDS: 0.0})
 
     @classmethod
-    def open(cls, path: str | Path) -> "Weights":
+    def open(cls, path: str | Path) -> "ScoreWeights":
         """Those in a file that `save` wrote, or somebody: an object of names and numbers."""
         found = files.read_json(Path(path))
         numbers = isinstance(found, dict) and all(
@@ -200,7 +200,7 @@ def _key(utterance: Utterance, row: Row, unknown: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
-def chosen(scored: Scored, weights: Weights) -> list[int]:
+def chosen(scored: Scored, weights: ScoreWeights) -> list[int]:
     """The place of the hypothesis with the largest total in each list, the first among equals."""
     wanted = weights.array(scored.names)
     return [int((features @ wanted).argmax()) for features in scored.features()]
@@ -208,7 +208,7 @@ def chosen(scored: Scored, weights: Weights) -> list[int]:
 
 def fit(
     scored: Scored, objective: str = "errors", *, seed: int = 0, progress: bool = False
-) -> tuple[Weights, dict[str, float]]:
+) -> tuple[ScoreWeights, dict[str, float]]:
     """Weights fitted to lists, and what they reach: `word_errors`, or `nats` of a list; the module says how.
 
     `objective` is errors or likelihood where there are references. `UserError` where there are none, nor scores of a
@@ -226,13 +226,13 @@ def fit(
     likely, nats = mert.likeliest(features, real, padded)
     if objective == "likelihood":
         return _named(names, likely), {"nats": -nats}
-    starts = [likely, Weights.shared(nbest.names).array(names), Weights.shared(nbest.names, 0.0).array(names)]
+    starts = [likely, ScoreWeights.shared(nbest.names).array(names), ScoreWeights.shared(nbest.names, 0.0).array(names)]
     best, fewest = mert.fewest_errors(features, padded, starts, seed, progress)
     first = next((abs(weight) for weight in best if weight), 1.0)  # their scale changes nothing: 1 for the first score
     return _named(names, best / first), {"word_errors": fewest}
 
 
-def _fit_share(scored: Scored) -> tuple[Weights, dict[str, float]]:
+def _fit_share(scored: Scored) -> tuple[ScoreWeights, dict[str, float]]:
     """What lists without references tell: how the model and the first pass's share a weight."""
     nbest = scored.nbest
     if LM not in nbest.names:
@@ -242,14 +242,14 @@ def _fit_share(scored: Scored) -> tuple[Weights, dict[str, float]]:
     first = np.array([utterance.scores[0, column] for utterance in nbest.utterances])
     model = np.array([values[0] for values in scored.model])
     share = mert.share(first, model)
-    return Weights.shared(nbest.names, share), {"share": share}
+    return ScoreWeights.shared(nbest.names, share), {"share": share}
 
 
-def _named(names: Sequence[str], weights: Floats) -> Weights:
-    return Weights(dict(zip(names, weights.tolist(), strict=True)))
+def _named(names: Sequence[str], weights: Floats) -> ScoreWeights:
+    return ScoreWeights(dict(zip(names, weights.tolist(), strict=True)))
 
 
-def rescore(scored: Scored, weights: Weights) -> list[Row]:
+def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:
     """A row an utterance: its id, the chosen `text`, the `place` that had (1 the first), the `first` text, its columns.
 
     With a reference also its `words`, the `errors` of the chosen text, by kind too, of the first, and of the best there
@@ -304,7 +304,7 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], random: np.random.Generato
     }
 
 
-def by_depth(scored: Scored, weights: Weights) -> list[Row]:
+def by_depth(scored: Scored, weights: ScoreWeights) -> list[Row]:
     """Word error rates if lists were shorter: rows of `depth` 1, 2, 5, 10, ... with `rescored` and `oracle`."""
     wanted, features = weights.array(scored.names), scored.features()
     errors = [distances(one.reference or "", one.texts) for one in scored.nbest.utterances]

@@ -16,12 +16,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from factorcell.completion.online import Learner, Rule, User
+from factorcell.completion.online import Learner, LearningRule, User
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import MISSING
 from factorcell.data.values import category_name, is_missing
 from factorcell.evaluation.rescoring.nbest import MODEL, WORDS, NBest
-from factorcell.evaluation.rescoring.rescore import Floats, Scored, Weights, checked, contexts, features_of, parts, read
+from factorcell.evaluation.rescoring.rescore import (
+    Floats,
+    Scored,
+    ScoreWeights,
+    checked,
+    contexts,
+    features_of,
+    parts,
+    read,
+)
 from factorcell.model.run import TOKENS, Run
 
 Ids = NDArray[np.int64]
@@ -30,11 +39,11 @@ Ids = NDArray[np.int64]
 def learn(
     run: Run,
     nbest: NBest,
-    weights: Weights,
+    weights: ScoreWeights,
     *,
     context: Mapping[str, Any] | None = None,
     unknown: str = "error",
-    rule: Rule | None = None,
+    rule: LearningRule | None = None,
     progress: bool = False,
 ) -> Scored:
     """The lists with log p as `rescoring.score` gives it, but by vectors learned from what `weights` chose before.
@@ -123,6 +132,6 @@ def _gradients(learner: Learner, corpus: Corpus, vectors: NDArray[np.float32]) -
 def _of(learner: Learner, corpus: Corpus, rows: Ids, vectors: Tensor) -> Tensor:
     batch = learner.run.batch(corpus, rows)
     own = {learner.variable.name: vectors.to(learner.run.device)}
-    conditioned = learner.run.model.condition(batch.context, own).with_packed(learner.packed)
+    conditioned = learner.run.model.condition(batch.context, own, learner.packed)
     nats: Tensor = learner.run.model(batch, conditioned)
     return nats.sum(1)

@@ -1,0 +1,126 @@
+"""The documentation site: Sphinx over Markdown, built offline by `make docs`, where a broken link is an error."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+from importlib.metadata import version as installed
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+from factorcell import Config
+from factorcell.commands.main import main
+
+project = "factorcell"
+version = release = installed("factorcell")
+copyright = "the authors of factorcell; Apache-2.0"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+
+nitpicky = True
+# Types in signatures that no page describes: those of other libraries, and those that only the code names.
+nitpick_ignore_regex = [(r"py:.*", r"(?!factorcell\.).*"), (r"py:.*", r"factorcell\..*\..*")]
+default_role = "code"  # a name between single back ticks in a docstring
+
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True}
+
+html_theme = "furo"
+html_title = "factorcell"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+
+
+def mathml(tex: str, block: bool) -> str:
+    """An equation as MathML, which browsers draw by themselves: no script, no font, no network."""
+    try:
+        return tex2mathml(tex, as_block=block)
+    except MathError as error:
+        logging.getLogger(__name__).warning("not an equation (%s): %s", error, tex)
+        return ""
+
+
+def inline_math(writer: Any, node: nodes.math) -> None:
+    """An equation within a sentence."""
+    writer.body.append(mathml(node.astext(), block=False))
+    raise nodes.SkipNode
+
+
+def block_math(writer: Any, node: nodes.math_block) -> None:
+    """An equation on lines of its own."""
+    writer.body.append(f'<div class="math">{mathml(node.astext(), block=True)}</div>')
+    raise nodes.SkipNode
+
+
+def help_of(*arguments: str) -> str:
+    """What `factorcell ARGUMENTS --help` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main([*arguments, "--help"])
+    return said.getvalue()
+
+
+def verbs_of(text: str) -> list[str]:
+    """The verbs that a help text lists."""
+    return re.findall(r"^    ([a-z-]+)(?: |$)", text.partition("positional arguments:")[2], re.MULTILINE)
+
+
+class Verbs(SphinxDirective):
+    """The help of every verb under a heading."""
+
+    def run(self) -> list[nodes.Node]:
+        """The sections."""
+        os.environ["COLUMNS"] = "92"
+        parts = []
+        for verb in verbs_of(help_of()):
+            parts.append(f"## {verb}\n\n```text\n{help_of(verb)}```\n")
+            parts += [
+                f"```text\n{help_of(verb, inner)}```\n" for inner in verbs_of(help_of(verb)) if verb == "baseline"
+            ]
+        return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
+
+
+class Options(SphinxDirective):
+    """Every option with its default and its meaning, a table for each section of the config."""
+
+    def run(self) -> list[nodes.Node]:
+        """The sections."""
+        parts = []
+        for section in dataclasses.fields(Config):
+            parts.append(f"## {section.name}\n\n| option | default | meaning |\n|---|---|---|")
+            for field in dataclasses.fields(section.default):
+                meaning = field.metadata["help"]
+                if field.metadata["choices"]:
+                    meaning += f" ({', '.join(field.metadata['choices'])})"
+                parts.append(f"| `{field.name}` | {shown(field.default)} | {meaning} |")
+            parts.append("")
+        return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
+
+
+def shown(value: Any) -> str:
+    """A default as a table shows it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "by unit"}[value]
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def setup(app: Sphinx) -> None:
+    """Draw equations as MathML, and know the blocks of our own."""
+    app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
+    app.add_directive("verbs", Verbs)
+    app.add_directive("options", Options)
+    app.add_lexer("order", TextLexer)  # the order of layers in architecture.md

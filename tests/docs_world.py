@@ -1,0 +1,150 @@
+"""The files that the commands of the documentation name: small tables, small runs, lists of hypotheses."""
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+ROWS = 300  # so many that each of five ratings is no rare value
+HOTELS = ["Hotel Deca - A Noble House Hotel", *(f"Hotel {number}" for number in range(9))]
+COMMUNITIES = {"nba": "sport", "nfl": "sport", "Python": "code", "PHP": "code", "germany": "land", "norge": "land"}
+SAID = {
+    1: ("the room was dirty !", "i will never stay here again ."),
+    2: ("the room was ok .", "i will not stay here again ."),
+    3: ("our room was clean .", "how to bake bread"),
+    4: ("our room was clean and comfortable .", "how to bake a cake"),
+    5: ("the room was clean and comfortable !", "i will stay here again ."),
+}
+RECIPE = """
+[data]
+text = "review"
+context = ["stars", "city"]
+min_context_count = 10
+"""
+
+# What commands are given beside their own options, so that they take a moment.
+SIZES = "--hidden-size 8 --embedding-size 8 --variable-size 4 --context-size 4 --number-size 8"
+SMALL = f"--epochs 0.5 --evaluations 1 --min-context-count 2 --min-user-count 2 {SIZES}"
+MORE = {
+    "train": f"{SMALL} --max-tokens 40",
+    "compare": SMALL,
+    "separate": SMALL,
+    "tune": "--epochs 0.5 --evaluations 1 --trials 1",
+    "finetune": "--epochs 0.5 --evaluations 1",
+    "generate": "--number 1",
+    "specificity": "--number 2",
+    "complete": "--seconds 0.1",
+    "tune-online": "--rows-per-user 2 --optimiser sgd --seconds 0.02",
+    "replay": "--rows-per-user 2 --seconds 0.02",
+    "units": "--examples 3 --repeats 1",
+}
+UNTHREADED = {"report"}  # verbs without --threads
+
+Main = Callable[[Sequence[str]], int]
+
+
+def small(words: Sequence[str]) -> list[str]:
+    """The command `words`, its verb first, with what makes it small."""
+    threads = [] if words[0] in UNTHREADED or words[0] == "baseline" else ["--threads", "1"]
+    more = shlex.split(MORE.get(words[0], ""))
+    if words[0] == "generate" and ("--stream" in words or "--fill" in words):
+        more = []
+    return [*words, *more, *threads]
+
+
+def row(number: int) -> dict[str, Any]:
+    """One row of every table: all columns that any page names."""
+    stars = number % 5 + 1
+    text = SAID[stars][number // 5 % 2]
+    return {
+        "text": text,
+        "review": text,
+        "query": text,
+        "stars": stars,
+        "rating": stars,
+        "city": ("Oslo", "Nice")[number % 2],
+        "country": ("NL", "DE", "GB")[number % 3],
+        "language": ("Basque", "French")[number % 2],
+        "lat": 50 + number % 10 + 0.25,
+        "lon": 4 + number % 7 + 0.25,
+        "age": 20 + number % 50 + 0.5,
+        "time": f"2026-11-{number % 28 + 1:02}T{number % 24:02}:15",
+        "title": f"a room in {('Oslo', 'Nice')[number % 2]}",
+        "topics": json.dumps([number % 3 / 3, number % 5 / 5]),
+        "user": f"user {number % 6}",
+        "speaker": f"speaker {number % 6}",
+        "role": ("judge", "advocate")[number % 2],
+        "case": f"case {number % 4}",
+        "hotel": HOTELS[number % 10],
+        "community": list(COMMUNITIES)[number % 6],
+    }
+
+
+def write_tables(folder: Path) -> None:
+    """The same rows under all names that the pages use."""
+    rows = [row(number) for number in range(ROWS)]
+    whole, part = pa.Table.from_pylist(rows), pa.Table.from_pylist(rows[:60])
+    csv.write_csv(whole, folder / "reviews.csv")
+    for name in ("dev", "test", "new", "boston", "boston-dev", "places"):
+        csv.write_csv(part, folder / f"{name}.csv")
+    for name in ("queries", "train"):
+        parquet.write_table(whole, folder / f"{name}.parquet")
+    for name in ("dev", "test"):
+        parquet.write_table(part, folder / f"{name}.parquet")
+    cities = [{"name": "Bergen", "lat": 52.0, "lon": 5.0}, {"name": "Lyon", "lat": 58.0, "lon": 9.0}]
+    csv.write_csv(pa.Table.from_pylist(cities), folder / "cities.csv")
+    themes = [{"community": name, "theme": theme} for name, theme in COMMUNITIES.items()]
+    csv.write_csv(pa.Table.from_pylist(themes), folder / "themes.csv")
+    chains = [{"hotel": name, "chain": ("Inn", "Lodge")[place % 2]} for place, name in enumerate(HOTELS)]
+    csv.write_csv(pa.Table.from_pylist(chains), folder / "hotels.csv")
+    (folder / "review.txt").write_text("the room was dirty !\ni will stay here again .\n", encoding="utf-8")
+    (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+
+
+def write_lists(folder: Path) -> None:
+    """Lists of hypotheses as JSON lines and as Kaldi writes them."""
+    lines, texts, costs, references, speakers = [], [], [], [], ["utterance\tspeaker"]
+    for number in range(8):
+        said, heard = SAID[number % 5 + 1]
+        name = f"a{number}"
+        scored = [
+            {"text": heard, "acoustic": -30.0 - number, "lm": -9.0},
+            {"text": said, "acoustic": -31.5, "lm": -9.5},
+        ]
+        about = {"speaker": f"speaker {number % 6}", "role": "judge", "case": f"case {number % 4}"}
+        lines.append(json.dumps({"id": name, "hypotheses": scored, "reference": said, **about}))
+        texts += [f"{name}-1 {heard}", f"{name}-2 {said}"]
+        costs += [f"{name}-1 30.{number}", f"{name}-2 31.5"]
+        references.append(f"{name} {said}")
+        speakers.append(f"{name}\tspeaker {number % 6}")
+    for name in ("dev", "test", "new"):
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    kaldi = folder / "nbest"
+    kaldi.mkdir()
+    files = {kaldi / "words_text": texts, kaldi / "ac_cost": costs, kaldi / "lm_cost": costs}
+    files |= {folder / "text": references, folder / "spk.tsv": speakers}
+    for path, content in files.items():
+        path.write_text("\n".join(content) + "\n", encoding="utf-8")
+
+
+def write_runs(folder: Path, main: Main) -> None:
+    """The runs that pages read without having trained them; `folder` is the working folder."""
+    runs = {
+        "reviews": "reviews.csv --text review --context stars --context city --context lat:number",
+        "factorcell": "reviews.csv --text review --context stars --context city",
+        "unadapted": "reviews.csv --text review --model unadapted",
+        "hotels": "train.parquet --context hotel --context rating",
+        "places": "places.csv --unit char --context country --context lat:number --context lon:number",
+        "reddit": "train.parquet --context community",
+        "scotus": "train.parquet --user speaker --context role --context case",
+        "qac": "queries.parquet --text query --unit char --user user --adapt factor --output-bias none",
+    }
+    for name, given in runs.items():
+        assert main(small(["train", *shlex.split(given), "--out", f"runs/{name}"])) == 0, name
+    for name in ("hotels2", "hotels3"):
+        shutil.copytree(folder / "runs" / "hotels", folder / "runs" / name)
