@@ -22,6 +22,7 @@ STRANGERS = (("generation", "completion"), ("training", "reports"))
 OUTSIDE = ("", "__main__")  # of the order: they may import all
 PRINTERS = {"commands", "screen", "cli", "demo"}
 GROUPS = {"experiments", "packaging"}  # tests of what is not in the package
+INSIDE = {"hidden", "memory", "matrix"}
 FILE_LINES, BODY_LINES = 400, 60
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -202,6 +203,17 @@ def lost_tests(root: Path) -> list[str]:
     ]
 
 
+def peeks(root: Path) -> list[str]:
+    """Places outside the room model that look inside the state of a backbone, or at what a context decided in it."""
+    return [
+        f"{path}:{node.lineno}: .{node.attr} is inside a backbone"
+        for path, module, tree in sources(root)
+        if module.split(".")[0] != "model"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in INSIDE
+    ]
+
+
 Check = Callable[[Path], list[str]]
 CHECKS: list[Check] = [
     wrong_order,
@@ -212,6 +224,7 @@ CHECKS: list[Check] = [
     long_files,
     long_bodies,
     prints,
+    peeks,
     unsafe,
 ]
 
@@ -267,7 +280,8 @@ FINE = {
     "src/factorcell/data/words.py": "from factorcell import config\nfrom ..config import UserError\nimport numpy\n",
     "src/factorcell/data/tables.py": "from .words import split\n",
     "src/factorcell/model/__init__.py": "from factorcell.model.cells import Cell\n",
-    "src/factorcell/model/cells.py": "from factorcell.model.kernels import library\n" + "x = 1\n" * (FILE_LINES - 1),
+    "src/factorcell/model/cells.py": "from factorcell.model.kernels import library\nx.hidden\n"
+    + "x = 1\n" * (FILE_LINES - 2),
     "src/factorcell/model/kernels/__init__.py": "from .library import x\n",
     "src/factorcell/model/kernels/library.py": "import factorcell.data.words\nfrom ...config import Config\n",
     "src/factorcell/generation/__init__.py": "",
@@ -324,6 +338,9 @@ def test_fine_tree_passes_every_check(tmp_path: Path) -> None:
         (long_bodies, "data/tables.py", "async " + body(BODY_LINES + 1)),
         (prints, "config.py", "def f():\n    print('x')\n"),
         (prints, "data/tables.py", "print('x')\n"),
+        (peeks, "completion/search.py", "state.hidden\n"),
+        (peeks, "completion/__init__.py", "def f(state):\n    return state.memory[0]\n"),
+        (peeks, "generation/beams.py", "weights.matrix = 1\n"),
         (unsafe, "config.py", "import pickle\n"),
         (unsafe, "config.py", "from pickle import loads\n"),
         (unsafe, "commands/main.py", "import dill as d\n"),
