@@ -23,6 +23,7 @@ OUTSIDE = ("", "__main__")  # of the order: they may import all
 PRINTERS = {"commands", "screen", "cli", "demo"}
 GROUPS = {"experiments", "packaging"}  # tests of what is not in the package
 INSIDE = {"hidden", "memory", "matrix"}
+SPECIAL_IDS = {"UNKNOWN", "START", "END"}
 FILE_LINES, BODY_LINES = 400, 60
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -57,7 +58,8 @@ def imported(node: ast.AST, path: Path) -> Iterator[str]:
 def places(root: Path) -> dict[str, int]:
     """The place of every module, by its dotted name without the package's, and of every room: after its last module.
 
-    As the order in docs/architecture.md has it: a line a room, `room: its modules`, or modules of the package itself.
+    As the order in docs/architecture.md has it: lines `room: its modules`, several for a long room, or modules of the
+    package itself.
     A module imports from the rooms above its own, and in its own room from the modules named before it.
     """
     order = (root / "docs" / "architecture.md").read_text(encoding="utf-8").split("```order\n")[1].split("```")[0]
@@ -203,6 +205,18 @@ def lost_tests(root: Path) -> list[str]:
     ]
 
 
+def own_ids(root: Path) -> list[str]:
+    """Imports of the ids of special tokens where a tokenizer or a model should be asked for them."""
+    return [
+        f"{path}:{getattr(node, 'lineno', 0)}: {name} is the tokenizer's or the model's to say"
+        for path, module, tree in sources(root)
+        if module.split(".")[0] not in ("data", "model")
+        for node in ast.walk(tree)
+        for name in imported(node, path)
+        if name.startswith(f"{PACKAGE}.data.") and name.split(".")[-1] in SPECIAL_IDS
+    ]
+
+
 def peeks(root: Path) -> list[str]:
     """Places outside the room model that look inside the state of a backbone, or at what a context decided in it."""
     return [
@@ -225,6 +239,7 @@ CHECKS: list[Check] = [
     long_bodies,
     prints,
     peeks,
+    own_ids,
     unsafe,
 ]
 
@@ -260,7 +275,8 @@ ARCHITECTURE = """
 - `later.py`: no file of a room
 ```order
 config
-data: words tables
+data: words
+data: tables
 model.kernels: library
 model: cells
 generation: beams
@@ -283,7 +299,7 @@ FINE = {
     "src/factorcell/model/cells.py": "from factorcell.model.kernels import library\nx.hidden\n"
     + "x = 1\n" * (FILE_LINES - 2),
     "src/factorcell/model/kernels/__init__.py": "from .library import x\n",
-    "src/factorcell/model/kernels/library.py": "import factorcell.data.words\nfrom ...config import Config\n",
+    "src/factorcell/model/kernels/library.py": "from factorcell.data.words import END\nfrom ...config import Config\n",
     "src/factorcell/generation/__init__.py": "",
     "src/factorcell/generation/beams.py": "model.eval()\nnumpy.load('a', allow_pickle=False)\nre.compile('a')\n",
     "src/factorcell/completion/__init__.py": "blueprint(1)\n",
@@ -341,6 +357,8 @@ def test_fine_tree_passes_every_check(tmp_path: Path) -> None:
         (peeks, "completion/search.py", "state.hidden\n"),
         (peeks, "completion/__init__.py", "def f(state):\n    return state.memory[0]\n"),
         (peeks, "generation/beams.py", "weights.matrix = 1\n"),
+        (own_ids, "completion/search.py", "from factorcell.data.words import END\n"),
+        (own_ids, "commands/main.py", "from ..data.words import split, START\n"),
         (unsafe, "config.py", "import pickle\n"),
         (unsafe, "config.py", "from pickle import loads\n"),
         (unsafe, "commands/main.py", "import dill as d\n"),
