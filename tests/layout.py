@@ -15,8 +15,8 @@ PACKAGE = "factorcell"
 # Rooms that do not know each other, although one stands above the other.
 STRANGERS = (("generation", "completion"), ("training", "reports"))
 OUTSIDE = ("", "__main__")  # of the order: they may import all
-PRINTERS = {"commands", "screen", "cli", "demo"}
-GROUPS = {"experiments"}  # tests of what is not in the package
+PRINTERS = {"commands"}
+GROUPS = {"experiments", "packaging"}  # tests of what is not in the package
 INSIDE = {"hidden", "memory", "matrix"}
 SPECIAL_IDS = {"UNKNOWN", "START", "END"}
 FILE_LINES, BODY_LINES = 400, 60
