@@ -23,8 +23,8 @@ ROWS: list[dict[str, Any]] = [
 CONTEXT = ("city", "stars", "lat:number", "lon:number")
 
 
-def layers(opaque: Any) -> Any:
-    """What a recurrent backbone keeps or has decided, a layer each: for tests that look inside."""
+def inside(opaque: object) -> Any:
+    """What is opaque to all others, of any type: for tests that look inside."""
     return opaque
 
 

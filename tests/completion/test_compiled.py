@@ -25,7 +25,7 @@ from factorcell.model.kernels import library
 from factorcell.model.packing import packable
 from factorcell.model.run import Run
 from tests.completion.test_search import CLOSE, same, typed_in, written_out
-from tests.small import layers, make_letters
+from tests.small import inside, make_letters
 
 HERE = library.library()
 VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
@@ -122,7 +122,7 @@ def test_typing_is_the_plain_typing(variant: str, model: dict[str, Any], keys: l
     plain = typed_in(run, text)
     assert typed.ids == anew.ids == plain.ids
     assert len(typed.after) == len(anew.after) == len(plain.logs) == len(text) + 1
-    for ours, theirs, (state,), logs in zip(typed.after, anew.after, layers(plain.states), plain.logs, strict=True):
+    for ours, theirs, (state,), logs in zip(typed.after, anew.after, inside(plain.states), plain.logs, strict=True):
         assert torch.equal(ours, theirs)
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)

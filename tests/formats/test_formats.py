@@ -186,7 +186,7 @@ def test_altered_users_are_refused() -> None:
 
 
 def test_cut_users_from_before_numbers_are_refused() -> None:
-    """They have no check sum, but lengths: only between two texts a cut is not seen."""
+    """They have no checksum, but lengths: only between two texts a cut is not seen."""
     content = (HERE / "before" / "learned.user").read_bytes()
     user, ends = learned(HERE / "before"), [8 + 4 * 3 * 3]  # of sizes and numbers, then of each text
     for text in user.history.texts:

@@ -71,7 +71,7 @@ def test_scores_are_those_of_the_processor(
         chosen = steps(run.model, conditioned, which, drawing(Sampler(), 3, 5), rules)
         found = [[one.tokens for one in own] for own in beam(run.model, conditioned, which, rules, best=2)]
         found += [[one.tokens for one in own] for own in distinct(run.model, conditioned, which, 2, rules)]
-        texts = found, [text.tokens for text in write(3, chosen)]
+        texts = found, [text.tokens for text in write(3, chosen, rules)]
         return [run.nats(corpus), log_likelihoods(run, corpus, some), log_likelihoods(run, corpus, points), texts]
 
     expected = results()

@@ -28,7 +28,6 @@ from factorcell.completion.search import (
     SearchResult,
 )
 from factorcell.data.context import Context
-from factorcell.data.vocabulary import END, START
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.packing import OF_CONTEXT, OF_MODEL, PackedContext, PackedModel, packable
@@ -68,7 +67,7 @@ class PackedPrefix:
     def begin(cls, packed: PackedModel, context: PackedContext) -> "PackedPrefix":
         """Nothing typed yet."""
         size, _, hidden, _ = packed.sizes
-        return cls(context, (), _follow(packed, context, torch.zeros(2 * hidden + size), [START]))
+        return cls(context, (), _follow(packed, context, torch.zeros(2 * hidden + size), [packed.specials.start]))
 
     def to(self, packed: PackedModel, ids: Sequence[int]) -> "PackedPrefix":
         """The same with `ids` typed instead: a step for every token after the first that differs."""
@@ -146,7 +145,7 @@ class _Asked:
 
 
 class CompiledEngine:
-    """The compiled search of a model, as `completion.Plain` is the plain one."""
+    """The `Engine` in compiled code, of models that are `packable`."""
 
     def __init__(self, model: LanguageModel, half: bool = False) -> None:
         library.keep_memory()
@@ -200,7 +199,16 @@ def _run(
     compiled = library.library()
     assert compiled is not None
     array = (_Request * len(requests))(*requests)
-    sizes = (len(requests), *packed.sizes, END, min(threads, len(requests)), batch, GROWTH, int(packed.half), 0)
+    sizes = (
+        len(requests),
+        *packed.sizes,
+        packed.specials.end,
+        min(threads, len(requests)),
+        batch,
+        GROWTH,
+        int(packed.half),
+        0,
+    )
     arguments = _Search(*sizes, *library.addresses(OF_MODEL, packed.arrays), ctypes.addressof(array))
     compiled.factorcell_search(ctypes.byref(arguments), int(following), library.VARIANTS.index(packed.variant))
     for request, done in zip(requests, array, strict=True):

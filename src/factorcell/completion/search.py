@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.data.context import Context
-from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.backbone import Reserve, State
 from factorcell.model.language_model import Conditioned, LanguageModel
 
@@ -101,7 +100,7 @@ class PrefixState:
     def begin(cls, model: LanguageModel, conditioned: Conditioned) -> "PrefixState":
         """Nothing typed yet, in one context."""
         shared = model.fold(conditioned, shared=True)
-        logs, states = model.step(_tokens(model, [START]), shared)
+        logs, states = model.step(_tokens(model, [model.specials.start]), shared)
         return cls(shared, (), (states,), (logs,))
 
     def to(self, model: LanguageModel, ids: Sequence[int]) -> "PrefixState":
@@ -115,8 +114,24 @@ class PrefixState:
         return PrefixState(self.conditioned, tuple(ids), tuple(states), tuple(logs))
 
 
+class Engine(Protocol[T]):
+    """What types and searches with a model; `T` is what it keeps of what is typed, which nobody else looks into."""
+
+    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> T:
+        """Nothing typed yet, in one context; `override` as `LanguageModel.condition`."""
+        ...
+
+    def type(self, typed: T, ids: Sequence[int]) -> T:
+        """The same person with `ids` typed instead: what both share is not read again. `typed` stays as it is."""
+        ...
+
+    def search(self, wanted: Sequence[SearchRequest[T]], seconds: float | None, threads: int) -> list[SearchResult]:
+        """The completions of each request, within `seconds` for each if any, each done by one of `threads`."""
+        ...
+
+
 class PlainEngine:
-    """The plain search of a model: what else can type and search stands in for it."""
+    """The `Engine` of any model, in PyTorch."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -156,16 +171,17 @@ def beam(
     finished ones among them.
     """
     finished: list[Completion] = []
+    end = model.specials.end
     waiting = [Completion((), 0.0)]
     logs, states, rows = typed.logs[-1], typed.states[-1], 0
     for length in range(most + 1):
         grown = []
-        values, tokens = _without_unknown(logs).topk(min(branching, logs.shape[1]))
+        values, tokens = _without(model.specials.unknown, logs).topk(min(branching, logs.shape[1]))
         for row, hypothesis in enumerate(waiting):
             for value, token in zip(values[row].tolist(), tokens[row].tolist(), strict=True):
                 grown.append((hypothesis.log_probability + value, hypothesis.ids, token, row))
-        finished += [Completion(ids, score) for score, ids, token, _ in grown if token == END]
-        going = [new for new in grown if new[2] != END and new[0] > -math.inf] if length < most else []
+        finished += [Completion(ids, score) for score, ids, token, _ in grown if token == end]
+        going = [new for new in grown if new[2] != end and new[0] > -math.inf] if length < most else []
         kept = heapq.nlargest(width, [one.log_probability for one in finished] + [score for score, *_ in going])
         finished = [one for one in finished if one.log_probability >= kept[-1]]
         going = [new for new in going if new[0] >= kept[-1]]
@@ -232,7 +248,7 @@ class _Frontier:
         waiting: int,
     ) -> None:
         self.k, self.most, self.floor, self.accept, self.waiting = k, most, floor, accept, waiting
-        self.size, self.count = model.vocabulary_size, 0
+        self.size, self.count, self.specials = model.vocabulary_size, 0, model.specials
         self.parents, self.tokens, self.depths = (np.zeros(rows + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # what is typed becomes 0, as a child of itself
         self.states: Reserve = typed.states[-1].reserve(rows + 1)
@@ -240,7 +256,7 @@ class _Frontier:
         self.ended: list[tuple[float, Ids]] = []  # a heap: the worst first
         self.lost = -math.inf  # the best hypothesis that was dropped for want of time or room
         zero = np.zeros(1, dtype=np.int64)
-        self.add(np.zeros(1), zero, zero + START, typed.logs[-1], typed.states[-1])
+        self.add(np.zeros(1), zero, zero + model.specials.start, typed.logs[-1], typed.states[-1])
 
     @property
     def expanded(self) -> int:
@@ -270,10 +286,10 @@ class _Frontier:
         self.count += len(scores)
         self.parents[numbers], self.tokens[numbers], self.depths[numbers] = parents, tokens, self.depths[parents] + 1
         self.states.put(int(numbers[0]), state)
-        totals = _without_unknown(logs).cpu().double().numpy() + scores[:, None]
-        for number, score in zip(numbers.tolist(), totals[:, END].tolist(), strict=True):
+        totals = _without(self.specials.unknown, logs).cpu().double().numpy() + scores[:, None]
+        for number, score in zip(numbers.tolist(), totals[:, self.specials.end].tolist(), strict=True):
             self._end(number, score)
-        totals[:, END] = -math.inf
+        totals[:, self.specials.end] = -math.inf
         totals[self.depths[numbers] >= self.most] = -math.inf
         row, token = np.nonzero(totals > self.least)
         self.scores = np.concatenate([self.scores, totals[row, token]])
@@ -321,11 +337,11 @@ def _largest(scores: Floats, most: int) -> Whole:
     return np.argpartition(scores, len(scores) - most)[len(scores) - most :]
 
 
-def _without_unknown(logs: Tensor) -> Tensor:
-    """Log probabilities (B, V) with nothing for the unknown token, which no text holds."""
-    unknown = torch.zeros_like(logs[0])
-    unknown[UNKNOWN] = -math.inf
-    return logs + unknown
+def _without(unknown: int, logs: Tensor) -> Tensor:
+    """Log probabilities (B, V) with nothing for the `unknown` token, which no text holds."""
+    never = torch.zeros_like(logs[0])
+    never[unknown] = -math.inf
+    return logs + never
 
 
 def _tokens(model: LanguageModel, ids: Sequence[int]) -> Tensor:

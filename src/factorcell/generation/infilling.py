@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from factorcell.config import UserError
-from factorcell.data.vocabulary import END
 from factorcell.generation.sampling import Clock, Constraints, Hypotheses, Steps, begin, look
 from factorcell.model.backbone import State
 from factorcell.model.language_model import Conditioned
@@ -82,7 +81,7 @@ def _grown(
     """The likeliest tokens to grow by, their log probabilities (n, L), and that of the first on the right (n,)."""
     after = logs[:, right[0]].double() if right else logs.new_zeros(len(logs), dtype=torch.double)
     rules.forbid(logs, written[rows], length)
-    logs[:, END] = -torch.inf
+    logs[:, rules.end] = -torch.inf
     best = logs.topk(min(width, logs.shape[1]), dim=1)
     return best.indices, best.values.double(), after
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from factorcell.config import UserError
-from factorcell.data.vocabulary import END, START, UNKNOWN
+from factorcell.data.vocabulary import Specials
 from factorcell.model.backbone import State
 from factorcell.model.language_model import Conditioned
 
@@ -32,6 +32,8 @@ BLOCK = 128  # tokens that a draw skips at once
 
 class Steps(Protocol):
     """What texts are written from: a `LanguageModel`, or whatever else has its `step`."""
+
+    specials: Specials
 
     def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
         """`token` (N,) -> log probabilities (N, V) of the next, and the state after it."""
@@ -44,13 +46,15 @@ class Constraints:
 
     No n-gram of `no_repeat_ngram` tokens comes twice. A text that ends with one of `stops`,
     sequences of tokens, is done. A prompt counts for repetition, not for length.
+    `end` is the token that ends a text.
     """
 
     max_tokens: int = 100
     min_tokens: int = 0
-    banned: tuple[int, ...] = (UNKNOWN,)
+    banned: tuple[int, ...] = (Specials().unknown,)
     no_repeat_ngram: int = 0
     stops: tuple[tuple[int, ...], ...] = ()
+    end: int = Specials().end
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= self.max_tokens or self.max_tokens < 1:
@@ -69,11 +73,11 @@ class Constraints:
         if self.no_repeat_ngram:
             texts, again = repeated(tokens, self.no_repeat_ngram)
             logs[texts, again] = -torch.inf
-        ends = logs[:, END].clone()
+        ends = logs[:, self.end].clone()
         if written < self.min_tokens:
-            logs[:, END] = -torch.inf
+            logs[:, self.end] = -torch.inf
         stuck = torch.isneginf(logs.amax(1))
-        logs[stuck, END] = ends[stuck].clamp(min=torch.finfo(logs.dtype).min)
+        logs[stuck, self.end] = ends[stuck].clamp(min=torch.finfo(logs.dtype).min)
         return logs
 
     def stopped(self, tokens: Tensor, written: int) -> Tensor:
@@ -206,7 +210,7 @@ def look(model: Steps, conditioned: Conditioned, front: Hypotheses, pick: Pick) 
 
 def begin(model: Steps, conditioned: Conditioned, contexts: Tensor, prompt: Sequence[int] = ()) -> Hypotheses:
     """A text for each of `contexts` (N,), rows of `conditioned`, that begins with `prompt`."""
-    front = Hypotheses(torch.full_like(contexts[:, None], START), contexts)
+    front = Hypotheses(torch.full_like(contexts[:, None], model.specials.start), contexts)
     for token in prompt:
         state, _ = look(model, conditioned, front, lambda _rows, logs: (logs[:, 0],))
         front = front.grown(torch.full_like(contexts, token), state)
@@ -301,7 +305,7 @@ def steps(
         state, (tokens, logs) = look(model, conditioned, front, pick)
         yield Step(going.cpu().numpy(), tokens.cpu().numpy(), logs.double().cpu().numpy())
         front = front.grown(tokens, state)
-        keep = ((tokens != END) & ~rules.stopped(front.tokens, step + 1)).nonzero()[:, 0]
+        keep = ((tokens != rules.end) & ~rules.stopped(front.tokens, step + 1)).nonzero()[:, 0]
         front, going = front.select(keep), going[keep]
 
 
@@ -313,7 +317,7 @@ def _chosen(
     return token, logs.gather(1, token[:, None])[:, 0]
 
 
-def write(count: int, chosen: Iterator[Step], stops: Sequence[Sequence[int]] = ()) -> list[GeneratedText]:
+def write(count: int, chosen: Iterator[Step], rules: Constraints) -> list[GeneratedText]:
     """The `count` texts that were `chosen` a step at a time."""
     texts: list[list[int]] = [[] for _ in range(count)]
     logs = np.zeros(count)
@@ -321,11 +325,11 @@ def write(count: int, chosen: Iterator[Step], stops: Sequence[Sequence[int]] = (
         logs[step.texts] += step.logs
         for text, token in zip(step.texts.tolist(), step.tokens.tolist(), strict=True):
             texts[text].append(token)
-    return [written(text, float(log), stops) for text, log in zip(texts, logs, strict=True)]
+    return [written(text, float(log), rules) for text, log in zip(texts, logs, strict=True)]
 
 
-def written(tokens: Sequence[int], log_probability: float, stops: Sequence[Sequence[int]] = ()) -> GeneratedText:
+def written(tokens: Sequence[int], log_probability: float, rules: Constraints) -> GeneratedText:
     """A text of `tokens` after the prompt, of which the last may be the end token."""
-    ended = END in tokens[-1:]
-    stopped = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in stops if stop)
+    ended = rules.end in tokens[-1:]
+    stopped = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in rules.stops if stop)
     return GeneratedText(tuple(tokens[: len(tokens) - ended]), log_probability, len(tokens), ended or stopped)

@@ -18,6 +18,7 @@ from factorcell.config import ModelConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import Specials
 from factorcell.model.adaptive_softmax import AdaptiveOutput
 from factorcell.model.backbone import Backbone, Conditions, State
 from factorcell.model.control_codes import Prefix
@@ -49,6 +50,8 @@ class Conditioned:
 
 class LanguageModel(nn.Module):
     """p(text given context), for words or characters."""
+
+    specials = Specials()
 
     def __init__(
         self,

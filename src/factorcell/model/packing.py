@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from factorcell.data.vocabulary import Specials
 from factorcell.model.cells import Coupled
 from factorcell.model.kernels import library
 from factorcell.model.language_model import Conditioned, LanguageModel
@@ -46,6 +47,7 @@ class PackedModel:
 
     arrays: Mapping[str, Tensor]
     sizes: tuple[int, int, int, int]
+    specials: Specials
     variant: str
     half: bool
 
@@ -70,7 +72,7 @@ class PackedModel:
             arrays["half_weight"] = _halved(weight, lanes)
         rank = model.config.rank if "factor" in cell.adapters else 0
         size, width = embedding.shape
-        return cls(arrays, (size, width, cell.hidden_size, rank), variant, half)
+        return cls(arrays, (size, width, cell.hidden_size, rank), model.specials, variant, half)
 
     def context(self, model: LanguageModel, conditioned: Conditioned) -> PackedContext:
         """What `model` makes of one context."""

@@ -30,7 +30,7 @@ STYLE = (
 
 
 def table(summary: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
-    """A row of text for every row of `rescoring.summarise`, and the names of its columns."""
+    """A row of text for every row of `rescore.summarise`, and the names of its columns."""
     rows = []
     for row in summary:
         rates = {name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")}
@@ -47,7 +47,7 @@ def page(
     depths: Sequence[Row],
     weights: Mapping[str, float],
 ) -> str:
-    """The page of the lists called `name`: rows of `rescoring.rescore`, `summarise` and `by_depth`, and the weights.
+    """The page of the lists called `name`: rows of `rescore.rescore`, `summarise` and `by_depth`, and the weights.
 
     Without references, which `summary` and `depths` need, it has the weights and what has changed.
     """
