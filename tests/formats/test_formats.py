@@ -163,6 +163,8 @@ def test_a_user_from_before_numbers_belongs_to_whoever_learns_from_it(copy: Path
     assert User.from_bytes(user.to_bytes()).fingerprint == b""
     user = learn_one(run, user, "bat")
     assert user.fingerprint == run.fingerprint
+    untrained = Run.open(copy / LETTERS, trained=False)
+    assert learn_one(untrained, user, "bat").fingerprint == user.fingerprint, "a run without one takes none away"
     train_on(copy / LETTERS)
     assert "belongs to another run" in refused(learn_one, Run.open(copy / LETTERS), user, "bat")
     short = User(user.vector[:2], user.state[:, :2])
