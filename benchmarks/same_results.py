@@ -3,6 +3,8 @@
     python benchmarks/same_results.py DATA --write before.json      # in one checkout
     python benchmarks/same_results.py DATA --against before.json    # in the other, on the same machine
 
+same_results.json beside this file holds the figures of the commit before the package moved into rooms.
+
 DATA holds a folder for each set, with train.parquet and dev.parquet. All runs on one thread, where results are equal
 bit for bit; between processors and versions of PyTorch they are not. A figure is the SHA-256 of what was computed.
 """
@@ -11,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -134,6 +137,19 @@ def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any
         yield "one online user", digest(python("-c", ONLINE, str(run), *recipe.learn))
 
 
+def machine() -> dict[str, Any]:
+    """What figures depend on beside the code."""
+    model = python("-c", "import torch; print(torch.__version__, torch.backends.cpu.get_cpu_capability())")
+    return {"processor": f"{platform.machine()} {processor()}", "torch": model.strip()}
+
+
+def processor() -> str:
+    """Its name, where Linux tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
 def main() -> None:
     """Compute all figures; write them, or compare them with those written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,7 +157,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with the figures there")
     given = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {"machine": machine()}
     for recipe in RECIPES:
         with tempfile.TemporaryDirectory() as folder:
             found[recipe.name] = dict(figures(recipe, given.data, Path(folder)))
