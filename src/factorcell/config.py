@@ -284,7 +284,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "Config":
-        """The config of nested plain values; what is left out keeps its default."""
+        """The config of nested plain values; what is missing keeps its default."""
         sections: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(cls)}
         if not isinstance(values, Mapping):
             raise UserError(f"{where}: must hold the sections {', '.join(sections)}, not a {type(values).__name__}")
@@ -300,7 +300,7 @@ class Config:
         return dataclasses.asdict(self)
 
     def to_toml(self) -> str:
-        """This config as TOML that `load` reads back; an option that is None is left out."""
+        """This config as TOML that `load` reads back; an option that is None is omitted."""
         lines = []
         for section, values in self.to_dict().items():
             lines.append(f"[{section}]")

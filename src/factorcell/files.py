@@ -130,7 +130,7 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows of a file of JSON lines; a last line that was cut off is left out."""
+    """All whole rows of a file of JSON lines; a last line that was cut off is ignored."""
     if not path.exists():
         return []
     rows = []

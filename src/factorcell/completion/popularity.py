@@ -46,7 +46,7 @@ class Popularity:
 
     @classmethod
     def fit(cls, queries: Iterable[str], min_count: int = 3) -> "Popularity":
-        """Of `queries`, a text each; those seen less than `min_count` times are left out."""
+        """Of `queries`, a text each; those seen less than `min_count` times are omitted."""
         return cls(TextCounts.of(queries, min_count))
 
     @classmethod

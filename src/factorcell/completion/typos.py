@@ -38,7 +38,7 @@ SLIP = 9.0  # nats that a slip costs: one keystroke in a hundred is a slip, in o
 FIRST = 2.0  # nats more where the first token is another: people look at what they begin with
 ONE, TWO = 3, 6  # tokens that must be typed for one slip, for two
 ROWS = 600  # hypotheses put through the model, to find what may have been meant
-BEST = 6  # beginnings that are gone on with
+BEST = 6  # beginnings from which the search goes on
 
 
 @dataclass(frozen=True)

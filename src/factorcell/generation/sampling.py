@@ -120,7 +120,7 @@ class Sampler:
             raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
 
     def weights(self, logs: Tensor) -> Tensor:
-        """Log probabilities (N, V), -inf where forbidden -> the weights (N, V) to draw by, 0 where left out."""
+        """Log probabilities (N, V), -inf where forbidden -> the weights (N, V) to draw by, 0 where excluded."""
         if self.temperature != 1:
             logs = (logs - logs.amax(1, keepdim=True)) / self.temperature
         if self.top_k and self.top_k < logs.shape[1]:

@@ -50,7 +50,7 @@ class Judged:
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> Judged:
-    """The rows side by side. A query that not all systems have judged is left out."""
+    """The rows side by side. A query that not all systems have judged is omitted."""
     systems = tuple(dict.fromkeys(row["system"] for row in rows))
     table: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
