@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from factorcell.choices import PRIORS
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_offsets, targets
@@ -58,7 +59,7 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
 
     `priors`: uniform, or "training" (the frequencies there). The tally is of the texts given their own values.
     """
-    choose("priors", priors, ("uniform", "training"))
+    choose("priors", priors, PRIORS)
     names, labels, size = _names(train), _labels(train), len(train.vocabulary)
     values = np.repeat(labels, train.lengths)
     flat = (values * size + targets(train))[values >= 0]

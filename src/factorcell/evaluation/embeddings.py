@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from factorcell.choices import MEASURES
 from factorcell.config import INSIDE, UserError, choose
 from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
@@ -27,7 +28,6 @@ from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.model.run import Run
 
-MEASURES = ("cosine", "distance")
 SIGMA = 1.5  # deviations from the centre to the edge of an ellipse (TACL 2018, figure 6)
 LEAST = 3  # values of a group with an ellipse
 FOLDS = 5

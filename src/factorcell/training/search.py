@@ -20,6 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from factorcell import files
+from factorcell.choices import PRUNERS, SAMPLERS
 from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
 from factorcell.data.cache import prepare
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 # The content of study.html from the name of the study, rows of trials, the target, and the options drawn by ratio.
 Page = Callable[[str, Sequence[Row], str | None, Collection[str]], str]
 
-SAMPLERS = ("random", "tpe")
-PRUNERS = ("median", "halving", "none")
 BEGUN = "factorcell"  # the attribute of a study that says what it searches
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 

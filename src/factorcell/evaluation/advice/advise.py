@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from factorcell.choices import ADVICE_ROWS
 from factorcell.config import DataConfig, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import parse_column
@@ -38,7 +39,7 @@ from factorcell.evaluation.advice.conditional_ngram import (
     posterior,
     tilted,
 )
-from factorcell.evaluation.advice.sample import ROWS, Ids, LabelColumn, Split, beginnings, columns_of, sample
+from factorcell.evaluation.advice.sample import Ids, LabelColumn, Split, beginnings, columns_of, sample
 from factorcell.model.run import Run
 
 LEAST = 20  # rows that say anything at all
@@ -54,7 +55,7 @@ Row = dict[str, Any]
 Floats = NDArray[np.float64]
 
 
-def advise(source: Any, data: DataConfig, *, rows: int = ROWS, seed: int = 0, progress: bool = False) -> Row:
+def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int = 0, progress: bool = False) -> Row:
     """Advice on the context columns that `data` names, from at most `rows` of the table `source`.
 
     In `columns` a row of figures each, the best first; all together in `all`. `UserError` where there is no column.

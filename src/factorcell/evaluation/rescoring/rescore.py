@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from factorcell import files
+from factorcell.choices import OBJECTIVES
 from factorcell.config import UserError, choose
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import category_name, is_missing
@@ -39,7 +40,6 @@ Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 AT_ONCE = 4_000  # hypotheses that are read at once
-OBJECTIVES = ("errors", "likelihood")
 DRAWS, FEW = 1_000, 10  # of utterances, for intervals; fewer utterances than FEW have none
 ROW = "the rows given row 1: "  # how a table in memory names its first row
 KINDS = ("substituted", "deleted", "inserted")
