@@ -1,7 +1,6 @@
 """The verbs that explain: texts token by token between contexts, and what hidden units know."""
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,52 +24,7 @@ ORANGES = ((223, 16), (215, 16), (166, 231))
 Row = dict[str, Any]
 
 
-def add(verbs: Any) -> None:
-    """Add the verbs to those of the command line."""
-    text = "which tokens of a text speak for one context and which for another"
-    verb = options.verb(verbs, "explain", explain_texts, text)
-    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    verb.add_argument("file", metavar="FILE", nargs="?", help="texts, one a line; -: standard input")
-    verb.add_argument("--text", action="append", default=[], help="a text (repeatable), instead of FILE")
-    verb.add_argument(
-        "--between",
-        nargs="+",
-        required=True,
-        metavar="NAME=VALUE",
-        help="two contexts, or more: rating=5 rating=1; several columns of one as 'rating=5; city=Oslo'",
-    )
-    options.add_context(verb)
-    verb.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help="more runs, to be averaged")
-    verb.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN", help="other runs to show beside it")
-    verb.add_argument(
-        "--words", type=int, default=0, metavar="N", help="also the N words that each of two contexts raises most"
-    )
-    verb.add_argument(
-        "--over", type=Path, metavar="TABLE", help="the texts at whose places --words looks (default: those explained)"
-    )
-    verb.add_argument("--page", type=Path, metavar="HTML", help="write a page")
-    verb.add_argument(
-        "--color", default="auto", choices=("auto", "always", "never"), help="auto: in a terminal without NO_COLOR"
-    )
-    options.computing(verb)
-    text = "which hidden units indicate the values of a column, and how few examples of them do"
-    verb = options.verb(verbs, "units", units, text)
-    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    verb.add_argument("table", type=Path, metavar="TABLE", help="table of texts with the column")
-    verb.add_argument("--target", required=True, metavar="COLUMN", help="any column of TABLE, known to the run or not")
-    verb.add_argument("--text", action="append", default=[], help="draw the unit along this text (repeatable)")
-    verb.add_argument("--value", help="whose unit is drawn (default: the value with the best one)")
-    verb.add_argument("--every-token", action="store_true", help="choose by the states after every token, not the last")
-    verb.add_argument(
-        "--examples", type=int, default=30, metavar="N", help="of each value, for logistic regression; 0: none"
-    )
-    verb.add_argument("--repeats", type=int, default=10, help="draws of the examples (default: 10)")
-    verb.add_argument("--seed", type=int, default=0, help="of halves and examples")
-    verb.add_argument("--page", type=Path, metavar="HTML", help="write a page")
-    options.computing(verb)
-
-
-def explain_texts(given: argparse.Namespace) -> None:
+def run_explain(given: argparse.Namespace) -> None:
     """`factorcell explain`."""
     contexts = contexts_between(given.between, options.context(given.context))
     if given.over and not given.words:
@@ -147,8 +101,8 @@ def _texts(given: argparse.Namespace) -> list[str]:
 
 
 def _colour(asked: str) -> bool:
-    """Whether to write colours: as asked, or to a terminal unless NO_COLOR is set."""
-    return asked == "always" or (asked == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    """Whether to write colours: as asked, or as the terminal and the environment have it."""
+    return asked == "always" or (asked == "auto" and terminal.colours(sys.stdout))
 
 
 def _show(rows: Sequence[Row], words: Sequence[Row], between: Sequence[str], colour: bool) -> None:
@@ -192,7 +146,7 @@ def marked(text: str, ratio: float, colour: bool) -> str:
     return f"\x1b[{under}48;5;{back};38;5;{front}m{text}\x1b[0m"
 
 
-def units(given: argparse.Namespace) -> None:
+def run_units(given: argparse.Namespace) -> None:
     """`factorcell units`."""
     run = _open(given.run, given)
     texts, values = probing.labelled(run, given.table, given.target)
