@@ -5,13 +5,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.generation.generate import GenerationOptions, every, fill, generate, origin, resumed, stream
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 
@@ -61,7 +60,7 @@ def run_generate(given: argparse.Namespace) -> None:
         first=done,
     )
     written = done
-    with tqdm(total=count, initial=done, desc="writing", unit="text", disable=count < 2, leave=False) as bar:
+    with progress_bar(total=count, initial=done, desc="writing", unit="texts", show=count > 1, leave=False) as bar:
         for row in rows:
             if given.out:
                 files.append_row(given.out, row)

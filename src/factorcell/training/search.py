@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from factorcell import files
 from factorcell.choices import PRUNERS, SAMPLERS
@@ -28,6 +27,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.evaluation import results
 from factorcell.evaluation.results import Row
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 from factorcell.training import search_space
 from factorcell.training.fit import HELD_OUT, Say, finish, watched
 
@@ -202,7 +202,7 @@ class Search:
     def go(self, say: Say | None) -> list[Row]:
         """Train until the study has all trials; then, or when stopped, write the page. Rows, the best first."""
         count = self.options.trials
-        with tqdm(desc="trials", total=count, unit="trial", disable=say is None, dynamic_ncols=True) as bar:
+        with progress_bar(desc="trials", total=count, unit="trials", show=say is not None) as bar:
             try:
                 while (claimed := self.claim(count)) is not None:
                     trial, lock = claimed

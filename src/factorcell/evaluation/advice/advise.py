@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from factorcell.choices import ADVICE_ROWS
 from factorcell.config import DataConfig, UserError
@@ -41,6 +40,7 @@ from factorcell.evaluation.advice.conditional_ngram import (
 )
 from factorcell.evaluation.advice.sample import Ids, LabelColumn, Split, beginnings, columns_of, sample
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 
 LEAST = 20  # rows that say anything at all
 VOCABULARY = 20_000  # at most so many tokens
@@ -70,7 +70,7 @@ def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int 
         raise UserError(f"{len(corpus)} rows are too few to judge a column; {LEAST} are the least")
     columns = columns_of(corpus)
     split = Split.of(corpus, data, max(len(column.values) for column in columns), seed)
-    bar = tqdm(columns, desc="judging", unit=" columns", disable=not progress)
+    bar = progress_bar(columns, desc="judging", unit="columns", show=progress)
     judged = [(column, *_judge(split, column, seed)) for column in bar]
     judged.sort(key=lambda item: -item[1]["most"])
     together = _together(split, [(column, model) for column, _, model in judged], [row for _, row, _ in judged])
