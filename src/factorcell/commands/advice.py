@@ -7,7 +7,7 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.data.tables import name_of
 from factorcell.evaluation.advice import advise as advice
-from factorcell.reports import advice as advice_report
+from factorcell.reports import wording
 
 
 def run_advise(given: argparse.Namespace) -> None:
@@ -17,16 +17,18 @@ def run_advise(given: argparse.Namespace) -> None:
     found = advice.advise(given.table, options.config(given).data, rows=given.rows, seed=given.seed, progress=True)
     runs = advice.measured(found, given.measured) if given.measured else []
     if given.page is not None:
-        files.write(given.page, advice_report.page(name_of(given.table), found, runs).encode())
+        from factorcell.reports import advice as report
+
+        files.write(given.page, report.page(name_of(given.table), found, runs).encode())
     if given.json:
         return terminal.lines([*found["columns"], found["all"], *runs])
-    for line in advice_report.lead(found):
+    for line in wording.advice_lead(found):
         terminal.show(line)
-    terminal.table(*advice_report.table(found))
+    terminal.table(*wording.advice_table(found))
     for row in found["columns"]:
         terminal.show(f"{row['column']}: {row['advice']}: {row['why']}")
     if runs:
-        terminal.table(*advice_report.beside(runs))
-    if agreement := advice_report.agreement(runs):
+        terminal.table(*wording.advice_beside(runs))
+    if agreement := wording.advice_agreement(runs):
         terminal.show(agreement)
-    return terminal.say(advice_report.CANNOT)
+    return terminal.say(wording.CANNOT)

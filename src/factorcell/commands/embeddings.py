@@ -11,8 +11,7 @@ from factorcell.config import UserError
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
-from factorcell.reports import embeddings as contexts_report
-from factorcell.reports import embeddings as embedding_charts
+from factorcell.reports.wording import agreed, sign
 
 Row = dict[str, Any]
 
@@ -42,7 +41,9 @@ def run_contexts(given: argparse.Namespace) -> None:
         asked.append(({**context, **first}, {**context, **second}))
     found["words"] = [_words(opened, one, against, given) for one, against in asked]
     if given.page:
-        files.write(given.page, contexts_report.page(opened.folder.name, found).encode())
+        from factorcell.reports import embeddings as report
+
+        files.write(given.page, report.page(opened.folder.name, found).encode())
     _show(found, given)
 
 
@@ -85,7 +86,7 @@ def _show(found: Row, given: argparse.Namespace) -> None:
         terminal.show(f"\n{entry['context']} against {entry['against']}")
         _show_words(entry["rows"])
     for entry in found["maps"]:
-        terminal.show(f"\n{contexts_report.agreed(entry['agreement'])}")
+        terminal.show(f"\n{agreed(entry['agreement'])}")
         if entry["ellipses"]:
             terminal.table(entry["ellipses"], ("group", "count", "x", "y", "wide", "high"))
     for row in found["predictions"]:
@@ -135,6 +136,6 @@ def _show_words(rows: Sequence[Row]) -> None:
     lines: list[Row] = [{} for _ in range(max(len(raised), len(lowered)))]
     for side, chosen in (("raised", raised), ("lowered", lowered)):
         for line, row in zip(lines, chosen, strict=False):
-            line[side] = terminal.visible(embedding_charts.sign(row["token"]))
+            line[side] = terminal.visible(sign(row["token"]))
             line["nats" if side == "raised" else "nats "] = f"{row['nats']:+.2f}"
     return terminal.table(lines, ("raised", "nats", "lowered", "nats "))

@@ -14,8 +14,7 @@ from factorcell.data.tables import name_of
 from factorcell.evaluation import probing
 from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, raised, strength
 from factorcell.model.run import Run
-from factorcell.reports import explain as explain_report
-from factorcell.reports.tokens import readable
+from factorcell.reports.wording import drawn_unit, readable
 
 # Background and letters of the 256 colours of a terminal, from weak to strong; the second context is underlined too.
 BLUES = ((153, 16), (75, 16), (26, 231))
@@ -41,7 +40,9 @@ def run_explain(given: argparse.Namespace) -> None:
         rows.sort(key=lambda row: texts.index(row["text"]))
     words = _words(runs, texts, contexts, given) if given.words else []
     if given.page:
-        page = explain_report.explanation(own, rows, words, len(runs))
+        from factorcell.reports.explain import explanation
+
+        page = explanation(own, rows, words, len(runs))
         files.write(given.page, page.encode())
         terminal.say(f"the page: {given.page}")
     if given.json:
@@ -166,8 +167,10 @@ def run_units(given: argparse.Namespace) -> None:
             states, values, examples=given.examples, repeats=given.repeats, seed=given.seed
         )
     if given.page:
+        from factorcell.reports.explain import units_page
+
         when = "after every token" if given.every_token else "after whole texts"
-        page = explain_report.units_page(name_of(given.run), given.target, rows, drawn, regression, when)
+        page = units_page(name_of(given.run), given.target, rows, drawn, regression, when)
         files.write(given.page, page.encode())
         terminal.say(f"the page: {given.page}")
     if given.json:
@@ -189,7 +192,7 @@ def _show_units(target: str, rows: Sequence[Row], drawn: Sequence[Row], regressi
     ]
     terminal.table(shares, (target, "hidden_unit", "is", "auc", "correlation", "texts"))
     for row in drawn:
-        terminal.show(f"\n{explain_report.drawn_unit(row)}")
+        terminal.show(f"\n{drawn_unit(row)}")
         terminal.table(
             [{"token": readable(token["token"]), "value": f"{token['value']:+.3f}"} for token in row["tokens"]],
             ("token", "value"),

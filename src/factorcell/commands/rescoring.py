@@ -14,7 +14,7 @@ from factorcell.evaluation.rescoring.nbest import NBest
 from factorcell.evaluation.rescoring.rescore import Scored, ScoreWeights
 from factorcell.evaluation.results import open_model
 from factorcell.model.run import Run
-from factorcell.reports import rescoring
+from factorcell.reports.wording import rescoring_table
 
 SHOWN = 20  # values of a column in the terminal
 
@@ -34,9 +34,11 @@ def run_rescore(given: argparse.Namespace) -> None:
     if given.out is not None:
         files.write_rows(given.out, rows)
     if given.page is not None:
+        from factorcell.reports import rescoring as report
+
         depths = rescore.by_depth(scored, weights) if summary else []
         name, of = name_of(given.lists), name_of(given.run)
-        page = rescoring.page(name, of, rows, summary, depths, weights.values)
+        page = report.page(name, of, rows, summary, depths, weights.values)
         files.write(given.page, page.encode())
     _warn(model, lists, options.context(given.context), summary)
     if given.json:
@@ -99,7 +101,7 @@ def _plain(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Score
 def _show(rows: list[dict[str, Any]], summary: list[dict[str, Any]], weights: ScoreWeights) -> None:
     terminal.show("weights: " + ", ".join(f"{name} {value:.4g}" for name, value in weights.values.items()))
     if summary:
-        cells, columns = rescoring.table(summary[: SHOWN + 1])
+        cells, columns = rescoring_table(summary[: SHOWN + 1])
         terminal.table(cells, columns)
         return
     terminal.table(
