@@ -178,7 +178,9 @@ def test_defaults_are_true(words: list[str]) -> None:
     shown = defaults(help_of(*words))
     sections: dict[str, Any] = {}
     for section in dataclasses.fields(Config):
-        sections |= {f"--{field.name.replace('_', '-')}": field for field in dataclasses.fields(section.default)}
+        sections |= {
+            f"--{field.name.replace('_', '-')}": field for field in dataclasses.fields(getattr(Config, section.name))
+        }
     for action in parser(*words)._actions:
         (*_, flag) = action.option_strings or [""]
         if action.default == argparse.SUPPRESS and flag in sections and not flag.startswith("--no-"):
