@@ -1,5 +1,5 @@
-# From a clean clone `make demo` and `make test` set up all they need in $(VENV); nothing is installed outside it.
-# The set-up runs again when pyproject.toml, constraints.txt or the compiled part has changed.
+# From a clean clone every target first runs `make setup`: all it needs, in $(VENV); nothing is installed outside it.
+# The set-up does nothing until pyproject.toml, constraints.txt or the compiled part has changed.
 
 PYTHON  ?= python3
 VENV    ?= .venv
@@ -17,14 +17,16 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check-slow bench docs lint types format clean
+.PHONY: help setup demo test check-slow bench docs wheel lint types format clean
 
 help:
+	@echo 'make setup       install everything into $(VENV); the other targets do so first'
 	@echo 'make demo        train four models of place names, write demo.html (minutes)'
 	@echo 'make test        lint, types and tests'
 	@echo 'make check-slow  the tests that take minutes'
 	@echo 'make bench       every measurement in benchmarks/, into $(BENCH) and runs/speed.md; on a quiet machine'
 	@echo 'make docs        the documentation site, into site/; a broken link is an error'
+	@echo 'make wheel       source distribution and wheel in dist/, for manylinux if auditwheel can'
 	@echo 'make lint        ruff: rules and format, nothing changed'
 	@echo 'make types       mypy, strict'
 	@echo 'make format      ruff: rewrite the files'
@@ -39,23 +41,25 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)
+setup: $(STAMP)
+
+demo: setup
 	$(BIN)/factorcell demo $(ARGS)
 
-lint: $(STAMP)
+lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: $(STAMP)
+types: setup
 	$(BIN)/mypy
 
 test: lint types
 	$(BIN)/pytest -m 'not slow' -n $(WORKERS) $(ARGS)
 
-check-slow: $(STAMP)
+check-slow: setup
 	$(BIN)/pytest -m slow $(ARGS)
 
-bench: $(STAMP)
+bench: setup
 	mkdir -p runs
 	rm -f runs/speed.md
 	@set -e; for group in words characters step score; do \
@@ -65,11 +69,20 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/gpu.py --out $(BENCH)
 
-docs: $(STAMP)
+docs: setup
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs site
 	@echo 'Open site/index.html in a browser.'
 
-format: $(STAMP)
+wheel: setup
+	rm -rf build dist src/*.egg-info
+	$(BIN)/python -m build --no-isolation
+	@cd dist && for wheel in *.whl; do case $$wheel in \
+	  *-any.whl) echo 'no manylinux wheel: the compiled part could not be built, so this one runs in plain PyTorch' ;; \
+	  *-linux_*) if said=$$(PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir . $$wheel 2>&1); \
+	    then rm $$wheel; else echo "no manylinux wheel: $$(echo "$$said" | tail -n 1)"; fi ;; \
+	  esac; done; ls -l
+
+format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 

@@ -26,13 +26,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from factorcell.completion.compiled import CompiledEngine, usable
+from factorcell.completion.compiled import CompiledEngine
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User
 from factorcell.completion.popularity import History
 from factorcell.completion.search import PlainEngine, SearchRequest, SearchResult, beam
 from factorcell.data.tables import open_table
 from factorcell.model.kernels import library
+from factorcell.model.packing import usable
 from factorcell.model.run import Run
 
 K = 10

@@ -25,6 +25,7 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).parent.parent
 STEPS = 200
 HELD = 300  # texts that are scored and classified
+OPTIONS = ("manner", "options")
 TIMES = ("seconds", "tokens_per_second", "minutes", "time")
 
 ONLINE = """
@@ -94,6 +95,12 @@ def digest(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:32]
 
 
+def texts(printed: str) -> str:
+    """Rows of generated texts without their options, which have had other names."""
+    rows = [json.loads(line) for line in printed.splitlines()]
+    return json.dumps([{name: row[name] for name in row if name not in OPTIONS} for row in rows])
+
+
 def log_rows(path: Path) -> list[dict[str, Any]]:
     """The log of a training, without what its speed decides."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -120,7 +127,7 @@ def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any
     if recipe.classify:
         told = factorcell("classify", str(run), str(held), *recipe.classify, "--out", str(folder / "told.jsonl"), *one)
         yield "classification", digest(told + (folder / "told.jsonl").read_text(encoding="utf-8"))
-    yield "generated texts", digest(factorcell("generate", str(run), *recipe.generate, *one))
+    yield "generated texts", digest(texts(factorcell("generate", str(run), *recipe.generate, *one)))
     if recipe.complete:
         yield "completions", digest(factorcell("complete", str(run), *recipe.complete, *one))
     if recipe.learn:

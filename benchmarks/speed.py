@@ -28,7 +28,7 @@ import torch
 from torch.nn import functional as F
 
 from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Corpus, target_counts
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, SPECIALS, START, Vocabulary
 from factorcell.model.cells import Cell
@@ -36,7 +36,7 @@ from factorcell.model.kernels import library as kernels
 from factorcell.model.kernels import softmax
 from factorcell.model.output import Proposal
 from factorcell.model.run import Run
-from factorcell.training.trainer import Trainer, target_counts
+from factorcell.training.trainer import Trainer
 
 Once = Callable[[], object]
 CONTEXT, WORDS = 30, 50_000

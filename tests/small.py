@@ -23,6 +23,11 @@ ROWS: list[dict[str, Any]] = [
 CONTEXT = ("city", "stars", "lat:number", "lon:number")
 
 
+def inside(opaque: object) -> Any:
+    """What is opaque to all others, of any type: for tests that look inside."""
+    return opaque
+
+
 def make_run(
     folder: Path, context: tuple[str, ...] = CONTEXT, training: dict[str, Any] | None = None, **model: Any
 ) -> Run:

@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 
 from factorcell.completion import compiled as compiled_search
 from factorcell.completion import search as completion
-from factorcell.completion.compiled import CompiledEngine, PackedPrefix, engine, search, usable
+from factorcell.completion.compiled import CompiledEngine, PackedPrefix, engine, search
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import Ids, PlainEngine, SearchRequest, SearchResult, beam
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.kernels import library
+from factorcell.model.packing import packable
 from factorcell.model.run import Run
 from tests.completion.test_search import CLOSE, same, typed_in, written_out
-from tests.small import make_letters
+from tests.small import inside, make_letters
 
 HERE = library.library()
 VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
@@ -56,7 +57,7 @@ def instructions(variant: str) -> Iterator[None]:
 
 def packed_in(run: Run, prefix: str, city: str = "Oslo", half: bool = False) -> tuple[CompiledEngine, PackedPrefix]:
     """The compiled search of a run, and what is typed in a city."""
-    assert usable(run.model)
+    assert packable(run.model)
     compiled = CompiledEngine(run.model, half)
     corpus = run.prepare([{"text": "", "city": city}])
     with run.scoring():
@@ -121,7 +122,7 @@ def test_typing_is_the_plain_typing(variant: str, model: dict[str, Any], keys: l
     plain = typed_in(run, text)
     assert typed.ids == anew.ids == plain.ids
     assert len(typed.after) == len(anew.after) == len(plain.logs) == len(text) + 1
-    for ours, theirs, (state,), logs in zip(typed.after, anew.after, plain.states, plain.logs, strict=True):
+    for ours, theirs, (state,), logs in zip(typed.after, anew.after, inside(plain.states), plain.logs, strict=True):
         assert torch.equal(ours, theirs)
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)

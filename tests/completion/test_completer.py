@@ -21,7 +21,7 @@ from factorcell.data.vocabulary import SPECIALS
 from factorcell.model.run import Run
 from tests.completion.test_search import CLOSE, typed_in, written_out
 from tests.elsewhere import DEVICE, Elsewhere
-from tests.small import make_letters, make_run
+from tests.small import inside, make_letters, make_run
 
 NASTY = {
     "nothing": "",
@@ -181,7 +181,7 @@ def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch
         assert [one.log_probability for one in found] == pytest.approx([one.log_probability for one in ours], abs=CLOSE)
         written = completer.type(completer.begin(context={"city": "Oslo"}), "ab")
         with there.scoring():
-            assert beam(there.model, written.typed, most=4).completions == published
+            assert beam(there.model, inside(written.typed), most=4).completions == published
 
 
 def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.cells import CELLS
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
-from tests.small import make_letters
+from tests.small import inside, make_letters
 
 CLOSE = 1e-4  # nats: products of 32 bits, in another order
 
@@ -228,12 +228,12 @@ def test_typing_is_reading_anew(keys: list[str], model: dict[str, Any]) -> None:
             assert len(before.states) == len(before.logs) == len(before.ids) + 1
         anew = typed_in(run, text)
     # One product for all hypotheses: no weights of a hypothesis' own, nothing left in factors.
-    assert all(weights.matrix.dim() == 2 and weights.left is None for weights in typed.conditioned.weights)
+    assert all(weights.matrix.dim() == 2 and weights.left is None for weights in inside(typed.conditioned.conditions))
     assert typed.ids == anew.ids == tuple(run.vocabulary.encode(text))
     assert len(typed.logs) == len(anew.logs) == len(text) + 1
     assert begun.ids == ()
     for ours, theirs in zip(typed.logs, anew.logs, strict=True):
         assert torch.equal(ours, theirs)
-    for state, other in zip(itertools.chain(*typed.states), itertools.chain(*anew.states), strict=True):
+    for state, other in zip(*(itertools.chain(*inside(one.states)) for one in (typed, anew)), strict=True):
         assert torch.equal(state.hidden, other.hidden)
         assert torch.equal(state.memory, other.memory)

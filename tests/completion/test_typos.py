@@ -247,7 +247,7 @@ def test_whatever_is_typed_slips_are_forgiven(unit: str, typed: str) -> None:
     run = make_letters(texts, data={"unit": unit, "max_tokens": 30}, spread=0.8)
     plain, forgiving_one = Completer(run), Completer(run, slips=CHEAP)
     exact, found = plain.complete(typed, k=15), forgiving_one.complete(typed, k=15)
-    shown, split = unicodedata.normalize("NFC", typed), plain.split
+    shown, split = unicodedata.normalize("NFC", typed), plain.tokenizer.split
     assert len({unicodedata.normalize("NFC", one.text) for one in found}) == len(found) == 15
     assert [one.slips > 0 for one in found] == sorted(one.slips > 0 for one in found)
     first = [one.text for one in found if not one.slips]
@@ -272,7 +272,7 @@ def test_what_was_meant_is_read_again_as_it_is() -> None:
     found = completer.complete("aa🇳aaa", k=60)
     assert len({one.text for one in found}) == len(found) == 60
     for one in found:
-        text = "".join(names.get(token, "?") for token in completer.split(one.text))
+        text = "".join(names.get(token, "?") for token in completer.tokenizer.split(one.text))
         assert one.slips == slips_of(text, "aaNaaa")
 
 

@@ -12,7 +12,7 @@ from factorcell.evaluation import probing
 from factorcell.evaluation.classification import auc
 from factorcell.evaluation.probing import along, aucs, few_examples, final_states, halves, indicators, labelled, states
 from factorcell.model.run import Run
-from tests.small import make_letters
+from tests.small import inside, make_letters
 
 RANDOM = np.random.default_rng(5)
 TEXTS = ["".join(RANDOM.choice(list("abc"), size=RANDOM.integers(1, 9))) for _ in range(60)]
@@ -31,7 +31,7 @@ def stepped(run: Run, text: str) -> list[list[float]]:
     with torch.no_grad():
         for token in corpus.tokens.tolist()[: len(text) + 1]:
             _, state = run.model.step(torch.tensor([token]), conditioned, state)
-            found.append(state[-1].hidden[0].tolist())
+            found.append(inside(state)[-1].hidden[0].tolist())
     return found[1:]
 
 

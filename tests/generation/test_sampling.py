@@ -45,7 +45,7 @@ def sample(
     choice = drawing(draw or Sampler(), count, rules.max_tokens, seed, first)
     contexts = (torch.arange(count) + first) % 2
     chosen = steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, choice, rules, prompt=prompt)
-    return write(count, chosen, rules.stops)
+    return write(count, chosen, rules)
 
 
 def as_drawn(text: GeneratedText, rules: Constraints = FREE) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ def test_a_text_is_the_same_beside_any_others(draw: Sampler) -> None:
 def test_greedy_takes_the_likeliest_token() -> None:
     """At each step the best token; a very low temperature and a single candidate draw the same."""
     rules, contexts = Constraints(max_tokens=6), torch.tensor([0, 1])
-    texts = write(2, steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, greedy, rules))
+    texts = write(2, steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, greedy, rules), rules)
     for text, city in zip(texts, ("Oslo", "Nice"), strict=True):
         chances = every_text(RUN, city, Constraints(max_tokens=len(as_drawn(text))))
         for length in range(1, len(as_drawn(text)) + 1):
@@ -142,7 +142,7 @@ def test_no_time_gives_what_is_there() -> None:
     chosen = steps(
         RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, choice, Constraints(max_tokens=5), seconds=0
     )
-    assert write(3, chosen) == [GeneratedText((), 0.0, 0, False)] * 3
+    assert write(3, chosen, Constraints()) == [GeneratedText((), 0.0, 0, False)] * 3
 
 
 def test_where_all_is_forbidden_the_text_ends() -> None:
@@ -223,9 +223,8 @@ def test_every_kind_of_model_writes(tmp_path: Path, model: dict[str, Any]) -> No
     """Layers, other cells, control codes and an adaptive softmax: log probabilities are the nats of the text."""
     run = make_run(tmp_path / "run", ("city",), **model)
     context = conditioned(run, ["Oslo", "Nice"])
-    texts = write(
-        6, steps(run.model, context, torch.tensor([0, 1] * 3), drawing(Sampler(), 6, 9), Constraints(max_tokens=9))
-    )
+    rules = Constraints(max_tokens=9)
+    texts = write(6, steps(run.model, context, torch.tensor([0, 1] * 3), drawing(Sampler(), 6, 9), rules), rules)
     rows = [
         {"text": " ".join(run.vocabulary.decode(t.tokens)), "city": ("Oslo", "Nice")[i % 2]}
         for i, t in enumerate(texts)

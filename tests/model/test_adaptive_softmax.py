@@ -13,13 +13,14 @@ from torch import Tensor
 from factorcell.config import INSIDE, Config, ModelConfig, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.context import Context
+from factorcell.data.corpus import target_counts
 from factorcell.data.schema import MISSING, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.adaptive_softmax import AdaptiveOutput, cutoffs
 from factorcell.model.output import ContextBias, Output
 from factorcell.model.run import Run
 from factorcell.training.proximal import StartingPoint, part_of
-from factorcell.training.trainer import Trainer, target_counts, train
+from factorcell.training.trainer import Trainer, train
 from tests.small import ROWS, make_run, nats_of
 
 V, E, H, K, B, T = 11, 4, 3, 5, 3, 4

@@ -12,6 +12,7 @@ from factorcell.data.corpus import Batch
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.language_model import LanguageModel
+from tests.small import inside
 
 V, B = 6, 3
 SIZE: dict[str, Any] = {
@@ -73,7 +74,7 @@ def test_every_way_gives_the_same(cell: str, layer_norm: bool, layers: int) -> N
         with torch.no_grad():
             nats, once = model(given), model.condition(given.context)
             folded = model.fold(once)
-            assert all(weights.left is weights.scale is None for weights in folded.weights)
+            assert all(weights.left is weights.scale is None for weights in inside(folded.conditions))
             torch.testing.assert_close(model(given, folded), nats)
             for conditioned in (once, folded):
                 states = None
@@ -115,6 +116,6 @@ def test_one_context_is_a_plain_model_with_the_folded_weights(cell: str) -> None
     plain = make((), cell=cell)
     plain.load_state_dict({name: value for name, value in model.state_dict().items() if "cells.0.adapters" not in name})
     with torch.no_grad():
-        plain.get_parameter("cells.0.matrix").copy_(once.weights[0].matrix[0])
-        plain.get_parameter("cells.0.bias").copy_(once.weights[0].bias[0])
+        plain.get_parameter("cells.0.matrix").copy_(inside(once.conditions)[0].matrix[0])
+        plain.get_parameter("cells.0.bias").copy_(inside(once.conditions)[0].bias[0])
         torch.testing.assert_close(plain(same), model(same))

@@ -17,6 +17,7 @@ from factorcell.data.vocabulary import END, START
 from factorcell.generation.sampling import Constraints, Sampler, drawing, steps, write
 from factorcell.model.control_codes import Prefix
 from factorcell.model.language_model import LanguageModel
+from tests.small import inside
 
 V = 7
 SIZE: dict[str, Any] = {
@@ -175,7 +176,7 @@ def test_contexts_differ_and_texts_come_out() -> None:
     with torch.no_grad():
         assert float((model(given) - model(other)).abs().max()) > 0.01
     choice, rules = drawing(Sampler(), 3, 4), Constraints(max_tokens=4)
-    texts = write(3, steps(model, model.condition(CONTEXT), torch.arange(3), choice, rules))
+    texts = write(3, steps(model, model.condition(CONTEXT), torch.arange(3), choice, rules), rules)
     assert [text.targets > 0 for text in texts] == [True] * 3
 
 
@@ -202,8 +203,8 @@ def test_codes_are_dropped_as_tokens_are() -> None:
     """In training only."""
     model, given = make("coupled", 1, (), dropout_input=0.5), batch()
     with torch.no_grad():
-        still = [model.condition(given.context).start[0].hidden for _ in range(2)]
+        still = [inside(model.condition(given.context).start)[0].hidden for _ in range(2)]
         model.train()
-        dropped = [model.condition(given.context).start[0].hidden for _ in range(2)]
+        dropped = [inside(model.condition(given.context).start)[0].hidden for _ in range(2)]
     assert torch.equal(*still)
     assert not torch.equal(*dropped)

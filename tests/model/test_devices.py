@@ -71,7 +71,7 @@ def test_scores_are_those_of_the_processor(
         chosen = steps(run.model, conditioned, which, drawing(Sampler(), 3, 5), rules)
         found = [[one.tokens for one in own] for own in beam(run.model, conditioned, which, rules, best=2)]
         found += [[one.tokens for one in own] for own in distinct(run.model, conditioned, which, 2, rules)]
-        texts = found, [text.tokens for text in write(3, chosen)]
+        texts = found, [text.tokens for text in write(3, chosen, rules)]
         return [run.nats(corpus), log_likelihoods(run, corpus, some), log_likelihoods(run, corpus, points), texts]
 
     expected = results()
@@ -128,7 +128,7 @@ def test_training_is_that_of_the_processor(
     plain = torch.optim.AdamW
     monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, fused: plain(groups, lr=lr, foreach=False))
     monkeypatch.setattr("torch.inference_mode", torch.no_grad)
-    for module in ("cells", "language_model"):  # the masks of other devices, on both
+    for module in ("cells", "dropout"):  # the masks of other devices, on both
         monkeypatch.setattr(f"factorcell.model.{module}.mask", bernoulli)
     how = {"loss": loss, "samples": 5, "batch_tokens": 30}
     drop: dict[str, Any] = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output", "token")}

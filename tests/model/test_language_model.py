@@ -17,7 +17,7 @@ from factorcell.model.dropout import mask
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Samples
 from factorcell.model.run import Run
-from tests.small import CONTEXT, ROWS, make_run
+from tests.small import CONTEXT, ROWS, inside, make_run
 
 ADAPTS = [(), *((name,) for name in ADAPTERS), ("concat", "factor"), ADAPTERS]
 BIASES = [(), *((name,) for name in OUTPUT_BIASES), OUTPUT_BIASES]
@@ -123,7 +123,7 @@ def test_masks_are_of_each_step_or_of_the_text(
         shapes.append(shape)
         return mask(shape, rate, like)
 
-    for module in ("cells", "language_model"):
+    for module in ("cells", "dropout"):
         monkeypatch.setattr(f"factorcell.model.{module}.mask", recorded)
     batch = run.prepare(ROWS).batch(np.arange(5))
     steps = batch.tokens.shape[1] - 1
@@ -188,7 +188,7 @@ def test_in_one_context_it_is_an_unadapted_model(adapt: tuple[str, ...], tmp_pat
         only = model.fold(model.condition(corpus.context(np.array([0]))))
         shared = {name: value for name, value in model.state_dict().items() if name in bare.state_dict()}
         bare.load_state_dict(shared)
-        for cell, weights in zip(bare._layers(), only.weights, strict=True):
+        for cell, weights in zip(inside(bare.backbone), inside(only.conditions), strict=True):
             cell.matrix.copy_(weights.matrix.expand(1, -1, -1)[0])
             cell.bias.copy_(weights.bias.expand(1, -1)[0])
         assert only.context_bias.bias is not None

@@ -11,9 +11,9 @@ import torch
 
 from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Corpus, target_counts
 from factorcell.model.run import Run
-from factorcell.training.trainer import Trainer, due, learning_rate, target_counts, train
+from factorcell.training.trainer import Trainer, due, learning_rate, train
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 

@@ -3,7 +3,7 @@
     [i, f, o] = b + [x, h] W + ([x, h] L) R        log p(v | x, h) = log softmax(E P h + a)
 
 A `PackedModel` is made once a model, a `PackedContext` (b, L, R and a) once a context. Both are values that any thread
-may read, and a call has work memory of its own. L and R stay apart. What is not `usable` has the plain search.
+may read, and a call has work memory of its own. L and R stay apart. What is not `packable` has the plain search.
 
 Shapes: V vocabulary, E embedding, H hidden, R rank.
 """
@@ -13,11 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from factorcell.completion.search import (
     GROWTH,
@@ -30,20 +28,14 @@ from factorcell.completion.search import (
     SearchResult,
 )
 from factorcell.data.context import Context
-from factorcell.data.vocabulary import END, START
-from factorcell.model.cells import Cell, Coupled
 from factorcell.model.kernels import library
-from factorcell.model.language_model import Conditioned, LanguageModel
-from factorcell.model.output import Output
+from factorcell.model.language_model import LanguageModel
+from factorcell.model.packing import OF_CONTEXT, OF_MODEL, PackedContext, PackedModel, packable
 
 LIMITS = ("seconds", "lost")
 COUNTS = ("k", "most", "empty", "rows", "waiting", "count", "expanded")
-OF_CONTEXT = ("gate_bias", "left_inputs", "left", "right", "half_left", "half_right", "bias")
 OF_REQUEST = ("start", "scores", "lengths", "tokens", "after")
 SIZES = ("requests", "size", "width", "hidden", "rank", "end", "threads", "batch", "growth", "half", "next")
-OF_MODEL = ("embedding", "inputs", "weight", "half_weight", "norm", "projection", "table")
-LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}  # floats of a vector
-PANEL = 3  # vectors of columns of a packed matrix
 BATCH = 16  # hypotheses expanded at once, at first
 SPARE = 1  # completions found by products of bfloat16 beyond those wanted, before scores by floats put them in order
 
@@ -61,67 +53,6 @@ class _Search(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class PackedContext:
-    """What one context decides, each array by its name in native/kernels.h."""
-
-    arrays: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class PackedModel:
-    """A model's weights as the compiled search reads them, each by its name in native/kernels.h; `sizes` V, E, H, R.
-
-    `half`: hypotheses are found by products of bfloat16, and what is found is scored again by floats.
-    """
-
-    arrays: Mapping[str, Tensor]
-    sizes: tuple[int, int, int, int]
-    variant: str
-    half: bool
-
-    @classmethod
-    def of(cls, model: LanguageModel, half: bool = False) -> "PackedModel":
-        """The weights as they are now, for the instruction set that is chosen now."""
-        variant = library.variant()
-        assert variant is not None
-        lanes, cell, embedding = LANES[variant], cast(Cell, model.cells[0]), model.embedding.detach()
-        inputs, weight = _gates(cell.matrix.detach(), lanes).split_with_sizes([cell.embedding_size, cell.hidden_size])
-        arrays = {
-            "embedding": embedding.clone(),
-            "inputs": _packed(inputs, lanes),
-            "weight": _packed(weight, lanes),
-            "projection": _packed(cast(Output, model.output).projection.detach(), lanes),
-            "table": _packed(embedding.T, lanes),
-        }
-        if cell.gain is not None and cell.shift is not None:
-            arrays["norm"] = torch.cat([cell.gain, cell.shift]).detach()
-        if half:
-            arrays["half_weight"] = _halved(weight, lanes)
-        rank = model.config.rank if "factor" in cell.adapters else 0
-        size, width = embedding.shape
-        return cls(arrays, (size, width, cell.hidden_size, rank), variant, half)
-
-    def context(self, model: LanguageModel, conditioned: Conditioned) -> PackedContext:
-        """What `model` makes of one context."""
-        lanes, (weights,) = LANES[self.variant], conditioned.weights
-        size, width, hidden, _ = self.sizes
-        bias = cast(Output, model.output).fold(conditioned.context_bias).bias
-        assert bias is not None
-        arrays = {
-            "gate_bias": _gates(weights.bias.view(1, -1), lanes),
-            "bias": F.pad(bias[0], (0, -size % (PANEL * lanes)), value=-math.inf),
-        }
-        if weights.left is not None and weights.right is not None:
-            inputs, left = weights.left[0].split_with_sizes([width, hidden])
-            right = _gates(weights.right[0], lanes)
-            factors = {"left_inputs": inputs, "left": left, "right": right}
-            arrays |= {name: _packed(factor, lanes) for name, factor in factors.items()}
-            if self.half:
-                arrays |= {"half_left": _halved(left, lanes), "half_right": _halved(right, lanes)}
-        return PackedContext(arrays)
-
-
-@dataclass(frozen=True)
 class PackedPrefix:
     """What is typed so far, in a context: `after` the start token and each of `ids` a row (2H + V).
 
@@ -136,7 +67,7 @@ class PackedPrefix:
     def begin(cls, packed: PackedModel, context: PackedContext) -> "PackedPrefix":
         """Nothing typed yet."""
         size, _, hidden, _ = packed.sizes
-        return cls(context, (), _follow(packed, context, torch.zeros(2 * hidden + size), [START]))
+        return cls(context, (), _follow(packed, context, torch.zeros(2 * hidden + size), [packed.specials.start]))
 
     def to(self, packed: PackedModel, ids: Sequence[int]) -> "PackedPrefix":
         """The same with `ids` typed instead: a step for every token after the first that differs."""
@@ -214,7 +145,7 @@ class _Asked:
 
 
 class CompiledEngine:
-    """The compiled search of a model, as `completion.Plain` is the plain one."""
+    """The `Engine` in compiled code, of models that are `packable`."""
 
     def __init__(self, model: LanguageModel, half: bool = False) -> None:
         library.keep_memory()
@@ -243,21 +174,9 @@ def _above(least: float, found: SearchResult) -> SearchResult:
     return replace(found, completions=tuple(one for one in found.completions if one.log_probability > least))
 
 
-def usable(model: LanguageModel) -> bool:
-    """Whether the compiled search has what `model` has: one coupled layer on the processor, a full softmax, floats."""
-    return (
-        model.config.layers == 1
-        and isinstance(cast(Cell, model.cells[0]).kind, Coupled)
-        and isinstance(model.output, Output)
-        and not {"scale", "scale_split", "prefix"} & set(model.config.adapt)
-        and all(parameter.dtype == torch.float32 for parameter in model.parameters())
-        and library.usable(model.embedding)
-    )
-
-
 def engine(model: LanguageModel, precision: str) -> CompiledEngine | PlainEngine:
     """The compiled search of `model` where there is one, or else the plain one; products of numbers of `precision`."""
-    if not usable(model):
+    if not packable(model):
         return PlainEngine(model)
     return CompiledEngine(model, half=precision == "bfloat16" and library.variant() == library.VARIANTS[-1])
 
@@ -280,29 +199,18 @@ def _run(
     compiled = library.library()
     assert compiled is not None
     array = (_Request * len(requests))(*requests)
-    sizes = (len(requests), *packed.sizes, END, min(threads, len(requests)), batch, GROWTH, int(packed.half), 0)
+    sizes = (
+        len(requests),
+        *packed.sizes,
+        packed.specials.end,
+        min(threads, len(requests)),
+        batch,
+        GROWTH,
+        int(packed.half),
+        0,
+    )
     arguments = _Search(*sizes, *library.addresses(OF_MODEL, packed.arrays), ctypes.addressof(array))
     compiled.factorcell_search(ctypes.byref(arguments), int(following), library.VARIANTS.index(packed.variant))
     for request, done in zip(requests, array, strict=True):
         for name in ("seconds", "lost", "count", "expanded"):
             setattr(request, name, getattr(done, name))
-
-
-def _gates(matrix: Tensor, lanes: int) -> Tensor:
-    """Columns of three gates (N, 3H) in the order [panel of `lanes` hidden units][gate][unit], zero behind H."""
-    rows, hidden = len(matrix), matrix.shape[1] // 3
-    padded = F.pad(matrix.reshape(rows, 3, hidden), (0, -hidden % lanes))
-    return padded.view(rows, 3, -1, lanes).transpose(1, 2).reshape(rows, -1)
-
-
-def _packed(matrix: Tensor, lanes: int) -> Tensor:
-    """A matrix (N, M) in panels of columns, [panel][row][column], zero behind the last column."""
-    padded = F.pad(matrix, (0, -matrix.shape[1] % (PANEL * lanes)))
-    return padded.view(len(matrix), -1, PANEL * lanes).transpose(0, 1).contiguous()
-
-
-def _halved(matrix: Tensor, lanes: int) -> Tensor:
-    """The same of bfloat16, rows in pairs: [panel][pair][column][row of the pair]."""
-    rows, columns = matrix.shape
-    padded = F.pad(matrix, (0, -columns % (PANEL * lanes), 0, rows % 2))
-    return padded.view(len(padded) // 2, 2, -1, PANEL * lanes).permute(2, 0, 3, 1).bfloat16().contiguous()

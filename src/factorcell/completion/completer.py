@@ -20,11 +20,11 @@ import torch
 
 from factorcell.completion import compiled
 from factorcell.completion.online import User, user_variable
-from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, SearchResult, Suggestion
+from factorcell.completion.search import Engine, Ids, PlainEngine, PrefixState, SearchRequest, SearchResult, Suggestion
 from factorcell.completion.typos import Correction, Slips, join, meant
 from factorcell.config import UserError
 from factorcell.data.counts import UNITS
-from factorcell.data.tokenizer import splitter
+from factorcell.data.tokenizer import Tokenizer
 from factorcell.model.run import Run
 
 
@@ -36,7 +36,7 @@ class TypedText:
     """
 
     tokens: tuple[str, ...]
-    typed: Any
+    typed: object
     plain: PrefixState | None = None
 
     @property
@@ -70,8 +70,9 @@ class Completer:
             raise UserError(f"{run.folder}: its unit is {data.unit}; completion needs {' or '.join(UNITS)}")
         self.run, self.unknown, self.seconds = run, unknown, seconds
         self.slips = Slips.of(slips)
-        self.split, self.most = splitter(data), data.max_tokens - 1  # a longer text was cut in training: it has no end
-        self.engine: Any = compiled.engine(run.model, run.precision)
+        self.tokenizer: Tokenizer = run.tokenizer
+        self.most = data.max_tokens - 1  # a longer text was cut in training: it has no end
+        self.engine: Engine[Any] = compiled.engine(run.model, run.precision)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
@@ -99,7 +100,7 @@ class Completer:
         """
         tokens = self._tokens(text)
         with self.run.scoring():
-            ids = self.run.vocabulary.encode(tokens)
+            ids = self.tokenizer.encode(tokens)
             plain = None if written.plain is None else written.plain.to(self.run.model, ids)
             return TypedText(tokens, self.engine.type(written.typed, ids), plain)
 
@@ -132,15 +133,14 @@ class Completer:
     def _wanted(self, written: TypedText, k: int, added: int = 1, least: float = -math.inf) -> SearchRequest[Any]:
         def accept(ids: Ids) -> bool:
             """Something is added, and read again the text would be the same tokens: no two ways to write one text."""
-            tokens = (*written.tokens, *self.run.vocabulary.decode(ids))
-            return len(ids) >= added and tuple(self.split("".join(tokens))) == tokens
+            return len(ids) >= added and self.tokenizer.follows(written.tokens, self.tokenizer.decode(ids))
 
         return SearchRequest(written.typed, k, self.most - len(written.tokens), accept, least)
 
     def _suggestions(self, written: TypedText, found: SearchResult) -> Suggestions:
         typed = "".join(written.tokens)
         suggestions = [
-            Suggestion(typed + "".join(self.run.vocabulary.decode(one.ids)), one.log_probability, "model")
+            Suggestion(typed + self.tokenizer.join(self.tokenizer.decode(one.ids)), one.log_probability, "model")
             for one in found.completions
         ]
         return Suggestions(suggestions, found.rows, found.cut)
@@ -157,7 +157,7 @@ class Completer:
         def finish(one: Correction, least: float) -> list[Suggestion]:
             if one.ended:
                 whole = "".join(one.tokens)
-                return [Suggestion(whole, 0.0, "model")] if tuple(self.split(whole)) == one.tokens else []
+                return [Suggestion(whole, 0.0, "model")] if self.tokenizer.follows(one.tokens, ()) else []
             other = TypedText(one.tokens, self.engine.type(written.typed, vocabulary.encode(one.tokens)))
             parts.extend(self._finish([self._wanted(other, k, 0, least)], [other], left()))
             return parts[-1].suggestions
@@ -183,7 +183,8 @@ class Completer:
         except UnicodeEncodeError as error:
             raise UserError(f"prefix {text[:50]!a}: not Unicode text (character {error.start + 1})") from None
         # Lower-casing can leave letters that NFC would join: split again, so that suggestions are read as they were.
-        tokens = tuple(self.split("".join(self.split(text))))
+        split = self.tokenizer.split
+        tokens = tuple(split(self.tokenizer.join(split(text))))
         if len(tokens) > self.most:
             unit = self.run.config.data.unit
             raise UserError(f"a prefix of {len(tokens):,} {unit}s; this run completes texts of up to {self.most:,}")

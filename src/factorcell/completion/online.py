@@ -144,7 +144,7 @@ class Learner:
         assert encoder is not None
         table = encoder.tables[column].detach().cpu().numpy()
         self.unknown: Floats = table[0].copy()
-        self.packed = run.model.packed()
+        self.packed = run.model.backbone.pack()
         self.longest = REACH * float(np.linalg.norm(table, axis=1).max())
 
     def new(self) -> User:
@@ -199,7 +199,7 @@ class Learner:
 
     def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         batch = self.run.batch(self.run.read(texts, contexts), np.arange(len(texts)))
-        conditioned = self.run.model.condition(batch.context, {self.variable.name: own}).with_packed(self.packed)
+        conditioned = self.run.model.condition(batch.context, {self.variable.name: own}, self.packed)
         nats: torch.Tensor = self.run.model(batch, conditioned)
         return nats.sum(1)
 

@@ -13,9 +13,9 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.data.context import Context
-from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model.cells import State
-from factorcell.model.language_model import Conditioned, LanguageModel, States
+from factorcell.model.backbone import Reserve, State
+from factorcell.model.language_model import Conditioned, LanguageModel
 
 Ids = tuple[int, ...]  # tokens of a completion: after what is typed, before the end token
 Floats = NDArray[np.float64]
@@ -94,17 +93,14 @@ class PrefixState:
 
     conditioned: Conditioned
     ids: Ids
-    states: tuple[States, ...]
+    states: tuple[State, ...]
     logs: tuple[Tensor, ...]
 
     @classmethod
     def begin(cls, model: LanguageModel, conditioned: Conditioned) -> "PrefixState":
         """Nothing typed yet, in one context."""
-        folded = model.fold(conditioned)
-        # One matrix without a batch dimension is one product for all hypotheses, not a product each.
-        weights = tuple(replace(w, matrix=w.matrix[0] if w.matrix.dim() == 3 else w.matrix) for w in folded.weights)
-        shared = replace(folded, weights=weights)
-        logs, states = model.step(_tokens(model, [START]), shared)
+        shared = model.fold(conditioned, shared=True)
+        logs, states = model.step(_tokens(model, [model.specials.start]), shared)
         return cls(shared, (), (states,), (logs,))
 
     def to(self, model: LanguageModel, ids: Sequence[int]) -> "PrefixState":
@@ -118,8 +114,24 @@ class PrefixState:
         return PrefixState(self.conditioned, tuple(ids), tuple(states), tuple(logs))
 
 
+class Engine(Protocol[T]):
+    """What types and searches with a model; `T` is what it keeps of what is typed, which nobody else looks into."""
+
+    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> T:
+        """Nothing typed yet, in one context; `override` as `LanguageModel.condition`."""
+        ...
+
+    def type(self, typed: T, ids: Sequence[int]) -> T:
+        """The same person with `ids` typed instead: what both share is not read again. `typed` stays as it is."""
+        ...
+
+    def search(self, wanted: Sequence[SearchRequest[T]], seconds: float | None, threads: int) -> list[SearchResult]:
+        """The completions of each request, within `seconds` for each if any, each done by one of `threads`."""
+        ...
+
+
 class PlainEngine:
-    """The plain search of a model: what else can type and search stands in for it."""
+    """The `Engine` of any model, in PyTorch."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -159,16 +171,17 @@ def beam(
     finished ones among them.
     """
     finished: list[Completion] = []
+    end = model.specials.end
     waiting = [Completion((), 0.0)]
     logs, states, rows = typed.logs[-1], typed.states[-1], 0
     for length in range(most + 1):
         grown = []
-        values, tokens = _without_unknown(logs).topk(min(branching, logs.shape[1]))
+        values, tokens = _without(model.specials.unknown, logs).topk(min(branching, logs.shape[1]))
         for row, hypothesis in enumerate(waiting):
             for value, token in zip(values[row].tolist(), tokens[row].tolist(), strict=True):
                 grown.append((hypothesis.log_probability + value, hypothesis.ids, token, row))
-        finished += [Completion(ids, score) for score, ids, token, _ in grown if token == END]
-        going = [new for new in grown if new[2] != END and new[0] > -math.inf] if length < most else []
+        finished += [Completion(ids, score) for score, ids, token, _ in grown if token == end]
+        going = [new for new in grown if new[2] != end and new[0] > -math.inf] if length < most else []
         kept = heapq.nlargest(width, [one.log_probability for one in finished] + [score for score, *_ in going])
         finished = [one for one in finished if one.log_probability >= kept[-1]]
         going = [new for new in going if new[0] >= kept[-1]]
@@ -176,7 +189,7 @@ def beam(
             break
         waiting = [Completion((*ids, token), score) for score, ids, token, _ in going]
         parents = _tokens(model, [row for *_, row in going])
-        before = tuple(state.select(parents) for state in states)
+        before = states.select(parents)
         logs, states = model.step(_tokens(model, [one.ids[-1] for one in waiting]), typed.conditioned, before)
         rows += len(waiting)
     best = sorted(finished, key=lambda one: (-one.log_probability, one.ids))
@@ -210,9 +223,9 @@ def search(
             frontier.give_up()
             break
         scores, parents, tokens = frontier.take(room)
-        before = frontier.states_of(torch.from_numpy(parents).to(model.embedding.device))
-        logs, states = model.step(_tokens(model, tokens.tolist()), typed.conditioned, before)
-        frontier.add(scores, parents, tokens, logs, states)
+        before = frontier.state_of(torch.from_numpy(parents).to(model.device))
+        logs, state = model.step(_tokens(model, tokens.tolist()), typed.conditioned, before)
+        frontier.add(scores, parents, tokens, logs, state)
     return frontier.found()
 
 
@@ -235,18 +248,15 @@ class _Frontier:
         waiting: int,
     ) -> None:
         self.k, self.most, self.floor, self.accept, self.waiting = k, most, floor, accept, waiting
-        self.size, self.count = len(model.embedding), 0
+        self.size, self.count, self.specials = model.vocabulary_size, 0, model.specials
         self.parents, self.tokens, self.depths = (np.zeros(rows + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # what is typed becomes 0, as a child of itself
-        self.states = tuple(
-            State(*(part.new_empty(rows + 1, part.shape[1]) for part in (state.hidden, state.memory)))
-            for state in typed.states[-1]
-        )
+        self.states: Reserve = typed.states[-1].reserve(rows + 1)
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
         self.ended: list[tuple[float, Ids]] = []  # a heap: the worst first
         self.lost = -math.inf  # the best hypothesis that was dropped for want of time or room
         zero = np.zeros(1, dtype=np.int64)
-        self.add(np.zeros(1), zero, zero + START, typed.logs[-1], typed.states[-1])
+        self.add(np.zeros(1), zero, zero + model.specials.start, typed.logs[-1], typed.states[-1])
 
     @property
     def expanded(self) -> int:
@@ -265,22 +275,21 @@ class _Frontier:
         self._keep(np.delete(np.arange(len(self.scores)), chosen))
         return scores, codes // self.size, codes % self.size
 
-    def states_of(self, numbers: Tensor) -> States:
-        """The states after the expanded hypotheses `numbers` (B,)."""
-        return tuple(state.select(numbers) for state in self.states)
+    def state_of(self, numbers: Tensor) -> State:
+        """The state after the expanded hypotheses `numbers` (B,)."""
+        state: State = self.states.select(numbers)
+        return state
 
-    def add(self, scores: Floats, parents: Whole, tokens: Whole, logs: Tensor, states: States) -> None:
-        """Take in hypotheses (B,) that were expanded, with `logs` (B, V) and `states` after them."""
+    def add(self, scores: Floats, parents: Whole, tokens: Whole, logs: Tensor, state: State) -> None:
+        """Take in hypotheses (B,) that were expanded, with `logs` (B, V) and the `state` after them."""
         numbers = np.arange(self.count, self.count + len(scores))
         self.count += len(scores)
         self.parents[numbers], self.tokens[numbers], self.depths[numbers] = parents, tokens, self.depths[parents] + 1
-        for kept, state in zip(self.states, states, strict=True):
-            kept.hidden[numbers[0] : self.count] = state.hidden
-            kept.memory[numbers[0] : self.count] = state.memory
-        totals = _without_unknown(logs).cpu().double().numpy() + scores[:, None]
-        for number, score in zip(numbers.tolist(), totals[:, END].tolist(), strict=True):
+        self.states.put(int(numbers[0]), state)
+        totals = _without(self.specials.unknown, logs).cpu().double().numpy() + scores[:, None]
+        for number, score in zip(numbers.tolist(), totals[:, self.specials.end].tolist(), strict=True):
             self._end(number, score)
-        totals[:, END] = -math.inf
+        totals[:, self.specials.end] = -math.inf
         totals[self.depths[numbers] >= self.most] = -math.inf
         row, token = np.nonzero(totals > self.least)
         self.scores = np.concatenate([self.scores, totals[row, token]])
@@ -328,12 +337,12 @@ def _largest(scores: Floats, most: int) -> Whole:
     return np.argpartition(scores, len(scores) - most)[len(scores) - most :]
 
 
-def _without_unknown(logs: Tensor) -> Tensor:
-    """Log probabilities (B, V) with nothing for the unknown token, which no text holds."""
-    unknown = torch.zeros_like(logs[0])
-    unknown[UNKNOWN] = -math.inf
-    return logs + unknown
+def _without(unknown: int, logs: Tensor) -> Tensor:
+    """Log probabilities (B, V) with nothing for the `unknown` token, which no text holds."""
+    never = torch.zeros_like(logs[0])
+    never[unknown] = -math.inf
+    return logs + never
 
 
 def _tokens(model: LanguageModel, ids: Sequence[int]) -> Tensor:
-    return torch.tensor(ids).to(model.embedding.device)
+    return torch.tensor(ids).to(model.device)

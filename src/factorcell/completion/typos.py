@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from factorcell.completion.search import PrefixState, Suggestion
 from factorcell.config import UserError
-from factorcell.data.vocabulary import END, UNKNOWN, Vocabulary
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.model.language_model import LanguageModel
 
 Whole = NDArray[np.int64]
@@ -194,7 +194,7 @@ def meant(
     if not most:
         return Corrections((), -math.inf, as_typed, 0)
     names = [*vocabulary.tokens, *dict.fromkeys(token for token in tokens if token not in vocabulary.ids)]
-    numbers = {name: number for number, name in enumerate(names) if number > END}
+    numbers = {name: number for number, name in enumerate(names) if number not in model.specials}
     beam = _Beam(model, typed, Pattern([numbers[token] for token in tokens], most), slips, best)
     width = rows // (len(tokens) + most)
     for length in range(1, min(len(tokens) + most, longest) + 1):
@@ -216,7 +216,7 @@ class _Beam:
         self.pattern, self.slips, self.best = pattern, slips, best
         self.ids: list[tuple[int, ...]] = [()]
         self.band, self.scores = pattern.start(), np.zeros(1)
-        self.logs, self.states = typed.logs[0], typed.states[0]
+        self.logs, self.state = typed.logs[0], typed.states[0]
         self.found: list[tuple[float, tuple[int, ...], int, bool]] = []
         self.mass, self.rows = -math.inf, 0
 
@@ -233,13 +233,13 @@ class _Beam:
         if not going.size:
             return False
         self.band, self.scores, self.ids = band.keep(going), scores[going], [texts[row] for row in going]
-        device = self.model.embedding.device
+        device, size = self.model.device, self.model.vocabulary_size
         before = torch.from_numpy(parents[going]).to(device)
-        read = torch.from_numpy(np.where(tokens[going] < len(self.model.embedding), tokens[going], UNKNOWN)).to(device)
-        states = tuple(state.select(before) for state in self.states)
-        self.logs, self.states = self.model.step(read, self.conditioned, states)
+        read = torch.from_numpy(np.where(tokens[going] < size, tokens[going], self.model.specials.unknown)).to(device)
+        state = self.state.select(before)
+        self.logs, self.state = self.model.step(read, self.conditioned, state)
         self.rows += len(going)
-        ends = self.scores + self.logs[:, END].cpu().double().numpy()
+        ends = self.scores + self.logs[:, self.model.specials.end].cpu().double().numpy()
         self._note(self.band, ends, ~self.band.settled, self.ids, ended=True)
         return True
 
@@ -250,12 +250,14 @@ class _Beam:
         """
         logs = self.logs.cpu().double().numpy()
         count, size = logs.shape
-        likely = np.argsort(-logs[:, END + 1 :], axis=1, kind="stable")[:, :width] + END + 1
+        specials = self.model.specials
+        real = np.setdiff1d(np.arange(size), specials)
+        likely = real[np.argsort(-logs[:, real], axis=1, kind="stable")[:, :width]]
         both = np.concatenate([likely, np.broadcast_to(near, (count, len(near)))], axis=1)
         parents = np.repeat(np.arange(count), both.shape[1])
         codes = np.unique(parents * (size + self.pattern.length) + both.ravel())
         parents, tokens = np.divmod(codes, size + self.pattern.length)
-        return parents, tokens, logs[parents, np.where(tokens < size, tokens, UNKNOWN)]
+        return parents, tokens, logs[parents, np.where(tokens < size, tokens, specials.unknown)]
 
     def _note(self, band: Band, scores: Logs, which: Flags, texts: Sequence[tuple[int, ...]], *, ended: bool) -> None:
         """Take in `which` of the beginnings match with slips: the mass of all, the best themselves."""

@@ -1,4 +1,7 @@
-"""A table to a corpus, read once: the arrays of a table are kept in the user's cache and mapped from there."""
+"""A table to a corpus, read once: the arrays of a table are kept in the user's cache and mapped from there.
+
+`prepare` reads a source in chunks and tokenises it once. No text outlives its chunk.
+"""
 
 import hashlib
 import json

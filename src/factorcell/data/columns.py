@@ -1,6 +1,6 @@
 """The kinds of context columns: which reader a column gets, and the readers of texts and vectors.
 
-A text is a bag of its words, lower-cased, whatever units the model reads, and of words that training saw often enough.
+A text is a bag of those of its words, lower-cased, that training saw often enough, whatever units the model reads.
 A vector is a list of numbers: an Arrow list, a NumPy array, or in text a JSON array. A missing text, like a missing
 category, has the expected value; a missing vector is an error unless the caller chose `unknown="expected"`.
 """
@@ -27,7 +27,7 @@ FEW = 20  # at most this many whole numbers are taken for the names of categorie
 
 
 class Ragged(NamedTuple):
-    """Lists of different lengths, one a row: flat `values`, and `offsets` (rows + 1) where each begins."""
+    """Lists of different lengths, one per row: flat `values`, and `offsets` (rows + 1) where each begins."""
 
     values: NDArray[Any]
     offsets: NDArray[np.int64]

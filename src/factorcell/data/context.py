@@ -1,12 +1,6 @@
-"""Metadata to a context vector.
+"""The metadata of the texts of a batch, as tensors.
 
-    c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
-
-F_i f_i is the embedding of one variable: a row of a category's table, the words of a text summed, a vector mapped. All
-numbers, standardised, pass one small network together; a periodic one enters it as the first waves of its circle.
-
-Shapes: B texts, C categorical variables, N numeric ones (some periodic), I inputs of the network over them, W words in
-the bags of B texts, D numbers of a vector, K context, k the embedding of one variable.
+Shapes: B texts, C categorical variables, N numeric ones, W words in the bags of B texts, D numbers of a vector.
 """
 
 from collections.abc import Sequence

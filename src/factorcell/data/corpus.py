@@ -1,6 +1,4 @@
-"""Tables to batches: texts as flat arrays of ids, their contexts as columns, batches of texts of like length.
-
-`prepare` reads a source once, in chunks, and tokenises it once. No text outlives its chunk.
+"""A corpus: texts as flat arrays of ids, their contexts as columns; batches of texts of similar length.
 
 Shapes: B texts, T targets of the longest.
 """
@@ -162,7 +160,7 @@ def _cut(rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int)
 
 
 def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
-    """Where the targets of each text begin among all targets (rows + 1): a text has one target less than tokens."""
+    """Where the targets of each text begin among all targets (rows + 1): a text has one target fewer than tokens."""
     offsets: NDArray[np.int64] = np.asarray(corpus.offsets) - np.arange(len(corpus.offsets))
     return offsets
 
@@ -172,3 +170,19 @@ def targets(corpus: Corpus) -> NDArray[np.int64]:
     keep = np.ones(len(corpus.tokens), dtype=bool)
     keep[np.asarray(corpus.offsets[:-1])] = False
     return np.asarray(corpus.tokens)[keep].astype(np.int64)
+
+
+def target_counts(corpus: Corpus, at_least: int = 0) -> NDArray[np.int64]:
+    """How often each token of the vocabulary is a target (V,), or `at_least`; the start token never is."""
+    counts = np.zeros(len(corpus.vocabulary), dtype=np.int64)
+    for begin in range(0, len(corpus.tokens), 1 << 24):
+        counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
+    counts = np.maximum(counts, at_least)
+    counts[corpus.vocabulary.specials.start] = 0
+    return counts
+
+
+def known_targets(corpus: Corpus) -> NDArray[np.bool_]:
+    """Which targets of `corpus` are in the vocabulary, text after text."""
+    known: NDArray[np.bool_] = targets(corpus) != corpus.vocabulary.specials.unknown
+    return known

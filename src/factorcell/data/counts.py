@@ -24,7 +24,7 @@ class TextCounts:
 
     @classmethod
     def of(cls, texts: Iterable[str], min_count: int) -> "TextCounts":
-        """Count `texts`; those seen less than `min_count` times are left out."""
+        """Count `texts`; those seen less than `min_count` times are omitted."""
         seen = Counter(normalize("NFC", text) for text in texts)
         return cls({text: count for text, count in seen.items() if count >= min_count and text}, seen.total())
 

@@ -28,7 +28,7 @@ Chunk = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class Table:
-    """A source that can be read once more and once more: its `name` for messages, its columns, its chunks."""
+    """A source that can be read repeatedly: its `name` for messages, its columns, its chunks."""
 
     name: str
     columns: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Categories and numbers: the values of a column as ids or numbers, and what is wrong with one that does not fit.
+"""Categories and numbers: what a single value means, and columns of such values as ids or numbers.
 
 A category is compared by its name, and 5, 5.0, "5" and "5.0" have the same: a rating read from a file and one given
 in Python agree. A missing category (null or an empty field) has the expected value; a missing number is an error
@@ -177,7 +177,7 @@ class CategoryColumn:
 
 
 TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
-# How a value is read, and what one is not that cannot be.
+# Per kind, how a value is read, and what an error says of one that cannot be read.
 READ: dict[str, tuple[Callable[[Any], float | None], str]] = {
     "number": (to_number, "not a number (a category? say {}:category)"),
     "longitude": (to_number, "not a number of degrees"),

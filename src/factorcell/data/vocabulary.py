@@ -1,21 +1,23 @@
-"""Text to tokens to ids and back.
-
-Units: `word` (the tokeniser below), `space` (split at white space only), `char` (Unicode code points after NFC) and
-`grapheme` (what a reader calls a character: a letter with its accents, a flag, a family of emoji).
-
-The word tokeniser, after NFC: a word is letters, marks and digits, with apostrophes and hyphens inside (`don't`,
-`well-kept`) and, between digits, one of . , : / (`3.50`, `10:30`); a run of one repeated mark (`...`, `!!`) is one
-token; any other visible character stands alone.
-"""
+"""Tokens to ids and back."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import regex
 
 from factorcell.config import UserError
 
-UNKNOWN, START, END = 0, 1, 2
+
+class Specials(NamedTuple):
+    """Ids of the special tokens: what stands for unknown ones, what every text starts with, and what ends it."""
+
+    unknown: int = 0
+    start: int = 1
+    end: int = 2
+
+
+UNKNOWN, START, END = Specials()
 SPECIALS = ("<unk>", "<s>", "</s>")
 
 
@@ -29,6 +31,11 @@ class Vocabulary:
         self.ids = {token: index for index, token in enumerate(self.tokens) if index > END}
         if len(self.ids) != len(self.tokens) - 3:
             raise UserError("a vocabulary holds each token once")
+
+    @property
+    def specials(self) -> Specials:
+        """The ids of its special tokens."""
+        return Specials()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,7 +56,7 @@ class Vocabulary:
         return cls([*SPECIALS, *kept[:max_size]])
 
     def save(self, path: Path) -> None:
-        """A text file, one token a line; white space and backslashes inside a token are escaped."""
+        """A text file, one token per line; white space and backslashes inside a token are escaped."""
         path.write_text("".join(_escape(token) + "\n" for token in self.tokens), encoding="utf-8", newline="\n")
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Classifiers that Bayes' rule over a language model is held against: naive Bayes, a linear model, fastText.
+"""Classifiers to compare Bayes' rule over a language model with: naive Bayes, a linear model, fastText.
 
 All see the ids of a corpus and nothing else, so that they judge the same tokens as a model with its vocabulary.
 Naive Bayes is generative: a unigram model of every value, and Bayes' rule. The other two learn p(value given text) from
@@ -23,7 +23,7 @@ from factorcell.choices import PRIORS
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_offsets, targets
-from factorcell.data.vocabulary import START, Vocabulary
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.classification import Classification, judge
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
@@ -64,7 +64,7 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     values = np.repeat(labels, train.lengths)
     flat = (values * size + targets(train))[values >= 0]
     counts = np.bincount(flat, minlength=len(names) * size).reshape(len(names), size) + SMOOTHING
-    counts[:, START] = 0  # it is never predicted
+    counts[:, train.vocabulary.specials.start] = 0  # it is never predicted
     logs = np.log(np.where(counts > 0, counts, 1.0)).T - np.log(counts.sum(1))
     likelihoods, wanted, starts = np.zeros((len(test), len(names))), targets(test), target_offsets(test)
     for rows in np.array_split(np.arange(len(test)), 1 + len(wanted) * len(names) // CELLS):
@@ -200,5 +200,5 @@ def _labels(corpus: Corpus) -> Ids:
 
 
 def _told(names: tuple[str, ...], log_posterior: Floats, truth: Ids) -> Classification:
-    """What a model of p(value given text) told; it has no perplexities, and its score is the posterior itself."""
+    """What a model of p(value given text) predicted; it has no perplexities, and its score is the posterior itself."""
     return Classification(names, log_posterior, log_posterior, truth, np.zeros(len(truth), dtype=bool))

@@ -253,7 +253,7 @@ def classify(
 ) -> Classification:
     """Which value of the categorical variable `target` each text has, all its other variables known.
 
-    `values` chooses a subset; texts of other values are left out, but for `distractors`, which count as negatives in
+    `values` chooses a subset; texts of other values are omitted, but for `distractors`, which count as negatives in
     the AUC. `priors`: uniform, "training" (the frequencies there), or weights by value. `samples` and `seed` as
     `log_likelihoods`.
     """
@@ -299,7 +299,7 @@ def classify_points(
 
     The right point of a text is the nearest one, by great circle in km where the points are latitude and longitude,
     else by distance in standard deviations (the short way round, if periodic); texts farther than `within` from all
-    points are left out. `truth` gives the right names instead.
+    points are omitted. `truth` gives the right names instead.
     """
     if not points:
         raise UserError("no points to choose from")

@@ -24,7 +24,6 @@ from factorcell.config import INSIDE, UserError, choose
 from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
-from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -179,8 +178,9 @@ def words(
     _at_least("count", count, 1)
     _at_least("frequent", 1 if frequent is None else frequent, 1)
     nats = shift(run, context, against, unknown=unknown)
-    nats[: UNKNOWN + 1] = 0.0  # no token that anybody wrote
-    order = np.argsort(-nats[: None if frequent is None else frequent + END + 1], kind="stable").tolist()
+    specials = run.vocabulary.specials
+    nats[specials.unknown] = 0.0  # no token that anybody wrote
+    order = np.argsort(-nats[: None if frequent is None else frequent + len(specials)], kind="stable").tolist()
     chosen = [token for token in order if nats[token] > 0][:count]
     chosen += [token for token in reversed(order) if nats[token] < 0][:count]
     return [{"token": run.vocabulary.tokens[token], "nats": float(nats[token])} for token in chosen]

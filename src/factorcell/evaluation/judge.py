@@ -2,8 +2,8 @@
 
 The judge is a classifier of real texts: how often it finds the value that a text was written for is its
 context-specificity (thesis, section 6.3; the same is asked of real texts held out, whose score is what can be
-reached). Beside it stand how varied the texts are, how much they repeat themselves, and which share of their n-grams
-is copied from the training texts, which a classifier of the same data would not hold against them.
+reached). The other figures are how varied the texts are, how much they repeat themselves, and which share of their
+n-grams is copied from the training texts, which a classifier of the same data would not hold against them.
 
 Shapes: B texts, K values, T tokens, n length of an n-gram.
 """
@@ -21,7 +21,7 @@ from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import category_name
-from factorcell.data.vocabulary import END, Vocabulary
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import baselines
 from factorcell.evaluation.classification import Classification
 from factorcell.evaluation.statistics import correlation
@@ -31,11 +31,11 @@ KINDS: dict[str, type[baselines.Linear] | type[baselines.FastText]] = {
     "fasttext": baselines.FastText,
 }
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")  # in the name of a value: "4 stars"
-DISTINCT = (1, 2, 3)  # lengths of n-grams whose variety is told
+DISTINCT = (1, 2, 3)  # lengths of n-grams whose variety is reported
 REPEATED = 3  # a text that repeats a trigram repeats itself
 COPIED = (4, 5, 6, 7, 8)  # lengths of n-grams that may be copied
 HELD_OUT = 0.1  # of the table, where no real texts are given to compare with
-LOOKED_AT = 10_000  # n-grams among which variety is told, at most: it falls with their number
+LOOKED_AT = 10_000  # n-grams on which variety is measured, at most: it falls with their number
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # of the hash; odd, so that no two tokens in a place share one
 
 Row = dict[str, Any]
@@ -154,10 +154,10 @@ def deviation(found: Classification, scale: NDArray[np.float64]) -> float:
 
 
 def ngrams(corpus: Corpus, length: int) -> tuple[Hashes, Ids]:
-    """64-bit hashes of all n-grams of real tokens, and the text each is from; those with an unknown token left out."""
+    """64-bit hashes of all n-grams of real tokens, and the text each is from; those with an unknown token omitted."""
     tokens, offsets = np.asarray(corpus.tokens).astype(np.uint64), np.asarray(corpus.offsets)
     text = np.repeat(np.arange(len(corpus)), np.diff(offsets))
-    plain = (tokens > END).astype(np.int64)  # the special tokens are the first three
+    plain = (~np.isin(tokens, corpus.vocabulary.specials)).astype(np.int64)
     run = np.append(0, np.cumsum(plain))
     count = max(0, len(tokens) - length + 1)
     hashed = np.zeros(count, dtype=np.uint64)

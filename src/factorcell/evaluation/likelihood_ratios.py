@@ -1,4 +1,4 @@
-"""What a model hears in a text: every token's log-likelihood ratio between two contexts (TACL 2018, figure 2).
+"""What a model makes of a text: every token's log-likelihood ratio between two contexts (TACL 2018, figure 2).
 
     r_t = log p(w_t | w_<t, a) - log p(w_t | w_<t, b)
 
@@ -21,8 +21,6 @@ from torch import Tensor
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import split
-from factorcell.data.vocabulary import END, START
 from factorcell.model.language_model import RANKED
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
@@ -38,7 +36,7 @@ Floats = NDArray[np.float64]
 def explain(
     runs: Sequence[Run], texts: Sequence[str], contexts: Mapping[str, Setting], *, unknown: str = "error"
 ) -> list[Row]:
-    """A row a text: `nats` of it given each of the named `contexts`, their `posterior`, and `tokens` likewise.
+    """A row per text: `nats` of it given each of the named `contexts`, their `posterior`, and `tokens` likewise.
 
     A token's posterior is that after it. Of two contexts also `ratio`, in nats, above 0 where the first is likelier.
     `UserError` for runs with different tokens, contexts that are the same, and values that a run does not know.
@@ -47,14 +45,16 @@ def explain(
     names, data = list(contexts), runs[0].config.data
     nats, corpus = _nats(runs, texts, list(contexts.values()), unknown)
     starts, rows = target_offsets(corpus), []
+    tokenizer = runs[0].tokenizer
+    end = tokenizer.specials.end
     for number, text in enumerate(texts):
         own = nats[:, starts[number] : starts[number + 1]]
         ids = corpus.tokens[corpus.offsets[number] + 1 : corpus.offsets[number + 1]].tolist()
-        written = [*split(text, data), runs[0].vocabulary.tokens[END]][: len(ids)]
+        written = [*tokenizer.split(text), *tokenizer.decode([end])][: len(ids)]
         posterior = _posterior(own)
         tokens = []
         for place, (token, index) in enumerate(zip(written, ids, strict=True)):
-            known = index == runs[0].vocabulary.ids.get(token, END)
+            known = index == runs[0].vocabulary.ids.get(token, end)
             tokens.append({"token": token, "known": known} | _figures(names, own[:, place], posterior[:, place]))
         whole = _figures(names, own.sum(1), posterior[:, -1])
         rows.append({"text": text, "unit": data.unit, **whole, "tokens": tokens})
@@ -144,7 +144,7 @@ def raised(
 
     Over all positions h of `texts`, `count` is the sum of p(w|h) and `ratio` the mean of log p(w|h, first) -
     log p(w|h, second), each position weighted by its p(w|h), the mean of both contexts; in a plain mean places where w
-    cannot stand would outvote the few where it can. Tokens with a count below `least` are left out.
+    cannot stand would outvote the few where it can. Tokens with a count below `least` are omitted.
     """
     _check(runs, texts, [first, second])
     size = len(runs[0].vocabulary)
@@ -159,7 +159,8 @@ def raised(
                     total += (weight * (ours - theirs)).sum(0).double().cpu()  # NaN of the start token
                     mass += weight.sum(0).double().cpu()
     counts, ratios, tokens = (mass / len(runs)).tolist(), (total / mass).tolist(), runs[0].vocabulary.tokens
-    kept = [index for index in range(size) if index != START and counts[index] >= least]
+    start = runs[0].vocabulary.specials.start
+    kept = [index for index in range(size) if index != start and counts[index] >= least]
     rows = [{"token": tokens[index], "ratio": ratios[index], "count": counts[index]} for index in kept]
     return sorted(rows, key=lambda row: -row["ratio"])
 
@@ -169,7 +170,7 @@ def _log_probabilities(run: Run, corpus: Corpus, rows: NDArray[np.int64]) -> Ite
     batch = run.batch(corpus, rows)
     conditioned = run.model.condition(batch.context.select(torch.zeros(1, dtype=torch.long, device=run.device)))
     context_bias, same = run.model.output.fold(conditioned.context_bias), torch.zeros_like(batch.rows)
-    hidden = run.model.hidden(batch, conditioned.select(same))[batch.mask()]
+    hidden = run.model.representations(batch, conditioned.select(same))[batch.mask()]
     for states in torch.split(hidden, max(1, RANKED // len(run.vocabulary))):
         yield run.model.output.log_probabilities(
             states, context_bias.select(torch.zeros_like(states[:, 0], dtype=torch.long))

@@ -27,7 +27,7 @@ from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, targets
 from factorcell.data.schema import ContextSchema
-from factorcell.data.vocabulary import START, Vocabulary
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.progress import progress_bar
 
 ORDERS = range(1, 8)
@@ -225,7 +225,7 @@ class NGram:
         for level, history, weight in zip(self.levels[1:], histories[1:], after[1:], strict=True):
             rows, grams = level.followers(history)
             everything[rows, level.keys[grams] % level.size] += level.share[grams] * weight[rows]
-        everything[:, START] = 0.0
+        everything[:, self.vocabulary.specials.start] = 0.0
         return everything
 
     def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:

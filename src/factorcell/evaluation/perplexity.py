@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from factorcell.config import UserError
-from factorcell.data.corpus import Corpus, target_offsets, targets
+from factorcell.data.corpus import Corpus, known_targets, target_offsets
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
-from factorcell.data.vocabulary import UNKNOWN
 from factorcell.model.scoring import Ranker, Scorer, Tally
 
 BINS = 5  # quantiles that stand for the values of a number
@@ -27,7 +26,7 @@ Row = dict[str, Any]
 def evaluate(run: Scorer, corpus: Corpus) -> Row:
     """Perplexity of a corpus, of all targets and of known ones, with the counts behind it."""
     nats = run.nats(corpus).astype(np.float64)
-    known = targets(corpus) != UNKNOWN
+    known = known_targets(corpus)
     everything = Tally(float(nats.sum()), len(nats))
     return {
         "texts": len(corpus),
@@ -41,7 +40,7 @@ def evaluate(run: Scorer, corpus: Corpus) -> Row:
 def top_accuracy(model: Ranker, corpus: Corpus) -> Row:
     """How often the target is among the 1, 3 and 5 most probable tokens: of all targets, and of known ones."""
     ranks = model.ranks(corpus)
-    known = ranks[targets(corpus) != UNKNOWN]
+    known = ranks[known_targets(corpus)]
     everything = {f"top_{count}": float((ranks <= count).mean()) for count in TOP}
     without = {f"top_{count}_known": float((known <= count).mean()) if len(known) else math.nan for count in TOP}
     return everything | without
@@ -81,7 +80,7 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[str], baseline: Sc
 
 
 def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
-    """One tally a text."""
+    """One tally per text."""
     nats, starts = run.nats(corpus).astype(np.float64), target_offsets(corpus)
     sums = np.add.reduceat(np.append(nats, 0.0), starts[:-1])
     return [Tally(float(total), int(count)) for total, count in zip(sums, np.diff(starts), strict=True)]

@@ -1,8 +1,8 @@
-"""What the hidden state of a run knows of a column that it was never told (TACL 2018, section 4.3, figure 4).
+"""What the hidden state of a run knows of a column that it was never given (TACL 2018, section 4.3, figure 4).
 
 A unit indicates a value as well as its AUC says: how often a text of that value has a higher state than another text.
 It is chosen on one half of the texts and judged on the other, since the best of hundreds is partly so by chance. Texts
-are read without context, so that no state has been told the answer.
+are read without context, so that no state contains the answer.
 
 Shapes: B texts, T tokens of one, N states, H hidden units, K values.
 """
@@ -20,7 +20,6 @@ from torch import Tensor
 from factorcell.config import UserError
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import split
 from factorcell.data.values import category_name, is_missing
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
@@ -33,7 +32,7 @@ Ids = NDArray[np.int64]
 
 
 def labelled(run: Run, source: Any, target: str) -> tuple[list[str], list[str]]:
-    """The texts of a table and their values in the column `target`; texts without a value are left out."""
+    """The texts of a table and their values in the column `target`; texts without a value are omitted."""
     texts, values = [], []
     for chunk in open_table(source).chunks([run.config.data.text, target]):
         for text, value in zip(chunk[run.config.data.text], chunk[target], strict=True):
@@ -72,15 +71,15 @@ def _hidden(run: Run, corpus: Corpus, progress: bool) -> Iterator[tuple[Batch, T
     """Every batch of the corpus and its hidden states (B, T, H)."""
     with run.scoring(), progress_bar(total=len(corpus), desc="reading", unit="texts", show=progress) as bar:
         for batch in run.batches(corpus):
-            yield batch, run.model.hidden(batch, run.model.condition(batch.context))
+            yield batch, run.model.representations(batch, run.model.condition(batch.context))
             bar.update(len(batch.rows))
 
 
 def along(run: Run, texts: Sequence[str], unit: int) -> list[Row]:
-    """A row a text: `tokens`, and the `value` of a hidden unit after each."""
+    """A row per text: `tokens`, and the `value` of a hidden unit after each."""
     rows = []
     for text, own in zip(texts, states(run, texts), strict=True):
-        written = split(text, run.config.data)[: len(own)]
+        written = run.tokenizer.split(text)[: len(own)]
         tokens = [{"token": token, "value": value} for token, value in zip(written, own[:, unit].tolist(), strict=True)]
         rows.append({"text": text, "unit": run.config.data.unit, "hidden_unit": unit, "tokens": tokens})
     return rows

@@ -1,8 +1,8 @@
 """Does the text that a model writes fit its context (thesis 2018, chapter 6)?
 
 Every model writes texts for each value of a column; a judge that has learned from real texts says which value each was
-written for. How often it is right is the model's context-specificity. Beside it stand what the same model is worth as
-a language model and as a classifier of real texts by Bayes' rule.
+written for. How often it is right is the model's context-specificity. It is compared with the perplexity of the same
+model, and with its accuracy as a classifier of real texts by Bayes' rule.
 """
 
 from collections import Counter
@@ -101,7 +101,7 @@ def compare(
     draw: Sequence[str] = (),
     progress: bool = False,
 ) -> Iterator[Row]:
-    """The figures of each run, one after another; its texts are in `out`, which a second call goes on with."""
+    """The figures of each run, one after another; its texts are in `out`, where a second call resumes."""
     out.mkdir(parents=True, exist_ok=True)
     for folder in folders:
         run = Run.open(folder)

@@ -15,7 +15,7 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
     """Pearson's r of two columns with its middle 95 % by Fisher's transformation, and n.
 
     r is None where one does not vary or has fewer than three numbers; the interval is None under four. Pairs without
-    a number are left out.
+    a number are omitted.
     """
     pairs = np.array([pair for pair in zip(first, second, strict=True) if np.isfinite(pair).all()]).reshape(-1, 2)
     count = len(pairs)

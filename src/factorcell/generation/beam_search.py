@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from factorcell.config import UserError
-from factorcell.data.vocabulary import END
 from factorcell.generation.sampling import (
     Clock,
     Constraints,
@@ -170,11 +169,11 @@ class _Search:
 
         states, (tokens, logs) = look(self.model, self.conditioned, front, pick)
         total, flat = (scores.view(-1, 1) + logs).view(len(scores), -1), tokens.view(len(scores), -1)
-        kept = total.masked_fill(flat == END, -torch.inf).topk(min(self.width, total.shape[1]), dim=1)
-        ends = total.masked_fill(flat != END, -torch.inf).topk(min(self.best, total.shape[1]), dim=1)
+        kept = total.masked_fill(flat == self.rules.end, -torch.inf).topk(min(self.width, total.shape[1]), dim=1)
+        ends = total.masked_fill(flat != self.rules.end, -torch.inf).topk(min(self.best, total.shape[1]), dim=1)
         for scored in (ends, kept):
             grown = front.children(tokens, scored.indices, states)
-            done = (grown.tokens[:, -1] == END) | self.rules.stopped(grown.tokens, step + 1)
+            done = (grown.tokens[:, -1] == self.rules.end) | self.rules.stopped(grown.tokens, step + 1)
             done = done.view(scored.values.shape)
             written_now = _apart(grown.tokens[:, -step - 1 :], done)
             self._hand_over(written_now, scored.values.masked_fill(~done, -torch.inf), finished)
@@ -183,7 +182,7 @@ class _Search:
     def _hand_over(self, tokens: Tensor, scores: Tensor, finished: Sequence[Finished]) -> None:
         """Texts `tokens` (B, K, t) with a score (B, K) that is a number are finished."""
         for text, k in (~torch.isneginf(scores)).nonzero().tolist():
-            finished[text].add(written(tokens[text, k].tolist(), float(scores[text, k]), self.rules.stops))
+            finished[text].add(written(tokens[text, k].tolist(), float(scores[text, k]), self.rules))
 
     def _undecided(self, scores: Tensor, finished: Sequence[Finished]) -> Tensor:
         """Which contexts may still find a better text: log p falls, and no text has more than `most` + 1 targets."""
@@ -223,7 +222,7 @@ def distinct(
         noise = _Noise(seed, step, keys)
         pick = partial(_children, leaves, noise, count, rules, front.tokens, step)
         states, (tokens, *values) = look(model, conditioned, front, pick)
-        parents, tokens, leaves = leaves.grown(count, tokens, *values)
+        parents, tokens, leaves = leaves.grown(count, rules.end, tokens, *values)
         front = front.grown(tokens, states, parents)
         stopped = rules.stopped(front.tokens, step + 1).view(leaves.closed.shape)
         leaves = replace(leaves, closed=leaves.closed | stopped)
@@ -257,11 +256,11 @@ class _Leaves:
         return cls(zeros, zeros, zeros, torch.zeros_like(zeros, dtype=torch.bool))
 
     def grown(
-        self, count: int, tokens: Tensor, numbers: Tensor, chances: Tensor, logs: Tensor
+        self, count: int, end: int, tokens: Tensor, numbers: Tensor, chances: Tensor, logs: Tensor
     ) -> tuple[Tensor, Tensor, "_Leaves"]:
         """The `count` largest of the children (N, L) and of the whole texts: parents (N',), tokens (N',), leaves.
 
-        A whole text stays as it is, with one more end token.
+        A whole text stays as it is, with one more token `end`.
         """
         size, across = self.numbers.shape
         whole = self.numbers.masked_fill(~self.closed, -torch.inf)
@@ -273,8 +272,8 @@ class _Leaves:
 
         place = torch.arange(across, device=tokens.device)
         parent = take(place.repeat_interleave(tokens.shape[1]).repeat(size, 1), place.repeat(size, 1))
-        token = take(tokens, torch.full_like(self.closed, END, dtype=torch.long))
-        leaves = _Leaves(kept.values, take(chances, self.chances), take(logs, self.logs), token == END)
+        token = take(tokens, torch.full_like(self.closed, end, dtype=torch.long))
+        leaves = _Leaves(kept.values, take(chances, self.chances), take(logs, self.logs), token == end)
         closed = leaves.closed | self.closed.gather(1, parent)
         rows = torch.arange(size, device=tokens.device)[:, None] * across + parent
         return rows.flatten(), token.flatten(), replace(leaves, closed=closed)
@@ -328,8 +327,8 @@ def _log1mexp(values: Tensor) -> Tensor:
 
 def _unpadded(tokens: Sequence[int], log_probability: float, rules: Constraints) -> GeneratedText:
     """A text up to its first end token."""
-    whole = list(tokens[: tokens.index(END) + 1]) if END in tokens else list(tokens)
-    return written(whole, log_probability, rules.stops)
+    whole = list(tokens[: tokens.index(rules.end) + 1]) if rules.end in tokens else list(tokens)
+    return written(whole, log_probability, rules)
 
 
 def _apart(tokens: Tensor, like: Tensor) -> Tensor:

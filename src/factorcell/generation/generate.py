@@ -25,8 +25,7 @@ from factorcell import files
 from factorcell.choices import METHODS
 from factorcell.config import UserError, choose
 from factorcell.data.schema import ContextSchema
-from factorcell.data.tokenizer import join, sentence_case, split
-from factorcell.data.vocabulary import END, UNKNOWN
+from factorcell.data.tokenizer import sentence_case
 from factorcell.generation import beam_search, infilling
 from factorcell.generation.sampling import (
     Choice,
@@ -89,9 +88,12 @@ class GenerationOptions:
 
     def rules(self, run: Run) -> Constraints:
         """What may be written; `UserError` for a word that the run cannot write anyway."""
-        banned = {UNKNOWN, *(token for word in self.banned for token in known(run, word, "banned"))}
+        specials = run.tokenizer.specials
+        banned = {specials.unknown, *(token for word in self.banned for token in known(run, word, "banned"))}
         stops = tuple(known(run, text, "a stop") for text in self.stops)
-        return Constraints(self.max_tokens, self.min_tokens, tuple(sorted(banned)), self.no_repeat_ngram, stops)
+        return Constraints(
+            self.max_tokens, self.min_tokens, tuple(sorted(banned)), self.no_repeat_ngram, stops, specials.end
+        )
 
 
 DEFAULT = GenerationOptions()
@@ -99,7 +101,7 @@ DEFAULT = GenerationOptions()
 
 def known(run: Run, text: str, what: str) -> tuple[int, ...]:
     """The tokens of `text`; a `UserError` names a word that the run does not know, and the nearest that it does."""
-    tokens = split(text, run.config.data)
+    tokens = run.tokenizer.split(text)
     for token in tokens:
         if token not in run.vocabulary.ids:
             near = difflib.get_close_matches(token, run.vocabulary.ids, n=3)
@@ -148,8 +150,8 @@ def generate(
         raise UserError(f"{number} texts of each of {len(contexts)} contexts: both must be 1 or more")
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or distinct")
-    rules, clock, data = options.rules(run), Clock(options.seconds), run.config.data
-    prompted, about = split(prompt, data), origin(run, options, prompt)
+    rules, clock = options.rules(run), Clock(options.seconds)
+    prompted, about = run.tokenizer.split(prompt), origin(run, options, prompt)
     size = number if options.method in SEVERAL else 1  # texts that are searched for together
     jobs = [place for place in range(len(contexts)) for _ in range(number // size)]
     for start in range(first // size, len(jobs), TOGETHER[options.method]):
@@ -213,7 +215,7 @@ def stream(
     if options.method not in ("sample", "greedy"):
         raise UserError(f"a text by {options.method} is not written from left to right; choose sample or greedy")
     conditioned, which = condition(run, [context], [0], unknown)
-    rules, tokens, shown = options.rules(run), split(prompt, run.config.data), ""
+    rules, tokens, shown = options.rules(run), run.tokenizer.split(prompt), ""
     chosen = steps(
         run.model,
         conditioned,
@@ -224,7 +226,7 @@ def stream(
         seconds=options.seconds,
     )
     for step in chain([None], chosen):
-        if step is not None and step.tokens[0] != END:
+        if step is not None and step.tokens[0] != rules.end:
             tokens = [*tokens, *run.vocabulary.decode(step.tokens.tolist())]
         text = _readable(run, tokens, case)
         if len(text) > len(shown):
@@ -265,7 +267,7 @@ def fill(
             conditioned,
             which,
             left,
-            (*right, END) if whole else right,
+            (*right, rules.end) if whole else right,
             rules,
             width=width,
             best=number,
@@ -345,7 +347,7 @@ def _written(
         )
     choice = _choice(options, len(which), first)
     chosen = steps(model, conditioned, which, choice, rules, prompt=prompt, seconds=seconds)
-    return [[text] for text in write(len(which), chosen, rules.stops)]
+    return [[text] for text in write(len(which), chosen, rules)]
 
 
 def _choice(options: GenerationOptions, count: int, first: int) -> Choice:
@@ -357,7 +359,7 @@ def _choice(options: GenerationOptions, count: int, first: int) -> Choice:
 
 
 def _readable(run: Run, tokens: Sequence[str], case: bool) -> str:
-    text = join(tokens, run.config.data.unit)
+    text = run.tokenizer.join(tokens)
     return sentence_case(text) if case else text
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from factorcell.config import UserError
-from factorcell.data.vocabulary import END
 from factorcell.generation.sampling import Clock, Constraints, Hypotheses, Steps, begin, look
-from factorcell.model.language_model import Conditioned, States
+from factorcell.model.backbone import State
+from factorcell.model.language_model import Conditioned
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ def fill(
     found: list[list[tuple[float, Filler]]] = [[] for _ in contexts]
     for length in range(rules.max_tokens + 1):  # of the beginnings in `front`
         pick = partial(_grown, rules, front.tokens, length, width, right[:1])
-        states, (tokens, logs, after) = look(model, conditioned, front, pick)
+        state, (tokens, logs, after) = look(model, conditioned, front, pick)
         if length >= max(1, rules.min_tokens):
-            whole = scores + (after + _read(model, conditioned, front, states, right)).view(scores.shape)
+            whole = scores + (after + _read(model, conditioned, front, state, right)).view(scores.shape)
             fillers = front.tokens[:, front.tokens.shape[1] - length :].reshape(*scores.shape, length)
             _keep(fillers, whole, (length + len(right)) ** length_penalty, found, best)
         total = (scores.view(-1, 1) + logs).view(len(scores), -1)
@@ -70,7 +70,7 @@ def fill(
             or _settled(kept.values, found, best, (rules.max_tokens + len(right)) ** length_penalty)
         ):
             break
-        front = front.children(tokens, kept.indices, states)
+        front = front.children(tokens, kept.indices, state)
         scores = kept.values
     return [[filler for _, filler in own] for own in found]
 
@@ -81,17 +81,17 @@ def _grown(
     """The likeliest tokens to grow by, their log probabilities (n, L), and that of the first on the right (n,)."""
     after = logs[:, right[0]].double() if right else logs.new_zeros(len(logs), dtype=torch.double)
     rules.forbid(logs, written[rows], length)
-    logs[:, END] = -torch.inf
+    logs[:, rules.end] = -torch.inf
     best = logs.topk(min(width, logs.shape[1]), dim=1)
     return best.indices, best.values.double(), after
 
 
-def _read(model: Steps, conditioned: Conditioned, front: Hypotheses, states: States, right: Sequence[int]) -> Tensor:
-    """Log probability (N,) of what stands on the right but for its first token; `states` after the texts of `front`."""
+def _read(model: Steps, conditioned: Conditioned, front: Hypotheses, state: State, right: Sequence[int]) -> Tensor:
+    """Log probability (N,) of what stands on the right but for its first token; `state` after the texts of `front`."""
     total = torch.zeros(len(front.tokens), dtype=torch.double, device=front.tokens.device)
     for token, following in pairwise(right):
-        front = front.grown(torch.full_like(front.contexts, token), states)
-        states, (logs,) = look(model, conditioned, front, partial(_of, following))
+        front = front.grown(torch.full_like(front.contexts, token), state)
+        state, (logs,) = look(model, conditioned, front, partial(_of, following))
         total += logs
     return total
 

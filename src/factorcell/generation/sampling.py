@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from factorcell.config import UserError
-from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model.cells import State
-from factorcell.model.language_model import Conditioned, States
+from factorcell.data.vocabulary import Specials
+from factorcell.model.backbone import State
+from factorcell.model.language_model import Conditioned
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
 LIKELY = 256  # tokens that mostly hold enough of the probability to draw among
@@ -33,8 +33,10 @@ BLOCK = 128  # tokens that a draw skips at once
 class Steps(Protocol):
     """What texts are written from: a `LanguageModel`, or whatever else has its `step`."""
 
-    def step(self, token: Tensor, conditioned: Conditioned, states: States | None = None) -> tuple[Tensor, States]:
-        """`token` (N,) -> log probabilities (N, V) of the next, states."""
+    specials: Specials
+
+    def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
+        """`token` (N,) -> log probabilities (N, V) of the next, and the state after it."""
         ...
 
 
@@ -44,13 +46,15 @@ class Constraints:
 
     No n-gram of `no_repeat_ngram` tokens comes twice. A text that ends with one of `stops`,
     sequences of tokens, is done. A prompt counts for repetition, not for length.
+    `end` is the token that ends a text.
     """
 
     max_tokens: int = 100
     min_tokens: int = 0
-    banned: tuple[int, ...] = (UNKNOWN,)
+    banned: tuple[int, ...] = (Specials().unknown,)
     no_repeat_ngram: int = 0
     stops: tuple[tuple[int, ...], ...] = ()
+    end: int = Specials().end
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= self.max_tokens or self.max_tokens < 1:
@@ -69,11 +73,11 @@ class Constraints:
         if self.no_repeat_ngram:
             texts, again = repeated(tokens, self.no_repeat_ngram)
             logs[texts, again] = -torch.inf
-        ends = logs[:, END].clone()
+        ends = logs[:, self.end].clone()
         if written < self.min_tokens:
-            logs[:, END] = -torch.inf
+            logs[:, self.end] = -torch.inf
         stuck = torch.isneginf(logs.amax(1))
-        logs[stuck, END] = ends[stuck].clamp(min=torch.finfo(logs.dtype).min)
+        logs[stuck, self.end] = ends[stuck].clamp(min=torch.finfo(logs.dtype).min)
         return logs
 
     def stopped(self, tokens: Tensor, written: int) -> Tensor:
@@ -159,59 +163,57 @@ def drawn(weights: Tensor, places: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """N texts under way: all `tokens` (N, t) from the start token on, the `states` before the last, and their contexts.
+    """N texts under way: all `tokens` (N, t) from the start token on, the `state` before the last, and their contexts.
 
-    `contexts` (N,) are rows of a `Conditioned`; without `states` they are those before the start token.
+    `contexts` (N,) are rows of a `Conditioned`; without a `state` it is that before the start token.
     """
 
     tokens: Tensor
     contexts: Tensor
-    states: States | None = None
+    state: State | None = None
 
     def select(self, rows: Tensor) -> "Hypotheses":
         """The texts of `rows` (N',), repeated where a row is named twice."""
-        states = None if self.states is None else tuple(state.select(rows) for state in self.states)
-        return Hypotheses(self.tokens[rows], self.contexts[rows], states)
+        state = None if self.state is None else self.state.select(rows)
+        return Hypotheses(self.tokens[rows], self.contexts[rows], state)
 
-    def grown(self, tokens: Tensor, states: States, parents: Tensor | None = None) -> "Hypotheses":
-        """The texts of `parents` (N',), else all, a token (N',) longer, with the `states` after what was their last."""
-        front = Hypotheses(self.tokens, self.contexts, states)
+    def grown(self, tokens: Tensor, state: State, parents: Tensor | None = None) -> "Hypotheses":
+        """The texts of `parents` (N',), else all, a token (N',) longer, with the `state` after what was their last."""
+        front = Hypotheses(self.tokens, self.contexts, state)
         front = front if parents is None else front.select(parents)
-        return Hypotheses(torch.cat([front.tokens, tokens[:, None]], 1), front.contexts, front.states)
+        return Hypotheses(torch.cat([front.tokens, tokens[:, None]], 1), front.contexts, front.state)
 
-    def children(self, tokens: Tensor, kept: Tensor, states: States) -> "Hypotheses":
+    def children(self, tokens: Tensor, kept: Tensor, state: State) -> "Hypotheses":
         """As `grown`, for B groups of as many texts each, whose texts may grow by `tokens` (N, L).
 
         Of each group the children at the places `kept` (B, K) among all of its own.
         """
         firsts = torch.arange(len(kept), device=kept.device)[:, None] * (len(tokens) // max(1, len(kept)))
         parents = (firsts + kept // tokens.shape[1]).flatten()
-        return self.grown(tokens.view(len(kept), -1).gather(1, kept).flatten(), states, parents)
+        return self.grown(tokens.view(len(kept), -1).gather(1, kept).flatten(), state, parents)
 
 
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabilities (n, V) -> values (n, ...)
 
 
-def look(model: Steps, conditioned: Conditioned, front: Hypotheses, pick: Pick) -> tuple[States, tuple[Tensor, ...]]:
-    """Read the last tokens: states after them, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
+def look(model: Steps, conditioned: Conditioned, front: Hypotheses, pick: Pick) -> tuple[State, tuple[Tensor, ...]]:
+    """Read the last tokens: the state after, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
     states, picked = [], []
     with torch.inference_mode():
         for rows in torch.split(torch.arange(len(front.tokens), device=front.tokens.device), ROWS):
             here = front.select(rows)
-            logs, after = model.step(here.tokens[:, -1], conditioned.select(here.contexts), here.states)
+            logs, after = model.step(here.tokens[:, -1], conditioned.select(here.contexts), here.state)
             states.append(after)
             picked.append(pick(rows, logs))
-    layers = zip(*states, strict=True)
-    joined = tuple(State(torch.cat([s.hidden for s in own]), torch.cat([s.memory for s in own])) for own in layers)
-    return joined, tuple(torch.cat(values) for values in zip(*picked, strict=True))
+    return states[0].cat(states[1:]), tuple(torch.cat(values) for values in zip(*picked, strict=True))
 
 
 def begin(model: Steps, conditioned: Conditioned, contexts: Tensor, prompt: Sequence[int] = ()) -> Hypotheses:
     """A text for each of `contexts` (N,), rows of `conditioned`, that begins with `prompt`."""
-    front = Hypotheses(torch.full_like(contexts[:, None], START), contexts)
+    front = Hypotheses(torch.full_like(contexts[:, None], model.specials.start), contexts)
     for token in prompt:
-        states, _ = look(model, conditioned, front, lambda _rows, logs: (logs[:, 0],))
-        front = front.grown(torch.full_like(contexts, token), states)
+        state, _ = look(model, conditioned, front, lambda _rows, logs: (logs[:, 0],))
+        front = front.grown(torch.full_like(contexts, token), state)
     return front
 
 
@@ -300,10 +302,10 @@ def steps(
         if clock.late() or not len(going):
             return
         pick = partial(_chosen, choice, rules, step, going, front.tokens)
-        states, (tokens, logs) = look(model, conditioned, front, pick)
+        state, (tokens, logs) = look(model, conditioned, front, pick)
         yield Step(going.cpu().numpy(), tokens.cpu().numpy(), logs.double().cpu().numpy())
-        front = front.grown(tokens, states)
-        keep = ((tokens != END) & ~rules.stopped(front.tokens, step + 1)).nonzero()[:, 0]
+        front = front.grown(tokens, state)
+        keep = ((tokens != rules.end) & ~rules.stopped(front.tokens, step + 1)).nonzero()[:, 0]
         front, going = front.select(keep), going[keep]
 
 
@@ -315,7 +317,7 @@ def _chosen(
     return token, logs.gather(1, token[:, None])[:, 0]
 
 
-def write(count: int, chosen: Iterator[Step], stops: Sequence[Sequence[int]] = ()) -> list[GeneratedText]:
+def write(count: int, chosen: Iterator[Step], rules: Constraints) -> list[GeneratedText]:
     """The `count` texts that were `chosen` a step at a time."""
     texts: list[list[int]] = [[] for _ in range(count)]
     logs = np.zeros(count)
@@ -323,11 +325,11 @@ def write(count: int, chosen: Iterator[Step], stops: Sequence[Sequence[int]] = (
         logs[step.texts] += step.logs
         for text, token in zip(step.texts.tolist(), step.tokens.tolist(), strict=True):
             texts[text].append(token)
-    return [written(text, float(log), stops) for text, log in zip(texts, logs, strict=True)]
+    return [written(text, float(log), rules) for text, log in zip(texts, logs, strict=True)]
 
 
-def written(tokens: Sequence[int], log_probability: float, stops: Sequence[Sequence[int]] = ()) -> GeneratedText:
+def written(tokens: Sequence[int], log_probability: float, rules: Constraints) -> GeneratedText:
     """A text of `tokens` after the prompt, of which the last may be the end token."""
-    ended = END in tokens[-1:]
-    stopped = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in stops if stop)
+    ended = rules.end in tokens[-1:]
+    stopped = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in rules.stops if stop)
     return GeneratedText(tuple(tokens[: len(tokens) - ended]), log_probability, len(tokens), ended or stopped)

@@ -56,6 +56,10 @@ class AdaptedWeights:
             self.packed,
         )
 
+    def shared(self) -> "AdaptedWeights":
+        """The folded weights of one context, its matrix (D, G) without a dimension for contexts."""
+        return self if self.matrix.dim() == 2 else replace(self, matrix=self.matrix[0])
+
     def parts(self, inputs: int) -> tuple["AdaptedWeights", "AdaptedWeights"]:
         """The first `inputs` rows of W', and the others. Taken once: a slice's gradient is as large as the whole."""
         both = []

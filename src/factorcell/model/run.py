@@ -5,6 +5,7 @@ config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.sa
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from factorcell.config import PRECISIONS, Config, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.schema import ContextSchema
+from factorcell.data.tokenizer import TextTokenizer
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
@@ -66,6 +68,11 @@ class Run:
         if trained:
             run.load_weights()
         return run
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """How it reads and writes text."""
+        return TextTokenizer(self.vocabulary, self.config.data)
 
     @property
     def device(self) -> torch.device:

@@ -28,7 +28,7 @@ HOW = (
 
 
 def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
-    """The page of the advice on the table called `name`; `runs` as `advice.measured` gives them."""
+    """The page of the advice on the table called `name`; `runs` as `advise.measured` gives them."""
     lines = "".join(
         f"<li><b>{escaped(row['column'])}</b>: {escaped(row['advice'])}, for {escaped(row['why'])}.</li>"
         for row in found["columns"]

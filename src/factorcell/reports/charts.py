@@ -60,7 +60,7 @@ def png(figure: Figure, scale: float = 2.0) -> bytes:
 
 
 def colours(models: Sequence[str]) -> dict[str, str]:
-    """One colour a model: that of the paper's four models, the others in order."""
+    """One colour per model: that of the paper's four models, the others in order."""
     spare = [colour for colour in OTHERS if colour not in {COLOURS.get(model) for model in models}] or [MUTED]
     unnamed = [model for model in models if model not in COLOURS]
     return {model: COLOURS.get(model) or spare[unnamed.index(model) % len(spare)] for model in models}
@@ -91,7 +91,7 @@ def titled(model: object) -> str:
 def learning_curves(rows: Sequence[Row], x: str = "minutes") -> Figure:
     """Development perplexity over `x`, "minutes", "tokens" or "step".
 
-    Rows: model, step, tokens, seconds, perplexity; a row whose `split` is not "dev" is left out.
+    Rows: model, step, tokens, seconds, perplexity; a row whose `split` is not "dev" is omitted.
     """
     figure, axes = _chart(3.3)
     rows = [row for row in rows if row.get("split", "dev") == "dev" and math.isfinite(row["perplexity"])]

@@ -37,7 +37,7 @@ def page(
     depths: Sequence[Row],
     weights: Mapping[str, float],
 ) -> str:
-    """The page of the lists called `name`: rows of `rescoring.rescore`, `summarise` and `by_depth`, and the weights.
+    """The page of the lists called `name`: rows of `rescore.rescore`, `summarise` and `by_depth`, and the weights.
 
     Without references, which `summary` and `depths` need, it has the weights and what has changed.
     """

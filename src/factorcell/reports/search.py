@@ -14,7 +14,7 @@ from factorcell.reports import charts, elements, scatter
 Row = Mapping[str, Any]
 
 FIGURES = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".1%", "parameters": ",.0f", "minutes": ".1f"}
-ENOUGH = 5  # complete trials, below which an option's share in the perplexity is not told
+ENOUGH = 5  # complete trials, below which an option's share in the perplexity is not reported
 
 
 def plain(value: Any) -> str:

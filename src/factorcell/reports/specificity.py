@@ -103,7 +103,7 @@ def _by_value(target: str, rows: Sequence[Row], real: Row) -> str:
 
 
 def _examples(target: str, examples: Sequence[Row]) -> str:
-    """The first texts of each value, a fold a model."""
+    """The first texts of each value, a fold per model."""
     content = ""
     for name in dict.fromkeys(row["name"] for row in examples):
         lines = [(row["value"], row["text"]) for row in examples if row["name"] == name]

@@ -29,7 +29,7 @@ LINE = 0.21  # inches from line to line of a text
 CURVE = 0.42  # inches of a curve above its letters
 TICK: dict[str, Any] = {"fontsize": 6, "ha": "right", "va": "center"}
 DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (0, (1, 2)))  # with the colours
-MOST_NAMED = len(DASHES)  # values that are told apart
+MOST_NAMED = len(DASHES)  # values that are distinguished
 
 Line = list[tuple[int, float, float, str]]  # of its tokens: which one, where it begins, how wide it is, how it reads
 
@@ -37,7 +37,7 @@ Line = list[tuple[int, float, float, str]]  # of its tokens: which one, where it
 def ratio_text(rows: Sequence[Row], between: Sequence[str]) -> Figure:
     """Texts with every token shaded by its ratio between two contexts (TACL 2018, figure 2), one above the other.
 
-    Rows: tokens (token, ratio, known), unit and, if several are to be told apart, model. A bar over a token says that
+    Rows: tokens (token, ratio, known), unit and, if several are compared, model. A bar over a token says that
     the first of `between` makes it likelier, one under it the second; it is the thicker, the stronger the ratio.
     """
     laid = [lines([token["token"] for token in row["tokens"]], row["unit"]) for row in rows]

@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorcell.data.vocabulary import END, SPECIALS
+from factorcell.data.vocabulary import SPECIALS, Specials
 from factorcell.evaluation.statistics import rank_correlation
 
 Row = Mapping[str, Any]
@@ -66,7 +66,7 @@ def advice_agreement(runs: Sequence[Row]) -> str:
 
 
 def rescoring_table(summary: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
-    """A row of text for every row of `rescoring.summarise`, and the names of its columns."""
+    """A row of text for every row of `rescore.summarise`, and the names of its columns."""
     rows = []
     for row in summary:
         rates = {name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")}
@@ -110,6 +110,6 @@ def sign(token: str) -> str:
 
 def readable(token: str) -> str:
     """A token as it is shown: the end of a text as a pilcrow, control characters as a space."""
-    if token == SPECIALS[END]:
+    if token == SPECIALS[Specials().end]:
         return "¶"
     return "".join(" " if unicodedata.category(mark) in ("Cc", "Zl", "Zp") else mark for mark in token)

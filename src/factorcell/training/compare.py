@@ -27,7 +27,7 @@ def compare(
     resume: bool = False,
     say: Say | None = None,
 ) -> list[Row]:
-    """Train the papers' models with the same options on the same texts; one row of results a model.
+    """Train the papers' models with the same options on the same texts; one row of results per model.
 
     `target` names the context column to classify. Results are of `test`, else of `dev`. Finished models are not
     trained again with `resume`.

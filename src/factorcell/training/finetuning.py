@@ -1,4 +1,4 @@
-"""Fine-tuning: a trained run goes on, on few texts of one domain; some parts of it move, the others stand still."""
+"""Fine-tuning: a trained run is trained further on few texts of one domain; some parts move, the others are frozen."""
 
 import dataclasses
 from collections.abc import Sequence

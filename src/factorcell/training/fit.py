@@ -34,8 +34,8 @@ def fit(
 ) -> Run:
     """Train a run in `folder` on the table `source` and return it, with its best weights and its card written.
 
-    Without `dev`, 5 % of the rows are held out (their words count for the vocabulary). `resume` goes on with a folder
-    that exists, if its config is the same. `say` is told what is being done; bars go to standard error.
+    Without `dev`, 5 % of the rows are held out (their words count for the vocabulary). `resume` resumes in a folder
+    that exists, if its config is the same. `say` takes lines about what is being done; bars go to standard error.
     The processes of torchrun train it together; only the first writes and speaks.
     """
     folder = Path(folder)
@@ -57,7 +57,7 @@ def fit(
 
 
 def begun(folder: Path, resume: bool) -> bool:
-    """Whether to go on with the run in `folder`; `UserError` where there is something else."""
+    """Whether to resume the run in `folder`; `UserError` where there is something else."""
     going_on = resume and (folder / "config.json").exists()
     if not going_on and folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
@@ -65,7 +65,7 @@ def begun(folder: Path, resume: bool) -> bool:
 
 
 def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, say: Say | None) -> None:
-    """Train a run to its end, and say on what."""
+    """Train a run to its end, and report on what."""
     for line in described(run, corpus, dev):
         tell(say, line)
     for _ in watched(run, corpus, dev, world, resume=resume, progress=say is not None):
@@ -98,13 +98,13 @@ def facts(run: Run) -> Row:
 
 
 def tell(say: Say | None, text: str) -> None:
-    """Tell whoever listens."""
+    """Report a line of progress, unless `say` is None."""
     if say is not None:
         say(text)
 
 
 def described(run: Run, corpus: Corpus, dev: Corpus) -> list[str]:
-    """What was read and how, a line each."""
+    """What was read and how, as lines."""
     return [
         f"{len(corpus):,} texts, {corpus.targets:,} targets; {len(dev):,} texts held for development",
         f"{len(run.vocabulary):,} tokens in the vocabulary ({run.config.data.unit} units)",

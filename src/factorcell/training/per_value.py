@@ -1,4 +1,4 @@
-"""A model of its own for every value of a column, beside a shared one of all texts: what adaptation has to beat.
+"""One model per value of a column, and a shared one of all texts: what adaptation has to beat.
 
     FOLDER/separate.json        the column, and which run has which value
     FOLDER/value-0000           the run of all texts, for values that are rare, missing or new
@@ -27,7 +27,7 @@ SHARED = 0  # the row of rare values in the schema, and the number of the run of
 
 
 class Separate:
-    """One run a value of a context variable; scores a text by that of its own value."""
+    """One run per value of a context variable; scores a text by that of its own value."""
 
     def __init__(self, folder: Path, runs: Mapping[int, Run]) -> None:
         self.folder, self.runs = folder, runs
@@ -79,7 +79,7 @@ def separate(
     """Train an unadapted run on all texts, and one on those of each value of the column `by`, in folders in `folder`.
 
     Values under `min_context_count` get none. Without `dev`, or where it has no text of a value, 5 % are held out.
-    `resume` goes on with a folder that exists.
+    `resume` resumes in a folder that exists.
     """
     folder = Path(folder)
     if not resume and folder.exists() and any(folder.iterdir()):

@@ -84,7 +84,7 @@ class StartingPoint:
             parameter.requires_grad_(part_of(name) in self.parts)
 
     def takes_rows(self, model: LanguageModel) -> bool:
-        """Whether its tables may leave out rows in a step: not if one of them stands still, nor under a penalty."""
+        """Whether its tables may skip rows in a step: not if one of them stands still, nor under a penalty."""
         return self.l1 == 0 and all(table.requires_grad for tables in model.row_tables() for table in tables)
 
     @torch.no_grad()

@@ -78,7 +78,7 @@ class RowAdam:
 
     @torch.no_grad()
     def step(self, step: int, rows: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Step number `step` (from 1) of `rows` (U,), which have been caught up, with `gradients` (U, .) a table."""
+        """Step number `step` (from 1) of `rows` (U,), which have been caught up, with `gradients` (U, .) per table."""
         rate = float(self.rates[step - 1])
         kept, moved, grown = 1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step)
         constants = torch.tensor([BETA1, BETA2, EPSILON, kept, moved, grown])

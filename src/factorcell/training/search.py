@@ -1,7 +1,7 @@
 """Hyper-parameter search: trials of one study, shared by as many processes as are started on it.
 
 Every trial is a run folder. A process holds the lock of the trial that it trains; the kernel drops the lock with the
-process, so a running trial whose lock is free was left behind, and whoever finds it goes on from its checkpoint. What a
+process, so a running trial whose lock is free was abandoned, and whoever finds it resumes from its checkpoint. What a
 trial draws follows from (seed, its number) alone: no two processes draw alike, and any number of them draw the same.
 
 study.journal   study.json   trials.jsonl   best.toml   study.html   trial-0000/   trial-0001/   ...
@@ -146,7 +146,7 @@ def opened(folder: Path, storage: str | None, name: str, pruner: str) -> "tuple[
 
 
 def _same(study: "optuna.Study", folder: Path, begun: Row) -> None:
-    """Refuse to go on with other texts, options or ranges than those that study and folder were begun with."""
+    """Refuse to resume with other texts, options or ranges than those that study and folder were begun with."""
     path, begun = folder / "study.json", json.loads(json.dumps(begun))
     known = {f"study {study.study_name}": study.user_attrs.get(BEGUN)}
     known[str(folder)] = files.read_json(path) if path.exists() else None
@@ -237,7 +237,7 @@ class Search:
         return self.folder / f"trial-{number:04}"
 
     def claim(self, count: int) -> "tuple[optuna.Trial, BaseFileLock] | None":
-        """A trial to train, locked: one left behind in this folder, else a new one; None if there are `count`."""
+        """A trial to train, locked: one abandoned in this folder, else a new one; None if there are `count`."""
         optuna = _optuna()
         from filelock import FileLock, Timeout
 
@@ -262,7 +262,7 @@ class Search:
             return trial, lock
 
     def attempt(self, trial: "optuna.Trial", progress: bool) -> None:
-        """Train one trial and tell the study how it ended; when interrupted it stays as it is, to be gone on with."""
+        """Train one trial and report to the study how it ended; when interrupted it stays as it is, to be resumed."""
         states = _optuna().trial.TrialState
         self.study.sampler = sampler(self.options.sampler, self.config.training.seed, trial.number)
         try:

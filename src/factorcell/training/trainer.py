@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from factorcell import files
 from factorcell.config import TrainingConfig, UserError
-from factorcell.data.corpus import Batch, Corpus, targets
-from factorcell.data.vocabulary import START, UNKNOWN
+from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
@@ -66,23 +64,13 @@ def due(step: int, steps: int, times: int) -> bool:
 def perplexities(run: Run, corpus: Corpus, world: World) -> Row:
     """`perplexity` of all targets and `perplexity_known` without out-of-vocabulary ones; each process has its part."""
     nats = run.nats(corpus).astype(np.float64)
-    known = targets(corpus) != UNKNOWN
+    known = known_targets(corpus)
     own = torch.tensor([nats.sum(), len(nats), nats[known].sum(), known.sum()], dtype=torch.float64)
     total, count, total_known, count_known = world.sum(own).tolist()
     return {
         "perplexity": float(np.exp(total / count)),
         "perplexity_known": float(np.exp(total_known / count_known)) if count_known else math.nan,
     }
-
-
-def target_counts(corpus: Corpus, at_least: int = 0) -> NDArray[np.int64]:
-    """How often each token of the vocabulary is a target (V,), or `at_least`; the start token never is."""
-    counts = np.zeros(len(corpus.vocabulary), dtype=np.int64)
-    for begin in range(0, len(corpus.tokens), 1 << 24):
-        counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
-    counts = np.maximum(counts, at_least)
-    counts[START] = 0
-    return counts
 
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
@@ -93,7 +81,8 @@ def observe(model: LanguageModel, corpus: Corpus) -> None:
         rows = np.arange(begin, min(begin + STRIDE, len(corpus)))
         tokens = np.asarray(corpus.tokens[corpus.offsets[rows[0]] : corpus.offsets[rows[-1] + 1]], dtype=np.int64)
         categories = np.repeat(corpus.categories[rows].astype(np.int64), corpus.lengths[rows] + 1, axis=0)
-        model.output.hashed.observe(tokens[tokens != START], categories[tokens != START])
+        predicted = tokens != corpus.vocabulary.specials.start
+        model.output.hashed.observe(tokens[predicted], categories[predicted])
 
 
 class Loss(nn.Module):
@@ -291,7 +280,7 @@ class Trainer:
 
     @property
     def checkpoint(self) -> Path:
-        """The file to go on from."""
+        """The file to resume from."""
         return self.run.folder / "checkpoint.safetensors"
 
     def save(self) -> None:
@@ -350,7 +339,7 @@ class Trainer:
 def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world: World | None = None) -> Iterator[Row]:
     """Train `run` on `corpus`; yields each row of the log. At the end `run` has its best weights.
 
-    `resume` goes on from the checkpoint; the processes of `world` share the work.
+    `resume` continues from the checkpoint; the processes of `world` share the work.
     `UserError` on a loss that is not finite or a folder that cannot be written.
     """
     trainer = Trainer(run, corpus, dev, world)

@@ -33,11 +33,11 @@ def test_half_is_for_autocast_only() -> None:
 
 
 def test_without_the_compiled_code_the_loop_runs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line in the log, however often it is asked for."""
     library.library.cache_clear()
-    monkeypatch.setattr("importlib.machinery.EXTENSION_SUFFIXES", [".none"])
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "none.so")
     with caplog.at_level(logging.WARNING):
         cell = Cell(4, 5, 2, 1, ("factor",), 0.0)
         for _ in range(3):

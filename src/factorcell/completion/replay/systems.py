@@ -136,7 +136,7 @@ class Personalised:
 
 def fits(completer: Completer, prefix: str) -> bool:
     """Whether the prefix is no longer than the texts that the run completes."""
-    return len(completer.split(prefix)) <= completer.most
+    return len(completer.tokenizer.split(prefix)) <= completer.most
 
 
 def runs(folder: Path) -> dict[str, Path]:

@@ -1,14 +1,14 @@
 """What is a context column worth? Estimates before any training, each exact for the counts that it rests on.
 
-Three readers of held-out texts are compared, with the n-gram models of `value_ngrams`:
+Three readers of held-out texts are compared, with the n-gram models of `conditional_ngram`:
 
     nothing    -log p(w | h)                                       knows the words before
     inferring  -log sum_v p(v | all before) p(w | h, v)            guesses the value from the text so far
-    knowing    -log p(w | h, v)                                    is told the value
+    knowing    -log p(w | h, v)                                    is given the value
 
-What a perfect reader gains from being told is I(v; text) / T nats a target, at most H(v) / T: a value that a few words
+What a perfect reader gains from the value is I(v; text) / T nats per target, at most H(v) / T: a value that a few words
 give away is worth little, however different its texts are. A classifier's held-out posterior bounds I(v; text) from
-below. A language model reads less well than a perfect reader and better than one who forgets all but the last words,
+below. A language model reads less well than a perfect reader and better than one that forgets all but the last words,
 so its gain is expected between `least`, exp of that bound, and `most`, knowing against nothing.
 
 Shapes: B texts, T targets, V vocabulary, K values (and one more for missing), C columns.

@@ -1,11 +1,11 @@
-"""An n-gram model that knows the value of a context column: what the value adds to the words before.
+"""An n-gram model conditioned on the value of a context column: what the value adds to the words before.
 
     p_1(w | h, v) = p(w | h) r_v(w)^beta / Z(h, v)         r_v(w) = (c_v(w) + alpha p(w)) / (c_v + alpha) / p(w)
     p_n(w | h, v) = (c_v(h w) + alpha_n p_{n-1}(w | h, v)) / (c_v(h) + alpha_n)
 
 p(w | h) is a Kneser-Ney model of all texts. The first line is what an adapted softmax bias can do, the others, for
 histories of 1, 2, ... tokens, what only an adapted recurrent layer can. All are exact distributions over the
-vocabulary. Texts that neither counts nor judgement see fit alpha, beta and alpha_n.
+vocabulary. Tune texts, which are neither counted nor tested on, fit alpha, beta and alpha_n.
 
 Shapes: B texts, T targets, V vocabulary, K values (and K, one more, stands for a missing one), C columns.
 """
@@ -222,7 +222,7 @@ def posterior(logs: Narrow, texts: IndexedTexts, prior: Floats, exponent: float,
 
 
 def inferred(logs: Narrow, texts: IndexedTexts, prior: Floats, exponent: float) -> Floats:
-    """log sum_v p(v | before) p(w | h, v) of every target (T,): what is left to who must guess the value.
+    """log sum_v p(v | before) p(w | h, v) of every target (T,): how a reader predicts that must infer the value.
 
     With an exponent of 1 these add up to the log evidence of a text, log sum_v p(v) p(text | v).
     """

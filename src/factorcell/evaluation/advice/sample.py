@@ -1,4 +1,4 @@
-"""What advice rests on: a sample of a table, its context columns as values, its texts in three parts.
+"""What advice rests on: a sample of a table, its context columns as labels; train, tune and test texts.
 
 Shapes: B texts, T targets, K values (and one more for missing).
 """
@@ -20,9 +20,9 @@ from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import IndexedTexts, ValueNGram
 from factorcell.evaluation.ngram import NGram
 
-HELD_OUT, MOST_HELD = 0.1, 6000  # share and number of texts that are not counted; half fits, half judges
+HELD_OUT, MOST_HELD = 0.1, 6000  # share and number of texts that are not counted; half are tune, half test texts
 VALUES = 2000  # at most so many values of a column; rarer ones are one
-TUNED, JUDGED, PRODUCTS = 4000, (10_000, 30_000), 3.0e11  # targets that fit, that judge, multiplications of the latter
+TUNED, JUDGED, PRODUCTS = 4000, (10_000, 30_000), 3.0e11  # tune targets, test targets, multiplications for the latter
 BINS = 10  # quantiles that stand for the values of a number
 ORDERS = {"word": 3, "space": 3, "char": 6, "grapheme": 6}  # of the n-gram models
 
@@ -88,7 +88,7 @@ def _binned(variable: Variable, numbers: NDArray[np.float32]) -> LabelColumn:
 
 @dataclass(frozen=True)
 class Split:
-    """The texts of a corpus that are counted, that fit what counts do not tell, and that judge; and a base model."""
+    """The train, tune and test texts of a corpus, and a base model. Tune texts fit what counts do not determine."""
 
     corpus: Corpus
     model: NGram
@@ -100,7 +100,7 @@ class Split:
 
     @classmethod
     def of(cls, corpus: Corpus, data: DataConfig, values: int, seed: int) -> "Split":
-        """A split for columns of at most so many `values`; the more products a target costs, the fewer judge."""
+        """A split for columns of at most so many `values`; the more products a target costs, the fewer test texts."""
         order = np.random.default_rng(seed).permutation(len(corpus))
         held = min(MOST_HELD, max(4, int(HELD_OUT * len(corpus))))
         judging = int(np.clip(PRODUCTS / (values * len(corpus.vocabulary)), *JUDGED))

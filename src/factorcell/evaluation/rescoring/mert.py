@@ -2,8 +2,8 @@
 
 Fewest errors  E(w) = sum_u errors of the first among the largest totals of u. Along a line w + t d each hypothesis is a
                straight line in t, the chosen ones are their upper envelope, and E is constant between its corners: its
-               minimum along the line is found exactly (Och 2003, section 5). Lines are those of the features and of
-               chance, starts are those given and of chance (Powell's method without its change of directions).
+               minimum along the line is found exactly (Och 2003, section 5). Lines are along the features and at
+               random, starts are those given and random ones (Powell's method without its change of directions).
 Most likely    sum_u log p(best of u), p(h) = exp(w . x(h)) / sum_h' exp(w . x(h')): concave, found by Newton's steps.
 
 Shapes: U utterances, H hypotheses of the longest list (shorter ones are filled up by copies of their first, which

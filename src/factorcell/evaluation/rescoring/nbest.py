@@ -1,6 +1,6 @@
 """N-best lists of a recogniser, read from files of three kinds; the word errors of a text.
 
-JSON lines   an utterance a line; what else it has are columns (context, or to report by):
+JSON lines   an utterance per line; what else it has are columns (context, or to report by):
              {"id": "a1", "hypotheses": [{"text": "so it is", "acoustic": -31.2, "lm": -9.5}, ...],
               "reference": "so is it", "speaker": "ann"}
              Every number of a hypothesis is a score, a log probability in nats; all hypotheses have the same.
@@ -337,13 +337,13 @@ def distances(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
     for step in range(tokens.shape[1]):
         after = costs + 1  # a word too many
         after[:, 1:] = np.minimum(after[:, 1:], costs[:, :-1] + (tokens[:, step, None] != target))
-        after = np.minimum.accumulate(after - places, axis=1) + places  # words left out
+        after = np.minimum.accumulate(after - places, axis=1) + places  # omitted words
         costs = np.where((step < lengths)[:, None], after, costs)
     return costs[:, -1].astype(np.int64)
 
 
 def align(reference: str, text: str) -> list[Edit]:
-    """The edits of a best alignment, in order; where several are as good, pairs come before words left out or added."""
+    """The edits of a best alignment, in order; where several are as good, pairs come before omitted or added words."""
     said, read = reference.split(), text.split()
     costs = np.add.outer(np.arange(len(said) + 1), np.arange(len(read) + 1))
     for i, word in enumerate(said, 1):

@@ -5,11 +5,11 @@
 All scores are in nats; of hypotheses with the same total the first in the list is chosen, so that a model of weight
 zero changes nothing. Weights come from a file, from a first pass of which the model takes a share, or from lists:
 
-- with references, those with the fewest word errors (`list_weights.fewest_errors`), or those under which the best
+- with references, those with the fewest word errors (`mert.fewest_errors`), or those under which the best
   hypotheses are most likely;
 - without any, all weights are 1 but that of the first pass's language model, 1 - s, and of the model, s: the share s
   under which the recogniser's own choices are most likely as texts of a mixture of the two. To make these choices most
-  likely within their lists would teach nothing: they are the best already without the model.
+  likely within their lists would teach nothing: without the model they are the best already.
 
 Shapes: H hypotheses of an utterance, S scores, F = S + 2 features, k numbers of a person's vector.
 """

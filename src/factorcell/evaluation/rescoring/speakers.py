@@ -1,7 +1,7 @@
 """Rescoring that learns who speaks: after each utterance the speaker's vector moves by the gradient of the chosen text.
 
-Nobody's reference is read. The i-th utterances of all speakers are rescored together, for a speaker's vector depends
-on nothing but the speaker's own earlier utterances. All of it is computed by floats, as `Learner` does.
+No reference is read. The i-th utterances of all speakers are rescored together, for a speaker's vector depends on
+nothing but the speaker's own earlier utterances. All of it is computed by floats, as `Learner` does.
 
 Shapes: B utterances, H hypotheses of an utterance, N hypotheses of all of them, k numbers of a speaker's vector.
 """
@@ -46,7 +46,7 @@ def learn(
     rule: LearningRule | None = None,
     progress: bool = False,
 ) -> Scored:
-    """The lists with log p as `rescoring.score` gives it, but by vectors learned from what `weights` chose before.
+    """The lists with log p as `rescore.score` gives it, but by vectors learned from what `weights` chose before.
 
     Somebody of training starts as training left them, others as the unknown user, whatever `unknown` says. An
     utterance of nobody is scored by the expected vector and teaches nothing. `UserError` for a run without users.
@@ -132,6 +132,6 @@ def _gradients(learner: Learner, corpus: Corpus, vectors: NDArray[np.float32]) -
 def _of(learner: Learner, corpus: Corpus, rows: Ids, vectors: Tensor) -> Tensor:
     batch = learner.run.batch(corpus, rows)
     own = {learner.variable.name: vectors.to(learner.run.device)}
-    conditioned = learner.run.model.condition(batch.context, own).with_packed(learner.packed)
+    conditioned = learner.run.model.condition(batch.context, own, learner.packed)
     nats: Tensor = learner.run.model(batch, conditioned)
     return nats.sum(1)

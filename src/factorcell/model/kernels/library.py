@@ -6,7 +6,6 @@ PyTorch everywhere), or `triton` (the GPU kernels, on a processor interpreted).
 """
 
 import ctypes
-import importlib.machinery
 import logging
 import os
 from collections.abc import Mapping
@@ -20,6 +19,8 @@ from torch import Tensor
 
 from factorcell.config import choose
 
+LIBRARY = Path(__file__).with_name("_kernels.so")  # as setup.py names it; it depends on no version of Python
+
 VARIANTS = ("plain", "avx2", "avx512", "avx512_bf16")  # instruction sets, in the order of the library's own numbers
 
 MALLOC = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20), "M_MMAP_THRESHOLD": (-3, 32 << 20)}
@@ -30,18 +31,15 @@ log = logging.getLogger(__name__)
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled code, or none, which is logged once."""
-    here = Path(__file__).parent
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = here / f"_kernels{suffix}"
-        if path.exists():
-            try:
-                loaded = ctypes.CDLL(str(path))
-            except OSError as error:
-                log.warning("%s cannot be loaded (%s): all runs in plain PyTorch", path, error)
-                return None
-            loaded.factorcell_packed.restype = ctypes.c_int64
-            loaded.factorcell_recurrence_pack.restype = ctypes.c_int64
-            return loaded
+    if LIBRARY.exists():
+        try:
+            loaded = ctypes.CDLL(str(LIBRARY))
+        except OSError as error:
+            log.warning("%s cannot be loaded (%s): all runs in plain PyTorch", LIBRARY, error)
+            return None
+        loaded.factorcell_packed.restype = ctypes.c_int64
+        loaded.factorcell_recurrence_pack.restype = ctypes.c_int64
+        return loaded
     log.warning(
         "no compiled kernels (they are built at installation where there is a C++ compiler): all runs in PyTorch"
     )

@@ -1,0 +1,126 @@
+"""A model's weights, and what one context decides, as the compiled search reads them.
+
+Shapes: V vocabulary, E embedding, H hidden, R rank.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from factorcell.data.vocabulary import Specials
+from factorcell.model.cells import Coupled
+from factorcell.model.kernels import library
+from factorcell.model.language_model import Conditioned, LanguageModel
+from factorcell.model.output import Output
+from factorcell.model.recurrent import RecurrentBackbone, RecurrentWeights
+
+OF_CONTEXT = ("gate_bias", "left_inputs", "left", "right", "half_left", "half_right", "bias")
+
+
+OF_MODEL = ("embedding", "inputs", "weight", "half_weight", "norm", "projection", "table")
+
+
+LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}  # floats of a vector
+
+
+PANEL = 3  # vectors of columns of a packed matrix
+
+
+@dataclass(frozen=True)
+class PackedContext:
+    """What one context decides, each array by its name in native/kernels.h."""
+
+    arrays: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A model's weights as the compiled search reads them, each by its name in native/kernels.h; `sizes` V, E, H, R.
+
+    `half`: hypotheses are found by products of bfloat16, and what is found is scored again by floats.
+    """
+
+    arrays: Mapping[str, Tensor]
+    sizes: tuple[int, int, int, int]
+    specials: Specials
+    variant: str
+    half: bool
+
+    @classmethod
+    def of(cls, model: LanguageModel, half: bool = False) -> "PackedModel":
+        """The weights as they are now, for the instruction set that is chosen now."""
+        variant = library.variant()
+        assert variant is not None
+        lanes, embedding = LANES[variant], model.embedding.detach()
+        cell = cast(RecurrentBackbone, model.backbone).layers[0]
+        inputs, weight = _gates(cell.matrix.detach(), lanes).split_with_sizes([cell.embedding_size, cell.hidden_size])
+        arrays = {
+            "embedding": embedding.clone(),
+            "inputs": _packed(inputs, lanes),
+            "weight": _packed(weight, lanes),
+            "projection": _packed(cast(Output, model.output).projection.detach(), lanes),
+            "table": _packed(embedding.T, lanes),
+        }
+        if cell.gain is not None and cell.shift is not None:
+            arrays["norm"] = torch.cat([cell.gain, cell.shift]).detach()
+        if half:
+            arrays["half_weight"] = _halved(weight, lanes)
+        rank = model.config.rank if "factor" in cell.adapters else 0
+        size, width = embedding.shape
+        return cls(arrays, (size, width, cell.hidden_size, rank), model.specials, variant, half)
+
+    def context(self, model: LanguageModel, conditioned: Conditioned) -> PackedContext:
+        """What `model` makes of one context."""
+        lanes, (weights,) = LANES[self.variant], cast(RecurrentWeights, conditioned.conditions)
+        size, width, hidden, _ = self.sizes
+        bias = cast(Output, model.output).fold(conditioned.context_bias).bias
+        assert bias is not None
+        arrays = {
+            "gate_bias": _gates(weights.bias.view(1, -1), lanes),
+            "bias": F.pad(bias[0], (0, -size % (PANEL * lanes)), value=-math.inf),
+        }
+        if weights.left is not None and weights.right is not None:
+            inputs, left = weights.left[0].split_with_sizes([width, hidden])
+            right = _gates(weights.right[0], lanes)
+            factors = {"left_inputs": inputs, "left": left, "right": right}
+            arrays |= {name: _packed(factor, lanes) for name, factor in factors.items()}
+            if self.half:
+                arrays |= {"half_left": _halved(left, lanes), "half_right": _halved(right, lanes)}
+        return PackedContext(arrays)
+
+
+def packable(model: LanguageModel) -> bool:
+    """Whether the compiled search has what `model` has: one coupled layer on the processor, a full softmax, floats."""
+    return (
+        isinstance(model.backbone, RecurrentBackbone)
+        and [type(cell.kind) for cell in model.backbone.layers] == [Coupled]
+        and isinstance(model.output, Output)
+        and not {"scale", "scale_split", "prefix"} & set(model.config.adapt)
+        and all(parameter.dtype == torch.float32 for parameter in model.parameters())
+        and library.usable(model.embedding)
+    )
+
+
+def _gates(matrix: Tensor, lanes: int) -> Tensor:
+    """Columns of three gates (N, 3H) in the order [panel of `lanes` hidden units][gate][unit], zero behind H."""
+    rows, hidden = len(matrix), matrix.shape[1] // 3
+    padded = F.pad(matrix.reshape(rows, 3, hidden), (0, -hidden % lanes))
+    return padded.view(rows, 3, -1, lanes).transpose(1, 2).reshape(rows, -1)
+
+
+def _packed(matrix: Tensor, lanes: int) -> Tensor:
+    """A matrix (N, M) in panels of columns, [panel][row][column], zero behind the last column."""
+    padded = F.pad(matrix, (0, -matrix.shape[1] % (PANEL * lanes)))
+    return padded.view(len(matrix), -1, PANEL * lanes).transpose(0, 1).contiguous()
+
+
+def _halved(matrix: Tensor, lanes: int) -> Tensor:
+    """The same of bfloat16, rows in pairs: [panel][pair][column][row of the pair]."""
+    rows, columns = matrix.shape
+    padded = F.pad(matrix, (0, -columns % (PANEL * lanes), 0, rows % 2))
+    return padded.view(len(padded) // 2, 2, -1, PANEL * lanes).permute(2, 0, 3, 1).bfloat16().contiguous()

@@ -1,0 +1,171 @@
+"""The source distribution and the wheel, built with a C++ compiler and without, and used where no checkout is.
+
+The environment is empty but for the wheel and what it says that it needs: links to those packages of the present
+environment, so that no network is needed.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution, distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests import ROOT
+
+pytestmark = pytest.mark.slow
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NAME = f"{PROJECT['name']}-{PROJECT['version']}"
+NATIVE = "factorcell/model/kernels/native/"
+LIBRARY = "factorcell/model/kernels/_kernels.so"
+EXTRA = "complete"  # what `factorcell complete` needs
+SIZES = "--hidden-size 12 --embedding-size 8 --context-size 3 --variable-size 3 --rank 2 --threads 1".split()
+QUICK = "--unit char --user user --min-count 1 --min-context-count 1 --epochs 2 --evaluations 1".split()
+PEOPLE = {"ann": "open the door", "bob": "close the gate"}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What was built, and an environment with the wheel alone; `compiled` says whether there was a compiler."""
+
+    source: Path
+    wheel: Path
+    folder: Path
+    compiled: bool
+
+    def path(self, name: str) -> Path:
+        """A folder of the environment, by the name that sysconfig has for it."""
+        place = str(self.folder)
+        return Path(sysconfig.get_path(name, "venv", {"base": place, "platbase": place}))
+
+    def run(self, where: Path, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """A program of the environment, run in the folder `where`; it must succeed."""
+        return run([self.path("scripts") / program, *arguments], where)
+
+
+def run(command: list[object], where: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command that must succeed, and finds nothing of this checkout by itself."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "FACTORCELL_KERNEL")
+    env = {name: value for name, value in os.environ.items() if name not in hidden} | variables
+    done = subprocess.run(list(map(str, command)), cwd=where, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done
+
+
+def needed(requirements: Iterable[str], extras: Iterable[str]) -> dict[str, Distribution]:
+    """The packages of the present environment that requirements bring in, directly or not."""
+    found = {}
+    for requirement in map(Requirement, requirements):
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            found[requirement.name] = package = distribution(requirement.name)
+            found |= needed(package.requires or (), requirement.extras)
+    return found
+
+
+def lend(packages: Iterable[Distribution], site: Path) -> None:
+    """Link all files of packages into another environment; those of its own stay."""
+    for package in packages:
+        for name in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
+            if not (site / name).exists():
+                (site / name).symlink_to(str(package.locate_file(name)))
+
+
+def checkout(copy: Path) -> Path:
+    """A copy of this checkout as it is when cloned: setuptools would pack again what it packed before."""
+    ignore = shutil.ignore_patterns("*.egg-info", "*.so", "__pycache__")
+    for name in ("benchmarks", "docs", "experiments", "src", "tests"):
+        shutil.copytree(ROOT / name, copy / name, ignore=ignore)
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, copy)
+    return copy
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["compiler", "no_compiler"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Both distributions, built from this checkout, and an environment with the wheel."""
+    pytest.importorskip("build", reason="needs the extra `package`")
+    compiled = request.param
+    if compiled and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("needs a C++ compiler")
+    folder = tmp_path_factory.mktemp("installed")
+    compilers = {} if compiled else {"CC": "false", "CXX": "false"}
+    run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", checkout(folder / "copy")],
+        folder,
+        **compilers,
+    )
+    [source], [wheel] = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
+
+    made = Installed(source, wheel, folder / "environment", compiled)
+    venv.create(made.folder, symlinks=os.name != "nt")
+    pip = [sys.executable, "-m", "pip", "--python", made.path("scripts") / "python", "install", "--no-index"]
+    run([*pip, "--no-deps", wheel], folder)
+    [itself] = distributions(path=[str(made.path("purelib"))])
+    lend(needed(itself.requires or (), [EXTRA]).values(), made.path("purelib"))
+    return made
+
+
+def ours() -> set[str]:
+    """The files of the package in this checkout, but for what was compiled."""
+    files = (path for path in (ROOT / "src" / "factorcell").rglob("*") if path.is_file())
+    return {path.relative_to(ROOT / "src").as_posix() for path in files if path.suffix not in (".pyc", ".so", ".pyd")}
+
+
+def test_source_distribution_has_all_that_build_and_tests_need(installed: Installed) -> None:
+    """It installs anywhere: the wheels here are built from it."""
+    with tarfile.open(installed.source) as archive:
+        names = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
+    single = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "constraints.txt", "pyproject.toml"}
+    tests = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")}
+    assert {f"src/{name}" for name in ours()} | single | tests | {"setup.py", "docs/architecture.md"} <= names
+    assert not [name for name in names if name.endswith((".so", ".pyc"))]
+
+
+def test_wheel_has_the_package_and_nothing_else(installed: Installed) -> None:
+    """No tests and no C++; its name is for every Python, and for every system where nothing is compiled."""
+    with zipfile.ZipFile(installed.wheel) as archive:
+        names = {name for name in archive.namelist() if not name.startswith(f"{NAME}.dist-info/")}
+        assert f"{NAME}.dist-info/licenses/LICENSE" in archive.namelist()
+    library = {LIBRARY} if installed.compiled else set()
+    assert names == {name for name in ours() if not name.startswith(NATIVE)} | library
+    assert {"factorcell/py.typed", "factorcell/assets/NOTICE.md", "factorcell/assets/page.html"} <= names
+    assert installed.wheel.name.startswith(f"{NAME}-py3-none-")
+    assert installed.wheel.name.endswith("-any.whl") != installed.compiled
+
+
+def test_installed_package_trains_scores_and_completes(installed: Installed, tmp_path: Path) -> None:
+    """From another folder. Without a compiler every command says so in one line; with one, none does."""
+    where = installed.run(tmp_path, "python", "-c", "import factorcell; print(factorcell.__file__)").stdout
+    assert where.startswith(str(installed.path("purelib")))
+    rows = [f"{text} {when},{user}" for user, text in PEOPLE.items() for when in ("now", "later") for _ in range(40)]
+    (tmp_path / "texts.csv").write_text("\n".join(["text,user", *rows]) + "\n", encoding="utf-8")
+
+    train = ["train", "texts.csv", "--dev", "texts.csv", "--out", "run", *QUICK, *SIZES]
+    score = ["score", "run", "texts.csv", "--json"]
+    complete = ["complete", "run", "op", "--context", "user=ann", "--json"]
+    trained, scored, completed = (installed.run(tmp_path, "factorcell", *verb) for verb in (train, score, complete))
+    for done in (trained, scored, completed):
+        said = [line for line in done.stderr.splitlines() if "no compiled kernels" in line]
+        assert len(said) == (0 if installed.compiled else 1), done.stderr
+    assert "development perplexity" in trained.stderr
+    nats = [json.loads(line)["nats"] for line in scored.stdout.splitlines()]
+    assert len(nats) == len(rows)
+    assert all(map(math.isfinite, nats))
+    texts = [json.loads(line)["text"] for line in completed.stdout.splitlines()]
+    assert texts
+    assert all(text.startswith("op") for text in texts)

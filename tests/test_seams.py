@@ -1,0 +1,104 @@
+"""Nothing outside the room model looks inside a backbone: all works with one whose state is a growing list.
+
+Generation and completion are held against every text written out, token by token.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from factorcell.completion.completer import Completer
+from factorcell.completion.online import User, learn_one
+from factorcell.completion.search import PrefixState, beam, search
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.likelihood_ratios import explain
+from factorcell.evaluation.perplexity import evaluate, top_accuracy
+from factorcell.evaluation.probing import final_states
+from factorcell.generation.generate import GenerationOptions, fill, generate, stream
+from factorcell.model.run import Run
+from tests.growing import regrown
+from tests.small import make_letters, nats_of
+
+ROWS = [{"text": "abc", "city": "Oslo"}, {"text": "cab", "city": "Nice"}, {"text": "", "city": "Oslo"}]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Letters a, b, c of two cities."""
+    return regrown(make_letters())
+
+
+def written_out(run: Run, prefix: str, most: int) -> dict[str, float]:
+    """The log probability of every text in Oslo that goes on from `prefix` by at most `most` letters, and ends."""
+    endings = ["".join(letters) for size in range(most + 1) for letters in itertools.product("abc", repeat=size)]
+    nats = (nats_of(run, {"text": prefix + ending, "city": "Oslo"}) for ending in endings)
+    return {prefix + ending: -sum(own[len(prefix) :]) for ending, own in zip(endings, nats, strict=True)}
+
+
+def test_scores_and_ranks_of_many_are_those_of_one(run: Run) -> None:
+    """Padded texts of all lengths together, against a token at a time; figures follow from them."""
+    corpus = run.prepare(ROWS)
+    expected = [nats for row in ROWS for nats in nats_of(run, row)]
+    assert run.nats(corpus) == pytest.approx(expected, abs=1e-5)
+    assert evaluate(run, corpus)["perplexity"] == pytest.approx(np.exp(np.mean(expected)))
+    assert 0 <= top_accuracy(run, corpus)["top_1"] <= 1
+    assert len(classify(run, ROWS, "city").predicted) == len(ROWS)
+
+
+@pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic", "distinct"])
+def test_texts_are_as_probable_as_their_letters(run: Run, method: str) -> None:
+    """By every method, and their log probabilities are those of the texts read again."""
+    options = GenerationOptions(method, max_tokens=6, width=4, grow=2)
+    for row in generate(run, [{"city": "Oslo"}, {"city": "Nice"}], options=options, prompt="c"):
+        own = nats_of(run, {"text": row["text"], **row["context"]})[1:]
+        assert row["log_probability"] == pytest.approx(-sum(own[: None if row["ended"] else -1]), abs=1e-4)
+
+
+def test_a_wide_beam_finds_the_best_text(run: Run) -> None:
+    """Among all that can be written; a stream is the greedy one, and a gap takes the best filler."""
+    options = GenerationOptions("beam", max_tokens=3, width=200, length_penalty=0.0)
+    (row,) = generate(run, [{"city": "Oslo"}], options=options)
+    best = written_out(run, "", 2)
+    assert row["log_probability"] >= max(best.values()) - 1e-5
+    (whole,) = generate(run, [{"city": "Oslo"}], options=GenerationOptions("greedy", max_tokens=5))
+    assert "".join(stream(run, {"city": "Oslo"}, options=GenerationOptions("greedy", max_tokens=5))) == whole["text"]
+    (filler,) = fill(run, "a____c", [{"city": "Oslo"}], max_tokens=2, whole=True)
+    middles = ["".join(letters) for size in (1, 2) for letters in itertools.product("abc", repeat=size)]
+    logs = {middle: -sum(nats_of(run, {"text": f"a{middle}c", "city": "Oslo"})[1:]) for middle in middles}
+    assert filler["log_probability"] == pytest.approx(max(logs.values()), abs=1e-4)
+
+
+@pytest.mark.parametrize("prefix", ["", "c", "ab"])
+def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> None:
+    """Hypotheses of different lengths wait together; against all completions written out, and the published beam."""
+    conditioned = run.model.condition(run.prepare([{"text": "", "city": "Oslo"}]).context(np.zeros(1, dtype=np.int64)))
+    with run.scoring():
+        typed = PrefixState.begin(run.model, conditioned).to(run.model, run.vocabulary.encode(prefix))
+        found = search(run.model, typed, 5, most=4, batch=3)
+        wide = beam(run.model, typed, 5, most=4, width=500, branching=6)
+    expected = sorted(written_out(run, prefix, 4).values(), reverse=True)[:5]
+    for result in (found, wide):
+        assert [one.log_probability for one in result.completions] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_person_is_completed_and_learned_online() -> None:
+    """Typing on and deleting, slips forgiven, and one user's vector moved: the plain engine takes any backbone."""
+    run = regrown(make_letters(data={"context": (), "user": "city", "min_user_count": 1}))
+    user, completer = User.new(run), Completer(run, slips=1)
+    learned = learn_one(run, user, "abc")
+    assert np.abs(learned.vector - user.vector).max() > 0
+    written = completer.type(completer.begin(learned), "ab")
+    again = completer.type(completer.type(written, "abc"), "ab")
+    first, second = (completer.suggest(one, 4).suggestions for one in (written, again))
+    assert [one.text for one in first] == [one.text for one in second]
+    assert [one.log_probability for one in first] == pytest.approx([one.log_probability for one in second])
+    assert Completer(run).complete("ab", user) != Completer(run).complete("ab", learned)
+
+
+def test_what_explains_reads_any_backbone(run: Run) -> None:
+    """A text's nats in two contexts, and the vectors that a probe is trained on."""
+    (row,) = explain([run], ["abca"], {"north": {"city": "Oslo"}, "south": {"city": "Nice"}})
+    for name, city in (("north", "Oslo"), ("south", "Nice")):
+        assert row["nats"][name] == pytest.approx(sum(nats_of(run, {"text": "abca", "city": city})), abs=1e-4)
+    assert final_states(run, ["a", "cab"]).shape == (2, run.model.backbone.size)
