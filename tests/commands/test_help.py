@@ -29,6 +29,13 @@ HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pyarrow", "sklearn", "tqdm",
 SOURCES = ROOT / "src" / "factorcell"
 
 
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns without colours."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 def paths() -> Iterator[list[str]]:
     """The words of every verb and of every kind of one."""
     for verb in ALL.kinds:
