@@ -9,8 +9,8 @@ import torch
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
-from factorcell.generation.beam_search import beam, distinct, stochastic
-from factorcell.generation.sampling import Constraints, GeneratedText, Sampler
+from factorcell.generation.beam_search import Beam, beam, distinct, stochastic
+from factorcell.generation.sampling import Constraints, GeneratedText, Sampler, WritingTask
 from tests.every_text import best, conditioned, every_text
 from tests.small import make_letters
 
@@ -37,14 +37,8 @@ def as_counted(text: GeneratedText, rules: Constraints) -> tuple[int, ...]:
 def test_a_wide_beam_finds_the_best_texts(rules: Constraints, length_penalty: float) -> None:
     """A beam that holds every beginning finds what comes first among all texts, for several contexts at once."""
     found = beam(
-        RUN.model,
-        conditioned(RUN, CITIES),
-        torch.tensor([1, 0, 1]),
-        rules,
-        width=300,
-        length_penalty=length_penalty,
-        best=7,
-        prompt=(C,),
+        WritingTask(RUN.model, conditioned(RUN, CITIES), torch.tensor([1, 0, 1]), rules, prompt=(C,)),
+        Beam(width=300, length_penalty=length_penalty, best=7),
     )
     for city, texts in zip(("Nice", "Oslo", "Nice"), found, strict=True):
         wanted = best(every_text(RUN, city, rules, (C,)), length_penalty, 7)
@@ -55,7 +49,8 @@ def test_a_wide_beam_finds_the_best_texts(rules: Constraints, length_penalty: fl
 def test_a_beam_of_one_is_greedy_until_the_end_wins() -> None:
     """With one beginning the text follows the likeliest tokens; the end competes at each length."""
     (texts,) = beam(
-        RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(max_tokens=5), width=1, best=5
+        WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(max_tokens=5)),
+        Beam(width=1, best=5),
     )
     path: list[int] = []
     for _ in range(5):
@@ -75,7 +70,8 @@ def test_a_narrow_beam_finds_nothing_better_than_there_is() -> None:
     scores = []
     for width in (1, 2, 4, 8):
         (texts,) = beam(
-            RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(max_tokens=6), width=width
+            WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(max_tokens=6)),
+            Beam(width=width),
         )
         assert texts[0].log_probability == pytest.approx(everything[as_counted(texts[0], Constraints())], abs=1e-5)
         scores.append(texts[0].log_probability)
@@ -87,14 +83,24 @@ def test_a_narrow_beam_finds_nothing_better_than_there_is() -> None:
 def test_a_stochastic_beam_writes_what_the_rules_allow(rules: Constraints) -> None:
     """Its texts are among all texts with their own log probabilities; drawn often enough, the best is found."""
     context = conditioned(RUN, CITIES)
-    found = stochastic(RUN.model, context, torch.tensor([0, 1]), rules, Sampler(), width=4, grow=2, best=3)
+    found = stochastic(
+        WritingTask(RUN.model, context, torch.tensor([0, 1]), rules),
+        Beam(length_penalty=1.0, width=4, best=3),
+        Sampler(),
+        grow=2,
+    )
     for city, texts in zip(CITIES, found, strict=True):
         everything = every_text(RUN, city, rules)
         assert texts
         assert len({text.tokens for text in texts}) == len(texts)
         for text in texts:
             assert text.log_probability == pytest.approx(everything[as_counted(text, rules)], abs=1e-5)
-    found = stochastic(RUN.model, context, torch.tensor([0, 1]), rules, Sampler(3.0), width=300, grow=300, best=3)
+    found = stochastic(
+        WritingTask(RUN.model, context, torch.tensor([0, 1]), rules),
+        Beam(length_penalty=1.0, width=300, best=3),
+        Sampler(3.0),
+        grow=300,
+    )
     for city, texts in zip(CITIES, found, strict=True):
         wanted = [tokens for tokens, _ in best(every_text(RUN, city, rules), 1.0, 3)]
         assert [as_counted(text, rules) for text in texts] == wanted
@@ -107,14 +113,10 @@ def test_a_stochastic_beam_is_the_same_beside_any_others() -> None:
     def texts(numbers: range, seed: int) -> list[tuple[int, ...]]:
         contexts = torch.tensor([number % 2 for number in numbers])
         found = stochastic(
-            RUN.model,
-            context,
-            contexts,
-            rules,
+            WritingTask(RUN.model, context, contexts, rules),
+            Beam(width=3, length_penalty=0.5),
             Sampler(),
-            width=3,
             grow=2,
-            length_penalty=0.5,
             seed=seed,
             first=numbers[0],
         )
@@ -131,7 +133,10 @@ def test_a_stochastic_beam_of_one_draws_with_the_probabilities() -> None:
     """One beginning grown by one drawn token is plain sampling: its texts have their probabilities."""
     rules, count = Constraints(max_tokens=2), 4000
     found = stochastic(
-        RUN.model, conditioned(RUN, ["Oslo"]), torch.zeros(count, dtype=torch.long), rules, Sampler(), width=1, grow=1
+        WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.zeros(count, dtype=torch.long), rules),
+        Beam(length_penalty=1.0, width=1),
+        Sampler(),
+        grow=1,
     )
     counts = Counter(as_counted(text, rules) for (text,) in found)
     chances = {t: np.exp(log) * count for t, log in every_text(RUN, "Oslo", rules, renormalised=True).items()}
@@ -144,7 +149,7 @@ def test_texts_drawn_without_replacement_have_their_probabilities() -> None:
     """Ordered pairs come with p(first) p(second) / (1 - p(first)); three at once are all different."""
     rules, count = Constraints(max_tokens=2, banned=(UNKNOWN, C)), 3000
     contexts = torch.zeros(count, dtype=torch.long)
-    found = distinct(RUN.model, conditioned(RUN, ["Nice"]), contexts, 3, rules, seed=4)
+    found = distinct(WritingTask(RUN.model, conditioned(RUN, ["Nice"]), contexts, rules), 3, seed=4)
     chances = {t: np.exp(log) for t, log in every_text(RUN, "Nice", rules, renormalised=True).items()}
     logs = every_text(RUN, "Nice", rules)
     pairs: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
@@ -165,7 +170,7 @@ def test_texts_drawn_without_replacement_have_their_probabilities() -> None:
 @pytest.mark.parametrize("rules", RULES, ids=NAMES)
 def test_all_texts_are_drawn_where_as_many_are_asked_for(rules: Constraints) -> None:
     """More texts than there are: each once, and no other."""
-    (texts,) = distinct(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), 2000, rules, prompt=(A,))
+    (texts,) = distinct(WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), rules, prompt=(A,)), 2000)
     everything = every_text(RUN, "Oslo", rules, (A,))
     assert sorted(as_counted(text, rules) for text in texts) == sorted(everything)
 
@@ -173,8 +178,8 @@ def test_all_texts_are_drawn_where_as_many_are_asked_for(rules: Constraints) -> 
 def test_distinct_texts_are_the_same_beside_any_others() -> None:
     """The seed and the number of a text decide what it draws."""
     context, rules = conditioned(RUN, CITIES), Constraints(max_tokens=5)
-    together = distinct(RUN.model, context, torch.tensor([0, 1, 0]), 40, rules, seed=3)
-    (alone,) = distinct(RUN.model, context, torch.tensor([1]), 40, rules, seed=3, first=1)
+    together = distinct(WritingTask(RUN.model, context, torch.tensor([0, 1, 0]), rules), 40, seed=3)
+    (alone,) = distinct(WritingTask(RUN.model, context, torch.tensor([1]), rules), 40, seed=3, first=1)
     assert [text.tokens for text in alone] == [text.tokens for text in together[1]]
     assert [text.tokens for text in together[0]] != [text.tokens for text in together[2]]
 
@@ -183,12 +188,20 @@ def test_no_time_gives_what_is_there() -> None:
     """Without time a search begins no step."""
     context, contexts = conditioned(RUN, CITIES), torch.tensor([0, 1])
     rules = Constraints(max_tokens=4)
-    assert beam(RUN.model, context, contexts, rules, seconds=0) == [[GeneratedText((), 0.0, 0, False)]] * 2
     assert (
-        stochastic(RUN.model, context, contexts, rules, Sampler(), seconds=0)
+        beam(WritingTask(RUN.model, context, contexts, rules, seconds=0), Beam())
         == [[GeneratedText((), 0.0, 0, False)]] * 2
     )
-    assert distinct(RUN.model, context, contexts, 2, rules, seconds=0) == [[GeneratedText((), 0.0, 0, False)]] * 2
+    assert (
+        stochastic(
+            WritingTask(RUN.model, context, contexts, rules, seconds=0), Beam(width=120, length_penalty=1.0), Sampler()
+        )
+        == [[GeneratedText((), 0.0, 0, False)]] * 2
+    )
+    assert (
+        distinct(WritingTask(RUN.model, context, contexts, rules, seconds=0), 2)
+        == [[GeneratedText((), 0.0, 0, False)]] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,8 +211,13 @@ def test_no_time_gives_what_is_there() -> None:
 def test_what_cannot_be_is_refused(options: dict[str, float], words: str) -> None:
     """One line that names what was given."""
     with pytest.raises(UserError, match=words):
-        beam(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(), **options)  # type: ignore[arg-type]
+        beam(WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints()), Beam(**options))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="grow is 0"):
-        stochastic(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(), Sampler(), grow=0)
+        stochastic(
+            WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints()),
+            Beam(width=120, length_penalty=1.0),
+            Sampler(),
+            grow=0,
+        )
     with pytest.raises(UserError, match="0 different"):
-        distinct(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), 0, Constraints())
+        distinct(WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints()), 0)

@@ -8,8 +8,9 @@ import torch
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
+from factorcell.generation.beam_search import Beam
 from factorcell.generation.infilling import fill
-from factorcell.generation.sampling import Constraints
+from factorcell.generation.sampling import Constraints, WritingTask
 from tests.every_text import conditioned, logs_after, may_follow
 from tests.small import make_letters
 
@@ -58,15 +59,9 @@ def every_filler(city: str, left: Ids, right: Ids, rules: Constraints) -> dict[I
 def test_a_wide_search_finds_the_best_fillers(left: Ids, right: Ids, rules: Constraints, length_penalty: float) -> None:
     """With all beginnings kept the fillers are those of a search of all, in their order, for each context."""
     found = fill(
-        RUN.model,
-        conditioned(RUN, ["Oslo", "Nice"]),
-        torch.tensor([1, 0]),
-        left,
+        WritingTask(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), torch.tensor([1, 0]), rules, prompt=left),
         right,
-        rules,
-        width=200,
-        best=6,
-        length_penalty=length_penalty,
+        Beam(width=200, length_penalty=length_penalty, best=6),
     )
     for city, fillers in zip(("Nice", "Oslo"), found, strict=True):
         every = every_filler(city, left, right, rules)
@@ -78,7 +73,9 @@ def test_a_wide_search_finds_the_best_fillers(left: Ids, right: Ids, rules: Cons
 def test_a_narrow_search_finds_fillers_with_their_probabilities() -> None:
     """However narrow, what is found scores what it should."""
     (fillers,) = fill(
-        RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), (A,), (C,), Constraints(max_tokens=4), width=2, best=5
+        WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(max_tokens=4), prompt=(A,)),
+        (C,),
+        Beam(width=2, best=5),
     )
     assert fillers
     for filler in fillers:
@@ -89,5 +86,9 @@ def test_what_cannot_be_is_refused() -> None:
     """One line that names what was given."""
     wrong: list[dict[str, float]] = [{"width": 0}, {"best": 0}, {"length_penalty": -0.5}]
     for options in wrong:
-        with pytest.raises(UserError, match="a beam of"):
-            fill(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), (), (), Constraints(), **options)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"a beam of|length_penalty is"):
+            fill(
+                WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(), prompt=()),
+                (),
+                Beam(**options),  # type: ignore[arg-type]
+            )

@@ -17,6 +17,7 @@ from factorcell.generation.sampling import (
     Constraints,
     GeneratedText,
     Sampler,
+    WritingTask,
     drawing,
     drawn,
     greedy,
@@ -44,7 +45,7 @@ def sample(
     """Texts of Oslo and Nice by turns."""
     choice = drawing(draw or Sampler(), count, rules.max_tokens, seed, first)
     contexts = (torch.arange(count) + first) % 2
-    chosen = steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, choice, rules, prompt=prompt)
+    chosen = steps(WritingTask(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, rules, prompt=prompt), choice)
     return write(count, chosen, rules)
 
 
@@ -113,7 +114,7 @@ def test_a_text_is_the_same_beside_any_others(draw: Sampler) -> None:
 def test_greedy_takes_the_likeliest_token() -> None:
     """At each step the best token; a very low temperature and a single candidate draw the same."""
     rules, contexts = Constraints(max_tokens=6), torch.tensor([0, 1])
-    texts = write(2, steps(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, greedy, rules), rules)
+    texts = write(2, steps(WritingTask(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, rules), greedy), rules)
     for text, city in zip(texts, ("Oslo", "Nice"), strict=True):
         chances = every_text(RUN, city, Constraints(max_tokens=len(as_drawn(text))))
         for length in range(1, len(as_drawn(text)) + 1):
@@ -140,7 +141,8 @@ def test_no_time_gives_what_is_there() -> None:
     choice = drawing(Sampler(), 3, 5)
     contexts = torch.tensor([0, 1, 0])
     chosen = steps(
-        RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, choice, Constraints(max_tokens=5), seconds=0
+        WritingTask(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, Constraints(max_tokens=5), seconds=0),
+        choice,
     )
     assert write(3, chosen, Constraints()) == [GeneratedText((), 0.0, 0, False)] * 3
 
@@ -224,7 +226,9 @@ def test_every_kind_of_model_writes(tmp_path: Path, model: dict[str, Any]) -> No
     run = make_run(tmp_path / "run", ("city",), **model)
     context = conditioned(run, ["Oslo", "Nice"])
     rules = Constraints(max_tokens=9)
-    texts = write(6, steps(run.model, context, torch.tensor([0, 1] * 3), drawing(Sampler(), 6, 9), rules), rules)
+    texts = write(
+        6, steps(WritingTask(run.model, context, torch.tensor([0, 1] * 3), rules), drawing(Sampler(), 6, 9)), rules
+    )
     rows = [
         {"text": " ".join(run.vocabulary.decode(t.tokens)), "city": ("Oslo", "Nice")[i % 2]}
         for i, t in enumerate(texts)

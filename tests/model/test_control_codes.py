@@ -14,7 +14,7 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
-from factorcell.generation.sampling import Constraints, Sampler, drawing, steps, write
+from factorcell.generation.sampling import Constraints, Sampler, WritingTask, drawing, steps, write
 from factorcell.model.control_codes import Prefix
 from factorcell.model.language_model import LanguageModel
 from tests.small import inside
@@ -176,7 +176,7 @@ def test_contexts_differ_and_texts_come_out() -> None:
     with torch.no_grad():
         assert float((model(given) - model(other)).abs().max()) > 0.01
     choice, rules = drawing(Sampler(), 3, 4), Constraints(max_tokens=4)
-    texts = write(3, steps(model, model.condition(CONTEXT), torch.arange(3), choice, rules), rules)
+    texts = write(3, steps(WritingTask(model, model.condition(CONTEXT), torch.arange(3), rules), choice), rules)
     assert [text.targets > 0 for text in texts] == [True] * 3
 
 

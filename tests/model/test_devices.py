@@ -13,8 +13,8 @@ from torch import Tensor
 from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.classification import log_likelihoods
-from factorcell.generation.beam_search import beam, distinct
-from factorcell.generation.sampling import Constraints, Sampler, drawing, steps, write
+from factorcell.generation.beam_search import Beam, beam, distinct
+from factorcell.generation.sampling import Constraints, Sampler, WritingTask, drawing, steps, write
 from factorcell.model.run import Run
 from factorcell.training.distributed import World
 from factorcell.training.trainer import Row, Trainer
@@ -68,9 +68,11 @@ def test_scores_are_those_of_the_processor(
             torch.arange(3, device=run.device),
             Constraints(max_tokens=5),
         )
-        chosen = steps(run.model, conditioned, which, drawing(Sampler(), 3, 5), rules)
-        found = [[one.tokens for one in own] for own in beam(run.model, conditioned, which, rules, best=2)]
-        found += [[one.tokens for one in own] for own in distinct(run.model, conditioned, which, 2, rules)]
+        chosen = steps(WritingTask(run.model, conditioned, which, rules), drawing(Sampler(), 3, 5))
+        found = [
+            [one.tokens for one in own] for own in beam(WritingTask(run.model, conditioned, which, rules), Beam(best=2))
+        ]
+        found += [[one.tokens for one in own] for own in distinct(WritingTask(run.model, conditioned, which, rules), 2)]
         texts = found, [text.tokens for text in write(3, chosen, rules)]
         return [run.nats(corpus), log_likelihoods(run, corpus, some), log_likelihoods(run, corpus, points), texts]
 

@@ -25,17 +25,29 @@ from factorcell.generation.sampling import (
     GeneratedText,
     Hypotheses,
     Sampler,
-    Steps,
-    begin,
+    WritingTask,
     drawn,
     generator,
-    look,
     written,
 )
-from factorcell.model.language_model import Conditioned
 
 # Rows (n,) of the beam and their log probabilities (n, V), forbidden tokens at -inf -> tokens (n, L) to grow by.
 Propose = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Beam:
+    """A beam of `width` beginnings, and how many of its texts are wanted: the `best`, by the head of this file."""
+
+    width: int = 8
+    length_penalty: float = 0.0
+    best: int = 1
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or not self.best >= 1:
+            raise UserError(f"a beam of {self.width} for the best {self.best}: both must be 1 or more")
+        if not self.length_penalty >= 0:
+            raise UserError(f"length_penalty is {self.length_penalty}; it must be 0 (no regard for length) or more")
 
 
 @dataclass
@@ -60,90 +72,51 @@ class Finished:
             del self.texts[self.best :]
 
 
-def beam(
-    model: Steps,
-    conditioned: Conditioned,
-    contexts: Tensor,
-    rules: Constraints,
-    *,
-    width: int = 8,
-    length_penalty: float = 0.0,
-    best: int = 1,
-    prompt: Sequence[int] = (),
-    seconds: float | None = None,
-) -> list[list[GeneratedText]]:
-    """The `best` texts of each of `contexts` (B,), best first, by the `width` likeliest beginnings."""
-    _check(width, length_penalty, best)
+def beam(task: WritingTask, beam: Beam) -> list[list[GeneratedText]]:
+    """The best texts of each context of `task` (B,), best first, by the likeliest beginnings."""
 
     def propose(rows: Tensor, logs: Tensor) -> Tensor:
-        return logs.topk(min(width + 1, logs.shape[1]), dim=1).indices  # one more: the end leaves the beam
+        return logs.topk(min(beam.width + 1, logs.shape[1]), dim=1).indices  # one more: the end leaves the beam
 
-    search = _Search(model, conditioned, rules, width, length_penalty, best)
-    return search.run(contexts, lambda texts, across: propose, prompt, seconds)
+    return _Search(task, beam).run(lambda texts, across: propose)
 
 
 def stochastic(
-    model: Steps,
-    conditioned: Conditioned,
-    contexts: Tensor,
-    rules: Constraints,
-    draw: Sampler,
-    *,
-    width: int = 120,
-    grow: int = 8,
-    length_penalty: float = 1.0,
-    best: int = 1,
-    prompt: Sequence[int] = (),
-    seconds: float | None = None,
-    seed: int = 0,
-    first: int = 0,
+    task: WritingTask, beam: Beam, sampler: Sampler, *, grow: int = 8, seed: int = 0, first: int = 0
 ) -> list[list[GeneratedText]]:
-    """As `beam`, but each of the `width` beginnings is grown by `grow` tokens that are drawn; of equal ones one counts.
+    """As `beam`, but each beginning is grown by `grow` tokens that are drawn; of equal ones one counts.
 
     What a text draws follows from `seed` and its number, counted from `first`.
     """
-    _check(width, length_penalty, best)
     if grow < 1:
         raise UserError(f"grow is {grow}; a beginning must be grown by 1 token or more")
-    generators = [generator(seed, first + text) for text in range(len(contexts))]
+    generators = [generator(seed, first + text) for text in range(len(task.contexts))]
 
     def begin_step(texts: Sequence[int], across: int) -> Propose:
-        own = [generators[text].random((width, grow))[:across] for text in texts]  # as many whatever is asked
-        places = torch.from_numpy(np.concatenate(own)).to(contexts.device)
-        return lambda rows, logs: drawn(draw.weights(logs), places[rows])
+        own = [generators[text].random((beam.width, grow))[:across] for text in texts]  # as many whatever is asked
+        places = torch.from_numpy(np.concatenate(own)).to(task.contexts.device)
+        return lambda rows, logs: drawn(sampler.weights(logs), places[rows])
 
-    search = _Search(model, conditioned, rules, width, length_penalty, best)
-    return search.run(contexts, begin_step, prompt, seconds)
-
-
-def _check(width: int, length_penalty: float, best: int) -> None:
-    if width < 1 or not best >= 1:
-        raise UserError(f"a beam of {width} for the best {best}: both must be 1 or more")
-    if not length_penalty >= 0:
-        raise UserError(f"length_penalty is {length_penalty}; it must be 0 (no regard for length) or more")
+    return _Search(task, beam).run(begin_step)
 
 
 @dataclass(frozen=True)
 class _Search:
     """A beam search over many contexts; how beginnings are grown is given step by step."""
 
-    model: Steps
-    conditioned: Conditioned
-    rules: Constraints
-    width: int
-    length_penalty: float
-    best: int
+    task: WritingTask
+    beam: Beam
 
-    def run(
-        self,
-        contexts: Tensor,
-        begin_step: Callable[[Sequence[int], int], Propose],
-        prompt: Sequence[int],
-        seconds: float | None,
-    ) -> list[list[GeneratedText]]:
+    @property
+    def rules(self) -> Constraints:
+        """Those of the task."""
+        return self.task.rules
+
+    def run(self, begin_step: Callable[[Sequence[int], int], Propose]) -> list[list[GeneratedText]]:
         """`begin_step` takes the texts that go on and how many beginnings each has. Scores: log p (B, K)."""
-        clock, finished = Clock(seconds), [Finished(self.best, self.length_penalty) for _ in contexts]
-        front, going = begin(self.model, self.conditioned, contexts, prompt), list(finished)
+        contexts, clock = self.task.contexts, Clock(self.task.seconds)
+        finished = [Finished(self.beam.best, self.beam.length_penalty) for _ in contexts]
+        front, going = self.task.begin(), list(finished)
         scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)
         texts = list(range(len(contexts)))
         for step in range(self.rules.max_tokens):
@@ -153,7 +126,7 @@ class _Search:
             on = self._undecided(scores, going)
             front = front.select(_rows(on, scores.shape[1]))
             texts, going, scores = [texts[i] for i in on.tolist()], [going[i] for i in on.tolist()], scores[on]
-        prompted = len(prompt) + 1
+        prompted = len(self.task.prompt) + 1
         self._hand_over(_apart(front.tokens[:, prompted:], scores), scores, going)  # no room, no time
         return [[kept for _, kept in own.texts] for own in finished]
 
@@ -167,10 +140,10 @@ class _Search:
             tokens = propose(rows, logs)
             return tokens, _once(tokens, logs.gather(1, tokens).double())
 
-        states, (tokens, logs) = look(self.model, self.conditioned, front, pick)
+        states, (tokens, logs) = self.task.look(front, pick)
         total, flat = (scores.view(-1, 1) + logs).view(len(scores), -1), tokens.view(len(scores), -1)
-        kept = total.masked_fill(flat == self.rules.end, -torch.inf).topk(min(self.width, total.shape[1]), dim=1)
-        ends = total.masked_fill(flat != self.rules.end, -torch.inf).topk(min(self.best, total.shape[1]), dim=1)
+        kept = total.masked_fill(flat == self.rules.end, -torch.inf).topk(min(self.beam.width, total.shape[1]), dim=1)
+        ends = total.masked_fill(flat != self.rules.end, -torch.inf).topk(min(self.beam.best, total.shape[1]), dim=1)
         for scored in (ends, kept):
             grown = front.children(tokens, scored.indices, states)
             done = (grown.tokens[:, -1] == self.rules.end) | self.rules.stopped(grown.tokens, step + 1)
@@ -186,25 +159,14 @@ class _Search:
 
     def _undecided(self, scores: Tensor, finished: Sequence[Finished]) -> Tensor:
         """Which contexts may still find a better text: log p falls, and no text has more than `most` + 1 targets."""
-        reachable = scores.amax(1) / (self.rules.max_tokens + 1) ** self.length_penalty
+        reachable = scores.amax(1) / (self.rules.max_tokens + 1) ** self.beam.length_penalty
         worst = scores.new_tensor([own.worst for own in finished])
         places: Tensor = (reachable > worst).nonzero()[:, 0]
         return places
 
 
-def distinct(
-    model: Steps,
-    conditioned: Conditioned,
-    contexts: Tensor,
-    count: int,
-    rules: Constraints,
-    *,
-    prompt: Sequence[int] = (),
-    seconds: float | None = None,
-    seed: int = 0,
-    first: int = 0,
-) -> list[list[GeneratedText]]:
-    """`count` different texts of each of `contexts` (B,), in the order in which they are drawn without replacement.
+def distinct(task: WritingTask, count: int, *, seed: int = 0, first: int = 0) -> list[list[GeneratedText]]:
+    """`count` different texts of each context of `task` (B,), in the order in which they are drawn without replacement.
 
     Every beginning has a Gumbel number: its log probability and noise, which is the largest of those of all texts that
     begin so. The `count` beginnings of the largest numbers hold the texts of the largest numbers. Probabilities are
@@ -212,7 +174,8 @@ def distinct(
     """
     if count < 1:
         raise UserError(f"{count} different texts; it must be 1 or more")
-    clock, front = Clock(seconds), begin(model, conditioned, contexts, prompt)
+    contexts, rules = task.contexts, task.rules
+    clock, front = Clock(task.seconds), task.begin()
     leaves = _Leaves.root(len(contexts), contexts.device)
     for step in range(rules.max_tokens):
         if clock.late() or bool((leaves.closed | torch.isneginf(leaves.numbers)).all()):
@@ -221,12 +184,12 @@ def distinct(
         keys = [(first + text, k) for text in range(len(contexts)) for k in range(across)]
         noise = _Noise(seed, step, keys)
         pick = partial(_children, leaves, noise, count, rules, front.tokens, step)
-        states, (tokens, *values) = look(model, conditioned, front, pick)
+        states, (tokens, *values) = task.look(front, pick)
         parents, tokens, leaves = leaves.grown(count, rules.end, tokens, *values)
         front = front.grown(tokens, states, parents)
         stopped = rules.stopped(front.tokens, step + 1).view(leaves.closed.shape)
         leaves = replace(leaves, closed=leaves.closed | stopped)
-    texts = _apart(front.tokens[:, 1 + len(prompt) :], leaves.numbers)
+    texts = _apart(front.tokens[:, 1 + len(task.prompt) :], leaves.numbers)
     return [
         [
             _unpadded(texts[text, k].tolist(), float(leaves.logs[text, k]), rules)

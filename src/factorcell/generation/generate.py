@@ -27,18 +27,20 @@ from factorcell.config import UserError, choose
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
 from factorcell.generation import beam_search, infilling
+from factorcell.generation.beam_search import Beam
 from factorcell.generation.sampling import (
     Choice,
     Clock,
     Constraints,
     GeneratedText,
     Sampler,
+    WritingTask,
     drawing,
     greedy,
     steps,
     write,
 )
-from factorcell.model.language_model import Conditioned, LanguageModel
+from factorcell.model.language_model import Conditioned
 from factorcell.model.run import Run
 
 DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
@@ -161,7 +163,8 @@ def generate(
         conditioned, which = condition(run, contexts, places, unknown)
         with run.scoring():
             ids = run.vocabulary.encode(prompted)
-            found = _written(run.model, conditioned, which, options, rules, ids, size, start, clock.left())
+            task = WritingTask(run.model, conditioned, which, rules, ids, clock.left())
+            found = _written(task, options, size, start)
         for job, (place, texts) in enumerate(zip(places, found, strict=True), start):
             for index, text in enumerate(texts):
                 if job * size + index >= first:
@@ -216,15 +219,8 @@ def stream(
         raise UserError(f"a text by {options.method} is not written from left to right; choose sample or greedy")
     conditioned, which = condition(run, [context], [0], unknown)
     rules, tokens, shown = options.rules(run), run.tokenizer.split(prompt), ""
-    chosen = steps(
-        run.model,
-        conditioned,
-        which,
-        _choice(options, 1, 0),
-        rules,
-        prompt=run.vocabulary.encode(tokens),
-        seconds=options.seconds,
-    )
+    task = WritingTask(run.model, conditioned, which, rules, run.vocabulary.encode(tokens), options.seconds)
+    chosen = steps(task, _choice(options, 1, 0))
     for step in chain([None], chosen):
         if step is not None and step.tokens[0] != rules.end:
             tokens = [*tokens, *run.vocabulary.decode(step.tokens.tolist())]
@@ -262,18 +258,8 @@ def fill(
     conditioned, which = condition(run, contexts, range(len(contexts)), unknown)
     rules = GenerationOptions(max_tokens=max_tokens, banned=tuple(banned)).rules(run)
     with run.scoring():
-        found = infilling.fill(
-            run.model,
-            conditioned,
-            which,
-            left,
-            (*right, rules.end) if whole else right,
-            rules,
-            width=width,
-            best=number,
-            length_penalty=length_penalty,
-            seconds=seconds,
-        )
+        task = WritingTask(run.model, conditioned, which, rules, left, seconds)
+        found = infilling.fill(task, (*right, rules.end) if whole else right, Beam(width, length_penalty, number))
     rows = []
     for context, fillers in zip(contexts, found, strict=True):
         for filler in fillers:
@@ -302,52 +288,18 @@ def condition(
     return conditioned, torch.from_numpy(which).to(run.device)
 
 
-def _written(
-    model: LanguageModel,
-    conditioned: Conditioned,
-    which: Tensor,
-    options: GenerationOptions,
-    rules: Constraints,
-    prompt: Sequence[int],
-    size: int,
-    first: int,
-    seconds: float | None,
-) -> list[list[GeneratedText]]:
-    """`size` texts for each of `which` (N,), rows of `conditioned`, of which the first has the number `first`."""
+def _written(task: WritingTask, options: GenerationOptions, size: int, first: int) -> list[list[GeneratedText]]:
+    """`size` texts for each context of `task`, of which the first has the number `first`."""
     if options.method == "beam":
-        return beam_search.beam(
-            model,
-            conditioned,
-            which,
-            rules,
-            width=max(size, options.width or NARROW),
-            length_penalty=options.length_penalty,
-            best=size,
-            prompt=prompt,
-            seconds=seconds,
-        )
+        beam = Beam(max(size, options.width or NARROW), options.length_penalty, size)
+        return beam_search.beam(task, beam)
     if options.method == "stochastic":
-        return beam_search.stochastic(
-            model,
-            conditioned,
-            which,
-            rules,
-            options.sampler(),
-            width=options.width or WIDE,
-            grow=options.grow,
-            length_penalty=options.length_penalty,
-            prompt=prompt,
-            seconds=seconds,
-            seed=options.seed,
-            first=first,
-        )
+        beam = Beam(options.width or WIDE, options.length_penalty)
+        return beam_search.stochastic(task, beam, options.sampler(), grow=options.grow, seed=options.seed, first=first)
     if options.method == "distinct":
-        return beam_search.distinct(
-            model, conditioned, which, size, rules, prompt=prompt, seconds=seconds, seed=options.seed, first=first
-        )
-    choice = _choice(options, len(which), first)
-    chosen = steps(model, conditioned, which, choice, rules, prompt=prompt, seconds=seconds)
-    return [[text] for text in write(len(which), chosen, rules)]
+        return beam_search.distinct(task, size, seed=options.seed, first=first)
+    chosen = steps(task, _choice(options, len(task.contexts), first))
+    return [[text] for text in write(len(task.contexts), chosen, task.rules)]
 
 
 def _choice(options: GenerationOptions, count: int, first: int) -> Choice:

@@ -16,10 +16,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from factorcell.config import UserError
-from factorcell.generation.sampling import Clock, Constraints, Hypotheses, Steps, begin, look
+from factorcell.generation.beam_search import Beam
+from factorcell.generation.sampling import Clock, Constraints, Hypotheses, WritingTask
 from factorcell.model.backbone import State
-from factorcell.model.language_model import Conditioned
 
 
 @dataclass(frozen=True)
@@ -30,36 +29,21 @@ class Filler:
     log_probability: float
 
 
-def fill(
-    model: Steps,
-    conditioned: Conditioned,
-    contexts: Tensor,
-    left: Sequence[int],
-    right: Sequence[int],
-    rules: Constraints,
-    *,
-    width: int = 100,
-    best: int = 1,
-    length_penalty: float = 0.0,
-    seconds: float | None = None,
-) -> list[list[Filler]]:
-    """The `best` fillers, best first, of each of `contexts` (B,), by the `width` likeliest beginnings of every length.
+def fill(task: WritingTask, right: Sequence[int], beam: Beam) -> list[list[Filler]]:
+    """The best fillers, best first, of each context of `task` (B,), by the likeliest beginnings of every length.
 
-    `rules` say how long a filler may be; it is not the end of a text, but `right` may hold one. Fillers of different
-    length are compared by log p / tokens ** `length_penalty`, those on the right counted.
+    What stands on the left is the prompt of the task. Its rules say how long a filler may be; it is not the end of a
+    text, but `right` may hold one. Fillers of different length are compared as texts are, those on the right counted.
     """
-    if width < 1 or best < 1 or not length_penalty >= 0:
-        raise UserError(
-            f"a beam of {width} for the best {best} with length_penalty {length_penalty}: 1, 1 and 0 are the least"
-        )
-    clock, front = Clock(seconds), begin(model, conditioned, contexts, left)
+    rules, width, best, length_penalty = task.rules, beam.width, beam.best, beam.length_penalty
+    clock, front, contexts = Clock(task.seconds), task.begin(), task.contexts
     scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)
     found: list[list[tuple[float, Filler]]] = [[] for _ in contexts]
     for length in range(rules.max_tokens + 1):  # of the beginnings in `front`
         pick = partial(_grown, rules, front.tokens, length, width, right[:1])
-        state, (tokens, logs, after) = look(model, conditioned, front, pick)
+        state, (tokens, logs, after) = task.look(front, pick)
         if length >= max(1, rules.min_tokens):
-            whole = scores + (after + _read(model, conditioned, front, state, right)).view(scores.shape)
+            whole = scores + (after + _read(task, front, state, right)).view(scores.shape)
             fillers = front.tokens[:, front.tokens.shape[1] - length :].reshape(*scores.shape, length)
             _keep(fillers, whole, (length + len(right)) ** length_penalty, found, best)
         total = (scores.view(-1, 1) + logs).view(len(scores), -1)
@@ -86,12 +70,12 @@ def _grown(
     return best.indices, best.values.double(), after
 
 
-def _read(model: Steps, conditioned: Conditioned, front: Hypotheses, state: State, right: Sequence[int]) -> Tensor:
+def _read(task: WritingTask, front: Hypotheses, state: State, right: Sequence[int]) -> Tensor:
     """Log probability (N,) of what stands on the right but for its first token; `state` after the texts of `front`."""
     total = torch.zeros(len(front.tokens), dtype=torch.double, device=front.tokens.device)
     for token, following in pairwise(right):
         front = front.grown(torch.full_like(front.contexts, token), state)
-        state, (logs,) = look(model, conditioned, front, partial(_of, following))
+        state, (logs,) = task.look(front, partial(_of, following))
         total += logs
     return total
 

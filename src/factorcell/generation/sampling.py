@@ -196,25 +196,39 @@ class Hypotheses:
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabilities (n, V) -> values (n, ...)
 
 
-def look(model: Steps, conditioned: Conditioned, front: Hypotheses, pick: Pick) -> tuple[State, tuple[Tensor, ...]]:
-    """Read the last tokens: the state after, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
-    states, picked = [], []
-    with torch.inference_mode():
-        for rows in torch.split(torch.arange(len(front.tokens), device=front.tokens.device), ROWS):
-            here = front.select(rows)
-            logs, after = model.step(here.tokens[:, -1], conditioned.select(here.contexts), here.state)
-            states.append(after)
-            picked.append(pick(rows, logs))
-    return states[0].cat(states[1:]), tuple(torch.cat(values) for values in zip(*picked, strict=True))
+@dataclass(frozen=True)
+class WritingTask:
+    """What is to be written: by `model` a text for each of `contexts` (N,), rows of `conditioned`, under `rules`.
 
+    All begin with `prompt`. After `seconds` what is written so far will do.
+    """
 
-def begin(model: Steps, conditioned: Conditioned, contexts: Tensor, prompt: Sequence[int] = ()) -> Hypotheses:
-    """A text for each of `contexts` (N,), rows of `conditioned`, that begins with `prompt`."""
-    front = Hypotheses(torch.full_like(contexts[:, None], model.specials.start), contexts)
-    for token in prompt:
-        state, _ = look(model, conditioned, front, lambda _rows, logs: (logs[:, 0],))
-        front = front.grown(torch.full_like(contexts, token), state)
-    return front
+    model: Steps
+    conditioned: Conditioned
+    contexts: Tensor
+    rules: Constraints
+    prompt: Sequence[int] = ()
+    seconds: float | None = None
+
+    def begin(self) -> Hypotheses:
+        """The texts with nothing but the prompt."""
+        start = self.model.specials.start
+        front = Hypotheses(torch.full_like(self.contexts[:, None], start), self.contexts)
+        for token in self.prompt:
+            state, _ = self.look(front, lambda _rows, logs: (logs[:, 0],))
+            front = front.grown(torch.full_like(self.contexts, token), state)
+        return front
+
+    def look(self, front: Hypotheses, pick: Pick) -> tuple[State, tuple[Tensor, ...]]:
+        """Read the last tokens: the state after, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
+        states, picked = [], []
+        with torch.inference_mode():
+            for rows in torch.split(torch.arange(len(front.tokens), device=front.tokens.device), ROWS):
+                here = front.select(rows)
+                logs, after = self.model.step(here.tokens[:, -1], self.conditioned.select(here.contexts), here.state)
+                states.append(after)
+                picked.append(pick(rows, logs))
+        return states[0].cat(states[1:]), tuple(torch.cat(values) for values in zip(*picked, strict=True))
 
 
 @dataclass(frozen=True)
@@ -282,27 +296,18 @@ def generator(seed: int, text: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed, text]))
 
 
-def steps(
-    model: Steps,
-    conditioned: Conditioned,
-    contexts: Tensor,
-    choice: Choice,
-    rules: Constraints,
-    *,
-    prompt: Sequence[int] = (),
-    seconds: float | None = None,
-) -> Iterator[Step]:
-    """Write a text for each of `contexts` (N,), rows of `conditioned`, a token of all that go on at a time.
+def steps(task: WritingTask, choice: Choice) -> Iterator[Step]:
+    """Write the texts of `task`, a token of all that go on at a time.
 
     The end token is chosen as any other; whoever is done is not in the next step.
     """
-    clock, front = Clock(seconds), begin(model, conditioned, contexts, prompt)
-    going = torch.arange(len(contexts), device=contexts.device)
+    rules, clock, front = task.rules, Clock(task.seconds), task.begin()
+    going = torch.arange(len(task.contexts), device=task.contexts.device)
     for step in range(rules.max_tokens):
         if clock.late() or not len(going):
             return
         pick = partial(_chosen, choice, rules, step, going, front.tokens)
-        state, (tokens, logs) = look(model, conditioned, front, pick)
+        state, (tokens, logs) = task.look(front, pick)
         yield Step(going.cpu().numpy(), tokens.cpu().numpy(), logs.double().cpu().numpy())
         front = front.grown(tokens, state)
         keep = ((tokens != rules.end) & ~rules.stopped(front.tokens, step + 1)).nonzero()[:, 0]

@@ -192,15 +192,19 @@ class Cell(nn.Module):
     @staticmethod
     def _launch(arrays: Inputs) -> tuple[Tensor, State]:
         """As `recurrence.run`, on a GPU."""
-        kind = torch.bfloat16 if library.halved(arrays.given.device) else torch.float32
-        given, bias, *taken, norm, scale, feed, hidden, memory, lengths = (
-            a if a is None or a.dtype == torch.long else a.to(kind) for a in arrays.arrays()
+        now = arrays.to(torch.bfloat16 if library.halved(arrays.given.device) else torch.float32)
+        hidden, lengths = now.hidden, now.lengths
+        outputs, last = gpu_recurrence.run(
+            now.given + now.bias[:, None],
+            now.given_reduced,
+            now.weight,
+            now.left,
+            now.right,
+            now.keep,
+            hidden,
+            now.memory,
+            lengths,
         )
-        assert given is not None
-        assert bias is not None
-        assert norm is scale is feed is None
-        assert hidden is not None
-        outputs, last = gpu_recurrence.run(given + bias[:, None], *taken, hidden, memory, lengths)  # type: ignore[call-arg, arg-type]
         if lengths is None:
             return outputs, State(outputs[:, -1], last)
         rows = torch.arange(len(outputs), device=outputs.device)

@@ -11,7 +11,7 @@ Shapes: B texts, T steps, H hidden, R rank.
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -91,9 +91,18 @@ class Inputs:
     lengths: Tensor | None
     packed: Packed | None = None
 
+    def to(self, kind: torch.dtype) -> "Inputs":
+        """The same with all numbers but lengths of that kind."""
+        arrays = {name: getattr(self, name) for name in ARRAY_FIELDS}
+        numbers = {name: a.to(kind) for name, a in arrays.items() if a is not None and a.dtype != torch.long}
+        return replace(self, **numbers)
+
     def arrays(self) -> tuple[Tensor | None, ...]:
         """All of them, in this order, but for `packed`."""
-        return tuple(getattr(self, field.name) for field in fields(self) if field.name != "packed")
+        return tuple(getattr(self, name) for name in ARRAY_FIELDS)
+
+
+ARRAY_FIELDS = tuple(field.name for field in fields(Inputs) if field.name != "packed")
 
 
 def usable(inputs: Inputs) -> bool:
