@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+FORMAT = 1  # of run folders: the number in their config.json; 1 too where there is none
 UNITS = ("word", "space", "char", "grapheme")
 ADAPTERS = ("concat", "scale", "scale_split", "factor", "prefix")
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
@@ -52,6 +53,17 @@ def choose(kind: str, name: str, valid: typing.Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise UserError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names) or 'nothing: there are none'}")
+
+
+def check_format(number: Any, newest: int, what: object) -> None:
+    """`UserError` unless this code reads format `number` of `what`: it reads all from 1 to `newest`."""
+    if type(number) is not int or number < 1:
+        raise UserError(f"{what}: damaged (its format is {number!r:.40}; it must be a whole number from 1 on)")
+    if number > newest:
+        raise UserError(
+            f"{what}: its format is {number}, this factorcell reads up to {newest}; "
+            "upgrade factorcell (pip install --upgrade factorcell)"
+        )
 
 
 def option(
@@ -291,7 +303,10 @@ class Config:
 
     @classmethod
     def load(cls, path: str | Path) -> "Config":
-        """Read a TOML or JSON file. `UserError` names a file that is not valid and a key that does not exist."""
+        """Read a TOML or JSON file, such as config.json of a run.
+
+        `UserError` names a file that is not valid and a key that does not exist.
+        """
         path = Path(path)
         try:
             content = path.read_text(encoding="utf-8")
@@ -300,6 +315,8 @@ class Config:
             raise UserError(f"{path}: cannot be read ({error})") from None
         except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
             raise UserError(f"{path}: not valid {path.suffix[1:].upper()} ({error})") from None
+        if path.suffix == ".json" and isinstance(loaded, dict):
+            check_format(loaded.pop("format", FORMAT), FORMAT, path)
         return cls.from_dict(loaded, where=str(path))
 
     @classmethod

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from factorcell.config import UserError
+from factorcell.config import UserError, check_format
 
 
 def write(path: Path, content: bytes) -> None:
@@ -59,6 +59,23 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: damaged ({error})") from None
 
 
+def write_versioned(path: Path, content: Mapping[str, Any], number: int) -> None:
+    """Replace `path` by `content` as JSON, after the number of its format."""
+    write_json(path, {"format": number, **content})
+
+
+def read_versioned(path: Path, newest: int, what: Path | None = None) -> dict[str, Any]:
+    """What `write_versioned` wrote, without its number; files from before there were numbers have format 1.
+
+    `UserError` for a format after the `newest` that is known of `what` (`path` itself, or the folder that it opens).
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: damaged (it must hold an object, not a {type(content).__name__})")
+    check_format(content.pop("format", 1), newest, what or path)
+    return content
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Replace `path` by `tensors` and `facts` (plain values), with a checksum over both."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -68,6 +85,12 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_tensors` wrote; a `UserError` where the file is missing, truncated or altered."""
+    tensors, facts, _ = load_checked(path)
+    return tensors, facts
+
+
+def load_checked(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
+    """The same, and the checksum (32 bytes) of both."""
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
     try:
@@ -77,9 +100,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (SafetensorError, OSError, RuntimeError) as error:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
     facts = header.get("facts", "null")
-    if header.get("sha256") != _digest(tensors, facts):
+    digest = _digest(tensors, facts)
+    if header.get("sha256") != digest:
         raise UserError(f"{path}: altered since it was saved (its checksum does not match)")
-    return tensors, json.loads(facts)
+    return tensors, json.loads(facts), bytes.fromhex(digest)
 
 
 def _digest(tensors: Mapping[str, Tensor], header: str) -> str:

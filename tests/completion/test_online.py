@@ -128,24 +128,27 @@ def test_a_vector_stays_bounded_and_survives_nonsense() -> None:
     st.integers(0, 2),
     st.integers(0, 2**32 - 1),
     st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=5),
+    st.sampled_from([b"", b"\0run" * 4, bytes(15) + b"\1"]),
 )
-def test_users_are_what_they_were_after_saving(vector: list[float], rows: int, seen: int, texts: list[str]) -> None:
+def test_users_are_what_they_were_after_saving(
+    vector: list[float], rows: int, seen: int, texts: list[str], fingerprint: bytes
+) -> None:
     numbers = np.array(vector, np.float32)
-    user = User(numbers, np.tile(numbers, (rows, 1)), seen, History(tuple(texts)))
-    again = User.from_bytes(user.to_bytes())
+    user = User(numbers, np.tile(numbers, (rows, 1)), seen, History(tuple(texts)), fingerprint)
+    content = user.to_bytes()
+    again = User.from_bytes(content)
     assert np.array_equal(again.vector, user.vector)
     assert np.array_equal(again.state, user.state)
-    assert (again.seen, again.history) == (seen, user.history)
-    for cut in (1, 7, 9, len(user.to_bytes()) - 1):
-        if cut < len(user.to_bytes()) and (cut < 8 or not texts):
-            with pytest.raises(UserError, match="not a user"):
-                User.from_bytes(user.to_bytes()[:cut])
+    assert (again.seen, again.history, again.fingerprint) == (seen, user.history, fingerprint)
+    for cut in (0, 1, 3, 4, 19, 27, len(content) - 1):
+        with pytest.raises(UserError, match="not a user"):
+            User.from_bytes(content[:cut])
 
 
 def test_a_user_takes_little_room() -> None:
     """Of the large models: 40 numbers, and two more for each with Adadelta."""
     user = User(np.zeros(40, np.float32), np.zeros((2, 40), np.float32), 7)
-    assert len(user.to_bytes()) == 8 + 4 * 120 <= 512
+    assert len(user.to_bytes()) == 32 + 4 * 120 <= 512
     full = user
     for number in range(300):
         full = replace(full, history=full.history.add(f"{number}"))

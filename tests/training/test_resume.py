@@ -212,6 +212,13 @@ def test_broken_weights_do_not_replace_a_good_checkpoint(tmp_path: Path) -> None
     assert trainer.checkpoint.read_bytes() == good
 
 
+def of_format(number: int, path: Path, folder: Path) -> bytes:
+    """A checkpoint as another format would begin."""
+    tensors, facts = files.load_tensors(path)
+    files.save_tensors(folder / "newer", tensors, {**facts, "format": number, "pace": 1})
+    return (folder / "newer").read_bytes()
+
+
 def test_foreign_and_damaged_checkpoints_are_refused(whole: Path, tmp_path: Path) -> None:
     """Weights in the place of a checkpoint, another model's checkpoint, half a checkpoint: one line, nothing lost."""
     other, corpus_and_dev = tmp_path / "other", texts(config())
@@ -223,6 +230,7 @@ def test_foreign_and_damaged_checkpoints_are_refused(whole: Path, tmp_path: Path
         "does not belong to": (whole / "weights.safetensors").read_bytes(),
         "truncated": good[: len(good) // 2],
         "altered": good[:-1] + bytes([good[-1] ^ 1]),
+        "its format is 2, this factorcell reads up to 1": of_format(2, whole / "checkpoint.safetensors", tmp_path),
     }
     for number, (message, content) in enumerate(cases.items()):
         folder = tmp_path / str(number)

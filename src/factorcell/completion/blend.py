@@ -30,6 +30,7 @@ from factorcell.model.run import Run
 Floats = NDArray[np.float64]
 
 FILE = "blend.json"  # in a run folder: its weights
+FORMAT = 1  # of the file
 PENALTY = 0.1  # on the squares of the weights, beside nats of all lists
 STEPS = 200  # of the optimiser, which needs a few dozen
 
@@ -63,14 +64,14 @@ class BlendWeights:
         path = run.folder / FILE
         if not path.exists():
             return DEFAULT
-        values = files.read_json(path)
-        if not isinstance(values, dict) or set(values) != set(FEATURES):
+        values = files.read_versioned(path, FORMAT)
+        if set(values) != set(FEATURES):
             raise UserError(f"{path}: not the weights of a blend; tune-online makes them anew")
         return cls({feature: float(values[feature]) for feature in FEATURES})
 
     def save(self, run: Run) -> None:
         """Make them the weights of the run."""
-        files.write_json(run.folder / FILE, dict(self.values))
+        files.write_versioned(run.folder / FILE, self.values, FORMAT)
 
     @property
     def array(self) -> Floats:

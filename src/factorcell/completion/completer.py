@@ -83,9 +83,12 @@ class Completer:
     def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
         """Nothing typed yet, by `user` in `context`, column -> value; what is not given is expected.
 
-        `UserError` for a column or value that the run does not know.
+        `UserError` for a column or value that the run does not know, and for a user of another run.
         """
-        override = {} if user is None else {user_variable(self.run).name: torch.from_numpy(user.vector)[None]}
+        override = {}
+        if user is not None:
+            user.check(self.run)
+            override = {user_variable(self.run).name: torch.from_numpy(user.vector)[None]}
         corpus = self.run.read([""], [context or {}], unknown=self.unknown)
         with self.run.scoring():
             own = {name: vector.to(self.run.device) for name, vector in override.items()}

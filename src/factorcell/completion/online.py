@@ -14,6 +14,7 @@ Shapes: B people, k numbers of a person's vector, s rows that an optimiser keeps
 
 import math
 import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -24,14 +25,18 @@ from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.completion.popularity import History
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_format, choose
 from factorcell.data.schema import Variable
-from factorcell.model.run import Run
+from factorcell.model.run import FINGERPRINT, Run
 
 Floats = NDArray[np.float32]
 Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (s, k) -> change at rate 1, state
 
 FILE = "online.json"  # in a run folder: how its users learn
+FORMAT = 1  # of the file
+USER_FORMAT = 1  # of the bytes of a user
+MARK = b"fcu"  # which they begin with; those of before there were numbers cannot: so many numbers nobody has
+HEAD, SIZES, CHECK = struct.Struct(f"<3sB{FINGERPRINT}s"), struct.Struct("<HHI"), struct.Struct("<I")
 AT_ONCE = 200  # texts that are compared at once
 DECAY, TINY = 0.95, 1e-6
 REACH = 2.0  # a vector is never longer than this many times the longest of training
@@ -79,52 +84,90 @@ class LearningRule:
         if not path.exists():
             return cls()
         try:
-            return cls(**files.read_json(path))
+            return cls(**files.read_versioned(path, FORMAT))
         except TypeError as error:
             raise UserError(f"{path}: not a rule of online learning ({error})") from None
 
     def save(self, run: Run) -> None:
         """Make it the rule of the run."""
-        files.write_json(run.folder / FILE, asdict(self))
+        files.write_versioned(run.folder / FILE, asdict(self), FORMAT)
 
 
 @dataclass(frozen=True)
 class User:
-    """One person: `vector` (k,), what the optimiser keeps of it, `state` (s, k), texts `seen`, and the last of them."""
+    """One person: `vector` (k,), what the optimiser keeps of it, `state` (s, k), texts `seen`, and the last of them.
+
+    `fingerprint` is that of the run whose numbers these are; empty, which nothing is held against, where it is unknown.
+    """
 
     vector: Floats
     state: Floats
     seen: int = 0
     history: History = field(default_factory=History)
+    fingerprint: bytes = b""
 
     @classmethod
     def new(cls, run: Run) -> "User":
         """Somebody of whom nothing is known: the unknown user of `run`."""
         return Learner(run).new()
 
+    def check(self, run: Run) -> None:
+        """`UserError` if it belongs to another run than `run`, in which its numbers would mean something else."""
+        if self.fingerprint and run.fingerprint and self.fingerprint != run.fingerprint:
+            raise UserError(
+                f"this user belongs to another run (fingerprint {self.fingerprint.hex()[:8]}..., this run is "
+                f"{run.fingerprint.hex()[:8]}...); learn the person again from their texts"
+            )
+        if self.vector.shape != (run.config.model.variable_size,):
+            raise UserError(
+                f"a user of {self.vector.size} numbers; those of {run.folder} have {run.config.model.variable_size}"
+            )
+
     def to_bytes(self) -> bytes:
-        """All of it: 8 bytes, 4 for each number, and the texts of the history."""
+        """All of it: 32 bytes, 4 for each number, and the texts of the history."""
         texts = [text.encode() for text in self.history.texts]
-        head = struct.pack("<HHI", len(self.vector), len(self.state), self.seen)
         numbers = np.concatenate([self.vector, self.state.ravel()]).astype("<f4").tobytes()
-        return head + numbers + b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        parts = [HEAD.pack(MARK, USER_FORMAT, self.fingerprint)]
+        parts += [SIZES.pack(len(self.vector), len(self.state), self.seen), numbers]
+        parts += [struct.pack("<I", len(text)) + text for text in texts]
+        content = b"".join(parts)
+        return content + CHECK.pack(zlib.crc32(content))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "User":
-        """What `to_bytes` made, or a `UserError`."""
+        """What `to_bytes` made, of this format or one before, or a `UserError`."""
+        fingerprint, content = _unwrapped(content)
         try:
-            size, rows, seen = struct.unpack_from("<HHI", content)
-            numbers = np.frombuffer(content, "<f4", size * (1 + rows), 8).astype(np.float32)
-            texts, at = [], 8 + numbers.nbytes
-            while at < len(content):
-                (length,) = struct.unpack_from("<I", content, at)
-                if at + 4 + length > len(content):
-                    raise ValueError("cut off")
-                texts.append(content[at + 4 : at + 4 + length].decode())
-                at += 4 + length
+            return replace(cls._read(content), fingerprint=fingerprint)
         except (struct.error, ValueError) as error:
             raise UserError(f"not a user as it was saved ({error})") from None
+
+    @classmethod
+    def _read(cls, content: bytes) -> "User":
+        """Sizes, numbers and texts. `struct.error` or `ValueError` where they do not fit together."""
+        size, rows, seen = SIZES.unpack_from(content)
+        numbers = np.frombuffer(content, "<f4", size * (1 + rows), SIZES.size).astype(np.float32)
+        texts, at = [], SIZES.size + numbers.nbytes
+        while at < len(content):
+            (length,) = struct.unpack_from("<I", content, at)
+            if at + 4 + length > len(content):
+                raise ValueError("cut off")
+            texts.append(content[at + 4 : at + 4 + length].decode())
+            at += 4 + length
         return cls(numbers[:size], numbers[size:].reshape(rows, size), seen, History(tuple(texts)))
+
+
+def _unwrapped(content: bytes) -> tuple[bytes, bytes]:
+    """The fingerprint in the bytes of a user, and what follows it, whole; those without a number have none."""
+    if content[: len(MARK)] != MARK:
+        return b"", content
+    if len(content) > len(MARK):
+        check_format(content[len(MARK)], USER_FORMAT, "this user")
+    checked, check = content[: -CHECK.size], content[-CHECK.size :]
+    if len(checked) < HEAD.size or CHECK.pack(zlib.crc32(checked)) != check:
+        raise UserError("not a user as it was saved (truncated or altered)")
+    _, _, fingerprint = HEAD.unpack_from(checked)
+    return fingerprint if any(fingerprint) else b"", checked[HEAD.size :]
 
 
 class Learner:
@@ -149,7 +192,8 @@ class Learner:
 
     def new(self) -> User:
         """Somebody of whom nothing is known."""
-        return User(self.unknown, np.zeros((self.rows, len(self.unknown)), np.float32))
+        state = np.zeros((self.rows, len(self.unknown)), np.float32)
+        return User(self.unknown, state, fingerprint=self.run.fingerprint)
 
     def learn(
         self, users: Sequence[User], texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
@@ -159,10 +203,11 @@ class Learner:
         `contexts`: values of the other context columns, as `Completer.begin` takes them.
         """
         for user in users:
-            if user.vector.shape != self.unknown.shape or len(user.state) != self.rows:
-                of = f"{self.run.folder} with {self.rule.optimiser}"
+            user.check(self.run)
+            if user.state.shape != (self.rows, len(self.unknown)):
                 raise UserError(
-                    f"a user of {user.vector.size} numbers and {len(user.state)} rows of state; not of {of}"
+                    f"a user with {len(user.state)} rows of state; {self.run.folder} learns by {self.rule.optimiser}, "
+                    f"which has {self.rows}"
                 )
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, contexts or [{}] * len(texts))
@@ -192,6 +237,7 @@ class Learner:
 
         (Thesis 2018, tables 5.3 to 5.5.)
         """
+        user.check(self.run)
         parts = [texts[at : at + AT_ONCE] for at in range(0, len(texts), AT_ONCE)]
         gained = [self.nats(self.unknown[None], part) - self.nats(user.vector[None], part) for part in parts]
         rises = np.concatenate(gained) if gained else np.zeros(0)
@@ -205,7 +251,8 @@ class Learner:
 
     def moved(self, user: User, text: str, gradient: Floats) -> User:
         """The user after a `text` of that gradient."""
-        seen = replace(user, seen=user.seen + 1, history=user.history.add(text))
+        known = user.fingerprint or self.run.fingerprint  # whoever learns from a run is its user from then on
+        seen = replace(user, seen=user.seen + 1, history=user.history.add(text), fingerprint=known)
         if not np.isfinite(gradient).all():
             return seen  # a text that the model cannot read without overflow teaches nothing
         change, state = self.update(gradient, user.state)

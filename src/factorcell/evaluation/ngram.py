@@ -34,6 +34,7 @@ ORDERS = range(1, 8)
 TOKENS = 1 << 20  # of a corpus that are looked up at once
 CELLS = 4_000_000  # probabilities that exist at one time, 32 MB
 FALLBACK = (0.5, 1.0, 1.5)  # discounts where a corpus has too few n-grams to estimate them
+FORMAT = 1  # of the folder
 FILE, TABLES, VOCABULARY = "ngram.json", "ngrams.safetensors", "vocabulary.txt"
 
 Ids = NDArray[np.int64]
@@ -164,13 +165,13 @@ class NGram:
             tensors[f"counts{order}"] = torch.from_numpy(table.counts.astype(np.int32))
         files.save_tensors(self.folder / TABLES, tensors, {"vocabulary": len(self.vocabulary)})
         self.vocabulary.save(self.folder / VOCABULARY)
-        files.write_json(self.folder / FILE, {"order": len(self.grams), "data": asdict(self.data)})
+        files.write_versioned(self.folder / FILE, {"order": len(self.grams), "data": asdict(self.data)}, FORMAT)
 
     @classmethod
     def open(cls, folder: str | Path) -> "NGram":
         """The model in `folder`, which `save` wrote."""
         folder = Path(folder)
-        facts = files.read_json(folder / FILE)
+        facts = files.read_versioned(folder / FILE, FORMAT, folder)
         vocabulary = Vocabulary.load(folder / VOCABULARY)
         tensors, known = files.load_tensors(folder / TABLES)
         names = {f"{name}{order}" for order in range(1, facts["order"] + 1) for name in ("keys", "counts")}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell import files
-from factorcell.config import PRECISIONS, Config, UserError, choose
+from factorcell.config import FORMAT, PRECISIONS, Config, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.schema import ContextSchema
@@ -26,10 +26,14 @@ from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 
 TOKENS = 20_000  # targets scored at once
+FINGERPRINT = 16  # bytes of the checksum of the weights, by which a run is known
 
 
 class Run:
-    """A model with all that it needs to read new texts. `Run.open(folder).score([{"text": ..., "stars": 5}])`."""
+    """A model with all that it needs to read new texts. `Run.open(folder).score([{"text": ..., "stars": 5}])`.
+
+    `fingerprint` tells its weights from those of other runs, wherever the folder lies; empty until they are loaded.
+    """
 
     def __init__(self, folder: Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> None:
         self.folder, self.config, self.vocabulary, self.schema = folder, config, vocabulary, schema
@@ -37,7 +41,7 @@ class Run:
             torch.default_generator.manual_seed(config.training.seed)  # of the processor; no other is touched
             self.model = LanguageModel(config.model, len(vocabulary), schema)
         self.model.eval()
-        self.precision = "float32"
+        self.precision, self.fingerprint = "float32", b""
 
     @classmethod
     def create(cls, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> "Run":
@@ -45,7 +49,7 @@ class Run:
         folder = Path(folder)
         files.new_folder(folder, "choose another folder, or --resume to go on with it")
         run = cls(folder, config, vocabulary, schema)
-        files.write_json(folder / "config.json", config.to_dict())
+        files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
         files.write_json(folder / "schema.json", schema.to_dict())
         vocabulary.save(folder / "vocabulary.txt")
         return run
@@ -59,9 +63,7 @@ class Run:
         `device` is cpu, cuda or auto: a GPU if there is one. It scores with products of numbers of `precision`.
         """
         folder = Path(folder)
-        if not (folder / "config.json").is_file():
-            raise UserError(f"{folder}: not a run folder (it has no config.json)")
-        config = Config.from_dict(files.read_json(folder / "config.json"), where=str(folder / "config.json"))
+        config = read_config(folder)
         schema = ContextSchema.from_dict(files.read_json(folder / "schema.json"))
         run = cls(folder, config, Vocabulary.load(folder / "vocabulary.txt"), schema).to(find_device(device))
         run.precision = choose("precision", precision, PRECISIONS)
@@ -87,7 +89,7 @@ class Run:
     def load_weights(self) -> None:
         """Take the best weights from the folder. From here on the model is read, not trained."""
         path = self.folder / "weights.safetensors"
-        tensors, _ = files.load_tensors(path)
+        tensors, _, checksum = files.load_checked(path)
         state = self.model.kept()
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
         if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
@@ -96,6 +98,7 @@ class Run:
             for name, tensor in state.items():
                 tensor.copy_(tensors[name])
         self.model.requires_grad_(False)
+        self.fingerprint = checksum[:FINGERPRINT]
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Put the model's weights into the folder, with `facts` about them."""
@@ -211,3 +214,11 @@ class Run:
                 ]
             rows.append(scored)
         return rows
+
+
+def read_config(folder: Path) -> Config:
+    """The config of the run in `folder`; `UserError` where there is none, or one of a format yet to come."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(f"{folder}: not a run folder (it has no config.json)")
+    return Config.from_dict(files.read_versioned(path, FORMAT, folder), where=str(path))

@@ -31,6 +31,7 @@ from factorcell.training.per_value import INDEX as SEPARATE
 from factorcell.training.per_value import Separate
 
 INDEX = "mixture.json"
+FORMAT = 1  # of the folder
 PRIOR = 100.0  # targets' worth of the weights of all texts in those of a value
 ROUNDS, ENOUGH = 10_000, 1e-12  # of EM at most, and the gain in nats a target below which it ends
 
@@ -89,7 +90,7 @@ class Mixture:
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Mixture":
         """What `save` left in `folder`."""
         folder = Path(folder)
-        kept = files.read_json(folder / INDEX)
+        kept = files.read_versioned(folder / INDEX, FORMAT, folder)
         models = [open_scorer(folder / path, device=device, precision=precision) for path in kept["models"]]
         variable = kept["by"] and Variable(kept["by"], "category", tuple(kept["values"]), tuple(kept["counts"]))
         return cls(folder, models, variable, np.array(kept["weights"]))
@@ -105,7 +106,7 @@ class Mixture:
             "counts": own.counts,
             "weights": self.weights.tolist(),
         }
-        files.write_json(self.folder / INDEX, kept)
+        files.write_versioned(self.folder / INDEX, kept, FORMAT)
 
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
         """Texts as every model reads them. `UserError` where they do not see the same tokens."""

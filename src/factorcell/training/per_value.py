@@ -23,6 +23,7 @@ from factorcell.model.run import Run
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
 
 INDEX = "separate.json"
+FORMAT = 1  # of the folder, beside those of its runs
 SHARED = 0  # the row of rare values in the schema, and the number of the run of all texts
 
 
@@ -37,7 +38,7 @@ class Separate:
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Separate":
         """What `separate` left in `folder`; `UserError` where it has not come to its end."""
         folder = Path(folder)
-        numbers = range(len(files.read_json(folder / INDEX)["values"]))
+        numbers = range(len(files.read_versioned(folder / INDEX, FORMAT, folder)["values"]))
         missing = [folder_of(folder, number) for number in numbers if not _finished(folder_of(folder, number))]
         if missing:
             raise UserError(f"{folder}: {missing[0].name} is not trained to its end; the same command with --resume is")
@@ -93,7 +94,7 @@ def separate(
     if len(values) == 1:
         raise UserError(f"{by} has no value of at least {config.data.min_context_count} texts (--min-context-count)")
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(folder / INDEX, {"by": by, "values": values})
+    files.write_versioned(folder / INDEX, {"by": by, "values": values}, FORMAT)
     for number, value in enumerate(values):
         path = folder_of(folder, number)
         going_on = begun(path, resume)

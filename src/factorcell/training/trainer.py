@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell import files
-from factorcell.config import TrainingConfig, UserError
+from factorcell.config import TrainingConfig, UserError, check_format
 from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
@@ -27,6 +27,7 @@ from factorcell.training.distributed import World
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 
+FORMAT = 1  # of checkpoints
 STRIDE = 1 << 18  # texts whose words are looked at together
 
 Row = dict[str, Any]
@@ -292,7 +293,7 @@ class Trainer:
         for name, parameter in self.parameters.items():
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
-        files.save_tensors(self.checkpoint, tensors, vars(self.progress))
+        files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **vars(self.progress)})
 
     def catch_up(self) -> None:
         """Bring rows that no step has seen lately up to date."""
@@ -317,6 +318,7 @@ class Trainer:
     def _restore(self) -> None:
         """Weights, moments of Adam and progress from the checkpoint."""
         tensors, facts = files.load_tensors(self.checkpoint)
+        check_format(facts.pop("format", 1), FORMAT, self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")

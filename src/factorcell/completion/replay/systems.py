@@ -22,10 +22,10 @@ from factorcell.completion.online import Learner, User, tells_apart
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import System
 from factorcell.completion.search import Suggestion
-from factorcell.config import Config, DataConfig, UserError, choose
+from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.schema import ContextSchema
-from factorcell.model.run import Run
+from factorcell.model.run import Run, read_config
 
 Row = Mapping[str, Any]
 
@@ -159,8 +159,7 @@ def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, 
     ways: dict[tuple[str, bool | None], tuple[str, DataConfig]] = {}
     columns: list[str] = []
     for name, path in (chosen or dict(list(found.items())[:1])).items():
-        file = path / "config.json"
-        data = Config.from_dict(files.read_json(file), where=str(file)).data
+        data = read_config(path).data
         ways.setdefault((data.text, data.lowercase), (name, data))
         schema = ContextSchema.from_dict(files.read_json(path / "schema.json"))
         columns += schema.columns(without=user) if chosen else []

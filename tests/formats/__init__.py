@@ -1,0 +1,1 @@
+"""Folders and users of every format so far, which must open for ever."""
