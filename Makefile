@@ -68,6 +68,7 @@ bench: setup
 	$(BIN)/python benchmarks/processes.py --out $(BENCH)
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/gpu.py --out $(BENCH)
+	$(BIN)/python benchmarks/start.py
 
 docs: setup
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs site

@@ -1,10 +1,7 @@
 """The documentation site: Sphinx over Markdown, built offline by `make docs`, where a broken link is an error."""
 
-import contextlib
 import dataclasses
-import io
 import os
-import re
 from importlib.metadata import version as installed
 from typing import Any
 
@@ -17,7 +14,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from factorcell import Config
-from factorcell.commands.main import main
+from factorcell.commands.main import GROUPS, find, parser_of
 
 project = "factorcell"
 version = release = installed("factorcell")
@@ -65,30 +62,24 @@ def block_math(writer: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-def help_of(*arguments: str) -> str:
-    """What `factorcell ARGUMENTS --help` prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
-        main([*arguments, "--help"])
-    return said.getvalue()
-
-
-def verbs_of(text: str) -> list[str]:
-    """The verbs that a help text lists."""
-    return re.findall(r"^    ([a-z-]+)(?: |$)", text.partition("positional arguments:")[2], re.MULTILINE)
+def help_of(*words: str) -> str:
+    """What `factorcell WORDS --help` prints, as a block."""
+    return f"```text\n{parser_of(find(words)).format_help()}```\n"
 
 
 class Verbs(SphinxDirective):
-    """The help of every verb under a heading."""
+    """The help of every verb, under the heading of its group and its own."""
 
     def run(self) -> list[nodes.Node]:
         """The sections."""
-        os.environ["COLUMNS"] = "92"
+        os.environ |= {"COLUMNS": "92", "NO_COLOR": "1"}
         parts = []
-        for verb in verbs_of(help_of()):
-            parts.append(f"## {verb}\n\n```text\n{help_of(verb)}```\n")
-            parts += [
-                f"```text\n{help_of(verb, inner)}```\n" for inner in verbs_of(help_of(verb)) if verb == "baseline"
-            ]
+        for title, (_, verbs) in GROUPS.items():
+            parts.append(f"## {title.capitalize()}\n")
+            for verb in verbs:
+                parts.append(f"### {verb.name}\n")
+                kinds = [[verb.name, kind.name] for kind in verb.kinds]
+                parts += [help_of(*words) for words in kinds or [[verb.name]]]
         return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
 
 

@@ -5,9 +5,7 @@ a small tree that has exactly that fault. A block of code that is not run says w
 `<!-- not run: it takes an hour -->`.
 """
 
-import contextlib
 import glob
-import io
 import json
 import re
 import shlex
@@ -21,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import factorcell
-from factorcell.commands.main import main
+from factorcell.commands.main import ALL, find, main, parser_of
 from tests import docs_world
 
 ROOT = Path(__file__).parent.parent
@@ -205,19 +203,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def options_of_verbs() -> dict[str, set[str]]:
-    """The options of every verb, as its help names them."""
-
-    def help_of(*verb: str) -> str:
-        with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
-            main([*verb, "--help"])
-        return said.getvalue()
-
-    def inner(text: str) -> list[str]:
-        return re.findall(r"^    ([a-z-]+)(?: |$)", text.partition("positional arguments:")[2], re.MULTILINE)
-
-    verbs = {verb: help_of(verb) for verb in inner(help_of())}
-    verbs["baseline"] += "".join(help_of("baseline", kind) for kind in inner(verbs["baseline"]))
-    return {verb: set(OPTION.findall(text)) for verb, text in verbs.items()}
+    """The options of every verb, those of its kinds among them."""
+    found = {}
+    for verb in ALL.kinds:
+        kinds = [[verb.name, kind.name] for kind in verb.kinds] or [[verb.name]]
+        found[verb.name] = {option for words in kinds for option in parser_of(find(words)).options}
+    return found
 
 
 WITH_CODE = [page for page in pages(ROOT) if not all(b.excused for b in blocks(page.read_text(encoding="utf-8")))]

@@ -1,25 +1,30 @@
 """Language models that adapt to context: who is writing, where, when, about what."""
 
-from factorcell.completion.blend import Blend
-from factorcell.completion.completer import Completer
-from factorcell.completion.fuzzy import Forgiving
-from factorcell.completion.online import User, learn_one
-from factorcell.completion.popularity import History, Popularity
-from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
-from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus
-from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
-from factorcell.evaluation.perplexity import evaluate, evaluate_by
-from factorcell.generation.generate import GenerationOptions, fill, generate, stream
-from factorcell.model.language_model import LanguageModel
-from factorcell.model.run import Run
-from factorcell.model.scoring import Tally
-from factorcell.training.compare import compare
-from factorcell.training.finetuning import finetune
-from factorcell.training.fit import fit
-from factorcell.training.mixture import Mixture, mix, open_scorer
-from factorcell.training.per_value import Separate, separate
-from factorcell.training.trainer import train
+from typing import TYPE_CHECKING
+
+from factorcell.lazy import lazy
+
+if TYPE_CHECKING:
+    from factorcell.completion.blend import Blend
+    from factorcell.completion.completer import Completer
+    from factorcell.completion.fuzzy import Forgiving
+    from factorcell.completion.online import User, learn_one
+    from factorcell.completion.popularity import History, Popularity
+    from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
+    from factorcell.data.cache import prepare
+    from factorcell.data.corpus import Corpus
+    from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
+    from factorcell.evaluation.perplexity import evaluate, evaluate_by
+    from factorcell.generation.generate import GenerationOptions, fill, generate, stream
+    from factorcell.model.language_model import LanguageModel
+    from factorcell.model.run import Run
+    from factorcell.model.scoring import Tally
+    from factorcell.training.compare import compare
+    from factorcell.training.finetuning import finetune
+    from factorcell.training.fit import fit
+    from factorcell.training.mixture import Mixture, mix, open_scorer
+    from factorcell.training.per_value import Separate, separate
+    from factorcell.training.trainer import train
 
 __all__ = [
     "Blend",
@@ -58,3 +63,29 @@ __all__ = [
     "stream",
     "train",
 ]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "completion.blend": ("Blend",),
+        "completion.completer": ("Completer",),
+        "completion.fuzzy": ("Forgiving",),
+        "completion.online": ("User", "learn_one"),
+        "completion.popularity": ("History", "Popularity"),
+        "config": ("Config", "DataConfig", "ModelConfig", "TrainingConfig", "UserError"),
+        "data.cache": ("prepare",),
+        "data.corpus": ("Corpus",),
+        "evaluation.classification": ("classify", "classify_points", "log_likelihoods"),
+        "evaluation.perplexity": ("evaluate", "evaluate_by"),
+        "generation.generate": ("GenerationOptions", "fill", "generate", "stream"),
+        "model.language_model": ("LanguageModel",),
+        "model.run": ("Run",),
+        "model.scoring": ("Tally",),
+        "training.compare": ("compare",),
+        "training.finetuning": ("finetune",),
+        "training.fit": ("fit",),
+        "training.mixture": ("Mixture", "mix", "open_scorer"),
+        "training.per_value": ("Separate", "separate"),
+        "training.trainer": ("train",),
+    },
+)

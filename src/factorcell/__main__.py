@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """`python -m factorcell` is the command `factorcell`."""
 
 import sys

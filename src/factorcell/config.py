@@ -66,9 +66,21 @@ def check_format(number: Any, newest: int, what: object) -> None:
         )
 
 
-def option(default: Any, text: str, *, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
-    """A dataclass field with its help text, its valid choices and its smallest valid value."""
-    return dataclasses.field(default=default, metadata={"help": text, "choices": choices, "low": low})
+def option(
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    metavar: str = "",
+    rare: bool = False,
+) -> Any:
+    """A dataclass field with its help text, its valid choices and its smallest valid value.
+
+    `metavar` stands for a value in the help of the command line, where a `rare` one comes last.
+    """
+    about = {"help": text, "choices": choices, "low": low, "metavar": metavar, "rare": rare}
+    return dataclasses.field(default=default, metadata=about)
 
 
 def _check(section: Any) -> None:
@@ -132,25 +144,32 @@ def penalties(given: tuple[str, ...], names: typing.Sequence[str]) -> list[float
 class DataConfig:
     """What is read from a table, and how text becomes tokens."""
 
-    text: str = option("text", "column with the text")
+    text: str = option("text", "column with the text", metavar="COLUMN")
     context: tuple[str, ...] = option(
         (),
         "context column: NAME or NAME:KIND (repeatable); the kind is category, number, hour, weekday or yearday (of a "
         "time), longitude, cyclic=PERIOD, text or vector",
+        metavar="NAME[:KIND]",
     )
-    user: str = option("", "column that says who writes: a context that new users learn online, text by text")
-    time: str = option("", "column with the time of writing, whose hour and weekday are context")
+    user: str = option(
+        "", "column that says who writes: a context that new users learn online, text by text", metavar="COLUMN"
+    )
+    time: str = option("", "column with the time of writing, whose hour and weekday are context", metavar="COLUMN")
     unit: str = option("word", "unit of text: word, space (split at spaces only), char or grapheme", choices=UNITS)
     lowercase: bool | None = option(None, "lower-case the text (default: words yes, characters no)")
-    strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or % (word units)")
+    strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or % (word units)", rare=True)
     min_count: int = option(2, "a token seen less often in training is out of vocabulary", low=1)
     max_vocabulary: int = option(50_000, "at most this many tokens, the most frequent", low=1)
     max_tokens: int = option(200, "cut texts after this many tokens", low=1)
     min_context_count: int = option(50, "rarer values of a category are grouped as one unknown value", low=1)
     min_user_count: int = option(15, "users with fewer texts are grouped as one, whom new users start as", low=1)
-    min_text_count: int = option(3, "texts seen less often are not kept as popular completions (with user)", low=1)
-    min_context_word: int = option(5, "a word seen less often in a text context is left out of it", low=1)
-    max_context_words: int = option(10_000, "at most this many words of a text context, the most frequent", low=1)
+    min_text_count: int = option(
+        3, "texts seen less often are not kept as popular completions (with user)", low=1, rare=True
+    )
+    min_context_word: int = option(5, "a word seen less often in a text context is left out of it", low=1, rare=True)
+    max_context_words: int = option(
+        10_000, "at most this many words of a text context, the most frequent", low=1, rare=True
+    )
 
     def __post_init__(self) -> None:
         _check(self)
@@ -178,23 +197,36 @@ class ModelConfig:
     layers: int = option(1, "recurrent layers, each with adapters of its own", low=1)
     embedding_size: int = option(150, "e, size of a token embedding", low=1)
     hidden_size: int = option(200, "d, size of the recurrent layer", low=1)
-    variable_size: int = option(16, "size of the embedding of one context variable", low=1)
-    number_size: int = option(64, "width of the network over the numeric context variables", low=1)
+    variable_size: int = option(16, "size of the embedding of one context variable", low=1, rare=True)
+    number_size: int = option(64, "width of the network over the numeric context variables", low=1, rare=True)
     context_size: int = option(16, "k, size of the joint context vector", low=1)
     rank: int = option(12, "r, rank of the FactorCell's change of W; 0: no change", low=0)
-    hash_size: int = option(1 << 22, "buckets of the hashed softmax bias (the next prime)", low=1)
-    bloom_size: int = option(1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", low=0)
-    sparse_penalty: tuple[str, ...] = option(
-        ("0.01",), "lambda of the sparse softmax bias: NUMBER, or NAME=NUMBER of one variable (repeatable)"
+    hash_size: int = option(1 << 22, "buckets of the hashed softmax bias (the next prime)", low=1, rare=True)
+    bloom_size: int = option(
+        1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", low=0, rare=True
     )
-    softmax: str = option("full", "softmax of the model; adaptive: rare tokens in clusters, faster", choices=SOFTMAXES)
+    sparse_penalty: tuple[str, ...] = option(
+        ("0.01",),
+        "lambda of the sparse softmax bias: NUMBER, or NAME=NUMBER of one variable (repeatable)",
+        metavar="[NAME=]NUMBER",
+        rare=True,
+    )
+    softmax: str = option(
+        "full", "softmax of the model; adaptive: rare tokens in clusters, faster", choices=SOFTMAXES, rare=True
+    )
     cutoffs: tuple[str, ...] = option(
         (),
         "adaptive softmax: how many tokens are more frequent than a cluster's (repeatable; default: V/16 and V/4)",
+        metavar="N",
+        rare=True,
     )
-    shrink: float = option(4.0, "adaptive softmax: factor by which embeddings shrink from cluster to cluster", low=1)
-    layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)")
-    variational: bool = option(False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)")
+    shrink: float = option(
+        4.0, "adaptive softmax: factor by which embeddings shrink from cluster to cluster", low=1, rare=True
+    )
+    layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)", rare=True)
+    variational: bool = option(
+        False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)", rare=True
+    )
     dropout_recurrent: float = option(
         0.0,
         "drop rate of the candidate (Semeniuta et al. 2016); if variational, of h where it is fed back",
@@ -203,9 +235,12 @@ class ModelConfig:
     dropout_input: float = option(0.0, "drop rate of the token embeddings", low=0)
     dropout_output: float = option(0.0, "drop rate of the hidden states given to the softmax or the next layer", low=0)
     dropout_context: float = option(
-        0.0, "rate at which a category is read as the unknown value, so that this one is learned as well", low=0
+        0.0,
+        "rate at which a category is read as the unknown value, so that this one is learned as well",
+        low=0,
+        rare=True,
     )
-    dropout_token: float = option(0.0, "rate at which whole input tokens are replaced by zero", low=0)
+    dropout_token: float = option(0.0, "rate at which whole input tokens are replaced by zero", low=0, rare=True)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -231,18 +266,20 @@ class TrainingConfig:
     batch_tokens: int = option(4000, "tokens in a batch, padding counted", low=1)
     learning_rate: float = option(1e-3, "peak rate of Adam", low=0)
     token_rate: float = option(
-        1.0, "factor on the rate of what has a row a token: embeddings, adapted softmax biases", low=0
+        1.0, "factor on the rate of what has a row a token: embeddings, adapted softmax biases", low=0, rare=True
     )
-    warmup: float = option(0.02, "share of the steps over which the rate rises", low=0)
-    decay: str = option("cosine", "how the rate falls after the warm-up", choices=("cosine", "linear", "none"))
-    weight_decay: float = option(0.0, "decoupled weight decay of the matrices", low=0)
-    clip: float = option(5.0, "largest norm of the gradient; 0: not clipped", low=0)
+    warmup: float = option(0.02, "share of the steps over which the rate rises", low=0, rare=True)
+    decay: str = option(
+        "cosine", "how the rate falls after the warm-up", choices=("cosine", "linear", "none"), rare=True
+    )
+    weight_decay: float = option(0.0, "decoupled weight decay of the matrices", low=0, rare=True)
+    clip: float = option(5.0, "largest norm of the gradient; 0: not clipped", low=0, rare=True)
     loss: str = option("full", "softmax of the training loss: full, or sampled for each batch or text", choices=LOSSES)
-    samples: int = option(1000, "negative samples of a batch, or of each text (sampled loss)", low=1)
+    samples: int = option(1000, "negative samples of a batch, or of each text (sampled loss)", low=1, rare=True)
     evaluations: int = option(10, "evaluations on the development set, evenly over the steps", low=1)
     patience: int = option(0, "stop after this many evaluations without a better one; 0: never", low=0)
-    log_every: int = option(50, "steps between rows of the log", low=1)
-    save_every: int = option(500, "steps between checkpoints", low=1)
+    log_every: int = option(50, "steps between rows of the log", low=1, rare=True)
+    save_every: int = option(500, "steps between checkpoints", low=1, rare=True)
     seed: int = option(0, "seed of the weights, the order and the dropout", low=0)
     threads: int = option(0, "threads of each process; 0: all cores, shared between them", low=0)
     precision: str = option("float32", "numbers in matrix products while training; sums are floats", choices=PRECISIONS)

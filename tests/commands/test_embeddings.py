@@ -16,7 +16,7 @@ from factorcell.data.cache import prepare
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
-from factorcell.reports import embeddings as contexts_report
+from factorcell.reports.wording import agreed
 from tests.pages import Reader
 from tests.small import make_run
 
@@ -168,7 +168,7 @@ def test_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         if row["kind"] == "prediction" and "accuracy" in row:
             assert f"{row['accuracy']:.1%} ± {row['deviation'] / 5**0.5:.1%}" in reader.text
         if row["kind"] == "agreement":
-            assert contexts_report.agreed(row) in reader.text
+            assert agreed(row) in reader.text
     shares = embeddings.project(Embeddings.of(Run.open(folder / "run")).vectors)[1]
     assert f"which hold {shares[0]:.0%} and {shares[1]:.0%} of their variance" in reader.text
     assert "mean height" in reader.text

@@ -286,7 +286,7 @@ def test_a_stop_says_how_to_go_on_where_one_can(
     def stopped(*given: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("factorcell.commands.main.fit", stopped)
+    monkeypatch.setattr("factorcell.commands.training.fit", stopped)
     monkeypatch.setattr("factorcell.model.run.Run.open", stopped)
     monkeypatch.setattr("factorcell.training.search.search", stopped)
     more = ["table.csv", "--target", "stars"] if verb == "classify" else ["--out", str(tmp_path / "run")]

@@ -1,6 +1,5 @@
 """Every field of the config is an option, and what is given on the command line wins over a file."""
 
-import argparse
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -8,16 +7,17 @@ from typing import Any
 import pytest
 
 from factorcell.commands import options
+from factorcell.commands.parser import Parser
 from factorcell.config import Config, UserError
 
 
 def parse(*arguments: str) -> Config:
     """The config of a command line."""
-    parser = argparse.ArgumentParser()
+    parser = Parser("verb", "what it does")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--model")
     options.add(parser)
-    return options.config(parser.parse_args(arguments))
+    return options.config(parser.parse(arguments))
 
 
 def test_nothing_given_is_the_default() -> None:

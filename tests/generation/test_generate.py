@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 
 import thesis_fillers
+from factorcell.choices import METHODS
 from factorcell.commands import main
 from factorcell.config import UserError
 from factorcell.data.tokenizer import sentence_case, split
-from factorcell.generation.generate import (
-    METHODS,
-    TOGETHER,
-    GenerationOptions,
-    condition,
-    every,
-    fill,
-    generate,
-    stream,
-)
+from factorcell.generation.generate import TOGETHER, GenerationOptions, condition, every, fill, generate, stream
 from factorcell.model.run import Run
 from tests.small import make_run
 

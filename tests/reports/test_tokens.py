@@ -23,11 +23,11 @@ from factorcell.reports.tokens import (
     SHADE,
     lines,
     ratio_text,
-    readable,
     running_posterior,
     shade,
     unit_along,
 )
+from factorcell.reports.wording import readable
 from tests.reports.test_replay import texts_inside
 
 WORDS = "my boyfriend and i ate here and there was nothing left , so we did not stay at this place again </s>".split()

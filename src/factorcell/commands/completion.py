@@ -5,15 +5,15 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from factorcell.choices import ONLINE_OPTIMISERS
 from factorcell.commands import options, terminal
 from factorcell.completion import online
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import SOURCES, Blend, BlendWeights
 from factorcell.completion.completer import Completer, Suggestions
-from factorcell.completion.online import OPTIMISERS, Learner, LearningRule, User
+from factorcell.completion.online import Learner, LearningRule, User
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay import streams as progressive
 from factorcell.completion.replay import tuning
@@ -25,32 +25,7 @@ from factorcell.model.run import Run
 RISEN = 1500  # popular texts that are compared before and after a history (thesis 2018, section 5.4.2)
 
 
-def add(verbs: Any) -> None:
-    """Add the verbs to those of the command line."""
-    verb = options.verb(verbs, "complete", complete, "the best texts that begin with a prefix, for one person")
-    verb.add_argument("run", type=Path, metavar="RUN", help="the run folder, of unit char or grapheme")
-    verb.add_argument("prefix", metavar="PREFIX", nargs="?", help="what is typed so far (default: in the terminal)")
-    options.add_context(verb)
-    verb.add_argument("--history", metavar="TEXT;TEXT", help="what the person wrote before, learned in order")
-    verb.add_argument("--explain", action="store_true", help="what each source adds, and what the history has changed")
-    verb.add_argument("--count", type=int, default=10, help="texts to suggest (default: 10)")
-    verb.add_argument("--seconds", type=float, help="time after which the best so far will do")
-    verb.add_argument("--slips", type=int, default=0, help="typing errors to forgive, 0 to 2 (default: 0)")
-    options.computing(verb)
-    verb = options.verb(verbs, "tune-online", tune_online, "how the users of a run should learn, on people held out")
-    verb.add_argument("run", type=Path, metavar="RUN", help="the run folder, trained with --user")
-    verb.add_argument("dev", type=Path, metavar="DEV", help="table of texts of people who were not in training")
-    verb.add_argument("--time", default="time", help="column of times or numbers that orders texts (default: time)")
-    verb.add_argument(
-        "--optimiser", action="append", choices=tuple(OPTIMISERS), help="what to try (repeatable; default: all)"
-    )
-    verb.add_argument("--rows-per-user", type=int, metavar="N", help="the first N texts of each user (default: all)")
-    verb.add_argument("--every", type=int, default=1, metavar="N", help="complete about one of N texts for the blend")
-    verb.add_argument("--seconds", type=float, help="time after which the best completions so far will do")
-    options.computing(verb)
-
-
-def complete(given: argparse.Namespace) -> None:
+def run_complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
     run = Run.open(given.run, device=given.device, precision=given.precision)
     assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), options.context(given.context)
@@ -63,7 +38,7 @@ def complete(given: argparse.Namespace) -> None:
     return _show(found, risen, given)
 
 
-def tune_online(given: argparse.Namespace) -> None:
+def run_tune_online(given: argparse.Namespace) -> None:
     """`factorcell tune-online`."""
     run = Run.open(given.run, device=given.device, precision=given.precision)
     name = online.user_variable(run).source
@@ -77,7 +52,7 @@ def tune_online(given: argparse.Namespace) -> None:
         every=given.every,
     )
     rows = []
-    for row in tuning.rates(run, streams, given.optimiser or list(OPTIMISERS), progress=True):
+    for row in tuning.rates(run, streams, given.optimiser or ONLINE_OPTIMISERS, progress=True):
         rows.append(row)
         terminal.say(f"{row['optimiser']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
     best = min(rows[1:], key=lambda row: float(row["perplexity"]))

@@ -4,6 +4,7 @@ Trains the four models of the TACL paper side by side, asks them which country a
 places, and maps where the model believes given names belong.
 """
 
+import argparse
 import os
 import platform
 import time
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import files
+from factorcell.commands import terminal
 from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, TrainingConfig
 from factorcell.data.tables import open_table
 from factorcell.evaluation.classification import Classification, classify_points, log_likelihoods
@@ -61,12 +63,26 @@ Row = dict[str, Any]
 Array = NDArray[np.float64]
 
 
+def run_demo(given: argparse.Namespace) -> None:
+    """`factorcell demo`."""
+    from factorcell.reports.demo import demo_page
+
+    results = make(given.out, epochs=given.epochs, say=terminal.say)
+    terminal.show("")
+    terminal.table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
+    terminal.show("")
+    for place in results["names"]:
+        terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
+    given.page.write_text(demo_page(results), encoding="utf-8")
+    terminal.say(f"\n{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
+
+
 def table(part: str) -> Path:
     """The shipped place names, `part` train or dev (GeoNames, CC BY 4.0)."""
     return Path(str(resources.files("factorcell") / "assets" / f"placenames-{part}.parquet"))
 
 
-def run_demo(folder: Path, *, epochs: float | None = None, say: Callable[[str], None]) -> Row:
+def make(folder: Path, *, epochs: float | None = None, say: Callable[[str], None]) -> Row:
     """Train and judge the four models in `folder`; the results that `report.demo_page` shows."""
     began = time.perf_counter()
     config = CONFIG if epochs is None else replace(CONFIG, training=replace(CONFIG.training, epochs=epochs))

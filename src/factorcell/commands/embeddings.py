@@ -2,56 +2,21 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from factorcell import files
+from factorcell.choices import NEAR_VALUES
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
-from factorcell.reports import embeddings as contexts_report
-from factorcell.reports import embeddings as embedding_charts
-
-MOST = 10  # values that stand for all where none is named
+from factorcell.reports.wording import agreed, sign
 
 Row = dict[str, Any]
 
 
-def add(verbs: Any) -> None:
-    """Add the verb to those of the command line."""
-    text = "what a run has learned about contexts: neighbours, words they raise, maps, what they tell of other columns"
-    verb = options.verb(verbs, "contexts", run, text)
-    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    verb.add_argument(
-        "--near", nargs="+", default=[], metavar="VALUE", help=f"values (default: the {MOST} most frequent)"
-    )
-    verb.add_argument("--variable", default="", metavar="NAME", help="whose values (default: what knows them, or most)")
-    verb.add_argument("--measure", default="cosine", choices=embeddings.MEASURES, help="what is near")
-    verb.add_argument("--count", type=int, default=10, help="neighbours, and words to each side (default: 10)")
-    verb.add_argument("--words", action="store_true", help="words that the values raise and lower in the softmax bias")
-    options.add_context(verb)
-    verb.add_argument(
-        "--between",
-        nargs=2,
-        metavar="NAME=VALUE[;NAME=VALUE]",
-        help="words that the first of two contexts raises over the second",
-    )
-    verb.add_argument("--frequent", type=int, metavar="N", help="only words among the N most frequent")
-    verb.add_argument("--map", type=Path, metavar="TABLE", help="map of the embeddings, coloured by columns of TABLE")
-    verb.add_argument("--predict", type=Path, metavar="TABLE", help="how well the embeddings tell columns of TABLE")
-    verb.add_argument(
-        "--by", action="append", default=[], metavar="COLUMN", help="column to colour or predict by (repeatable)"
-    )
-    verb.add_argument("--groups", type=int, default=8, help="the largest groups of a map (default: 8)")
-    verb.add_argument("--points", action="store_true", help="also the points of a map of groups")
-    verb.add_argument("--seed", type=int, default=0, help="of the folds of a prediction")
-    verb.add_argument("--page", type=Path, metavar="HTML", help="write all that is shown as a page")
-    options.computing(verb)
-
-
-def run(given: argparse.Namespace) -> None:
+def run_contexts(given: argparse.Namespace) -> None:
     """`factorcell contexts`."""
     if bool(given.by) != bool(given.map or given.predict):
         raise UserError("--by COLUMN says what to --map TABLE or to --predict TABLE by; neither goes without the other")
@@ -64,7 +29,7 @@ def run(given: argparse.Namespace) -> None:
     found: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
     if given.near or given.map or given.predict or not other:
         known = Embeddings.of(opened, given.variable, given.near)
-        near = given.near or (() if other else known.values[:MOST])
+        near = given.near or (() if other else known.values[:NEAR_VALUES])
         found |= {"variable": known.variable, "values": len(known.values)}
         found["neighbours"] = known.neighbours(near, given.count, given.measure)
         found["maps"] = [_map(known, column, given) for column in given.by if given.map]
@@ -76,7 +41,9 @@ def run(given: argparse.Namespace) -> None:
         asked.append(({**context, **first}, {**context, **second}))
     found["words"] = [_words(opened, one, against, given) for one, against in asked]
     if given.page:
-        files.write(given.page, contexts_report.page(opened.folder.name, found).encode())
+        from factorcell.reports import embeddings as report
+
+        files.write(given.page, report.page(opened.folder.name, found).encode())
     _show(found, given)
 
 
@@ -119,7 +86,7 @@ def _show(found: Row, given: argparse.Namespace) -> None:
         terminal.show(f"\n{entry['context']} against {entry['against']}")
         _show_words(entry["rows"])
     for entry in found["maps"]:
-        terminal.show(f"\n{contexts_report.agreed(entry['agreement'])}")
+        terminal.show(f"\n{agreed(entry['agreement'])}")
         if entry["ellipses"]:
             terminal.table(entry["ellipses"], ("group", "count", "x", "y", "wide", "high"))
     for row in found["predictions"]:
@@ -169,6 +136,6 @@ def _show_words(rows: Sequence[Row]) -> None:
     lines: list[Row] = [{} for _ in range(max(len(raised), len(lowered)))]
     for side, chosen in (("raised", raised), ("lowered", lowered)):
         for line, row in zip(lines, chosen, strict=False):
-            line[side] = terminal.visible(embedding_charts.sign(row["token"]))
+            line[side] = terminal.visible(sign(row["token"]))
             line["nats" if side == "raised" else "nats "] = f"{row['nats']:+.2f}"
     return terminal.table(lines, ("raised", "nats", "lowered", "nats "))

@@ -1,7 +1,6 @@
 """The verbs that explain: texts token by token between contexts, and what hidden units know."""
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,7 @@ from factorcell.data.tables import name_of
 from factorcell.evaluation import probing
 from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, raised, strength
 from factorcell.model.run import Run
-from factorcell.reports import explain as explain_report
-from factorcell.reports.tokens import readable
+from factorcell.reports.wording import drawn_unit, readable
 
 # Background and letters of the 256 colours of a terminal, from weak to strong; the second context is underlined too.
 BLUES = ((153, 16), (75, 16), (26, 231))
@@ -25,52 +23,7 @@ ORANGES = ((223, 16), (215, 16), (166, 231))
 Row = dict[str, Any]
 
 
-def add(verbs: Any) -> None:
-    """Add the verbs to those of the command line."""
-    text = "which tokens of a text speak for one context and which for another"
-    verb = options.verb(verbs, "explain", explain_texts, text)
-    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    verb.add_argument("file", metavar="FILE", nargs="?", help="texts, one a line; -: standard input")
-    verb.add_argument("--text", action="append", default=[], help="a text (repeatable), instead of FILE")
-    verb.add_argument(
-        "--between",
-        nargs="+",
-        required=True,
-        metavar="NAME=VALUE",
-        help="two contexts, or more: rating=5 rating=1; several columns of one as 'rating=5; city=Oslo'",
-    )
-    options.add_context(verb)
-    verb.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help="more runs, to be averaged")
-    verb.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN", help="other runs to show beside it")
-    verb.add_argument(
-        "--words", type=int, default=0, metavar="N", help="also the N words that each of two contexts raises most"
-    )
-    verb.add_argument(
-        "--over", type=Path, metavar="TABLE", help="the texts at whose places --words looks (default: those explained)"
-    )
-    verb.add_argument("--page", type=Path, metavar="HTML", help="write a page")
-    verb.add_argument(
-        "--color", default="auto", choices=("auto", "always", "never"), help="auto: in a terminal without NO_COLOR"
-    )
-    options.computing(verb)
-    text = "which hidden units indicate the values of a column, and how few examples of them do"
-    verb = options.verb(verbs, "units", units, text)
-    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    verb.add_argument("table", type=Path, metavar="TABLE", help="table of texts with the column")
-    verb.add_argument("--target", required=True, metavar="COLUMN", help="any column of TABLE, known to the run or not")
-    verb.add_argument("--text", action="append", default=[], help="draw the unit along this text (repeatable)")
-    verb.add_argument("--value", help="whose unit is drawn (default: the value with the best one)")
-    verb.add_argument("--every-token", action="store_true", help="choose by the states after every token, not the last")
-    verb.add_argument(
-        "--examples", type=int, default=30, metavar="N", help="of each value, for logistic regression; 0: none"
-    )
-    verb.add_argument("--repeats", type=int, default=10, help="draws of the examples (default: 10)")
-    verb.add_argument("--seed", type=int, default=0, help="of halves and examples")
-    verb.add_argument("--page", type=Path, metavar="HTML", help="write a page")
-    options.computing(verb)
-
-
-def explain_texts(given: argparse.Namespace) -> None:
+def run_explain(given: argparse.Namespace) -> None:
     """`factorcell explain`."""
     contexts = contexts_between(given.between, options.context(given.context))
     if given.over and not given.words:
@@ -87,7 +40,9 @@ def explain_texts(given: argparse.Namespace) -> None:
         rows.sort(key=lambda row: texts.index(row["text"]))
     words = _words(runs, texts, contexts, given) if given.words else []
     if given.page:
-        page = explain_report.explanation(own, rows, words, len(runs))
+        from factorcell.reports.explain import explanation
+
+        page = explanation(own, rows, words, len(runs))
         files.write(given.page, page.encode())
         terminal.say(f"the page: {given.page}")
     if given.json:
@@ -147,8 +102,8 @@ def _texts(given: argparse.Namespace) -> list[str]:
 
 
 def _colour(asked: str) -> bool:
-    """Whether to write colours: as asked, or to a terminal unless NO_COLOR is set."""
-    return asked == "always" or (asked == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    """Whether to write colours: as asked, or as the terminal and the environment have it."""
+    return asked == "always" or (asked == "auto" and terminal.colours(sys.stdout))
 
 
 def _show(rows: Sequence[Row], words: Sequence[Row], between: Sequence[str], colour: bool) -> None:
@@ -192,7 +147,7 @@ def marked(text: str, ratio: float, colour: bool) -> str:
     return f"\x1b[{under}48;5;{back};38;5;{front}m{text}\x1b[0m"
 
 
-def units(given: argparse.Namespace) -> None:
+def run_units(given: argparse.Namespace) -> None:
     """`factorcell units`."""
     run = _open(given.run, given)
     texts, values = probing.labelled(run, given.table, given.target)
@@ -212,8 +167,10 @@ def units(given: argparse.Namespace) -> None:
             states, values, examples=given.examples, repeats=given.repeats, seed=given.seed
         )
     if given.page:
+        from factorcell.reports.explain import units_page
+
         when = "after every token" if given.every_token else "after whole texts"
-        page = explain_report.units_page(name_of(given.run), given.target, rows, drawn, regression, when)
+        page = units_page(name_of(given.run), given.target, rows, drawn, regression, when)
         files.write(given.page, page.encode())
         terminal.say(f"the page: {given.page}")
     if given.json:
@@ -235,7 +192,7 @@ def _show_units(target: str, rows: Sequence[Row], drawn: Sequence[Row], regressi
     ]
     terminal.table(shares, (target, "hidden_unit", "is", "auc", "correlation", "texts"))
     for row in drawn:
-        terminal.show(f"\n{explain_report.drawn_unit(row)}")
+        terminal.show(f"\n{drawn_unit(row)}")
         terminal.table(
             [{"token": readable(token["token"]), "value": f"{token['value']:+.3f}"} for token in row["tokens"]],
             ("token", "value"),

@@ -3,66 +3,20 @@
 import argparse
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
-from factorcell.generation.generate import METHODS, GenerationOptions, every, fill, generate, origin, resumed, stream
+from factorcell.generation.generate import GenerationOptions, every, fill, generate, origin, resumed, stream
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 
 
-def add(verbs: Any) -> None:
-    """Add the verb to those of the command line."""
-    verb = options.verb(verbs, "generate", write, "texts that fit a context, or what fits the gap of a template")
-    verb.add_argument("run", type=Path, metavar="RUN", help="the run folder")
-    options.add_context(verb)
-    verb.add_argument(
-        "--each", action="append", default=[], metavar="NAME", help="every value of a context column (repeatable)"
-    )
-    verb.add_argument("--number", type=int, default=1, metavar="N", help="texts of each context (default: 1)")
-    verb.add_argument("--prompt", default="", metavar="TEXT", help="what every text begins with")
-    verb.add_argument("--fill", metavar="TEMPLATE", help="a text with a gap, ____ : find the best fillers instead")
-    verb.add_argument("--whole", action="store_true", help="with --fill: the text ends with the template")
-    add_writing(verb)
-    verb.add_argument("--case", action="store_true", help="sentences begin with capitals (for lower-case English)")
-    verb.add_argument("--stream", action="store_true", help="show one text token by token, as it is drawn")
-    verb.add_argument("--out", type=Path, metavar="FILE", help="write the rows there (JSON lines) as they are done")
-    verb.add_argument("--resume", action="store_true", help="go on with a file that was begun with the same options")
-    options.computing(verb)
-    verb.set_defaults(again="; with --out, the same command with --resume goes on")
-
-
-def add_writing(verb: argparse.ArgumentParser) -> None:
-    """Add how texts are written."""
-    group = verb.add_argument_group("writing")
-    group.add_argument("--method", choices=METHODS, default="sample", help="how texts are found (default: sample)")
-    group.add_argument("--temperature", type=float, default=1.0, metavar="T", help="below 1: likelier, duller texts")
-    group.add_argument("--top-k", type=int, default=0, metavar="K", help="draw among the K likeliest tokens; 0: all")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw among the fewest that hold P")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="at most N tokens (default: 100; 4 in a gap)")
-    group.add_argument("--min-tokens", type=int, default=0, metavar="N", help="at least N tokens")
-    group.add_argument(
-        "--no-repeat-ngram", type=int, default=0, metavar="N", help="write no N tokens in a row twice; 0: may"
-    )
-    group.add_argument("--width", type=int, metavar="K", help="of a beam (default: 8; stochastic: 120; in a gap: 100)")
-    group.add_argument("--grow", type=int, default=8, metavar="L", help="tokens drawn for each of a stochastic beam")
-    group.add_argument(
-        "--length-penalty", type=float, metavar="A", help="beams compare log p / tokens ** A (default: 1; 0 in a gap)"
-    )
-    group.add_argument("--ban", action="append", default=[], metavar="WORD", help="a word never written (repeatable)")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="what ends a text (repeatable)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
-    group.add_argument("--seconds", type=float, metavar="S", help="time after which what is written will do")
-
-
 def writing_options(given: argparse.Namespace) -> GenerationOptions:
-    """What `add_writing` was given."""
+    """How texts are written."""
     return GenerationOptions(
         given.method,
         given.temperature,
@@ -81,7 +35,7 @@ def writing_options(given: argparse.Namespace) -> GenerationOptions:
     )
 
 
-def write(given: argparse.Namespace) -> None:
+def run_generate(given: argparse.Namespace) -> None:
     """`factorcell generate`."""
     how = writing_options(given)
     run = Run.open(given.run, device=given.device, precision=given.precision)
@@ -106,7 +60,7 @@ def write(given: argparse.Namespace) -> None:
         first=done,
     )
     written = done
-    with tqdm(total=count, initial=done, desc="writing", unit="text", disable=count < 2, leave=False) as bar:
+    with progress_bar(total=count, initial=done, desc="writing", unit="texts", show=count > 1, leave=False) as bar:
         for row in rows:
             if given.out:
                 files.append_row(given.out, row)

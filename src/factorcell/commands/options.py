@@ -4,44 +4,45 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from factorcell.choices import UNKNOWN_POLICIES
+from factorcell.commands.parser import Parser
 from factorcell.config import DEVICES, PRECISIONS, Config, UserError, choose
-from factorcell.training import distributed
 
 
-def add(parser: argparse.ArgumentParser, sections: Sequence[str] = ("data", "model", "training")) -> None:
-    """Add an option for every field of the sections; one that is not given leaves no trace."""
+def add(parser: Parser, *sections: str, otherwise: Mapping[str, Any] | None = None) -> None:
+    """Add an option for every field of the sections, or of all; one that is not given leaves no trace.
+
+    What holds then is the field's default; where a run says it, only what is `otherwise`.
+    """
     for section in dataclasses.fields(Config):
-        if section.name not in sections:
-            continue
-        group = parser.add_argument_group(section.name)
-        kind: Any = section.type
-        hints = typing.get_type_hints(kind)
-        for field in dataclasses.fields(kind):
-            _add_field(group, field, hints[field.name])
+        if section.name in (sections or (section.name,)):
+            kind: Any = section.type
+            hints = typing.get_type_hints(kind)
+            for field in dataclasses.fields(kind):
+                group = parser.rare if field.metadata["rare"] else parser.section(section.name)
+                default = field.default if otherwise is None else otherwise.get(field.name, "as in RUN")
+                _add_field(group, field, hints[field.name], default)
 
 
-def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
-    flag = "--" + field.name.replace("_", "-")
-    text = field.metadata["help"].replace("%", "%%")
-    choices = field.metadata["choices"] or None
-    common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
+def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any, default: Any) -> None:
+    flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
+    choices, metavar = field.metadata["choices"] or None, field.metadata["metavar"] or None
+    if default not in (None, "", ()) and not isinstance(default, bool):
+        text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
+    common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
     if typing.get_origin(hint) is types.UnionType:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if hint is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text, **common)
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
     elif typing.get_origin(hint) is tuple:
-        names = f"{{none,{','.join(choices)}}}" if choices else "NAME"
-        group.add_argument(flag, action="append", help=text, metavar=names, **common)
+        names = f"{{none,{','.join(choices)}}}" if choices else metavar
+        group.add_argument(flag, action="append", metavar=names, **common)
     else:
-        shown = f"{text} (default: {field.default})"
-        metavar = None if choices else hint.__name__.upper()
-        group.add_argument(flag, type=hint, choices=choices, help=shown, metavar=metavar, **common)
+        group.add_argument(flag, type=hint, choices=choices, metavar=metavar, **common)
 
 
 def config(given: argparse.Namespace, base: Config | None = None) -> Config:
@@ -75,53 +76,69 @@ def _value(field: dataclasses.Field[Any], value: Any) -> Any:
     return tuple(names)
 
 
-def verb(verbs: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
-    """A verb of the command line, which calls `function` with what was given."""
-    made: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
-    made.set_defaults(verb=function)
-    return made
-
-
-def training_files(verb: argparse.ArgumentParser) -> None:
+def training_files(verb: Parser) -> None:
     """Add what a training reads."""
-    verb.add_argument("train", type=Path, metavar="TRAIN", help="table of texts: CSV, TSV, JSONL or Parquet")
+    table(verb, "train")
     verb.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
     verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
 
 
-def unknown(verb: argparse.ArgumentParser) -> None:
+def table(verb: Parser, name: str = "table") -> None:
+    """Add the table of texts that a verb reads."""
+    verb.add_argument(name, type=Path, metavar=name.upper(), help="table of texts: CSV, TSV, JSONL or Parquet")
+
+
+def run(verb: Parser, text: str = "run folder") -> None:
+    """Add the run that a verb asks."""
+    verb.add_argument("run", type=Path, metavar="RUN", help=text)
+
+
+def json(verb: Parser) -> None:
+    """Add that results are rows."""
+    verb.add_argument("--json", action="store_true", help="print rows of JSON")
+
+
+def seed(verb: Any, of: str) -> None:
+    """Add the seed of what is drawn."""
+    verb.add_argument("--seed", type=int, default=0, help=f"seed of {of}")
+
+
+def unknown(verb: Parser) -> None:
     """Add what to do with a context value that was never seen."""
-    verb.add_argument(
-        "--unknown",
-        default="error",
-        choices=("error", "group", "expected"),
-        help="a value never seen: an error, a rare value, or a missing one",
-    )
+    text = "a value never seen: an error, a rare value, or a missing one"
+    verb.add_argument("--unknown", default="error", choices=UNKNOWN_POLICIES, help=text)
 
 
-def computing(verb: argparse.ArgumentParser) -> None:
+def threads_of(group: Any) -> None:
+    """Add how many threads compute."""
+    group.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
+
+
+def computing(verb: Parser) -> None:
     """Add how texts are scored and what is shown of it."""
     unknown(verb)
-    verb.add_argument("--json", action="store_true", help="print rows of JSON")
-    verb.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
-    verb.add_argument("--device", default="auto", choices=DEVICES, help="where to compute; auto: a GPU if there is one")
-    verb.add_argument("--precision", default="float32", choices=PRECISIONS, help="numbers in matrix products")
+    json(verb)
+    group = verb.section("computing")
+    threads_of(group)
+    group.add_argument(
+        "--device", default="auto", choices=DEVICES, help="where to compute; auto: a GPU if there is one"
+    )
+    group.add_argument("--precision", default="float32", choices=PRECISIONS, help="numbers in matrix products")
 
 
 def threads(count: int) -> None:
     """Compute with so many threads; 0: with this process's share of the cores."""
+    import torch
+
+    from factorcell.training import distributed
+
     torch.set_num_threads(count or distributed.cores())
 
 
-def add_context(verb: argparse.ArgumentParser) -> None:
+def add_context(verb: Parser) -> None:
     """Add the context of texts, a column at a time."""
-    verb.add_argument(
-        "--context",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="the value of a context column (repeatable; one that is not given is expected)",
-    )
+    text = "the value of a context column (repeatable; one that is not given is expected)"
+    verb.add_argument("--context", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
 def context(given: Sequence[str], option: str = "--context") -> dict[str, str]:

@@ -1,11 +1,10 @@
 """The verb of progressive evaluation."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from factorcell import files
-from factorcell.commands import options, terminal
+from factorcell.commands import terminal
 from factorcell.completion.replay import summary as replay_summary
 from factorcell.completion.replay import systems
 from factorcell.completion.replay.streams import known_prefixes, read, replay
@@ -14,34 +13,7 @@ from factorcell.data.tables import name_of
 from factorcell.reports import replay as replay_report
 
 
-def add(verbs: Any) -> None:
-    """Add the verb to those of the command line."""
-    text = "complete what users wrote, in order of time: predict, judge, then learn; systems side by side"
-    verb = options.verb(verbs, "replay", run, text)
-    verb.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a folder of runs as compare makes it")
-    verb.add_argument("heldout", type=Path, metavar="HELDOUT", help="table of texts with columns for user and time")
-    verb.add_argument(
-        "--compare", required=True, metavar="NAME[,NAME...]", help="mpc, history, plain, online, blend, or runs in RUN"
-    )
-    verb.add_argument(
-        "--out", required=True, type=Path, help="folder of rows and page; one that exists is gone on with"
-    )
-    verb.add_argument("--base", metavar="NAME", help="the system that others are compared to (default: the first)")
-    verb.add_argument("--train", type=Path, help="table of training texts, to tell seen prefixes from unseen ones")
-    verb.add_argument("--user", default="user", help="column that names the user (default: user)")
-    verb.add_argument("--time", default="time", help="column of times or numbers that orders texts (default: time)")
-    verb.add_argument("--rows-per-user", type=int, metavar="N", help="the first N texts of each user (default: all)")
-    verb.add_argument("--every", type=int, default=1, metavar="N", help="judge about one of N texts; all are learned")
-    verb.add_argument(
-        "--window", type=int, default=replay_summary.WINDOW, help="places that a point of the curve joins"
-    )
-    verb.add_argument("--seed", type=int, default=0, help="of the prefixes and the intervals")
-    verb.add_argument("--seconds", type=float, help="time after which the best completions so far will do")
-    options.computing(verb)
-    verb.set_defaults(again="; the same command goes on with the streams that are not done")
-
-
-def run(given: argparse.Namespace) -> None:
+def run_replay(given: argparse.Namespace) -> None:
     """`factorcell replay`."""
     names = list(dict.fromkeys(given.compare.split(",")))
     base = names[0] if given.base is None else given.base

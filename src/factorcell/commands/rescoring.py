@@ -14,54 +14,12 @@ from factorcell.evaluation.rescoring.nbest import NBest
 from factorcell.evaluation.rescoring.rescore import Scored, ScoreWeights
 from factorcell.evaluation.results import open_model
 from factorcell.model.run import Run
-from factorcell.reports import rescoring
+from factorcell.reports.wording import rescoring_table
 
 SHOWN = 20  # values of a column in the terminal
 
 
-def add(verbs: Any) -> None:
-    """Add the verb to those of the command line."""
-    text = "choose anew from a recogniser's n-best lists, by a model in the context of each utterance"
-    verb = options.verb(verbs, "rescore", run, text)
-    verb.add_argument("run", type=Path, metavar="RUN", help="a run folder, or that of an n-gram model")
-    verb.add_argument("lists", type=Path, metavar="NBEST", help="lists: JSON lines, or what Kaldi or SRILM write")
-    verb.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists that the weights are fitted on")
-    verb.add_argument(
-        "--objective",
-        default="errors",
-        choices=rescore.OBJECTIVES,
-        help="what weights are fitted by: the fewest word errors, or the best hypotheses most likely",
-    )
-    verb.add_argument("--seed", type=int, default=0, help="of the random starts of the fit")
-    verb.add_argument(
-        "--weights", type=Path, metavar="FILE", help="JSON file of weights: written with --tune, else read"
-    )
-    verb.add_argument(
-        "--share",
-        type=float,
-        default=0.5,
-        help="without weights: the model's share of the weight of the first pass's language model (default: 0.5)",
-    )
-    verb.add_argument("--reference", type=Path, help="what was said: lines UTTERANCE WORD ...")
-    verb.add_argument("--tune-reference", type=Path, metavar="FILE", help="the same of --tune")
-    verb.add_argument("--format", default="auto", choices=nbest.FORMATS, help="of the lists (default: by content)")
-    verb.add_argument(
-        "--utt2context", type=Path, metavar="FILE", help="table of context columns; its first column is the utterance"
-    )
-    verb.add_argument("--tune-utt2context", type=Path, metavar="FILE", help="the same of --tune")
-    options.add_context(verb)
-    verb.add_argument(
-        "--learn", action="store_true", help="learn each speaker from what was chosen before (runs with --user)"
-    )
-    verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help="also by a column (repeatable)")
-    verb.add_argument("--scores", type=Path, metavar="FILE", help="keep the model's scores here, and take those kept")
-    verb.add_argument("--out", type=Path, metavar="FILE", help="write a row for each utterance (JSON lines)")
-    verb.add_argument("--page", type=Path, metavar="FILE", help="write an HTML page")
-    options.computing(verb)
-    verb.set_defaults(again="; with --scores the same command goes on")
-
-
-def run(given: argparse.Namespace) -> None:
+def run_rescore(given: argparse.Namespace) -> None:
     """`factorcell rescore`."""
     if given.out is not None and given.out.exists():
         raise UserError(f"{given.out}: exists already; choose another file")
@@ -76,9 +34,11 @@ def run(given: argparse.Namespace) -> None:
     if given.out is not None:
         files.write_rows(given.out, rows)
     if given.page is not None:
+        from factorcell.reports import rescoring as report
+
         depths = rescore.by_depth(scored, weights) if summary else []
         name, of = name_of(given.lists), name_of(given.run)
-        page = rescoring.page(name, of, rows, summary, depths, weights.values)
+        page = report.page(name, of, rows, summary, depths, weights.values)
         files.write(given.page, page.encode())
     _warn(model, lists, options.context(given.context), summary)
     if given.json:
@@ -141,7 +101,7 @@ def _plain(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Score
 def _show(rows: list[dict[str, Any]], summary: list[dict[str, Any]], weights: ScoreWeights) -> None:
     terminal.show("weights: " + ", ".join(f"{name} {value:.4g}" for name, value in weights.values.items()))
     if summary:
-        cells, columns = rescoring.table(summary[: SHOWN + 1])
+        cells, columns = rescoring_table(summary[: SHOWN + 1])
         terminal.table(cells, columns)
         return
     terminal.table(

@@ -1,14 +1,28 @@
 """What a command shows: aligned tables and rows of JSON on standard output, all else on standard error."""
 
 import json
+import os
 import sys
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from factorcell.evaluation.classification import Classification
+if TYPE_CHECKING:
+    from factorcell.evaluation.classification import Classification
 
 Row = dict[str, Any]
+
+
+def colours(stream: TextIO) -> bool:
+    """Whether to colour what is written to `stream`: as NO_COLOR or FORCE_COLOR say, otherwise on a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def bold(text: str) -> str:
+    """A heading."""
+    return f"\x1b[1m{text}\x1b[0m" if colours(sys.stdout) else text
 
 
 def show(text: str) -> None:
@@ -68,7 +82,7 @@ def matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
         print(f"{name[:16]:<{width}}" + "".join(f"  {count:>8,}" for count in line))
 
 
-def judged(result: Classification, metrics: Row, as_json: bool) -> None:
+def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
     """What a classifier reached."""
     if as_json:
         return lines([metrics])

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from factorcell.config import DataConfig, UserError
 from factorcell.data.columns import Ragged, Reader, column_readers, new_schema
@@ -24,6 +23,7 @@ from factorcell.data.schema import ContextSchema
 from factorcell.data.tables import Table, line_count, open_table
 from factorcell.data.tokens import Ids, count, map_ids, tokenise
 from factorcell.data.vocabulary import Vocabulary
+from factorcell.progress import progress_bar
 
 CACHE_VERSION = 3  # of the arrays below; part of the key, so that older ones are not read
 
@@ -202,8 +202,8 @@ def _texts(table: Table, config: DataConfig, readers: list[Reader], progress: bo
     """The texts of every chunk, once the readers have taken their columns of it."""
     columns = [config.text, *(reader.column for reader in readers if reader.column in table.columns)]
     done = 0
-    with tqdm(
-        total=table.rows or line_count(table), desc="reading", unit=" rows", unit_scale=True, disable=not progress
+    with progress_bar(
+        total=table.rows or line_count(table), desc="reading", unit="rows", unit_scale=True, show=progress
     ) as bar:
         for chunk in table.chunks(columns):
             texts = chunk[config.text]

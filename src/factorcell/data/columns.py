@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
 from factorcell.data.tables import Table
 from factorcell.data.tokenizer import splitter
 from factorcell.data.values import LARGEST, CategoryColumn, NumberColumn, deviations, is_missing, quoted, to_number
 
-UNKNOWN_POLICIES = ("error", "group", "expected")
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
 FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
 

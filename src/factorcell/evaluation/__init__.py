@@ -1,1 +1,35 @@
 """How good a model is, and what it has learned."""
+
+from typing import TYPE_CHECKING
+
+from factorcell.lazy import lazy
+
+if TYPE_CHECKING:
+    from factorcell.evaluation.classification import Classification, classify, classify_points, log_likelihoods
+    from factorcell.evaluation.embeddings import Embeddings
+    from factorcell.evaluation.judge import Judge
+    from factorcell.evaluation.ngram import NGram
+    from factorcell.evaluation.perplexity import evaluate, evaluate_by
+
+__all__ = [
+    "Classification",
+    "Embeddings",
+    "Judge",
+    "NGram",
+    "classify",
+    "classify_points",
+    "evaluate",
+    "evaluate_by",
+    "log_likelihoods",
+]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "classification": ("Classification", "classify", "classify_points", "log_likelihoods"),
+        "embeddings": ("Embeddings",),
+        "judge": ("Judge",),
+        "ngram": ("NGram",),
+        "perplexity": ("evaluate", "evaluate_by"),
+    },
+)

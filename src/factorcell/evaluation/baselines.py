@@ -18,14 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
+from factorcell.choices import PRIORS
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_offsets, targets
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.classification import Classification, judge
 from factorcell.model.scoring import Tally
+from factorcell.progress import progress_bar
 
 SMOOTHING = 0.5  # added to every count of naive Bayes
 EPOCHS, BATCH, RATE = 3, 64, 0.5  # of the linear model: passes, texts a step, Adagrad's rate, which falls to zero
@@ -58,7 +59,7 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
 
     `priors`: uniform, or "training" (the frequencies there). The tally is of the texts given their own values.
     """
-    choose("priors", priors, ("uniform", "training"))
+    choose("priors", priors, PRIORS)
     names, labels, size = _names(train), _labels(train), len(train.vocabulary)
     values = np.repeat(labels, train.lengths)
     flat = (values * size + targets(train))[values >= 0]
@@ -96,7 +97,7 @@ class Linear:
         bags, random = _Bags(train, order, self.buckets), np.random.default_rng(seed)
         rows = np.flatnonzero(labels.numpy() >= 0)
         steps = [batch for _ in range(EPOCHS) for batch in _batches(random.permutation(rows))]
-        for step, batch in enumerate(tqdm(steps, desc="linear", unit="step", disable=not progress)):
+        for step, batch in enumerate(progress_bar(steps, desc="linear", unit="steps", show=progress)):
             used, places, starts = bags.take(batch)
             own = F.embedding(used, self.weights).requires_grad_()
             (gradient,) = torch.autograd.grad(F.cross_entropy(_logits(own, places, starts), labels[batch]), own)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from factorcell.choices import PRIORS
 from factorcell.config import UserError, choose
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
@@ -271,7 +272,7 @@ def classify(
     if priors == "training":
         weights = dict(zip(variable.values, map(float, variable.counts), strict=True))
     elif weights is None:
-        choose("priors", str(priors), ("uniform", "training"))
+        choose("priors", str(priors), PRIORS)
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], samples=samples, seed=seed)
     return judge(names, likelihoods, corpus.lengths, truth, weights, distractors)
 

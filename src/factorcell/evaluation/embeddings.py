@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from factorcell.choices import MEASURES
 from factorcell.config import INSIDE, UserError, choose
 from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 
-MEASURES = ("cosine", "distance")
 SIGMA = 1.5  # deviations from the centre to the edge of an ellipse (TACL 2018, figure 6)
 LEAST = 3  # values of a group with an ellipse
 FOLDS = 5
@@ -338,7 +338,7 @@ def predict(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progr
         raise UserError(f"{column.name} has {len(known)} values{least}; to predict it takes {2 * FOLDS} that differ")
     vectors, guessed, shares = embeddings.vectors[known], told.copy(), []
     parts = list(folds.split(vectors, told))
-    for train, test in tqdm(parts, desc=f"predicting {column.name}", unit="fold", disable=not progress):
+    for train, test in progress_bar(parts, desc=f"predicting {column.name}", unit="folds", show=progress):
         guessed[test] = model.fit(vectors[train], told[train]).predict(vectors[test])
         shares.append(float((guessed[test] == told[test]).mean()))
     row = {"column": column.name, "variable": embeddings.variable, "values": len(known), "folds": FOLDS}

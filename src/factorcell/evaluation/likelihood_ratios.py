@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import open_table
 from factorcell.model.language_model import RANKED
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 
 STRENGTHS = (0.5, 1.0, 2.0)  # nats from which a ratio is weak, clear or strong
 READS = ("unit", "lowercase", "strip_punctuation", "max_tokens")  # options that decide what the tokens of a text are
@@ -152,7 +152,7 @@ def raised(
     for run in runs:
         corpora = [_read(run, texts, context, unknown) for context in (first, second)]
         with run.scoring():
-            for rows in tqdm(corpora[0].batches(RANKED // size), desc="words", unit="batch", disable=not progress):
+            for rows in progress_bar(corpora[0].batches(RANKED // size), desc="words", unit="batches", show=progress):
                 both = (_log_probabilities(run, corpus, rows) for corpus in corpora)
                 for ours, theirs in zip(*both, strict=True):
                     weight = (ours.exp() + theirs.exp()) / 2

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from factorcell import files
 from factorcell.config import Config, DataConfig, UserError
@@ -29,6 +28,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, targets
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Vocabulary
+from factorcell.progress import progress_bar
 
 ORDERS = range(1, 8)
 TOKENS = 1 << 20  # of a corpus that are looked up at once
@@ -96,7 +96,7 @@ def count(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCount
     keys = [np.arange(size)]
     counts = [np.bincount(targets(corpus), minlength=size)]
     ids = tokens  # of the n-gram that ends here; -1 where it would reach into the text before
-    for _ in tqdm(range(1, order), desc="counting", unit=" orders", disable=not progress):
+    for _ in progress_bar(range(1, order), desc="counting", unit="orders", show=progress):
         history = _before(ids, begins)
         inside = history >= 0
         if not inside.any():

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from factorcell.config import UserError
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 
 STATES = 1 << 18  # states of all tokens that are compared at most
 
@@ -69,7 +69,7 @@ def _read(run: Run, texts: Sequence[str]) -> Corpus:
 
 def _hidden(run: Run, corpus: Corpus, progress: bool) -> Iterator[tuple[Batch, Tensor]]:
     """Every batch of the corpus and its hidden states (B, T, H)."""
-    with run.scoring(), tqdm(total=len(corpus), desc="reading", unit="text", disable=not progress) as bar:
+    with run.scoring(), progress_bar(total=len(corpus), desc="reading", unit="texts", show=progress) as bar:
         for batch in run.batches(corpus):
             yield batch, run.model.representations(batch, run.model.condition(batch.context))
             bar.update(len(batch.rows))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from factorcell import files
 from factorcell.config import UserError
@@ -20,6 +19,7 @@ from factorcell.evaluation.classification import classify
 from factorcell.evaluation.judge import Judge
 from factorcell.generation.generate import DEFAULT, GenerationOptions, every, generate, origin, resumed
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 
@@ -62,8 +62,8 @@ def write(
     """A text for each context `wanted`, kept in `file` as they are done; what is there already is not written again."""
     done = resumed(file, origin(run, options), wanted, 1) if file.exists() else 0
     rows = generate(run, wanted, options=options, unknown="group", first=done)
-    with tqdm(
-        total=len(wanted), initial=done, desc=f"{run.folder.name} writes", unit="text", disable=not progress
+    with progress_bar(
+        total=len(wanted), initial=done, desc=f"{run.folder.name} writes", unit="texts", show=progress
     ) as bar:
         for row in rows:
             files.append_row(file, row)

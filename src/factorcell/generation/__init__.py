@@ -1,1 +1,20 @@
-"""Texts from a model: drawn, searched for, or to fill a gap."""
+"""Texts from a model: drawn, searched for, or to fill a gap.
+
+`factorcell.generate` is the function; `factorcell.generation.generate` is the module that it lives in.
+"""
+
+from typing import TYPE_CHECKING
+
+from factorcell.lazy import lazy
+
+if TYPE_CHECKING:
+    from factorcell.generation.generate import GenerationOptions, fill, stream
+
+__all__ = ["GenerationOptions", "fill", "stream"]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "generate": ("GenerationOptions", "fill", "stream"),
+    },
+)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from factorcell import files
+from factorcell.choices import METHODS
 from factorcell.config import UserError, choose
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
@@ -42,7 +43,6 @@ from factorcell.generation.sampling import (
 from factorcell.model.language_model import Conditioned
 from factorcell.model.run import Run
 
-METHODS = ("sample", "greedy", "beam", "stochastic", "distinct")
 DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
 SEVERAL = ("beam", "distinct")  # those that find several texts of a context at once
 TOGETHER = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8, "distinct": 8}  # contexts written at once

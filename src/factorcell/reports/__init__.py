@@ -1,1 +1,19 @@
 """Results as charts and self-contained HTML pages."""
+
+from typing import TYPE_CHECKING
+
+from factorcell.lazy import lazy
+
+if TYPE_CHECKING:
+    from factorcell.reports.demo import demo_page
+    from factorcell.reports.runs import report_page
+
+__all__ = ["demo_page", "report_page"]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "demo": ("demo_page",),
+        "runs": ("report_page",),
+    },
+)

@@ -7,20 +7,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from factorcell.evaluation.statistics import rank_correlation
 from factorcell.reports import elements
 from factorcell.reports.charts import ACCENT, INK, LOSS, MUTED, RULE, WIDTH
 from factorcell.reports.elements import escaped
+from factorcell.reports.wording import CANNOT, advice_agreement, advice_beside, advice_lead, advice_table
 
 Row = Mapping[str, Any]
 
 SHORT = 20  # letters of a name that fit beside a chart
 AFTER = ("5", "10", "20", "all")  # tokens that the value is guessed from
-CANNOT = (
-    "What these estimates cannot see: values that are alike and lend each other texts; how much a small or briefly "
-    "trained model forgets (it gains more) or fails to learn of many values (it gains less); what the column does for "
-    "writing or classifying texts; what more rows would teach of rare values."
-)
 HOW = (
     "Nothing is trained. Held-out texts are read by an n-gram model that knows the words before, by one that is also "
     "told the value, and by one that has to guess the value from the text so far. At least: what a perfect reader "
@@ -30,54 +25,6 @@ HOW = (
     "softmax bias can learn. Added: the part that stronger columns do not bring already. Guessed: how often the value "
     "is found from ten tokens, and from all. A gain is by what share perplexity falls."
 )
-
-
-def lead(found: Row) -> list[str]:
-    """What was read, in a line, and what all columns together should bring."""
-    of = "" if found["rows"] == found["of"] else f" of {found['of']:,}, drawn at random"
-    first = f"{found['rows']:,} texts{of}, {found['tokens_per_text']:.1f} targets each"
-    every = found["all"]
-    together = f"{', '.join(every['columns'])}: perplexity about {every['expected']:.1%} lower"
-    return [first, f"{together} ({every['least']:.1%} to {every['most']:.1%})"]
-
-
-def table(found: Row) -> tuple[list[dict[str, str]], list[str]]:
-    """A row of text for every column, and the names of the table's columns."""
-    rows = []
-    for row in found["columns"]:
-        cells = {
-            "column": row["column"],
-            "values": f"{row['values']:,}",
-            "texts each": f"{row['texts_per_value']:,.0f}",
-        }
-        cells |= {name: f"{row[name]:.1%}" for name in ("rare", "missing") if row[name]}
-        cells |= {name: f"{row[name]:.1%}" for name in ("least", "expected", "most", "added")}
-        cells["guessed"] = f"{row['accuracy_10']:.0%}, {row['accuracy_all']:.0%}"
-        cells["majority"] = f"{row['majority']:.0%}"
-        rows.append(cells)
-    names = ("column", "values", "texts each", "rare", "missing", "least", "expected", "most", "added", "guessed")
-    return rows, [*names, "majority"]
-
-
-def beside(runs: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
-    """What runs gained beside what was expected."""
-    rows = []
-    for row in runs:
-        cells = {"run": row["run"], "columns": ", ".join(row["columns"]), "perplexity": f"{row['perplexity']:.2f}"}
-        cells["unadapted"] = f"{row['perplexity_unadapted']:.2f}"
-        for name in ("measured", "expected", "least", "most"):
-            cells[name] = "-" if row[name] is None else f"{row[name]:.1%}"
-        rows.append(cells)
-    return rows, list(rows[0])
-
-
-def agreement(runs: Sequence[Row]) -> str:
-    """How expected and measured gains go together, in a line; empty of fewer than three runs."""
-    there = [row for row in runs if row["expected"] is not None]
-    found = rank_correlation([row["expected"] for row in there], [row["measured"] for row in there])
-    return (
-        "" if found["r"] is None else f"rank correlation of expected and measured: {found['r']:.2f} ({found['n']} runs)"
-    )
 
 
 def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
@@ -98,11 +45,13 @@ def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
         ("What they could save", f'<div class="grid">{gains}{guesses}</div>'),
     ]
     if runs:
-        sections.append(("Measured", _html(*beside(runs)) + (f"<p>{line}</p>" if (line := agreement(runs)) else "")))
-    sections.append(("All figures", _html(*table(found)) + _details(found["columns"])))
+        sections.append(
+            ("Measured", _html(*advice_beside(runs)) + (f"<p>{line}</p>" if (line := advice_agreement(runs)) else ""))
+        )
+    sections.append(("All figures", _html(*advice_table(found)) + _details(found["columns"])))
     sections.append(("How it was estimated", f"<p>{escaped(HOW)}</p><p>{escaped(CANNOT)}</p>"))
     return elements.document(
-        f"Which context helps {name}?", sections, kicker="factorcell advise", lead=". ".join(lead(found)) + "."
+        f"Which context helps {name}?", sections, kicker="factorcell advise", lead=". ".join(advice_lead(found)) + "."
     )
 
 

@@ -2,7 +2,6 @@
 
 import html
 import math
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from matplotlib.text import Text
 
 from factorcell.reports import elements
 from factorcell.reports.charts import ACCENT, INK, LOSS, MUTED, OTHERS, RULE, WIDTH, Row
+from factorcell.reports.wording import agreed, sign
 
 WORDS = (
     "By how many nats the adapted softmax bias raises or lowers a token, where the hidden state says nothing. What the "
@@ -100,15 +100,6 @@ def _groups(entry: Row) -> str:
     ]
     table = elements.table((entry["column"], "values", "centre, across", "centre, up"), rows)
     return f"<details><summary>The largest groups</summary>{table}</details>"
-
-
-def agreed(row: Row) -> str:
-    """The row of `embeddings.agreement` as a sentence."""
-    of = f"({row['values']:,} values, by {row['measure']})"
-    if "same" in row:
-        share = f"{row['same']:.1%} of nearest neighbours have the same {row['column']}"
-        return f"{share}; of any two values {row['chance']:.1%} {of}."
-    return f"The {row['column']} of a value and of its nearest neighbour correlate with {row['correlation']:.2f} {of}."
 
 
 def _predictions(rows: Sequence[Row]) -> str:
@@ -228,13 +219,6 @@ def boosted_words(rows: Sequence[Row], title: str) -> Figure:
     axes.set_xticks([])
     figure.text(0.035, 1 - 0.16 / height, title, fontsize=9, color=MUTED, va="center")
     return figure
-
-
-def sign(token: str) -> str:
-    """A token that can be seen: a sign for white space, a ring under a mark that has no letter."""
-    if token.isspace():
-        return "␣"
-    return f"◌{token}" if unicodedata.combining(token[:1] or " ") else token
 
 
 def _label(token: str, most: int = 14) -> str:

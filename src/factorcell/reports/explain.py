@@ -11,7 +11,8 @@ from typing import Any
 from factorcell.evaluation.likelihood_ratios import STRENGTHS, strength
 from factorcell.reports import elements, tokens
 from factorcell.reports.charts import titled
-from factorcell.reports.tokens import FULL, SHADE, readable
+from factorcell.reports.tokens import FULL, SHADE
+from factorcell.reports.wording import drawn_unit, readable
 
 Row = Mapping[str, Any]
 
@@ -179,11 +180,6 @@ def _all(rows: Sequence[Row], between: Sequence[str]) -> str:
         ]
         parts.append(f"<details><summary>{_text(title)}</summary>{elements.table(header, cells)}</details>")
     return "".join(parts)
-
-
-def drawn_unit(row: Row) -> str:
-    """Which unit is drawn, and what of."""
-    return f"hidden unit {row['hidden_unit']}, {'high' if row['sign'] > 0 else 'low'} in {row['value']}"
 
 
 def units_page(

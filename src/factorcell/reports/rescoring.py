@@ -10,12 +10,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from factorcell.evaluation.rescoring.nbest import align
 from factorcell.reports import charts, elements
+from factorcell.reports.wording import RESCORING, gain
 
 Row = Mapping[str, Any]
 
 CHANGED = 20  # utterances that are shown word by word
 MOST = 12  # values of a column that are shown at once
-COLUMNS = ("value", "utterances", "words", "first", "rescored", "oracle", "gain")
 HOW = (
     "A hypothesis is chosen by the weighted sum of its scores, of log p by the model, in nats, and of its words; of "
     "equal ones the first in the list. The word error rate is the number of words to substitute, delete and insert "
@@ -27,16 +27,6 @@ STYLE = (
     "<style>.said del { color: var(--muted); } .said ins { color: var(--accent); text-decoration: none; "
     "font-weight: 600; } .said p { margin: 2px 0; } .said div { margin: 14px 0; }</style>"
 )
-
-
-def table(summary: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
-    """A row of text for every row of `rescore.summarise`, and the names of its columns."""
-    rows = []
-    for row in summary:
-        rates = {name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")}
-        counts = {name: f"{row[name]:,}" for name in ("utterances", "words")}
-        rows.append({"value": _value(row), **counts, **rates, "gain": _gain(row)})
-    return rows, list(COLUMNS)
 
 
 def page(
@@ -94,18 +84,6 @@ def wer_by_depth(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _value(row: Row) -> str:
-    return "all" if row["by"] == "all" else f"{row['by']} {row['value']}"
-
-
-def _gain(row: Row) -> str:
-    """Points with their interval, if they have one: +2.1 [+1.0, +3.2]."""
-    if row["gain_low"] is None:
-        return f"{100 * row['gain']:+.2f}"
-    point, low, high = (f"{100 * row[f'gain{end}']:+.2f}" for end in ("", "_low", "_high"))
-    return f"{point} [{low}, {high}]"
-
-
 def _errors(summary: Sequence[Row], depths: Sequence[Row], weights: Mapping[str, float]) -> str:
     """The rates, overall and by the values of columns, the chart of the length of lists, the weights beside it."""
     figure = wer_by_depth(depths)
@@ -127,11 +105,11 @@ def _rates(rows: Sequence[Row]) -> str:
             row["value"],
             *(elements.formatted(row[name], ",.0f") for name in ("utterances", "words")),
             *(elements.formatted(row[name], ".2%") for name in ("first", "rescored", "oracle")),
-            (row["gain"], _gain(row)),
+            (row["gain"], gain(row)),
         )
         for row in rows
     ]
-    return elements.table(("", *COLUMNS[1:]), lines)
+    return elements.table(("", *RESCORING[1:]), lines)
 
 
 def _kinds(row: Row) -> str:

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from factorcell.data.vocabulary import SPECIALS, Specials
 from factorcell.evaluation.likelihood_ratios import strength
 from factorcell.reports.charts import ACCENT, INK, LOSS, MUTED, OTHERS, RULE, WIDTH, Row, legend, titled
+from factorcell.reports.wording import readable
 
 FIRST, SECOND = LOSS, ACCENT  # colours of the two contexts; the paper's figure has blue and red
 FULL = 3.0  # nats at which a token has the full shade
@@ -240,13 +240,6 @@ def _carried(line: Line, words: bool) -> Line:
     carried = line[spaces[-1] + 1 :]
     del line[spaces[-1] + 1 :]
     return [(place, begin - carried[0][1], width, shown) for place, begin, width, shown in carried]
-
-
-def readable(token: str) -> str:
-    """A token as it is shown: the end of a text as a pilcrow, control characters as a space."""
-    if token == SPECIALS[Specials().end]:
-        return "¶"
-    return "".join(" " if unicodedata.category(mark) in ("Cc", "Zl", "Zp") else mark for mark in token)
 
 
 def _columns(text: str) -> int:

@@ -7,22 +7,12 @@ from typing import Any
 
 import torch
 
+from factorcell.choices import GENTLE
 from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn
 from factorcell.training.proximal import ALL, StartingPoint, parts_named
-
-# What few texts want other than many, unless it is said otherwise: an exact loss, small steps, a stop in time.
-GENTLE: dict[str, Any] = {
-    "epochs": 10.0,
-    "learning_rate": 1e-3,
-    "token_rate": 1.0,
-    "weight_decay": 0.0,
-    "loss": "full",
-    "evaluations": 20,
-    "patience": 3,
-}
 
 
 def gentle(training: TrainingConfig) -> TrainingConfig:

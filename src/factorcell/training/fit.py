@@ -4,8 +4,6 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
@@ -14,6 +12,7 @@ from factorcell.data.counts import POPULARITY, UNITS, TextCounts
 from factorcell.data.tables import name_of
 from factorcell.model import model_card
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 from factorcell.training import distributed
 from factorcell.training.distributed import World
 from factorcell.training.trainer import train
@@ -132,7 +131,7 @@ def watched(
 ) -> Generator[Row]:
     """The rows of `train` under a progress bar: tokens a second, time left, present and best perplexity."""
     name = run.folder.name
-    with tqdm(desc=name, unit="step", disable=not progress, dynamic_ncols=True, leave=None) as bar:
+    with progress_bar(desc=name, unit="steps", show=progress, leave=None) as bar:
         for row in train(run, corpus, dev, resume=resume, world=world):
             bar.total = row["steps"]
             bar.update(row["step"] - bar.n)

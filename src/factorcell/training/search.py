@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from factorcell import files
+from factorcell.choices import PRUNERS, SAMPLERS
 from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
 from factorcell.data.cache import prepare
@@ -27,6 +27,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.evaluation import results
 from factorcell.evaluation.results import Row
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 from factorcell.training import search_space
 from factorcell.training.fit import HELD_OUT, Say, finish, watched
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 # The content of study.html from the name of the study, rows of trials, the target, and the options drawn by ratio.
 Page = Callable[[str, Sequence[Row], str | None, Collection[str]], str]
 
-SAMPLERS = ("random", "tpe")
-PRUNERS = ("median", "halving", "none")
 BEGUN = "factorcell"  # the attribute of a study that says what it searches
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 
@@ -203,7 +202,7 @@ class Search:
     def go(self, say: Say | None) -> list[Row]:
         """Train until the study has all trials; then, or when stopped, write the page. Rows, the best first."""
         count = self.options.trials
-        with tqdm(desc="trials", total=count, unit="trial", disable=say is None, dynamic_ncols=True) as bar:
+        with progress_bar(desc="trials", total=count, unit="trials", show=say is not None) as bar:
             try:
                 while (claimed := self.claim(count)) is not None:
                     trial, lock = claimed

@@ -18,6 +18,7 @@ from factorcell.evaluation.advice.advise import advise, expected, measured, reco
 from factorcell.evaluation.advice.sample import beginnings, columns_of, sample
 from factorcell.evaluation.statistics import rank_correlation
 from factorcell.reports import advice
+from factorcell.reports.wording import advice_agreement
 from tests import synthetic
 from tests.small import make_run
 
@@ -312,5 +313,5 @@ def test_charts_hold_every_figure(found: dict[str, Any]) -> None:
 def test_agreement_of_runs() -> None:
     """Spearman's, of the runs that something was expected of."""
     runs = [{"expected": gain, "measured": gain**2} for gain in (0.1, 0.2, 0.3)] + [{"expected": None, "measured": 1.0}]
-    assert advice.agreement(runs) == "rank correlation of expected and measured: 1.00 (3 runs)"
-    assert advice.agreement(runs[2:]) == ""
+    assert advice_agreement(runs) == "rank correlation of expected and measured: 1.00 (3 runs)"
+    assert advice_agreement(runs[2:]) == ""

@@ -15,14 +15,13 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 from factorcell import files
 from factorcell.completion.search import Suggestion
 from factorcell.config import DataConfig, UserError
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import GRAPHEME, splitter
 from factorcell.data.values import is_missing, quoted, to_number, to_time
+from factorcell.progress import progress_bar
 
 TYPED, LEFT = 2, 1  # characters that a prefix has at least, and that are left to complete
 COUNT = 10  # suggestions that are asked for
@@ -153,7 +152,7 @@ def replay(
         (stream, name) for stream in streams if stream.judged for name in systems if (name, stream.user) not in done
     ]
     total = sum(len(stream.rows) for stream, _ in todo)
-    with tqdm(total=total, desc="replay", unit=" texts", disable=not progress, dynamic_ncols=True, leave=None) as bar:
+    with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
         for stream, name in todo:
             bar.set_postfix_str(f"{name}, user {stream.user[:20]}", refresh=False)
             rows = []

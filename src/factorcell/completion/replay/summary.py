@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.choices import REPLAY_WINDOW
 from factorcell.config import UserError, choose
 
 DRAWS = 1000
 LEAST = 10  # users behind a point of the curve
-WINDOW = 9  # places that a point of the curve takes together, as in the thesis (figure 5.2)
 FIGURES = ("mrr", "success_1", "success_10", "partial_mrr", "saved", "perplexity")
 # Where the ranges of a number begin; the last has no end.
 PREFIXES = (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51)
@@ -87,7 +87,7 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> Judged:
 
 
 def summarise(
-    rows: Sequence[Mapping[str, Any]], base: str, *, window: int = WINDOW, draws: int = DRAWS, seed: int = 0
+    rows: Sequence[Mapping[str, Any]], base: str, *, window: int = REPLAY_WINDOW, draws: int = DRAWS, seed: int = 0
 ) -> Row:
     """All figures of the rows of a replay, intervals and differences to the system `base` included.
 

@@ -8,8 +8,6 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from factorcell.completion.blend import Blend, Candidate
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import AT_ONCE, Learner, LearningRule
@@ -18,6 +16,7 @@ from factorcell.completion.replay.streams import COUNT, Stream, rank_of
 from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
+from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 
@@ -31,7 +30,7 @@ def perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = Fal
     users, total = {stream.user: learner.new() for stream in streams}, Tally()
     longest = max((len(stream.rows) for stream in streams), default=0)
     name = f"{learner.rule.optimiser} {learner.rule.rate:g}"
-    for place in tqdm(range(longest), desc=name, unit=" texts each", disable=not progress, leave=False):
+    for place in progress_bar(range(longest), desc=name, unit="texts each", show=progress, leave=False):
         here = [stream for stream in streams if len(stream.rows) > place]
         for at in range(0, len(here), AT_ONCE):
             part = here[at : at + AT_ONCE]
@@ -79,7 +78,7 @@ def proposals(
     """For every judged text of the streams what the sources propose, and the text."""
     blend = Blend(completer, popularity)
     text, others = learner.run.config.data.text, learner.columns
-    with tqdm(total=sum(len(s.rows) for s in streams), desc="blend", unit=" texts", disable=not progress) as bar:
+    with progress_bar(total=sum(len(s.rows) for s in streams), desc="blend", unit="texts", show=progress) as bar:
         for stream in streams:
             user = learner.new()
             for row, prefix in zip(stream.rows, stream.prefixes, strict=True):

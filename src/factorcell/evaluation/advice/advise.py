@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from factorcell.choices import ADVICE_ROWS
 from factorcell.config import DataConfig, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import parse_column
@@ -38,8 +38,9 @@ from factorcell.evaluation.advice.conditional_ngram import (
     posterior,
     tilted,
 )
-from factorcell.evaluation.advice.sample import ROWS, Ids, LabelColumn, Split, beginnings, columns_of, sample
+from factorcell.evaluation.advice.sample import Ids, LabelColumn, Split, beginnings, columns_of, sample
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 
 LEAST = 20  # rows that say anything at all
 VOCABULARY = 20_000  # at most so many tokens
@@ -54,7 +55,7 @@ Row = dict[str, Any]
 Floats = NDArray[np.float64]
 
 
-def advise(source: Any, data: DataConfig, *, rows: int = ROWS, seed: int = 0, progress: bool = False) -> Row:
+def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int = 0, progress: bool = False) -> Row:
     """Advice on the context columns that `data` names, from at most `rows` of the table `source`.
 
     In `columns` a row of figures each, the best first; all together in `all`. `UserError` where there is no column.
@@ -69,7 +70,7 @@ def advise(source: Any, data: DataConfig, *, rows: int = ROWS, seed: int = 0, pr
         raise UserError(f"{len(corpus)} rows are too few to judge a column; {LEAST} are the least")
     columns = columns_of(corpus)
     split = Split.of(corpus, data, max(len(column.values) for column in columns), seed)
-    bar = tqdm(columns, desc="judging", unit=" columns", disable=not progress)
+    bar = progress_bar(columns, desc="judging", unit="columns", show=progress)
     judged = [(column, *_judge(split, column, seed)) for column in bar]
     judged.sort(key=lambda item: -item[1]["most"])
     together = _together(split, [(column, model) for column, _, model in judged], [row for _, row, _ in judged])

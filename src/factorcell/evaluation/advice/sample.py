@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.choices import ADVICE_ROWS
 from factorcell.config import DataConfig, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import Variable
@@ -19,7 +20,6 @@ from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import IndexedTexts, ValueNGram
 from factorcell.evaluation.ngram import NGram
 
-ROWS = 100_000  # read of a table, unless more are wanted
 HELD_OUT, MOST_HELD = 0.1, 6000  # share and number of texts that are not counted; half are tune, half test texts
 VALUES = 2000  # at most so many values of a column; rarer ones are one
 TUNED, JUDGED, PRODUCTS = 4000, (10_000, 30_000), 3.0e11  # tune targets, test targets, multiplications for the latter
@@ -39,7 +39,9 @@ class LabelColumn:
     labels: Ids
 
 
-def sample(source: Any, columns: Sequence[str], rows: int = ROWS, seed: int = 0) -> tuple[dict[str, list[Any]], int]:
+def sample(
+    source: Any, columns: Sequence[str], rows: int = ADVICE_ROWS, seed: int = 0
+) -> tuple[dict[str, list[Any]], int]:
     """At most `rows` of a table, drawn alike in one pass and in its order, as columns; and how many it has."""
     random, bound, total = np.random.default_rng(seed), 1.0, 0
     kept: dict[str, list[Any]] = {name: [] for name in columns}

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
+
+from factorcell.progress import progress_bar
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -94,7 +95,7 @@ def fewest_errors(
     scaled, count = features / scale, features.shape[2]
     points = [start * scale for start in starts] + list(random.normal(size=(STARTS, count)))
     best, fewest = points[0], errors_at(scaled, errors, points[0])
-    for point in tqdm(points, desc="fitting", unit=" starts", disable=not progress):
+    for point in progress_bar(points, desc="fitting", unit="starts", show=progress):
         reached, found = _descend(scaled, errors, point, random)
         if found < fewest:
             best, fewest = reached, found

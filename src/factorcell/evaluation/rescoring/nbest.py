@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.choices import NBEST_FORMATS
 from factorcell.config import UserError, choose
 from factorcell.data.tables import open_table
 
@@ -34,7 +35,6 @@ Floats = NDArray[np.float64]
 Edit = tuple[str, str, str]  # equal, substituted, deleted or inserted; the word of the reference; that of the text
 
 LARGEST = 1e9  # nats; what is more is no score of an utterance, and its sums would have no digits left
-FORMATS = ("auto", "jsonl", "kaldi", "srilm")
 MODEL, WORDS, LM = "model", "words", "lm"  # what weights call the rescoring model, the length, the first pass's model
 KALDI_TEXTS = ("words_text", "words")
 KALDI_COSTS = {"ac_cost": "acoustic", "lm_cost": LM, "lmwt.nolm": "graph", "lmwt.lmonly": LM}
@@ -91,7 +91,7 @@ class NBest:
 
 def read_nbest(source: Any, form: str = "auto") -> NBest:
     """The lists in a file or folder of `form` (auto: by content), or of rows as the lines of JSON hold them."""
-    choose("format of n-best lists", form, FORMATS)
+    choose("format of n-best lists", form, NBEST_FORMATS)
     if not isinstance(source, (str, Path)):
         return _from_rows((f"utterance {number}", row) for number, row in enumerate(source, 1))
     path = Path(source)

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from factorcell import files
+from factorcell.choices import OBJECTIVES
 from factorcell.config import UserError, choose
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import category_name, is_missing
@@ -34,12 +34,12 @@ from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import mert
 from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance, align, distances
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 AT_ONCE = 4_000  # hypotheses that are read at once
-OBJECTIVES = ("errors", "likelihood")
 DRAWS, FEW = 1_000, 10  # of utterances, for intervals; fewer utterances than FEW have none
 ROW = "the rows given row 1: "  # how a table in memory names its first row
 KINDS = ("substituted", "deleted", "inserted")
@@ -170,7 +170,7 @@ def score(
     done = next((place for place, values in enumerate(found) if values is not None), None)
     if done is not None and not np.allclose(compute([done])[0], found[done], rtol=1e-3, atol=0.05):
         raise UserError(f"{kept}: has scores of another model than {model.folder}; choose another file")
-    with tqdm(total=len(missing), desc="scoring", unit=" utterances", disable=not progress) as bar:
+    with progress_bar(total=len(missing), desc="scoring", unit="utterances", show=progress) as bar:
         for places in parts(nbest, missing):
             for place, values in zip(places, compute(places), strict=True):
                 found[place] = values

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from factorcell.completion.online import Learner, LearningRule, User
 from factorcell.data.corpus import Corpus
@@ -32,6 +31,7 @@ from factorcell.evaluation.rescoring.rescore import (
     read,
 )
 from factorcell.model.run import TOKENS, Run
+from factorcell.progress import progress_bar
 
 Ids = NDArray[np.int64]
 
@@ -61,7 +61,7 @@ def learn(
     people = {name: begin(learner, int(one)) for name, one in zip(names, ids, strict=True)}
     wanted = weights.array((*nbest.names, MODEL, WORDS))
     found: dict[int, Floats] = {}
-    with tqdm(total=len(rows), desc="learning", unit=" utterances", disable=not progress) as bar:
+    with progress_bar(total=len(rows), desc="learning", unit="utterances", show=progress) as bar:
         for part in (part for turn in turns(names) for part in parts(nbest, turn)):
             utterances = [nbest.utterances[place] for place in part]
             corpus = read(run, utterances, [rows[place] for place in part], optional, unknown)

@@ -1,0 +1,33 @@
+"""What options choose among, beside those of the config, and what some are if not given; the library takes them here.
+
+The command line shows all of it in its help, before anything of the library is imported.
+"""
+
+from typing import Any
+
+UNKNOWN_POLICIES = ("error", "group", "expected")  # never seen: refused, a rare value, a missing one
+PRIORS = ("uniform", "training")
+SAMPLERS = ("random", "tpe")
+PRUNERS = ("median", "halving", "none")
+PARTS = ("embedding", "context", "recurrent", "output_bias", "projection")  # of a model, which a fine-tuning moves
+METHODS = ("sample", "greedy", "beam", "stochastic", "distinct")  # of generation
+JUDGES = ("linear", "fasttext")
+ONLINE_OPTIMISERS = ("adagrad", "adadelta", "sgd")
+NBEST_FORMATS = ("auto", "jsonl", "kaldi", "srilm")
+OBJECTIVES = ("errors", "likelihood")  # of the weights of n-best lists
+MEASURES = ("cosine", "distance")  # between embeddings
+
+ADVICE_ROWS = 100_000  # of a table that advice reads, drawn at random
+REPLAY_WINDOW = 9  # places that a point of the curve takes together, as in the thesis (figure 5.2)
+NEAR_VALUES = 10  # values, the most frequent, that stand for all where none is named
+
+# What few texts want other than many, unless it is said otherwise: an exact loss, small steps, a stop in time.
+GENTLE: dict[str, Any] = {
+    "epochs": 10.0,
+    "learning_rate": 1e-3,
+    "token_rate": 1.0,
+    "weight_decay": 0.0,
+    "loss": "full",
+    "evaluations": 20,
+    "patience": 3,
+}

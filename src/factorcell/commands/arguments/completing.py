@@ -1,0 +1,59 @@
+"""What the verbs take that complete what somebody types."""
+
+from pathlib import Path
+
+from factorcell.choices import ONLINE_OPTIMISERS, REPLAY_WINDOW
+from factorcell.commands import options
+from factorcell.commands.parser import Parser
+
+
+def complete(verb: Parser) -> None:
+    """`factorcell complete`."""
+    options.run(verb, "the run folder, of unit char or grapheme")
+    text = "what is typed so far (default: in the terminal)"
+    verb.add_argument("prefix", metavar="PREFIX", nargs="?", help=text)
+    options.add_context(verb)
+    verb.add_argument("--history", metavar="TEXT;TEXT", help="what the person wrote before, learned in order")
+    verb.add_argument("--explain", action="store_true", help="what each source adds, and what the history has changed")
+    verb.add_argument("--count", type=int, default=10, help="texts to suggest")
+    verb.add_argument("--seconds", type=float, help="time after which the best so far will do")
+    verb.add_argument("--slips", type=int, default=0, help="typing errors to forgive, 0 to 2")
+    options.computing(verb)
+
+
+def tune_online(verb: Parser) -> None:
+    """`factorcell tune-online`."""
+    options.run(verb, "the run folder, trained with --user")
+    verb.add_argument("dev", type=Path, metavar="DEV", help="table of texts of people who were not in training")
+    _streams(verb, "complete about one of N texts for the blend")
+    text = "what to try (repeatable; default: all)"
+    verb.add_argument("--optimiser", action="append", choices=ONLINE_OPTIMISERS, help=text)
+    options.computing(verb)
+
+
+def replay(verb: Parser) -> None:
+    """`factorcell replay`."""
+    options.run(verb, "a run folder, or a folder of runs as compare makes it")
+    verb.add_argument("heldout", type=Path, metavar="HELDOUT", help="table of texts with columns for user and time")
+    text = "mpc, history, plain, online, blend, or runs in RUN"
+    verb.add_argument("--compare", required=True, metavar="NAME[,NAME...]", help=text)
+    text = "folder of rows and page; one that exists is gone on with"
+    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
+    verb.add_argument("--base", metavar="NAME", help="the system that others are compared to (default: the first)")
+    text = "table of training texts, to tell seen prefixes from unseen ones"
+    verb.add_argument("--train", type=Path, metavar="TABLE", help=text)
+    verb.add_argument("--user", default="user", metavar="COLUMN", help="column that names the user")
+    _streams(verb, "judge about one of N texts; all are learned")
+    options.seed(verb, "the prefixes and the intervals")
+    text = "places that a point of the curve joins"
+    verb.rare.add_argument("--window", type=int, default=REPLAY_WINDOW, help=text)
+    options.computing(verb)
+    verb.set_defaults(again="; the same command goes on with the streams that are not done")
+
+
+def _streams(verb: Parser, every: str) -> None:
+    text = "column of times or numbers that orders texts"
+    verb.add_argument("--time", default="time", metavar="COLUMN", help=text)
+    verb.add_argument("--rows-per-user", type=int, help="the first N texts of each user (default: all)")
+    verb.add_argument("--every", type=int, default=1, help=every)
+    verb.add_argument("--seconds", type=float, help="time after which the best completions so far will do")

@@ -1,0 +1,66 @@
+"""What the verbs take that explain texts and models."""
+
+from pathlib import Path
+
+from factorcell.choices import MEASURES, NEAR_VALUES
+from factorcell.commands import options
+from factorcell.commands.parser import Parser
+
+
+def explain(verb: Parser) -> None:
+    """`factorcell explain`."""
+    options.run(verb)
+    verb.add_argument("file", metavar="FILE", nargs="?", help="texts, one a line; -: standard input")
+    verb.add_argument("--text", action="append", default=[], help="a text (repeatable), instead of FILE")
+    text = "two contexts, or more: rating=5 rating=1; several columns of one as 'rating=5; city=Oslo'"
+    verb.add_argument("--between", nargs="+", required=True, metavar="NAME=VALUE", help=text)
+    options.add_context(verb)
+    verb.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help="more runs, to be averaged")
+    verb.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN", help="other runs to show beside it")
+    verb.add_argument("--words", type=int, default=0, help="also the N words that each of two contexts raises most")
+    text = "the texts at whose places --words looks (default: those explained)"
+    verb.add_argument("--over", type=Path, metavar="TABLE", help=text)
+    verb.add_argument("--page", type=Path, metavar="HTML", help="write a page")
+    text = "auto: in a terminal without NO_COLOR, or with FORCE_COLOR"
+    verb.add_argument("--color", default="auto", choices=("auto", "always", "never"), help=text)
+    options.computing(verb)
+
+
+def contexts(verb: Parser) -> None:
+    """`factorcell contexts`."""
+    options.run(verb)
+    text = f"values (default: the {NEAR_VALUES} most frequent)"
+    verb.add_argument("--near", nargs="+", default=[], metavar="VALUE", help=text)
+    verb.add_argument("--variable", default="", metavar="NAME", help="whose values (default: what knows them, or most)")
+    verb.add_argument("--measure", default="cosine", choices=MEASURES, help="what is near")
+    verb.add_argument("--count", type=int, default=10, help="neighbours, and words to each side")
+    verb.add_argument("--words", action="store_true", help="words that the values raise and lower in the softmax bias")
+    options.add_context(verb)
+    text = "words that the first of two contexts raises over the second"
+    verb.add_argument("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=text)
+    verb.add_argument("--frequent", type=int, help="only words among the N most frequent")
+    verb.add_argument("--map", type=Path, metavar="TABLE", help="map of the embeddings, coloured by columns of TABLE")
+    verb.add_argument("--predict", type=Path, metavar="TABLE", help="how well the embeddings tell columns of TABLE")
+    text = "column to colour or predict by (repeatable)"
+    verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
+    verb.add_argument("--page", type=Path, metavar="HTML", help="write all that is shown as a page")
+    options.computing(verb)
+    verb.rare.add_argument("--groups", type=int, default=8, help="the largest groups of a map")
+    verb.rare.add_argument("--points", action="store_true", help="also the points of a map of groups")
+    options.seed(verb.rare, "the folds of a prediction")
+
+
+def units(verb: Parser) -> None:
+    """`factorcell units`."""
+    options.run(verb)
+    verb.add_argument("table", type=Path, metavar="TABLE", help="table of texts with the column")
+    verb.add_argument("--target", required=True, metavar="COLUMN", help="any column of TABLE, known to the run or not")
+    verb.add_argument("--text", action="append", default=[], help="draw the unit along this text (repeatable)")
+    verb.add_argument("--value", help="whose unit is drawn (default: the value with the best one)")
+    verb.add_argument("--every-token", action="store_true", help="choose by the states after every token, not the last")
+    verb.add_argument("--page", type=Path, metavar="HTML", help="write a page")
+    options.computing(verb)
+    text = "of each value, for logistic regression; 0: none"
+    verb.rare.add_argument("--examples", type=int, default=30, help=text)
+    verb.rare.add_argument("--repeats", type=int, default=10, help="draws of the examples")
+    options.seed(verb.rare, "halves and examples")

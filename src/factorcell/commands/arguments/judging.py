@@ -1,0 +1,133 @@
+"""What the verbs take that judge texts, models and columns."""
+
+import math
+from pathlib import Path
+
+from factorcell.choices import ADVICE_ROWS, NBEST_FORMATS, OBJECTIVES, PRIORS
+from factorcell.commands import options
+from factorcell.commands.parser import Parser
+
+
+def evaluate(verb: Parser) -> None:
+    """`factorcell evaluate`."""
+    _scoring(verb)
+    text = "also by the values of a column (repeatable)"
+    verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
+    verb.add_argument("--top", action="store_true", help="also how often the 1, 3, 5 most probable tokens are right")
+    text = "unadapted run or n-gram model that gains are measured from"
+    verb.add_argument("--baseline", type=Path, metavar="RUN", help=text)
+    options.computing(verb)
+
+
+def classify(verb: Parser) -> None:
+    """`factorcell classify`."""
+    _scoring(verb)
+    verb.add_argument("--target", metavar="COLUMN", help="categorical context column to find")
+    verb.add_argument("--values", nargs="+", default=[], metavar="VALUE", help="choose among these values only")
+    text = "other values whose texts count as negatives in the AUC"
+    verb.add_argument("--distractors", nargs="+", default=[], metavar="VALUE", help=text)
+    verb.add_argument("--priors", default="uniform", choices=PRIORS, help="prior of the values")
+    text = "table of named points (column `name`, then numeric context columns)"
+    verb.add_argument("--points", type=Path, metavar="TABLE", help=text)
+    text = "leave out texts farther than this from all points"
+    verb.add_argument("--within", type=float, default=math.inf, metavar="KM", help=text)
+    text = "compare values by a softmax over this many draws, say a tenth of the vocabulary; 0: over all tokens"
+    verb.rare.add_argument("--samples", type=int, default=0, help=text)
+    verb.add_argument("--out", type=Path, help="write the probabilities of each text (JSON lines)")
+    options.computing(verb)
+
+
+def score(verb: Parser) -> None:
+    """`factorcell score`."""
+    _scoring(verb)
+    verb.add_argument("--tokens", action="store_true", help="also of each token")
+    options.computing(verb)
+
+
+def _scoring(verb: Parser) -> None:
+    options.run(verb)
+    options.table(verb)
+
+
+def ngram(verb: Parser) -> None:
+    """`factorcell baseline ngram`."""
+    options.table(verb, "train")
+    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the model")
+    verb.add_argument("--order", type=int, default=4, help="tokens of the longest n-gram")
+    _like(verb)
+
+
+def bayes(verb: Parser) -> None:
+    """`factorcell baseline bayes`."""
+    _judging(verb)
+    verb.add_argument("--priors", default="uniform", choices=PRIORS, help="prior of the values")
+    _like(verb)
+    options.json(verb)
+
+
+def linear(verb: Parser) -> None:
+    """`factorcell baseline linear`."""
+    _judging(verb)
+    verb.add_argument("--order", type=int, default=2, help="tokens of the longest n-gram")
+    options.seed(verb, "the order of the texts")
+    _like(verb)
+    options.json(verb)
+
+
+fasttext = linear
+
+
+def _judging(verb: Parser) -> None:
+    options.table(verb, "train")
+    verb.add_argument("--test", required=True, type=Path, metavar="TABLE", help="table whose texts are judged")
+    verb.add_argument("--target", required=True, metavar="COLUMN", help="categorical column to find")
+
+
+def _like(verb: Parser) -> None:
+    how = verb.add_mutually_exclusive_group()
+    how.add_argument("--like", type=Path, metavar="RUN", help="read texts as this run does, with its vocabulary")
+    how.add_argument("--config", type=Path, help="TOML or JSON file that says in [data] how texts are read")
+
+
+def advise(verb: Parser) -> None:
+    """`factorcell advise`."""
+    options.table(verb)
+    verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
+    verb.add_argument("--rows", type=int, default=ADVICE_ROWS, help="rows that are read, drawn at random")
+    options.seed(verb, "what is drawn")
+    verb.add_argument(
+        "--measured", nargs="+", type=Path, default=[], metavar="RUN", help="trained runs to compare with"
+    )
+    verb.add_argument("--page", type=Path, metavar="HTML", help="an HTML page of it all")
+    options.json(verb)
+    options.threads_of(verb)
+    options.add(verb, "data")
+
+
+def rescore(verb: Parser) -> None:
+    """`factorcell rescore`."""
+    options.run(verb, "a run folder, or that of an n-gram model")
+    verb.add_argument("lists", type=Path, metavar="NBEST", help="lists: JSON lines, or what Kaldi or SRILM write")
+    verb.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists that the weights are fitted on")
+    text = "JSON file of weights: written with --tune, else read"
+    verb.add_argument("--weights", type=Path, help=text)
+    text = "without weights: the model's share of the weight of the first pass's language model"
+    verb.add_argument("--share", type=float, default=0.5, help=text)
+    verb.add_argument("--reference", type=Path, help="what was said: lines UTTERANCE WORD ...")
+    verb.add_argument("--tune-reference", type=Path, help="the same of --tune")
+    text = "table of context columns; its first column is the utterance"
+    verb.add_argument("--utt2context", type=Path, metavar="TABLE", help=text)
+    verb.add_argument("--tune-utt2context", type=Path, metavar="TABLE", help="the same of --tune")
+    options.add_context(verb)
+    text = "learn each speaker from what was chosen before (runs with --user)"
+    verb.add_argument("--learn", action="store_true", help=text)
+    verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help="also by a column (repeatable)")
+    verb.add_argument("--out", type=Path, help="write a row for each utterance (JSON lines)")
+    verb.add_argument("--page", type=Path, metavar="HTML", help="write an HTML page")
+    options.computing(verb)
+    text = "what weights are fitted by: the fewest word errors, or the best hypotheses most likely"
+    verb.rare.add_argument("--objective", default="errors", choices=OBJECTIVES, help=text)
+    options.seed(verb.rare, "the random starts of the fit")
+    verb.rare.add_argument("--format", default="auto", choices=NBEST_FORMATS, help="of the lists; auto: by content")
+    verb.rare.add_argument("--scores", type=Path, help="keep the model's scores here, and take those kept")
+    verb.set_defaults(again="; with --scores the same command goes on")

@@ -1,0 +1,94 @@
+"""What the verbs take that train and compare."""
+
+from pathlib import Path
+
+from factorcell.choices import GENTLE, PARTS, PRUNERS, SAMPLERS
+from factorcell.commands import options
+from factorcell.commands.parser import Parser
+from factorcell.config import MODELS, PAPER_MODELS
+
+
+def train(verb: Parser) -> None:
+    """`factorcell train`."""
+    options.training_files(verb)
+    verb.add_argument("--out", required=True, type=Path, metavar="RUN", help="the run folder")
+    verb.add_argument("--model", choices=list(MODELS), help="a model by its name, instead of --adapt and --output-bias")
+    verb.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    options.add(verb)
+
+
+def compare(verb: Parser) -> None:
+    """`factorcell compare`."""
+    options.training_files(verb)
+    verb.add_argument("--test", type=Path, help="table to report on (default: the development set)")
+    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the run folders")
+    verb.add_argument("--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="which of them")
+    verb.add_argument("--target", metavar="COLUMN", help="context column to classify by Bayes' rule")
+    verb.add_argument("--resume", action="store_true", help="go on where --out was left")
+    options.add(verb)
+
+
+def tune(verb: Parser) -> None:
+    """`factorcell tune`."""
+    options.training_files(verb)
+    text = "folder of the search; one that exists is gone on with"
+    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
+    verb.add_argument("--trials", type=int, default=50, help="trials in all, those of earlier commands counted")
+    text = "model classes to choose from"
+    verb.add_argument("--models", "--model", nargs="+", choices=list(MODELS), default=[], help=text)
+    verb.add_argument("--target", metavar="COLUMN", help="context column to classify the development texts by")
+    verb.add_argument("--space", type=Path, help="TOML file of ranges and choices; they replace or join the papers'")
+    verb.rare.add_argument("--sampler", choices=SAMPLERS, default="random", help="how options are drawn")
+    verb.rare.add_argument("--pruner", choices=PRUNERS, default="median", help="which trials are given up early")
+    text = "database of the study (default: study.journal in --out)"
+    verb.rare.add_argument("--storage", metavar="URL", help=text)
+    verb.rare.add_argument("--study", metavar="NAME", help="name of the study (default: that of the folder)")
+    options.add(verb)
+    verb.set_defaults(again="; the same command goes on")
+
+
+def finetune(verb: Parser) -> None:
+    """`factorcell finetune`."""
+    options.run(verb, "the run folder to begin from")
+    options.table(verb)
+    verb.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
+    verb.add_argument("--out", required=True, type=Path, metavar="RUN", help="the new run folder")
+    text = "part that moves (repeatable; default: all)"
+    verb.add_argument("--train", action="append", metavar=f"{{all,{','.join(PARTS)}}}", help=text)
+    verb.add_argument("--l1", type=float, default=0.0, help="penalty, in nats, on how far each value moves")
+    options.unknown(verb)
+    verb.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    options.add(verb, "training", otherwise=GENTLE)
+
+
+def separate(verb: Parser) -> None:
+    """`factorcell separate`."""
+    options.training_files(verb)
+    verb.add_argument("--by", required=True, metavar="COLUMN", help="the column")
+    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the run folders")
+    verb.add_argument("--resume", action="store_true", help="go on where --out was left")
+    options.add(verb)
+
+
+def mix(verb: Parser) -> None:
+    """`factorcell mix`."""
+    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, of `separate` or of `mix`")
+    verb.add_argument("--dev", required=True, type=Path, help="table of texts that the weights are fitted to")
+    verb.add_argument("--by", metavar="COLUMN", help="weights of their own for every value of a column")
+    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the mixture")
+    options.computing(verb)
+
+
+def report(verb: Parser) -> None:
+    """`factorcell report`."""
+    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
+    verb.add_argument("--out", required=True, type=Path, metavar="HTML", help="the HTML file")
+
+
+def demo(verb: Parser) -> None:
+    """`factorcell demo`."""
+    folder, page = Path("runs/demo"), Path("demo.html")
+    verb.add_argument("--out", type=Path, default=folder, metavar="FOLDER", help="folder of the run folders")
+    verb.add_argument("--page", type=Path, default=page, metavar="HTML", help="the HTML file")
+    verb.add_argument("--epochs", type=float, help="passes over the names, each model (default: within minutes)")
+    options.threads_of(verb)

@@ -1,0 +1,73 @@
+"""What the verbs take that write texts, and judge what is written."""
+
+from pathlib import Path
+
+from factorcell.choices import JUDGES, METHODS
+from factorcell.commands import options
+from factorcell.commands.parser import Parser
+
+
+def generate(verb: Parser) -> None:
+    """`factorcell generate`."""
+    options.run(verb, "the run folder")
+    options.add_context(verb)
+    text = "every value of a context column (repeatable)"
+    verb.add_argument("--each", action="append", default=[], metavar="NAME", help=text)
+    verb.add_argument("--number", type=int, default=1, help="texts of each context")
+    verb.add_argument("--prompt", default="", metavar="TEXT", help="what every text begins with")
+    verb.add_argument("--fill", metavar="TEMPLATE", help="a text with a gap, ____ : find the best fillers instead")
+    verb.add_argument("--whole", action="store_true", help="with --fill: the text ends with the template")
+    verb.add_argument("--case", action="store_true", help="sentences begin with capitals (for lower-case English)")
+    verb.add_argument("--stream", action="store_true", help="show one text token by token, as it is drawn")
+    verb.add_argument("--out", type=Path, help="write the rows there (JSON lines) as they are done")
+    verb.add_argument("--resume", action="store_true", help="go on with a file that was begun with the same options")
+    _writing(verb)
+    options.computing(verb)
+    verb.set_defaults(again="; with --out, the same command with --resume goes on")
+
+
+def specificity(verb: Parser) -> None:
+    """`factorcell specificity`."""
+    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of run folders")
+    text = "categorical context column whose values texts are written for"
+    verb.add_argument("--target", required=True, metavar="COLUMN", help=text)
+    verb.add_argument("--train", required=True, type=Path, metavar="TABLE", help="real texts to learn to judge from")
+    verb.add_argument("--dev", required=True, type=Path, metavar="TABLE", help="real texts that all are measured on")
+    text = "folder of the texts, the figures and the page"
+    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
+    verb.add_argument("--judge", choices=JUDGES, default="linear", help="the classifier")
+    verb.add_argument("--order", nargs="+", default=[], metavar="VALUE", help="values from low to high, if no numbers")
+    verb.add_argument("--number", type=int, default=200, help="texts of each value")
+    options.add_context(verb)
+    text = "a context column drawn for each text (repeatable)"
+    verb.add_argument("--draw", action="append", default=[], metavar="NAME", help=text)
+    verb.add_argument("--resume", action="store_true", help="go on with a folder begun with the same options")
+    options.json(verb)
+    options.threads_of(verb)
+    _writing(verb)
+    verb.set_defaults(again="; the same command with --resume goes on")
+
+
+def _writing(verb: Parser) -> None:
+    """How texts are written."""
+    group, rare = verb.section("writing"), verb.rare
+    group.add_argument("--method", choices=METHODS, default="sample", help="how texts are found")
+    text = "below 1: likelier, duller texts"
+    group.add_argument("--temperature", type=float, default=1.0, metavar="T", help=text)
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="draw among the K likeliest tokens; 0: all")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw among the fewest that hold P")
+    group.add_argument("--max-tokens", type=int, help="at most N tokens (default: 100; 4 in a gap)")
+    group.add_argument("--min-tokens", type=int, default=0, help="at least N tokens")
+    options.seed(group, "what is drawn")
+    text = "time after which what is written will do"
+    group.add_argument("--seconds", type=float, metavar="S", help=text)
+    group.add_argument("--ban", action="append", default=[], metavar="WORD", help="a word never written (repeatable)")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="what ends a text (repeatable)")
+    text = "write no N tokens in a row twice; 0: may"
+    rare.add_argument("--no-repeat-ngram", type=int, default=0, help=text)
+    text = "of a beam (default: 8; stochastic: 120; in a gap: 100)"
+    rare.add_argument("--width", type=int, metavar="K", help=text)
+    text = "tokens drawn for each of a stochastic beam"
+    rare.add_argument("--grow", type=int, default=8, metavar="L", help=text)
+    text = "beams compare log p / tokens ** A (default: 1; 0 in a gap)"
+    rare.add_argument("--length-penalty", type=float, metavar="A", help=text)

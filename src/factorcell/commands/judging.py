@@ -1,0 +1,85 @@
+"""The verbs that judge texts by a run: perplexity, the contexts they have, nats."""
+
+import argparse
+
+from factorcell.commands import terminal
+from factorcell.config import UserError
+from factorcell.evaluation import results
+from factorcell.evaluation.classification import classify, classify_points
+from factorcell.evaluation.perplexity import TOP
+from factorcell.model.run import Run
+from factorcell.training.mixture import open_scorer
+
+
+def run_evaluate(given: argparse.Namespace) -> None:
+    """`factorcell evaluate`."""
+    run = open_scorer(given.run, device=given.device, precision=given.precision)
+    baseline = given.baseline and open_scorer(given.baseline, device=given.device, precision=given.precision)
+    rows = results.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top)
+    if given.json:
+        return terminal.lines(
+            [rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])]
+        )
+    whole = rows["evaluation"]
+    terminal.show(
+        f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)\n"
+        f"perplexity {whole['perplexity']:.2f} of all targets, "
+        f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones"
+    )
+    if given.top:
+        terminal.show("next token right" + "".join(f", {whole[f'top_{n}']:.4f} among {n}" for n in TOP))
+    for name in given.by:
+        terminal.show(f"\nby {name}; gain over {baseline.folder if baseline else 'the same model without context'}")
+        terminal.table(rows["by"][name], ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
+    return None
+
+
+def run_classify(given: argparse.Namespace) -> None:
+    """`factorcell classify`."""
+    run = Run.open(given.run, device=given.device, precision=given.precision)
+    if (given.target is None) == (given.points is None):
+        raise UserError("give either --target COLUMN or --points TABLE")
+    if given.target:
+        result = classify(
+            run,
+            given.table,
+            given.target,
+            values=given.values,
+            distractors=given.distractors,
+            priors=given.priors,
+            unknown=given.unknown,
+            samples=given.samples,
+        )
+    else:
+        points = results.read_points(given.points)
+        result = classify_points(
+            run, given.table, points, within=given.within, unknown=given.unknown, samples=given.samples
+        )
+    metrics = result.metrics()
+    results.note(
+        run,
+        {
+            "kind": "classify",
+            "table": given.table.name,
+            "target": given.target,
+            **metrics,
+            "confusion": {"labels": list(result.names), "counts": result.confusion().tolist()},
+        },
+    )
+    if given.out:
+        results.write_predictions(given.out, result)
+    terminal.judged(result, metrics, given.json)
+
+
+def run_score(given: argparse.Namespace) -> None:
+    """`factorcell score`."""
+    rows = Run.open(given.run, device=given.device, precision=given.precision).score(
+        given.table, tokens=given.tokens, unknown=given.unknown
+    )
+    if given.json:
+        return terminal.lines(rows)
+    for row in rows:
+        terminal.show(f"{row['row'] + 1}\t{row['nats']:.4f}\t{row['targets']}\t{row['perplexity']:.4f}")
+        for token in row.get("tokens", ()):
+            terminal.show(f"\t{token['token']}\t{token['nats']:.4f}")
+    return None

@@ -1,0 +1,80 @@
+"""The verbs that train, compare, search and report."""
+
+import argparse
+
+from factorcell.commands import options, terminal
+from factorcell.config import UserError
+from factorcell.training import distributed, search, search_space
+from factorcell.training.compare import compare
+from factorcell.training.fit import fit, summary
+
+
+def run_train(given: argparse.Namespace) -> None:
+    """`factorcell train`."""
+    config = options.config(given)
+    options.threads(config.training.threads)
+    run = fit(given.train, given.dev, config, given.out, resume=given.resume, say=terminal.say)
+    if distributed.place()[0] == 0:
+        terminal.say(f"{run.folder}: {summary(run)}")
+
+
+def run_compare(given: argparse.Namespace) -> None:
+    """`factorcell compare`."""
+    from factorcell.reports.runs import report_page
+
+    config = options.config(given)
+    options.threads(config.training.threads)
+    rows = compare(
+        given.train,
+        given.dev,
+        given.test,
+        config,
+        given.out,
+        models=given.models,
+        target=given.target,
+        resume=given.resume,
+        say=terminal.say,
+    )
+    terminal.table(rows, ("model", "perplexity", "perplexity_known", "accuracy", "parameters", "minutes"))
+    page = given.out / "report.html"
+    page.write_text(report_page([given.out / name for name in given.models]), encoding="utf-8")
+    terminal.say(f"the page: {page}")
+
+
+def run_tune(given: argparse.Namespace) -> None:
+    """`factorcell tune`."""
+    from factorcell.reports import search as trials
+
+    config = options.config(given)
+    options.threads(config.training.threads)
+    if given.models and (hasattr(given, "adapt") or hasattr(given, "output_bias")):
+        raise UserError("give either --models or --adapt and --output-bias")
+    asked = {name for name in vars(given) if name in search_space.SECTIONS}
+    rows = search.search(
+        given.train,
+        given.dev,
+        config,
+        given.out,
+        search.SearchOptions(
+            trials=given.trials,
+            models=given.models,
+            ranges=search_space.ranges(given.space, asked),
+            target=given.target,
+            sampler=given.sampler,
+            pruner=given.pruner,
+            storage=given.storage,
+            study=given.study,
+        ),
+        say=terminal.say,
+        page=trials.page,
+    )
+    terminal.table(*trials.table(rows[:10]))
+    terminal.say(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
+
+
+def run_report(given: argparse.Namespace) -> None:
+    """`factorcell report`."""
+    from factorcell.reports.runs import report_page
+
+    given.out.write_text(report_page(given.runs), encoding="utf-8")
+    terminal.say(f"the page: {given.out}")

@@ -1,0 +1,340 @@
+"""Help, mistakes and completion: quick, complete and true, in colours only where they are wanted."""
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import factorcell
+from factorcell import choices
+from factorcell.commands import main as cli
+from factorcell.commands.main import ALL, GROUPS, Verb, find, main, parser_of
+from factorcell.commands.parser import Parser
+from factorcell.completion.online import OPTIMISERS
+from factorcell.config import UNITS, Config
+from factorcell.evaluation.judge import KINDS
+from factorcell.training.proximal import PARTS
+from tests import ROOT
+
+HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pyarrow", "sklearn", "tqdm", "argcomplete")
+SOURCES = ROOT / "src" / "factorcell"
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns without colours."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def paths() -> Iterator[list[str]]:
+    """The words of every verb and of every kind of one."""
+    for verb in ALL.kinds:
+        yield [verb.name]
+        yield from ([verb.name, kind.name] for kind in verb.kinds)
+
+
+LEAVES = [words for words in paths() if not find(words)[-1].kinds]
+
+
+def parser(*words: str) -> Parser:
+    """The parser of a verb."""
+    return parser_of(find(words))
+
+
+def help_of(*words: str) -> str:
+    """The help of a verb."""
+    return parser(*words).format_help()
+
+
+def heavy_after(code: str) -> str:
+    """The heavy modules that are there after some code, in a fresh process."""
+    check = f"\nimport sys\nprint(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code + check], capture_output=True, text=True, check=True)
+    return done.stderr.strip()
+
+
+@pytest.mark.parametrize("name", [None, "Config", "UserError", "DataConfig"])
+def test_package_is_light(name: str | None) -> None:
+    """Neither the package nor what needs no tensors imports them."""
+    assert heavy_after("import factorcell" if name is None else f"from factorcell import {name}") == ""
+
+
+def test_every_help_is_light() -> None:
+    """The help of the whole and of every verb imports no library."""
+    every = [["--help"], *([*words, "--help"] for words in paths())]
+    code = (
+        "import contextlib\nfrom factorcell.commands.main import main\n"
+        f"for words in {every}:\n    with contextlib.suppress(SystemExit):\n        main(words)"
+    )
+    assert heavy_after(code) == ""
+
+
+def test_what_draws_nothing_imports_no_charts() -> None:
+    """Of the modules of verbs only those whose every run ends with a page may import matplotlib."""
+    drawing = {"replay", "specificity"}
+    modules = sorted({verb.module for words in LEAVES for verb in find(words)[-1:]} - drawing)
+    code = "\n".join(f"import factorcell.commands.{module}" for module in modules)
+    assert {"matplotlib", "optuna", "sklearn"}.isdisjoint(heavy_after(code).split())
+
+
+def lazy_packages() -> list[Path]:
+    """The `__init__` of every package that offers names lazily."""
+    return [path for path in sorted(SOURCES.rglob("__init__.py")) if "lazy(" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", lazy_packages(), ids=lambda path: path.parent.name)
+def test_lazy_names_are_those_that_readers_see(path: Path) -> None:
+    """`__all__`, the imports under TYPE_CHECKING and the names that are found agree; no name is a module's."""
+    room = ".".join(["factorcell", *path.parent.relative_to(SOURCES).parts])
+    package = importlib.import_module(room)
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module not in ("typing", "factorcell.lazy")
+        for alias in node.names
+    }
+    assert sorted(seen) == sorted(package.__all__) == sorted(set(package.__all__))
+    for name, module in seen.items():
+        assert getattr(package, name) is getattr(sys.modules[str(module)], name)
+        assert name in dir(package)
+        assert not (path.parent / f"{name}.py").exists()
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = package.nothing
+
+
+def test_public_names_are_sorted() -> None:
+    """As people look for them."""
+    assert sorted(factorcell.__all__) == factorcell.__all__
+
+
+def test_names_of_choices_are_those_of_the_library() -> None:
+    """What help shows is what there is."""
+    assert tuple(OPTIMISERS) == choices.ONLINE_OPTIMISERS
+    assert tuple(KINDS) == choices.JUDGES
+    assert tuple(PARTS) == choices.PARTS
+
+
+def test_grouped_help_has_every_verb_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under the heading of its group."""
+    assert main(["--help"]) == 0
+    parts = re.split(r"^(\S.*)\n(?=  )", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+    found = {
+        title: re.findall(r"^  (\S+)", text, re.MULTILINE) for title, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+    assert found == {title: [verb.name for verb in verbs] for title, (_, verbs) in GROUPS.items()}
+    names = [verb.name for verb in ALL.kinds]
+    assert len(names) == len(set(names))
+
+
+def test_every_verb_has_its_function() -> None:
+    """The table names what is there."""
+    for words in LEAVES:
+        verb = find(words)[-1]
+        module = importlib.import_module(f"factorcell.commands.{verb.module}")
+        assert callable(getattr(module, f"run_{verb.name.replace('-', '_')}"))
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_help_of_a_verb(words: list[str]) -> None:
+    """A short usage line, what is required first, every option once with its meaning, the rare ones last."""
+    text, made = help_of(*words), parser(*words)
+    usage, *lines = text.splitlines()
+    assert usage.startswith(f"usage: factorcell {' '.join(words)} [options]")
+    assert len(usage) <= 110
+    assert "default: )" not in text
+    assert "None" not in text
+    assert "SUPPRESS" not in text
+    shown = [word for line in lines for word in re.findall(r"^  (--[a-z0-9-]+)", line)]
+    names = [
+        next(name for name in one.option_strings if name.startswith("--"))
+        for one in made._actions
+        if one.option_strings
+    ]
+    assert sorted(shown) == sorted(set(names) - {"--help"})
+    for action in made._actions:
+        assert action.help
+    required = [action.option_strings[0] for action in made._actions if action.option_strings and action.required]
+    assert shown[: len(required)] == required
+    if "rarely needed" in lines:
+        assert [line for line in lines if re.match(r"\S", line)][-1] == "rarely needed"
+
+
+def defaults(text: str) -> dict[str, str]:
+    """What a help text calls the default of each option."""
+    found = {}
+    for part in re.split(r"\n  (?=-)", text)[1:]:
+        entry = " ".join(re.split(r"\n\n", part)[0].split())
+        if default := re.search(r"[(;] ?default: ([^)]*)\)", entry):
+            found[entry.split()[0].rstrip(",")] = default[1]
+    return found
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_defaults_are_true(words: list[str]) -> None:
+    """Every default of a field is the config's, or that of the gentle training; giving it changes nothing."""
+    shown = defaults(help_of(*words))
+    sections: dict[str, Any] = {}
+    for section in dataclasses.fields(Config):
+        sections |= {
+            f"--{field.name.replace('_', '-')}": field for field in dataclasses.fields(getattr(Config, section.name))
+        }
+    for action in parser(*words)._actions:
+        (*_, flag) = action.option_strings or [""]
+        if action.default == argparse.SUPPRESS and flag in sections and not flag.startswith("--no-"):
+            field = sections[flag]
+            value = field.default
+            if words == ["finetune"]:
+                value = choices.GENTLE.get(field.name, "as in RUN")
+            said = " ".join(value) if isinstance(value, tuple) else str(value)
+            plain = value in (None, "", ()) or isinstance(value, bool)
+            assert shown.get(flag, "") == said if not plain else shown.get(flag) not in ("", "None", "False")
+        elif flag in shown and action.default is not None and "default:" not in (action.help or ""):
+            given = shown[flag].split() if action.nargs == "+" else [shown[flag]]
+            convert = action.type if callable(action.type) else str
+            values = [convert(text) for text in given]
+            assert action.default == (values if action.nargs == "+" else values[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "factorcell: missing: VERB (factorcell --help lists all)"),
+        (["trian"], "factorcell: unknown verb 'trian'; did you mean 'train'? (factorcell --help lists all)"),
+        (["--vers"], "factorcell: unknown option --vers (factorcell --help lists all)"),
+        (["baseline"], "factorcell baseline: missing: VERB (factorcell baseline --help lists all)"),
+        (
+            ["baseline", "ngrams"],
+            "factorcell baseline: unknown verb 'ngrams'; did you mean 'ngram'? (factorcell baseline --help lists all)",
+        ),
+        (
+            ["train", "--epoch", "3"],
+            "factorcell train: unknown option --epoch; did you mean --epochs? (factorcell train --help lists all)",
+        ),
+        (
+            ["train", "t.csv", "--rnk=3"],
+            "factorcell train: unknown option --rnk; did you mean --rank? (factorcell train",
+        ),
+        (["train", "t.csv"], "factorcell train: missing: --out (factorcell train --help lists all)"),
+        (["score", "run", "t.csv", "more"], "factorcell score: unknown argument 'more' (factorcell score"),
+        (["score", "run", "t.csv", "-x"], "factorcell score: unknown argument '-x' (factorcell score"),
+        (
+            ["train", "t.csv", "--out", "r", "--rank", "x"],
+            "factorcell train: argument --rank: invalid int value: 'x' (",
+        ),
+        (["score", "run", "t.csv", "--device", "tpu"], "factorcell score: argument --device: invalid choice: 'tpu' ("),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the nearest name, and exit code 2."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith(message)
+
+
+def test_texts_may_look_like_options() -> None:
+    """After `--`, after `=`, or with spaces; a number below zero is no option."""
+    made = parser("complete")
+    assert made.parse(["run", "--", "--so"]).prefix == "--so"
+    assert made.parse(["run", "a", "--history=--so"]).history == "--so"
+    assert made.parse(["run", "-- so"]).prefix == "-- so"
+    assert parser("train").parse(["t", "--out", "r", "--rank", "-1"]).rank == -1
+
+
+@pytest.mark.parametrize(
+    ("variables", "terminal", "expected"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"TERM": "dumb"}, True, False),
+    ],
+)
+def test_headings_have_colours_only_where_they_are_wanted(
+    variables: dict[str, str],
+    terminal: bool,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On a terminal, unless NO_COLOR; with FORCE_COLOR anywhere."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    main(["--help"])
+    assert ("\x1b[1m" in capsys.readouterr().out) == expected
+    assert ("\x1b[1m" in help_of("train")) == expected
+
+
+def completed(line: str, folder: Path, words_before: int = 1) -> list[str]:
+    """What a shell is offered at the end of a line, as argcomplete asks for it."""
+    pytest.importorskip("argcomplete")
+    out = folder / "offered"
+    environment = {
+        **os.environ,
+        "_ARGCOMPLETE": str(words_before),
+        "_ARGCOMPLETE_IFS": "\v",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(out),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "COMP_TYPE": "9",
+    }
+    command = [sys.executable, "-m", "factorcell"]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return [word.strip() for word in out.read_text(encoding="utf-8").split("\v") if word]
+
+
+def test_completion(tmp_path: Path) -> None:
+    """Verbs, kinds, options, what they choose among, files and folders; nothing for what only the user knows."""
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "rows.csv").write_text("text\n", encoding="utf-8")
+    assert completed("factorcell ", tmp_path) == [verb.name for verb in ALL.kinds]
+    assert completed("factorcell tr", tmp_path) == ["train"]
+    assert completed("factorcell baseline ", tmp_path) == [kind.name for kind in cli.KINDS]
+    assert completed("factorcell train --epo", tmp_path) == ["--epochs"]
+    assert completed("factorcell train x.csv --unit ", tmp_path) == list(UNITS)
+    assert completed("factorcell train x.csv --adapt sc", tmp_path) == ["scale", "scale_split"]
+    assert completed("factorcell baseline linear --te", tmp_path) == ["--test"]
+    assert completed("factorcell train r", tmp_path) == ["rows.csv", "runs/"]
+    assert completed("factorcell score r", tmp_path) == ["runs/"]
+    assert completed("factorcell train --text r", tmp_path) == []
+    assert completed("factorcell sing ", tmp_path) == []
+    assert completed("python -m factorcell train --epo", tmp_path, 3) == ["--epochs"]
+
+
+def test_completion_is_light(tmp_path: Path) -> None:
+    """A Tab costs no library."""
+    pytest.importorskip("argcomplete")
+    code = (
+        "import argcomplete, os\nargcomplete.autocomplete = lambda parser: None\n"
+        "os.environ |= {'_ARGCOMPLETE': '1', 'COMP_LINE': 'factorcell train --e', 'COMP_POINT': '20'}\n"
+        "from factorcell.commands.main import main\n"
+        "try:\n    main([])\nexcept AssertionError:\n    pass"
+    )
+    assert heavy_after(code) == "argcomplete"
+
+
+def test_verbs_are_a_tree() -> None:
+    """A path ends where the words are no verbs."""
+    assert find(["baseline", "ngram", "x"])[-1] == cli.KINDS[0]
+    assert find(["sing"]) == [ALL]
+    assert isinstance(find([])[0], Verb)
