@@ -262,7 +262,7 @@ MEMORY = """
 import torch
 from factorcell.model.output_bias import HashBias
 from factorcell.config import ModelConfig
-from factorcell.model.output import Output, Tilt
+from factorcell.model.output import ContextBias, Output
 from factorcell.data.schema import ContextSchema, Variable
 import numpy as np
 torch.set_num_threads(1)
@@ -277,11 +277,11 @@ hidden, targets = torch.randn(300, 4, E), torch.randint(3, V, (300, 4))
 categories = torch.randint(0, C, (300, 1))
 plain = Output(output.embedding, ModelConfig(**sizes), ContextSchema(), None)
 with torch.inference_mode():
-    plain.nats(hidden, targets, Tilt(torch.zeros(300, 0), categories))
+    plain.nats(hidden, targets, ContextBias(torch.zeros(300, 0), categories))
     before = peak()
     for _ in range(4):
         output.hashed.observe(random.integers(0, V, 500_000), random.integers(0, C, (500_000, 1)))
-    output.nats(hidden, targets, Tilt(torch.zeros(300, 0), categories))
+    output.nats(hidden, targets, ContextBias(torch.zeros(300, 0), categories))
 print(peak() - before)
 """
 
