@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from factorcell.config import ADAPTERS as NAMES
 from factorcell.model.kernels.recurrence import Packed
 
 
@@ -154,4 +155,7 @@ class Factor(nn.Module):
         return Shift(left.view(-1, *self.left.shape[1:]), right.view(-1, *self.right.shape[1:]))
 
 
-ADAPTERS: dict[str, type[nn.Module]] = {"concat": Concat, "scale": Scale, "scale_split": ScaleSplit, "factor": Factor}
+# The class of a name among the options is called as it is, in capitals: scale_split is ScaleSplit. A prefix has none.
+ADAPTERS: dict[str, type[nn.Module]] = {
+    name: globals()[name.title().replace("_", "")] for name in NAMES if name != "prefix"
+}
