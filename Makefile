@@ -54,7 +54,7 @@ types: setup
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/pytest -m 'not slow' -n $(WORKERS) $(ARGS)
+	$(BIN)/pytest -m 'not slow' -n $(WORKERS) --dist loadfile $(ARGS)
 
 check-slow: setup
 	$(BIN)/pytest -m slow $(ARGS)

@@ -8,6 +8,7 @@ import ast
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = "factorcell"
@@ -27,6 +28,12 @@ UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "torch.jit.load"}
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    """The tree of a file, which every check walks."""
+    return ast.parse(text)
+
+
 def sources(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
     """Every file of the package: its path under `root`, its dotted name without the package's, its tree.
 
@@ -36,7 +43,7 @@ def sources(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        yield path.relative_to(root), name, ast.parse(path.read_text(encoding="utf-8"))
+        yield path.relative_to(root), name, parsed(path.read_text(encoding="utf-8"))
 
 
 def imported(node: ast.AST, path: Path) -> Iterator[str]:
@@ -125,7 +132,7 @@ def long_bodies(root: Path) -> list[str]:
     """Functions whose body, from the first statement to the last line, takes more than `BODY_LINES` lines."""
     faults = []
     for path, text in python_files(root):
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text)):
             if isinstance(node, FUNCTIONS):
                 count = (node.end_lineno or 0) - node.body[0].lineno + 1
                 if count > BODY_LINES:
