@@ -155,7 +155,7 @@ class Factor(nn.Module):
         return Shift(left.view(-1, *self.left.shape[1:]), right.view(-1, *self.right.shape[1:]))
 
 
-# The class of a name among the options is called as it is, in capitals: scale_split is ScaleSplit. A prefix has none.
+# The class of a name among the options has the same name in CamelCase: scale_split is ScaleSplit. A prefix has none.
 ADAPTERS: dict[str, type[nn.Module]] = {
     name: globals()[name.title().replace("_", "")] for name in NAMES if name != "prefix"
 }

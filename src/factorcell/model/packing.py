@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from factorcell.data.vocabulary import Specials
+from factorcell.model.adapters import AdaptedWeights
 from factorcell.model.cells import Coupled
 from factorcell.model.kernels import library
 from factorcell.model.language_model import Conditioned, LanguageModel
@@ -70,7 +71,8 @@ class PackedModel:
             arrays["norm"] = torch.cat([cell.gain, cell.shift]).detach()
         if half:
             arrays["half_weight"] = _halved(weight, lanes)
-        rank = model.config.rank if "factor" in cell.adapters else 0
+        adapted = _adapted(model)
+        rank = 0 if adapted.left is None else adapted.left.shape[2]
         size, width = embedding.shape
         return cls(arrays, (size, width, cell.hidden_size, rank), model.specials, variant, half)
 
@@ -94,13 +96,21 @@ class PackedModel:
         return PackedContext(arrays)
 
 
+def _adapted(model: LanguageModel) -> AdaptedWeights:
+    """The weights of the only layer in one context: which of its parts there are is the same in every context."""
+    size = model.config.context_size if model.encoder else 0
+    (weights,) = cast(RecurrentWeights, model.backbone.condition(model.embedding.new_zeros(1, size)))
+    return weights
+
+
 def packable(model: LanguageModel) -> bool:
     """Whether the compiled search has what `model` has: one coupled layer on the processor, a full softmax, floats."""
     return (
         isinstance(model.backbone, RecurrentBackbone)
         and [type(cell.kind) for cell in model.backbone.layers] == [Coupled]
         and isinstance(model.output, Output)
-        and not {"scale", "scale_split", "prefix"} & set(model.config.adapt)
+        and model.prefix is None
+        and _adapted(model).scale is None
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())
         and library.usable(model.embedding)
     )

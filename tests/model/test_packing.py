@@ -1,0 +1,70 @@
+"""Which models the compiled search takes: by what their adapters change, not by what these are called."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from factorcell.model import adapters
+from factorcell.model.adapters import Shift
+from factorcell.model.kernels import library
+from factorcell.model.packing import PackedModel, packable
+from tests.growing import regrown
+from tests.small import make_letters
+
+compiled = pytest.mark.skipif(library.library() is None, reason="no compiled kernels here")
+
+
+class Odd(nn.Module):
+    """An adapter of another name that changes what it is told to change."""
+
+    change = "scale"
+
+    def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
+        super().__init__()
+        self.sizes = inputs, gates
+
+    def forward(self, vector: Tensor) -> Shift:
+        """See `Adapter`."""
+        (inputs, gates), count = self.sizes, len(vector)
+        if self.change == "scale":
+            return Shift(scale=vector.new_zeros(count, 1, gates))
+        return Shift(left=vector.new_zeros(count, inputs, 3), right=vector.new_zeros(count, 3, gates))
+
+
+@compiled
+def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever rescales is left to the plain search; ranks of several adapters lie side by side."""
+    monkeypatch.setitem(adapters.ADAPTERS, "concat", Odd)
+    assert not packable(make_letters(adapt=["concat"]).model)
+    monkeypatch.setattr(Odd, "change", "low rank")
+    model = make_letters(adapt=["concat", "factor"]).model
+    assert packable(model)
+    assert PackedModel.of(model).sizes[3] == 3 + model.config.rank
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        ({}, True),
+        ({"adapt": []}, True),
+        ({"adapt": ["concat", "factor"]}, True),
+        ({"adapt": ["scale"]}, False),
+        ({"adapt": ["scale_split", "factor"]}, False),
+        ({"adapt": ["prefix"]}, False),
+        ({"layers": 2}, False),
+        ({"cell": "gru"}, False),
+        ({"softmax": "adaptive", "cutoffs": ["4"]}, False),
+    ],
+)
+def test_what_is_packable(options: dict[str, object], taken: bool) -> None:
+    """One coupled layer without rescaling or control codes, and a full softmax, of floats."""
+    model = make_letters(**options).model  # type: ignore[arg-type]
+    assert packable(model) == taken
+    assert not packable(model.to(torch.float64))
+
+
+@compiled
+def test_another_backbone_is_not() -> None:
+    """It has the plain search."""
+    assert not packable(regrown(make_letters()).model)
