@@ -141,7 +141,7 @@ class Completer:
         return SearchRequest(written.typed, k, self.most - len(written.tokens), accept, least)
 
     def _suggestions(self, written: TypedText, found: SearchResult) -> Suggestions:
-        typed = "".join(written.tokens)
+        typed = self.tokenizer.join(written.tokens)
         suggestions = [
             Suggestion(typed + self.tokenizer.join(self.tokenizer.decode(one.ids)), one.log_probability, "model")
             for one in found.completions
@@ -159,7 +159,7 @@ class Completer:
 
         def finish(one: Correction, least: float) -> list[Suggestion]:
             if one.ended:
-                whole = "".join(one.tokens)
+                whole = self.tokenizer.join(one.tokens)
                 return [Suggestion(whole, 0.0, "model")] if self.tokenizer.follows(one.tokens, ()) else []
             other = TypedText(one.tokens, self.engine.type(written.typed, vocabulary.encode(one.tokens)))
             parts.extend(self._finish([self._wanted(other, k, 0, least)], [other], left()))
