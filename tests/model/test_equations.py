@@ -253,14 +253,14 @@ def test_samples_of_each_text_are_its_own(bias: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("adapt", KINDS)
 def test_prefixes_and_strings_share_all_mass(adapt: tuple[str, ...], bias: tuple[str, ...]) -> None:
-    """Step by step over every string: those that ended within 3 tokens and those that go on sum to one."""
+    """Step by step over every string: those that ended within 2 tokens and those that go on sum to one."""
     model, schema = make(SCHEMAS["both"], adapt, bias), SCHEMAS["both"]
     context = batch(schema).context.select(torch.tensor([1]))
     inner = [token for token in range(V) if token not in (START, END)]
     with torch.no_grad():
         once = model.condition(context)
         ended, going = 0.0, [(START, 0.0, None)]
-        for _ in range(4):
+        for _ in range(3):
             grown: list[Any] = []
             for token, log, state in going:
                 logs, after = model.step(torch.tensor([token]), once, state)

@@ -286,6 +286,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_hashing_costs_its_table() -> None:
     """68,000 words in 5,800 contexts, exact nats of 300 texts: within 100 MB beyond table and filter."""
     if sys.platform != "linux":

@@ -30,26 +30,38 @@ from tests.small import ROWS, make_run
 TIMES = ("seconds", "tokens_per_second")
 
 
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The folders of all cases, by the number of processes; that of 1 holds what one process does."""
-    base = tmp_path_factory.mktemp("worlds")
-    folders = {count: base / str(count) for count in (1, 2, 3)}
-    for name in processes.TRAININGS:
-        (folders[1] / "trainings" / name).mkdir(parents=True)
-        processes.weights(folders[1] / "trainings" / name, World())
-    for folder in folders.values():
-        folder.mkdir(exist_ok=True)
+COUNTS = [2, pytest.param(3, marks=pytest.mark.slow)]  # processes that train together
+CASES = {2: ("trainings", "gather", "order", "command", "evaluate"), 3: ("trainings", "gather")}
+
+
+class Worlds(dict[int, Path]):
+    """The folders of all cases, by the number of processes, made when asked for; 1 is what one process does."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+
+    def __missing__(self, count: int) -> Path:
+        folder = self[count] = self.base / str(count)
+        folder.mkdir()
         files.write_rows(folder / "table.jsonl", processes.table())
-    pairs = ("order", "command", "evaluate")
-    both = [f"{count}/{name}" for count in (2, 3) for name in ("trainings", "gather")]
-    processes.start(base, [*both, *(f"2/{name}" for name in pairs)])
-    return folders
+        if count > 1:
+            processes.start(self.base, [f"{count}/{name}" for name in CASES[count]])
+            return folder
+        for name in processes.TRAININGS:
+            (folder / "trainings" / name).mkdir(parents=True)
+            processes.weights(folder / "trainings" / name, World())
+        return folder
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    """The folders of all cases."""
+    return Worlds(tmp_path_factory.mktemp("worlds"))
 
 
 @pytest.mark.parametrize("name", processes.TRAININGS)
-@pytest.mark.parametrize("count", [2, 3])
-def test_several_processes_learn_what_one_learns(worlds: dict[int, Path], count: int, name: str) -> None:
+@pytest.mark.parametrize("count", COUNTS)
+def test_several_processes_learn_what_one_learns(worlds: Worlds, count: int, name: str) -> None:
     """The same weights after each of them, with shares that are not equal and with none at all, clipping included."""
     one, many = (worlds[number] / "trainings" / name for number in (1, count))
     [alone] = files.read_rows(one / "rows-0")
@@ -67,8 +79,8 @@ def test_several_processes_learn_what_one_learns(worlds: dict[int, Path], count:
         assert rows[0][key] == pytest.approx(alone[key], rel=1e-6)
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_what_is_gathered_is_there_in_the_order_of_ranks(worlds: dict[int, Path], count: int) -> None:
+@pytest.mark.parametrize("count", COUNTS)
+def test_what_is_gathered_is_there_in_the_order_of_ranks(worlds: Worlds, count: int) -> None:
     for rank in range(count):
         tensors, _ = files.load_tensors(worlds[count] / "gather" / f"tensors-{rank}")
         assert tensors["sum"].tolist() == [sum(number + other for other in range(count)) for number in range(3)]
@@ -77,8 +89,8 @@ def test_what_is_gathered_is_there_in_the_order_of_ranks(worlds: dict[int, Path]
         assert tensors["nothing"].tolist() == []
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_gathered_rows_are_the_sum_of_dense_tables(worlds: dict[int, Path], count: int) -> None:
+@pytest.mark.parametrize("count", [1, *COUNTS])
+def test_gathered_rows_are_the_sum_of_dense_tables(worlds: Worlds, count: int) -> None:
     """Sorted, each row once, and the same bits everywhere."""
     given = [processes.sparse_rows(rank, count) for rank in range(count)]
     for number in range(len(given[0])):
@@ -96,20 +108,20 @@ def test_gathered_rows_are_the_sum_of_dense_tables(worlds: dict[int, Path], coun
             assert torch.equal(values, found[0][1])
 
 
-def _gathered(worlds: dict[int, Path], count: int, rank: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _gathered(worlds: Worlds, count: int, rank: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     if count == 1:
         return World().gather_rows(*processes.sparse_rows(0, 1)[number])
     tensors, _ = files.load_tensors(worlds[count] / "gather" / f"tensors-{rank}")
     return tensors[f"indices-{number}"], tensors[f"values-{number}"]
 
 
-def test_the_first_goes_ahead(worlds: dict[int, Path]) -> None:
+def test_the_first_goes_ahead(worlds: Worlds) -> None:
     for name in ("well", "badly"):
         assert [row["rank"] for row in files.read_rows(worlds[2] / "order" / name)] == [0, 1]
 
 
 def test_the_command_speaks_once_and_logs_what_one_process_logs(
-    worlds: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process says what it reads and reaches; the folder is that of one process, but for rounding."""
     for name in ("RANK", "MASTER_PORT"):
@@ -152,7 +164,7 @@ def test_a_loss_that_is_not_finite_in_one_process_ends_all(tmp_path: Path) -> No
     assert (tmp_path / "2" / "poisoned" / "checkpoint.safetensors").exists()
 
 
-def test_other_verbs_are_for_one_process(worlds: dict[int, Path]) -> None:
+def test_other_verbs_are_for_one_process(worlds: Worlds) -> None:
     for rank in range(2):
         row = files.read_json(worlds[2] / f"evaluate-{rank}.json")
         assert row["code"] == 2

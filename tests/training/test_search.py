@@ -192,7 +192,8 @@ def process(folder: Path, *given: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", PROCESS, str(folder), *given], env={"PYTHONPATH": path})
 
 
-@pytest.mark.parametrize("storage", [None, pytest.param("sqlite:///{}/study.db", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", [None, "sqlite:///{}/study.db"])
 def test_two_processes_share_the_trials_of_one(storage: str | None, tmp_path: Path) -> None:
     """Two at once train the six trials that one alone would, each of them once."""
     folder = tmp_path / "shared"

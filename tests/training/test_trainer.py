@@ -160,8 +160,7 @@ def test_weight_decay_spares_vectors(tmp_path: Path, few: Any) -> None:
     assert sum(len(group["params"]) for group in groups) == len(list(run.model.parameters()))
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("loss", ["full", "sampled", "sampled_text"])
+@pytest.mark.parametrize(("loss", "layer_norm"), [("full", False), ("sampled", True), ("sampled_text", False)])
 def test_products_of_bfloat16_learn_alike(loss: str, layer_norm: bool, tmp_path: Path, few: Any) -> None:
     """The same perplexity to a hundredth, by another path; weights and moments stay floats."""
     found = []

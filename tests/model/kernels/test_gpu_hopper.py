@@ -32,6 +32,7 @@ def check(rows: list[dict[str, Any]]) -> None:
         assert row["products"], f"{row}: no tensor cores"
 
 
+@pytest.mark.slow
 def test_the_usual_sizes_fit(tmp_path: Path) -> None:
     rows = compiled(["words", "softmax"], tmp_path)
     assert len(rows) == 5
