@@ -1,4 +1,4 @@
-"""Help, mistakes and completion: quick, complete and true, in colours only where they are wanted."""
+"""Help and completion: quick, complete and true, in colours only where they are wanted."""
 
 import argparse
 import ast
@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ import pytest
 import factorcell
 from factorcell import choices
 from factorcell.commands import main as cli
-from factorcell.commands.main import ALL, GROUPS, Verb, find, main, parser_of
-from factorcell.commands.parser import Parser
+from factorcell.commands.main import ALL, GROUPS, Verb, find, main
 from factorcell.completion.online import OPTIMISERS
 from factorcell.config import UNITS, Config
 from factorcell.evaluation.judge import KINDS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
+from tests.commands.verbs import LEAVES, parser, paths
 
 HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pyarrow", "sklearn", "tqdm", "argcomplete")
 SOURCES = ROOT / "src" / "factorcell"
@@ -34,21 +33,6 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal of 80 columns without colours."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-
-
-def paths() -> Iterator[list[str]]:
-    """The words of every verb and of every kind of one."""
-    for verb in ALL.kinds:
-        yield [verb.name]
-        yield from ([verb.name, kind.name] for kind in verb.kinds)
-
-
-LEAVES = [words for words in paths() if not find(words)[-1].kinds]
-
-
-def parser(*words: str) -> Parser:
-    """The parser of a verb."""
-    return parser_of(find(words))
 
 
 def help_of(*words: str) -> str:
@@ -203,54 +187,6 @@ def test_defaults_are_true(words: list[str]) -> None:
             convert = action.type if callable(action.type) else str
             values = [convert(text) for text in given]
             assert action.default == (values if action.nargs == "+" else values[0])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "factorcell: missing: VERB (factorcell --help lists all)"),
-        (["trian"], "factorcell: unknown verb 'trian'; did you mean 'train'? (factorcell --help lists all)"),
-        (["--vers"], "factorcell: unknown option --vers (factorcell --help lists all)"),
-        (["baseline"], "factorcell baseline: missing: VERB (factorcell baseline --help lists all)"),
-        (
-            ["baseline", "ngrams"],
-            "factorcell baseline: unknown verb 'ngrams'; did you mean 'ngram'? (factorcell baseline --help lists all)",
-        ),
-        (
-            ["train", "--epoch", "3"],
-            "factorcell train: unknown option --epoch; did you mean --epochs? (factorcell train --help lists all)",
-        ),
-        (
-            ["train", "t.csv", "--rnk=3"],
-            "factorcell train: unknown option --rnk; did you mean --rank? (factorcell train",
-        ),
-        (["train", "t.csv"], "factorcell train: missing: --out (factorcell train --help lists all)"),
-        (["score", "run", "t.csv", "more"], "factorcell score: unknown argument 'more' (factorcell score"),
-        (["score", "run", "t.csv", "-x"], "factorcell score: unknown argument '-x' (factorcell score"),
-        (
-            ["train", "t.csv", "--out", "r", "--rank", "x"],
-            "factorcell train: argument --rank: invalid int value: 'x' (",
-        ),
-        (["score", "run", "t.csv", "--device", "tpu"], "factorcell score: argument --device: invalid choice: 'tpu' ("),
-    ],
-)
-def test_a_mistake_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the nearest name, and exit code 2."""
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert said.err.startswith(message)
-
-
-def test_texts_may_look_like_options() -> None:
-    """After `--`, after `=`, or with spaces; a number below zero is no option."""
-    made = parser("complete")
-    assert made.parse(["run", "--", "--so"]).prefix == "--so"
-    assert made.parse(["run", "a", "--history=--so"]).history == "--so"
-    assert made.parse(["run", "-- so"]).prefix == "-- so"
-    assert parser("train").parse(["t", "--out", "r", "--rank", "-1"]).rank == -1
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ What is required comes first, then the other options, then the sections in the o
 """
 
 import argparse
+import copy
 import difflib
 import itertools
 import math
@@ -28,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, text: str) -> None:
         super().__init__(prog, description=text, allow_abbrev=False, add_help=False)
-        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+        self.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         self._sections: dict[str, argparse._ArgumentGroup] = {}
 
     def section(self, title: str) -> argparse._ArgumentGroup:
@@ -48,15 +49,31 @@ class Parser(argparse.ArgumentParser):
         return [name for action in self._actions for name in action.option_strings]
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """What the words of a command say; an unknown option is reported before whatever else it makes wrong."""
-        for word in itertools.takewhile("--".__ne__, words):
+        """What the words of a command say; an unknown option is reported before whatever else it makes wrong.
+
+        Options are taken first, wherever they stand, and then all positionals at once: argparse alone gives an optional
+        positional nothing as soon as an option follows the one before it, and never splits those of one list.
+        """
+        before = list(itertools.takewhile("--".__ne__, words))
+        if {"-h", "--help"}.intersection(before):
+            self.print_help()
+            self.exit()
+        for word in before:
             name = word.partition("=")[0]
             if name.startswith("--") and " " not in word and name not in self.options:
                 self.error(unknown("option", name, (option for option in self.options if option.startswith("--"))))
-        given, rest = self.parse_known_args(words)
+        given, others = self._asking([]).parse_known_args(before)
+        asked = [action for action in self._actions if not action.option_strings or action.dest not in given]
+        given, rest = self._asking(asked).parse_known_args([*others, *words[len(before) :]], given)
         if rest:
             self.error(f"unknown argument {rest[0]!r}")
         return given
+
+    def _asking(self, actions: list[argparse.Action]) -> argparse.ArgumentParser:
+        """This parser, which still takes every option, but asks for the positionals and defaults of `actions` alone."""
+        parser = copy.copy(self)
+        parser._actions = actions
+        return parser
 
     def error(self, message: str) -> Any:
         """End with exit code 2 and one line."""
