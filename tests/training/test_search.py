@@ -188,8 +188,8 @@ searched(folder, 6, storage=sys.argv[3] if len(sys.argv) > 3 else None)
 def process(folder: Path, *given: str) -> "subprocess.Popen[bytes]":
     """Another Python that searches in `folder`."""
     folder.mkdir(exist_ok=True)
-    path = ":".join([str(ROOT), *sys.path])
-    return subprocess.Popen([sys.executable, "-c", PROCESS, str(folder), *given], env={"PYTHONPATH": path})
+    setting = {"PYTHONPATH": ":".join([str(ROOT), *sys.path])}
+    return subprocess.Popen([sys.executable, "-c", PROCESS, str(folder), *given], env=setting)
 
 
 @pytest.mark.slow
@@ -381,13 +381,12 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="give --dev with --target"):
         search.search(ROWS, None, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))
     assert not list(tmp_path.glob("s/trial-*"))
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be opened"):
-        searched(tmp_path / "file", 1)
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "study.journal").write_text('{"op_code": 0, "wor\n{"op\n{"a"\n', encoding="utf-8")
-    with pytest.raises(UserError, match=r"study.journal: the study cannot be opened"):
-        searched(tmp_path / "d", 1)
+    (tmp_path / "file").touch()
+    for name, message in (("file", "cannot be opened"), ("d", r"study.journal: the study cannot be opened")):
+        with pytest.raises(UserError, match=message):
+            searched(tmp_path / name, 1)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"pip install 'factorcell\[tune\]'"):
         searched(tmp_path / "e", 1)
