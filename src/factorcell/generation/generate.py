@@ -104,14 +104,15 @@ DEFAULT = GenerationOptions()
 def known(run: Run, text: str, what: str) -> tuple[int, ...]:
     """The tokens of `text`; a `UserError` names a word that the run does not know, and the nearest that it does."""
     tokens = run.tokenizer.split(text)
-    for token in tokens:
-        if token not in run.vocabulary.ids:
+    ids = run.tokenizer.encode(tokens)
+    for token, number in zip(tokens, ids, strict=True):
+        if number == run.tokenizer.specials.unknown:
             near = difflib.get_close_matches(token, run.vocabulary.ids, n=3)
             hint = f"; near it: {', '.join(near)}" if near else ""
             raise UserError(f"{what}: {token!r} is not in the vocabulary of {run.folder}{hint}")
     if not tokens:
         raise UserError(f"{what}: {text!r} has no token")
-    return tuple(run.vocabulary.encode(tokens))
+    return tuple(ids)
 
 
 def every(schema: ContextSchema, column: str) -> list[str]:
@@ -162,13 +163,13 @@ def generate(
         places = jobs[start : start + TOGETHER[options.method]]
         conditioned, which = condition(run, contexts, places, unknown)
         with run.scoring():
-            ids = run.vocabulary.encode(prompted)
+            ids = run.tokenizer.encode(prompted)
             task = WritingTask(run.model, conditioned, which, rules, ids, clock.left())
             found = _written(task, options, size, start)
         for job, (place, texts) in enumerate(zip(places, found, strict=True), start):
             for index, text in enumerate(texts):
                 if job * size + index >= first:
-                    readable = _readable(run, [*prompted, *run.vocabulary.decode(text.tokens)], case)
+                    readable = _readable(run, [*prompted, *run.tokenizer.decode(text.tokens)], case)
                     yield {
                         **about,
                         "number": job * size + index,
@@ -219,11 +220,11 @@ def stream(
         raise UserError(f"a text by {options.method} is not written from left to right; choose sample or greedy")
     conditioned, which = condition(run, [context], [0], unknown)
     rules, tokens, shown = options.rules(run), run.tokenizer.split(prompt), ""
-    task = WritingTask(run.model, conditioned, which, rules, run.vocabulary.encode(tokens), options.seconds)
+    task = WritingTask(run.model, conditioned, which, rules, run.tokenizer.encode(tokens), options.seconds)
     chosen = steps(task, _choice(options, 1, 0))
     for step in chain([None], chosen):
         if step is not None and step.tokens[0] != rules.end:
-            tokens = [*tokens, *run.vocabulary.decode(step.tokens.tolist())]
+            tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]
         text = _readable(run, tokens, case)
         if len(text) > len(shown):
             yield text[len(shown) :]
@@ -263,7 +264,7 @@ def fill(
     rows = []
     for context, fillers in zip(contexts, found, strict=True):
         for filler in fillers:
-            words = [run.vocabulary.decode(part) for part in (left, filler.tokens, right)]
+            words = [run.tokenizer.decode(part) for part in (left, filler.tokens, right)]
             rows.append(
                 {
                     "context": dict(context),
