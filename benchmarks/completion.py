@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from factorcell.completion.compiled import CompiledEngine
+from factorcell.completion.compiled import engine
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User
 from factorcell.completion.popularity import History
@@ -69,9 +69,9 @@ class Bench:
 
     def __init__(self, run: Run) -> None:
         self.run, self.most = run, run.config.data.max_tokens - 1
-        self.engines: dict[str, Any] = {PLAIN: PlainEngine(run.model), FLOATS: CompiledEngine(run.model)}
+        self.engines: dict[str, Any] = {PLAIN: PlainEngine(run.model), FLOATS: engine(run.model, "float32")}
         if library.variant() == library.VARIANTS[-1]:
-            self.engines[HALF] = CompiledEngine(run.model, half=True)
+            self.engines[HALF] = engine(run.model, "bfloat16")
         self.times: dict[str, Times] = defaultdict(lambda: defaultdict(list))
         self.found: dict[str, list[SearchResult]] = defaultdict(list)
 

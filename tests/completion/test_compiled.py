@@ -22,7 +22,7 @@ from factorcell.completion.search import Ids, PlainEngine, SearchRequest, Search
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.kernels import library
-from factorcell.model.packing import packable
+from factorcell.model.packing import PackedModel
 from factorcell.model.run import Run
 from tests.completion.test_search import CLOSE, same, typed_in, written_out
 from tests.small import inside, make_letters
@@ -57,8 +57,9 @@ def instructions(variant: str) -> Iterator[None]:
 
 def packed_in(run: Run, prefix: str, city: str = "Oslo", half: bool = False) -> tuple[CompiledEngine, PackedPrefix]:
     """The compiled search of a run, and what is typed in a city."""
-    assert packable(run.model)
-    compiled = CompiledEngine(run.model, half)
+    packed = PackedModel.of(run.model, half)
+    assert packed is not None
+    compiled = CompiledEngine(run.model, packed)
     corpus = run.prepare([{"text": "", "city": city}])
     with run.scoring():
         begun = compiled.begin(corpus.context(np.zeros(1, dtype=np.int64)))
@@ -238,14 +239,11 @@ def test_special_tokens_are_never_found() -> None:
 
 def people(run: Run, half: bool = False, count: int = 30) -> tuple[CompiledEngine, list[SearchRequest[PackedPrefix]]]:
     """What many have typed in two cities, with wishes of their own."""
-    compiled, random = CompiledEngine(run.model, half), np.random.default_rng(0)
-    begun = {
-        city: packed_in(run, "", city)[1] if not half else packed_in(run, "", city, half)[1]
-        for city in ("Oslo", "Nice")
-    }
+    begun = {city: packed_in(run, "", city, half) for city in ("Oslo", "Nice")}
+    compiled, random = begun["Oslo"][0], np.random.default_rng(0)
     wanted = []
     for place in range(count):
-        typed = begun["Oslo" if place % 2 else "Nice"]
+        _, typed = begun["Oslo" if place % 2 else "Nice"]
         ids = run.vocabulary.encode(random.choice(list("abcdefz"), size=place % 6).tolist())
         wanted.append(SearchRequest(compiled.type(typed, ids), 1 + place % 9, 3 + place % 4, lambda ids: ids != ()))
     return compiled, wanted

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.completion.compiled import CompiledEngine
+from factorcell.completion.compiled import CompiledEngine, engine
 from factorcell.completion.search import Engine, PlainEngine, SearchRequest
 from factorcell.data.context import Context
 from factorcell.model.kernels import library
@@ -29,7 +29,9 @@ def compiled() -> Ready:
     if library.library() is None:
         pytest.skip("no compiled kernels here")
     run = make_letters()
-    return run, CompiledEngine(run.model)
+    found = engine(run.model, "float32")
+    assert isinstance(found, CompiledEngine)
+    return run, found
 
 
 def plain(run: Run) -> Ready:

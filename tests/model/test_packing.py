@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from factorcell.model import adapters
 from factorcell.model.adapters import Shift
 from factorcell.model.kernels import library
-from factorcell.model.packing import PackedModel, packable
+from factorcell.model.packing import PackedModel
 from tests.growing import regrown
 from tests.small import make_letters
 
@@ -35,11 +35,12 @@ class Odd(nn.Module):
 def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever rescales is left to the plain search; ranks of several adapters lie side by side."""
     monkeypatch.setitem(adapters.ADAPTERS, "concat", Odd)
-    assert not packable(make_letters(adapt=["concat"]).model)
+    assert PackedModel.of(make_letters(adapt=["concat"]).model) is None
     monkeypatch.setattr(Odd, "change", "low rank")
     model = make_letters(adapt=["concat", "factor"]).model
-    assert packable(model)
-    assert PackedModel.of(model).sizes[3] == 3 + model.config.rank
+    packed = PackedModel.of(model)
+    assert packed is not None
+    assert packed.sizes[3] == 3 + model.config.rank
 
 
 @compiled
@@ -57,14 +58,14 @@ def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.Monke
         ({"softmax": "adaptive", "cutoffs": ["4"]}, False),
     ],
 )
-def test_what_is_packable(options: dict[str, object], taken: bool) -> None:
+def test_what_is_packed(options: dict[str, object], taken: bool) -> None:
     """One coupled layer without rescaling or control codes, and a full softmax, of floats."""
     model = make_letters(**options).model  # type: ignore[arg-type]
-    assert packable(model) == taken
-    assert not packable(model.to(torch.float64))
+    assert (PackedModel.of(model) is not None) == taken
+    assert PackedModel.of(model.to(torch.float64)) is None
 
 
 @compiled
 def test_another_backbone_is_not() -> None:
     """It has the plain search."""
-    assert not packable(regrown(make_letters()).model)
+    assert PackedModel.of(regrown(make_letters()).model) is None

@@ -3,7 +3,7 @@
     [i, f, o] = b + [x, h] W + ([x, h] L) R        log p(v | x, h) = log softmax(E P h + a)
 
 A `PackedModel` is made once a model, a `PackedContext` (b, L, R and a) once a context. Both are values that any thread
-may read, and a call has work memory of its own. L and R stay apart. What is not `packable` has the plain search.
+may read, and a call has work memory of its own. L and R stay apart. A model that is not packed has the plain search.
 
 Shapes: V vocabulary, E embedding, H hidden, R rank.
 """
@@ -30,7 +30,7 @@ from factorcell.completion.search import (
 from factorcell.data.context import Context
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.packing import OF_CONTEXT, OF_MODEL, PackedContext, PackedModel, packable
+from factorcell.model.packing import OF_CONTEXT, OF_MODEL, PackedContext, PackedModel
 
 LIMITS = ("seconds", "lost")
 COUNTS = ("k", "most", "empty", "rows", "waiting", "count", "expanded")
@@ -145,11 +145,11 @@ class _Asked:
 
 
 class CompiledEngine:
-    """The `Engine` in compiled code, of models that are `packable`."""
+    """The `Engine` in compiled code, of a `model` that can be `packed`."""
 
-    def __init__(self, model: LanguageModel, half: bool = False) -> None:
+    def __init__(self, model: LanguageModel, packed: PackedModel) -> None:
         library.keep_memory()
-        self.model, self.packed = model, PackedModel.of(model, half)
+        self.model, self.packed = model, packed
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PackedPrefix:
         """Nothing typed yet, in one context; `override` as `LanguageModel.condition`."""
@@ -176,9 +176,8 @@ def _above(least: float, found: SearchResult) -> SearchResult:
 
 def engine(model: LanguageModel, precision: str) -> CompiledEngine | PlainEngine:
     """The compiled search of `model` where there is one, or else the plain one; products of numbers of `precision`."""
-    if not packable(model):
-        return PlainEngine(model)
-    return CompiledEngine(model, half=precision == "bfloat16" and library.variant() == library.VARIANTS[-1])
+    packed = PackedModel.of(model, half=precision == "bfloat16" and library.variant() == library.VARIANTS[-1])
+    return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
 
 
 def _follow(packed: PackedModel, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:

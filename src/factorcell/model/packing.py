@@ -53,10 +53,15 @@ class PackedModel:
     half: bool
 
     @classmethod
-    def of(cls, model: LanguageModel, half: bool = False) -> "PackedModel":
-        """The weights as they are now, for the instruction set that is chosen now."""
-        variant = library.variant()
-        assert variant is not None
+    def of(cls, model: LanguageModel, half: bool = False) -> "PackedModel | None":
+        """The weights as they are now, for the instruction set that is chosen now.
+
+        None where `model` has more than the compiled search: it takes one coupled layer on the processor without
+        rescaling or control codes, a full softmax, and floats.
+        """
+        variant, adapted = library.variant(), _adapted(model)
+        if adapted is None or adapted.scale is not None or variant is None:
+            return None
         lanes, embedding = LANES[variant], model.embedding.detach()
         cell = cast(RecurrentBackbone, model.backbone).layers[0]
         inputs, weight = _gates(cell.matrix.detach(), lanes).split_with_sizes([cell.embedding_size, cell.hidden_size])
@@ -71,7 +76,6 @@ class PackedModel:
             arrays["norm"] = torch.cat([cell.gain, cell.shift]).detach()
         if half:
             arrays["half_weight"] = _halved(weight, lanes)
-        adapted = _adapted(model)
         rank = 0 if adapted.left is None else adapted.left.shape[2]
         size, width = embedding.shape
         return cls(arrays, (size, width, cell.hidden_size, rank), model.specials, variant, half)
@@ -96,24 +100,24 @@ class PackedModel:
         return PackedContext(arrays)
 
 
-def _adapted(model: LanguageModel) -> AdaptedWeights:
-    """The weights of the only layer in one context: which of its parts there are is the same in every context."""
-    size = model.config.context_size if model.encoder else 0
-    (weights,) = cast(RecurrentWeights, model.backbone.condition(model.embedding.new_zeros(1, size)))
-    return weights
+def _adapted(model: LanguageModel) -> AdaptedWeights | None:
+    """The weights of the only layer in one context, if the compiled search has all else of `model`.
 
-
-def packable(model: LanguageModel) -> bool:
-    """Whether the compiled search has what `model` has: one coupled layer on the processor, a full softmax, floats."""
-    return (
+    Which parts of the weights there are is the same in every context.
+    """
+    fits = (
         isinstance(model.backbone, RecurrentBackbone)
         and [type(cell.kind) for cell in model.backbone.layers] == [Coupled]
         and isinstance(model.output, Output)
         and model.prefix is None
-        and _adapted(model).scale is None
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())
         and library.usable(model.embedding)
     )
+    if not fits:
+        return None
+    size = model.config.context_size if model.encoder else 0
+    (weights,) = cast(RecurrentWeights, model.backbone.condition(model.embedding.new_zeros(1, size)))
+    return weights
 
 
 def _gates(matrix: Tensor, lanes: int) -> Tensor:
