@@ -93,8 +93,8 @@ def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
     assert user.history == expected.history
     document = Document("ac")
     found = list(menu.get_completions(document, CompleteEvent()))
-    written = assistant.completer.type(assistant.completer.begin(user), "ac")
-    assert [one.text for one in found] == [one.text for one in assistant.suggest(written, user, 5).suggestions]
+    written = assistant.type(assistant.begin(user), "ac")
+    assert [one.text for one in found] == [one.text for one in assistant.suggest(written, 5).suggestions]
     assert "acca" in [one.text for one in found]
     assert {one.start_position for one in found} == {-2}
     assert list(menu.get_completions(Document("a" * 500), CompleteEvent())) == []
@@ -102,9 +102,9 @@ def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
 
 def test_a_run_without_users_completes_all_the_same(tmp_path: Path) -> None:
     assistant = Assistant.of(make_letters(spread=0.8))
-    assert (assistant.learner, assistant.blend) == (None, None)
-    written = assistant.completer.type(assistant.completer.begin(), "a")
-    assert assistant.suggest(written, None, 3) == assistant.completer.suggest(written, 3)
+    assert (assistant.learner, assistant.popularity) == (None, None)
+    written = assistant.type(assistant.begin(), "a")
+    assert assistant.suggest(written, 3) == assistant.suggester.suggest(written, 3)
     assert assistant.learn(None, "abc") is None
 
 
@@ -118,8 +118,8 @@ def test_fifty_people_side_by_side_get_what_each_gets_alone(folder: Path) -> Non
     def live(texts: list[str]) -> list[object]:
         user, seen = User.new(run), list[object]()
         for text in texts:
-            written = assistant.completer.type(assistant.completer.begin(user), text[:2])
-            seen.append(assistant.suggest(written, user, 5))
+            written = assistant.type(assistant.begin(user), text[:2])
+            seen.append(assistant.suggest(written, 5))
             user = assistant.learn(user, text) or user
             seen.append(user.to_bytes())
         return seen
@@ -137,8 +137,8 @@ def test_whatever_is_typed_is_blended(typed: str, folder: Path) -> None:
     run = Run.open(folder)
     assistant = Assistant.of(run)
     user = learn_one(run, User.new(run), typed + "abc")
-    written = assistant.completer.type(assistant.completer.begin(user), typed)
-    found = assistant.suggest(written, user, 10).suggestions
+    written = assistant.type(assistant.begin(user), typed)
+    found = assistant.suggest(written, 10).suggestions
     assert len({one.text for one in found}) == len(found)
     assert all(one.text.startswith(written.text) and one.text != written.text for one in found)
     if len(written.tokens) <= 8:
@@ -146,6 +146,7 @@ def test_whatever_is_typed_is_blended(typed: str, folder: Path) -> None:
 
 
 def test_a_prefix_without_end_is_one_clear_error(folder: Path) -> None:
-    assistant = Assistant.of(Run.open(folder))
+    run = Run.open(folder)
+    assistant = Assistant.of(run)
     with pytest.raises(UserError, match="a prefix of 10,000 chars; this run completes texts of up to 11"):
-        assistant.completer.type(assistant.completer.begin(User.new(assistant.completer.run)), "x" * 10_000)
+        assistant.type(assistant.begin(User.new(run)), "x" * 10_000)

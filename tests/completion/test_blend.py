@@ -61,7 +61,7 @@ def test_with_the_weight_of_one_source_its_order_comes_first() -> None:
         "history": user.history.complete("a"),
     }
     for source, expected in alone.items():
-        found = Blend(completer, POPULAR, only(source)).suggest(written, user, 10).suggestions
+        found = Blend(completer, POPULAR, only(source)).suggest(written, 10).suggestions
         assert [one.text for one in found][: len(expected)] == [one.text for one in expected]
 
 
@@ -84,10 +84,18 @@ def test_popular_and_own_texts_remain_when_time_is_up() -> None:
     run = make()
     user = replace(User.new(run), history=History(("abab",)))
     completer = Completer(run, seconds=0.0)
-    found = Blend(completer, POPULAR).suggest(completer.type(completer.begin(user), "a"), user)
+    found = Blend(completer, POPULAR).suggest(completer.type(completer.begin(user), "a"))
     assert found.cut
     assert {"abab", "abc", "abba"} <= {one.text for one in found.suggestions}
     assert Blend(completer, None).complete("zzz", user) == []
+
+
+def test_who_is_not_told_apart_has_what_the_model_suggests() -> None:
+    completer = Completer(make())
+    blend = Blend(completer, POPULAR)
+    written = blend.type(blend.begin(context={"city": "Oslo"}), "a")
+    assert blend.suggest(written, 5) == completer.suggest(written, 5)
+    assert blend.complete("a", context={"city": "Oslo"}) == completer.complete("a", context={"city": "Oslo"})
 
 
 def test_slips_are_forgiven_by_all_sources() -> None:

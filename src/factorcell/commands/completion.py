@@ -32,8 +32,8 @@ def run_complete(given: argparse.Namespace) -> None:
     user = _told(assistant, _somebody(assistant, context), given.history)
     if given.prefix is None:
         return _talk(assistant, user, context, given.count)
-    written = assistant.completer.type(assistant.completer.begin(user, context), given.prefix)
-    found = assistant.suggest(written, user, given.count)
+    written = assistant.type(assistant.begin(user, context), given.prefix)
+    found = assistant.suggest(written, given.count)
     risen = _risen(assistant, user, given.count) if given.explain else []
     return _show(found, risen, given)
 
@@ -108,10 +108,10 @@ def _told(assistant: Assistant, user: User | None, history: str | None) -> User 
 
 def _risen(assistant: Assistant, user: User | None, count: int) -> list[tuple[str, float]]:
     """The popular texts that the history has made more likely."""
-    learner, blend = assistant.learner, assistant.blend
-    if learner is None or blend is None or blend.popularity is None or user is None or not user.seen:
+    learner, popularity = assistant.learner, assistant.popularity
+    if learner is None or popularity is None or user is None or not user.seen:
         return []
-    return learner.risen(user, blend.popularity.top(RISEN), count)
+    return learner.risen(user, popularity.top(RISEN), count)
 
 
 def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argparse.Namespace) -> None:

@@ -22,13 +22,13 @@ class Menu(Completer):
 
     def __init__(self, assistant: Assistant, user: User | None, context: Mapping[str, str], count: int) -> None:
         self.assistant, self.user, self.context, self.count = assistant, user, context, count
-        self.written = assistant.completer.begin(user, context)
+        self.written = assistant.begin(user, context)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         """The suggestions below a line; none where it cannot be completed."""
         try:
-            self.written = self.assistant.completer.type(self.written, document.text)
-            found = self.assistant.suggest(self.written, self.user, self.count).suggestions
+            self.written = self.assistant.type(self.written, document.text)
+            found = self.assistant.suggest(self.written, self.count).suggestions
         except UserError:
             return
         for one in found:
@@ -39,7 +39,7 @@ class Menu(Completer):
     def enter(self, line: str) -> None:
         """Learn a line, and begin anew."""
         self.user = self.assistant.learn(self.user, line)
-        self.written = self.assistant.completer.begin(self.user, self.context)
+        self.written = self.assistant.begin(self.user, self.context)
 
 
 def talk(menu: Menu, **terminal: Any) -> User | None:

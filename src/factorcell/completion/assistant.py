@@ -1,6 +1,8 @@
 """All that a run has for one person who types: it completes, blends and learns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer, Suggestions, TypedText
@@ -12,26 +14,37 @@ from factorcell.model.run import Run
 
 @dataclass(frozen=True)
 class Assistant:
-    """What completes and what learns: a `blend` where there is one, a `learner` where the run tells users apart."""
+    """What suggests, a blend where the run keeps popular texts, and a `learner` where it tells users apart."""
 
-    completer: Completer
-    blend: Blend | None = None
+    suggester: Completer | Blend
     learner: Learner | None = None
 
     @classmethod
     def of(cls, run: Run, unknown: str = "error", seconds: float | None = None, slips: int = 0) -> "Assistant":
-        """A blend where the run keeps popular texts, learning where it tells users apart; options as `Completer`."""
+        """All that `run` has; options as `Completer`."""
         completer = Completer(run, unknown=unknown, seconds=seconds, slips=slips)
         if not tells_apart(run):
             return cls(completer)
-        blend = Blend(completer, Popularity.of(run)) if (run.folder / POPULARITY).exists() else None
-        return cls(completer, blend, Learner(run))
+        if not (run.folder / POPULARITY).exists():
+            return cls(completer, Learner(run))
+        return cls(Blend(completer, Popularity.of(run)), Learner(run))
 
-    def suggest(self, written: TypedText, user: User | None, count: int) -> Suggestions:
-        """The best `count` texts that go on from what `user` has written."""
-        if self.blend is None or user is None:
-            return self.completer.suggest(written, count)
-        return self.blend.suggest(written, user, count)
+    @property
+    def popularity(self) -> Popularity | None:
+        """The popular texts that are blended, if any."""
+        return self.suggester.popularity if isinstance(self.suggester, Blend) else None
+
+    def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
+        """Nothing typed yet, by `user` in `context`, as `Completer.begin`."""
+        return self.suggester.begin(user, context)
+
+    def type(self, written: TypedText, text: str) -> TypedText:
+        """The same person with `text` typed instead, as `Completer.type`."""
+        return self.suggester.type(written, text)
+
+    def suggest(self, written: TypedText, k: int = 10) -> Suggestions:
+        """The best `k` texts that go on from what is written."""
+        return self.suggester.suggest(written, k)
 
     def learn(self, user: User | None, text: str) -> User | None:
         """The user after a text."""

@@ -124,18 +124,34 @@ class Blend:
         self.weights = weights or BlendWeights.of(completer.run)
 
     def complete(
-        self, prefix: str, user: User, context: Mapping[str, Any] | None = None, k: int = 10
+        self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
     ) -> list[Suggestion]:
         """The best `k` texts that begin with `prefix` and go on."""
-        return self.suggest(self.completer.type(self.completer.begin(user, context), prefix), user, k).suggestions
+        return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
 
-    def suggest(self, written: TypedText, user: User, k: int = 10) -> Suggestions:
-        """The best `k` texts that go on from what `user` has written, with the shares of the sources in their scores.
+    def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
+        """See `Completer`."""
+        return self.completer.begin(user, context)
 
-        Where time is up before the model has found any, popular texts and those of the user's own remain.
+    def type(self, written: TypedText, text: str) -> TypedText:
+        """See `Completer`."""
+        return self.completer.type(written, text)
+
+    def fits(self, prefix: str) -> bool:
+        """See `Completer`."""
+        return self.completer.fits(prefix)
+
+    def suggest(self, written: TypedText, k: int = 10) -> Suggestions:
+        """The best `k` texts that go on from what is written, with the shares of the sources in their scores.
+
+        Where time is up before the model has found any, popular texts and those of the user's own remain. Of nobody
+        told apart there is no past to blend: they get what the model suggests.
         """
         model = self.completer.suggest(written, k)
-        return replace(model, suggestions=self.merged(self.candidates(written.text, model, user.history, k), k))
+        if written.user is None:
+            return model
+        candidates = self.candidates(written.text, model, written.user.history, k)
+        return replace(model, suggestions=self.merged(candidates, k))
 
     def candidates(self, prefix: str, model: Suggestions, history: History, k: int) -> list[Candidate]:
         """What the `model` and the other sources propose, at most `k` each, every text once."""

@@ -32,11 +32,13 @@ from factorcell.model.run import Run
 class TypedText:
     """What somebody has typed: its `tokens` as they are, known to the model or not, and how the search keeps them.
 
-    `plain`: the same as the plain search keeps it, where slips are looked for.
+    `user`: who types, None for nobody told apart. `plain`: the same as the plain search keeps it, where slips are
+    looked for.
     """
 
     tokens: tuple[str, ...]
     typed: object
+    user: User | None = None
     plain: PrefixState | None = None
 
     @property
@@ -94,7 +96,7 @@ class Completer:
             own = {name: vector.to(self.run.device) for name, vector in override.items()}
             given = corpus.context(np.zeros(1, np.int64)).to(self.run.device)
             plain = PlainEngine(self.run.model).begin(given, own) if self.slips.most else None
-            return TypedText((), self.engine.begin(given, own), plain)
+            return TypedText((), self.engine.begin(given, own), user, plain)
 
     def type(self, written: TypedText, text: str) -> TypedText:
         """The same person with `text` typed instead; what it shares with what was typed is not read again.
@@ -105,7 +107,11 @@ class Completer:
         with self.run.scoring():
             ids = self.tokenizer.encode(tokens)
             plain = None if written.plain is None else written.plain.to(self.run.model, ids)
-            return TypedText(tokens, self.engine.type(written.typed, ids), plain)
+            return TypedText(tokens, self.engine.type(written.typed, ids), written.user, plain)
+
+    def fits(self, prefix: str) -> bool:
+        """Whether a prefix is no longer than the texts that the run completes."""
+        return len(self.tokenizer.split(prefix)) <= self.most
 
     def suggest(self, written: TypedText, k: int = 10) -> Suggestions:
         """The `k` most probable texts that go on from what is written, or where slips are forgiven from what was meant.
@@ -161,7 +167,7 @@ class Completer:
             if one.ended:
                 whole = self.tokenizer.join(one.tokens)
                 return [Suggestion(whole, 0.0, "model")] if self.tokenizer.follows(one.tokens, ()) else []
-            other = TypedText(one.tokens, self.engine.type(written.typed, vocabulary.encode(one.tokens)))
+            other = TypedText(one.tokens, self.engine.type(written.typed, self.tokenizer.encode(one.tokens)))
             parts.extend(self._finish([self._wanted(other, k, 0, least)], [other], left()))
             return parts[-1].suggestions
 

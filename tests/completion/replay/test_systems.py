@@ -132,7 +132,7 @@ def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
     several = systems(tmp_path / "runs", ["mpc", "unadapted", "factor", "blend"], user="city")
     blend = several["blend"]
     assert isinstance(blend, Personalised)
-    assert blend.completer.run.folder == folder
+    assert blend.learner.run.folder == folder
     assert isinstance(several["unadapted"], Unpersonalised)
 
 

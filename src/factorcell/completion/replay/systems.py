@@ -85,7 +85,7 @@ class Unpersonalised:
 
     def suggest(self, held: None, prefix: str, row: Row, k: int) -> list[Suggestion]:
         """The most probable texts; none where the prefix is longer than any text the run completes."""
-        if not fits(self.completer, prefix):
+        if not self.completer.fits(prefix):
             return []
         return self.completer.complete(prefix, None, {name: row[name] for name in self.columns}, k)
 
@@ -100,10 +100,10 @@ class Unpersonalised:
 
 
 class Personalised:
-    """A run whose user is learned online, or stays new where it never `learns`; the `blend` completes, if given."""
+    """A run whose user is learned online, or stays new where it never `learns`; its completer or blend suggests."""
 
-    def __init__(self, completer: Completer, blend: Blend | None = None, learns: bool = True) -> None:
-        self.completer, self.blend, self.learns, run = completer, blend, learns, completer.run
+    def __init__(self, run: Run, suggester: Completer | Blend, learns: bool = True) -> None:
+        self.suggester, self.learns = suggester, learns
         self.text, self.learner = run.config.data.text, Learner(run)
         self.columns = self.learner.columns
 
@@ -113,18 +113,15 @@ class Personalised:
 
     def suggest(self, held: User, prefix: str, row: Row, k: int) -> list[Suggestion]:
         """The best texts; none where the prefix is longer than any text the run completes."""
-        if not fits(self.completer, prefix):
+        if not self.suggester.fits(prefix):
             return []
-        context = {name: row[name] for name in self.columns}
-        if self.blend:
-            return self.blend.complete(prefix, held, context, k)
-        return self.completer.complete(prefix, held, context, k)
+        return self.suggester.complete(prefix, held, {name: row[name] for name in self.columns}, k)
 
     def nats(self, held: User, row: Row) -> tuple[float, int]:
         """For the user as it is now."""
         texts, contexts = [row[self.text]], [{name: row[name] for name in self.columns}]
         nats = self.learner.nats(held.vector[None], texts, contexts)
-        return float(nats[0]), self.completer.run.read(texts, contexts).targets
+        return float(nats[0]), self.learner.run.read(texts, contexts).targets
 
     def learn(self, held: User, row: Row) -> User:
         """The user moves by one text."""
@@ -132,11 +129,6 @@ class Personalised:
             return held
         (after,), _ = self.learner.learn([held], [row[self.text]], [{name: row[name] for name in self.columns}])
         return after
-
-
-def fits(completer: Completer, prefix: str) -> bool:
-    """Whether the prefix is no longer than the texts that the run completes."""
-    return len(completer.tokenizer.split(prefix)) <= completer.most
 
 
 def runs(folder: Path) -> dict[str, Path]:
@@ -202,7 +194,7 @@ def systems(
             made[name] = OwnHistory(reading(folder, names, user)[0].text)
         elif name == "blend":
             own = completer(opened[name])
-            made[name] = Personalised(own, Blend(own, Popularity.of(own.run)))
+            made[name] = Personalised(own.run, Blend(own, Popularity.of(own.run)))
         else:
             made[name] = _of_run(completer(opened[name]), user, learns=name != "plain")
     return made
@@ -221,7 +213,7 @@ def _opened(found: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
 def _of_run(completer: Completer, user: str, learns: bool) -> System:
     """Of a run that tells users apart, or of one that does not."""
     if tells_apart(completer.run):
-        return Personalised(completer, learns=learns)
+        return Personalised(completer.run, completer, learns)
     return Unpersonalised(completer, user)
 
 

@@ -83,7 +83,7 @@ def proposals(
             user = learner.new()
             for row, prefix in zip(stream.rows, stream.prefixes, strict=True):
                 context = {name: row[name] for name in others}
-                if prefix is not None and len(completer.tokenizer.split(prefix)) <= completer.most:
+                if prefix is not None and completer.fits(prefix):
                     written = completer.type(completer.begin(user, context), prefix)
                     found = completer.suggest(written, COUNT)
                     yield blend.candidates(written.text, found, user.history, COUNT), row[text]
