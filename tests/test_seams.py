@@ -10,7 +10,7 @@ import pytest
 
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
-from factorcell.completion.search import PrefixState, beam, search
+from factorcell.completion.search import PrefixState, SearchRequest, beam, search
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihood_ratios import explain
 from factorcell.evaluation.perplexity import evaluate, top_accuracy
@@ -75,7 +75,7 @@ def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> N
     conditioned = run.model.condition(run.prepare([{"text": "", "city": "Oslo"}]).context(np.zeros(1, dtype=np.int64)))
     with run.scoring():
         typed = PrefixState.begin(run.model, conditioned).to(run.model, run.vocabulary.encode(prefix))
-        found = search(run.model, typed, 5, most=4, batch=3)
+        found = search(run.model, SearchRequest(typed, 5, 4), batch=3)
         wide = beam(run.model, typed, 5, most=4, width=500, branching=6)
     expected = sorted(written_out(run, prefix, 4).values(), reverse=True)[:5]
     for result in (found, wide):

@@ -93,7 +93,7 @@ def test_what_is_found_is_best_of_all_texts_written_out(
     assert not found.cut
     assert same(found, logs, k)
     with run.scoring():
-        plain = completion.search(run.model, typed_in(run, prefix, city), k, most=most, accept=accept)
+        plain = completion.search(run.model, SearchRequest(typed_in(run, prefix, city), k, most, accept))
     ours, theirs = ([one.log_probability for one in result.completions] for result in (found, plain))
     assert np.allclose(ours, theirs, atol=CLOSE)
     if len(logs) > k and np.diff(sorted(logs.values())[-k - 1 :]).min() > CLOSE:
@@ -232,7 +232,7 @@ def test_special_tokens_are_never_found() -> None:
     assert len(found.completions) == 50
     assert not any({UNKNOWN, START, END} & set(one.ids) for one in found.completions)
     with run.scoring():
-        plain = completion.search(run.model, typed_in(run, "ab"), 50, most=5)
+        plain = completion.search(run.model, SearchRequest(typed_in(run, "ab"), 50, 5))
     for ours, theirs in zip(found.completions, plain.completions, strict=True):
         assert ours.log_probability == pytest.approx(theirs.log_probability, abs=CLOSE)
 

@@ -15,7 +15,7 @@ import torch
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.completion.completer import Completer
-from factorcell.completion.search import beam, search
+from factorcell.completion.search import SearchRequest, beam, search
 from factorcell.config import UserError
 from factorcell.data.vocabulary import SPECIALS
 from factorcell.model.run import Run
@@ -95,7 +95,7 @@ def test_one_text_is_suggested_once_however_it_is_cut() -> None:
     run = make_letters(("🇳🇴", "🇳", "🇴"), data={"unit": "grapheme", "max_tokens": 4}, spread=0.2)
     typed = typed_in(run, "")
     with run.scoring():
-        found = search(run.model, typed, 30, most=2)
+        found = search(run.model, SearchRequest(typed, 30, 2))
     texts = ["".join(run.vocabulary.decode(one.ids)) for one in found.completions]
     assert texts.count("🇳🇴") == 2
     ours = [one.text for one in Completer(run).complete("", k=30)]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion.search import Ids, PrefixState, SearchResult, beam, search
+from factorcell.completion.search import Ids, PrefixState, SearchRequest, SearchResult, beam, search
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.cells import CELLS
@@ -84,7 +85,8 @@ def test_search_finds_what_all_texts_written_out_have(
     logs = {ids: log for ids, log in written_out(run, prefix, city, most).items() if refused not in ids}
     with run.scoring():
         typed = typed_in(run, prefix, city)
-        found = search(run.model, typed, k, most=most, batch=batch, accept=lambda ids: refused not in ids)
+        wanted = SearchRequest(typed, k, most, accept=lambda ids: refused not in ids)
+        found = search(run.model, wanted, batch=batch)
         wide = beam(run.model, typed, 2000, most=most, width=2000, branching=9)
     assert not found.cut
     assert same(found, logs, k)
@@ -133,7 +135,7 @@ def test_search_is_never_worse_than_the_published_beam(spread: float) -> None:
         run = make_letters(("abcdefgh",), seed=seed, spread=spread)
         with run.scoring():
             typed = typed_in(run, "ca")
-            exact = search(run.model, typed, most=9, rows=50_000, waiting=10**6)
+            exact = search(run.model, SearchRequest(typed, 10, 9), rows=50_000, waiting=10**6)
             published = beam(run.model, typed, most=9)
         assert not exact.cut
         assert len(exact.completions) == 10
@@ -154,7 +156,7 @@ def test_special_tokens_are_never_suggested() -> None:
     with run.scoring():
         typed = typed_in(run, "ab")
         assert float(typed.logs[-1][0, UNKNOWN]) > -1e-3
-        found = (search(run.model, typed, 50, most=5), beam(run.model, typed, 50, most=5))
+        found = (search(run.model, SearchRequest(typed, 50, 5)), beam(run.model, typed, 50, most=5))
     for one in itertools.chain(*(result.completions for result in found)):
         assert not {UNKNOWN, START, END} & set(one.ids)
     assert len(found[0].completions) == 50
@@ -168,7 +170,7 @@ def test_a_search_that_ran_out_of_room_says_so(rows: int, waiting: int, seed: in
     logs = written_out(run, "b", "Oslo", 4)
     with run.scoring():
         typed = typed_in(run, "b")
-        found = search(run.model, typed, k, most=4, rows=rows, waiting=waiting, batch=4)
+        found = search(run.model, SearchRequest(typed, k, 4), rows=rows, waiting=waiting, batch=4)
     assert found.rows <= rows
     exact = same(found, logs, k)
     assert found.cut or exact
@@ -179,28 +181,28 @@ def test_bounds_do_cut_and_room_enough_does_not() -> None:
     """Each bound alone; a bound that only drops what was hopeless is not told."""
     run = make_letters(seed=3, spread=0.8)
     with run.scoring():
-        typed = typed_in(run, "b")
-        whole = search(run.model, typed, 5, most=6)
+        wanted = SearchRequest(typed_in(run, "b"), 5, 6)
+        whole = search(run.model, wanted)
         assert not whole.cut
-        assert search(run.model, typed, 5, most=6, rows=whole.rows // 2).cut
-        assert search(run.model, typed, 5, most=6, waiting=1).cut
-        assert search(run.model, typed, 5, most=6, seconds=0.0).cut
-        assert search(run.model, typed, 5, most=6, seconds=0.0).rows == 0
-        kept = next(room for room in range(2, 500) if not search(run.model, typed, 5, most=6, waiting=room).cut)
-        tight = search(run.model, typed, 5, most=6, waiting=kept)
+        assert search(run.model, wanted, rows=whole.rows // 2).cut
+        assert search(run.model, wanted, waiting=1).cut
+        assert search(run.model, wanted, seconds=0.0).cut
+        assert search(run.model, wanted, seconds=0.0).rows == 0
+        kept = next(room for room in range(2, 500) if not search(run.model, wanted, waiting=room).cut)
+        tight = search(run.model, wanted, waiting=kept)
         assert [one.ids for one in tight.completions] == [one.ids for one in whole.completions]
-        assert search(run.model, typed, 5, most=6, rows=whole.rows, seconds=1e6) == whole
+        assert search(run.model, wanted, rows=whole.rows, seconds=1e6) == whole
 
 
 def test_what_is_not_wanted_is_not_looked_for() -> None:
     """Only completions above a log probability, with fewer rows; nothing is cut for their sake."""
     run = make_letters(seed=3, spread=0.8)
     with run.scoring():
-        typed = typed_in(run, "b")
-        whole = search(run.model, typed, 9, most=6)
+        wanted = SearchRequest(typed_in(run, "b"), 9, 6)
+        whole = search(run.model, wanted)
         for count in range(10):
             least = whole.completions[count].log_probability if count < 9 else -math.inf
-            found = search(run.model, typed, 9, most=6, least=least)
+            found = search(run.model, replace(wanted, least=least))
             assert found.completions == whole.completions[:count]
             assert not found.cut
             assert found.rows < whole.rows or (count >= 8 and found.rows == whole.rows)

@@ -5,7 +5,8 @@ import json
 import math
 import unicodedata
 from collections.abc import Iterator
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -132,10 +133,10 @@ def nearby(typed: str, place: int, most: int) -> str:
     return typed[max(0, place - most) : place + most + 1]
 
 
-def meanings(run: Run, typed: str, slips: Slips, **bounds: int) -> Corrections:
+def meanings(run: Run, typed: str, slips: Slips, longest: int = 99) -> Corrections:
     """What the search finds."""
     with run.scoring():
-        return meant(run.model, run.vocabulary, tuple(typed), typed_in(run, typed), slips, **{"longest": 99, **bounds})
+        return meant(run.model, run.vocabulary, tuple(typed), typed_in(run, typed), slips, longest=longest)
 
 
 @pytest.mark.parametrize("typed", ["abc", "aaa", "bcz", "zzz", "bacc", "abcac", "acbbca", "cbzcab"])
@@ -145,7 +146,7 @@ def test_what_was_meant_is_what_all_beginnings_written_out_have(typed: str) -> N
     most = within(typed, 2)
     longest = 7 if len(typed) < 6 else 6
     expected = beginnings(run, typed, most, longest)
-    found = meanings(run, typed, Slips(2), longest=longest, best=10**6, rows=10**7)
+    found = meanings(run, typed, Slips(2, **ALL), longest)
     got = {("".join(one.tokens), one.ended): (one.slips, one.log_probability) for one in found.best}
     assert len(got) == len(found.best)
     assert got.keys() == expected.keys()
@@ -157,7 +158,7 @@ def test_what_was_meant_is_what_all_beginnings_written_out_have(typed: str) -> N
     assert found.mass == pytest.approx(float(np.logaddexp.reduce(logs)), abs=CLOSE)
     assert found.typed == pytest.approx(log_of(run, typed, ended=False), abs=CLOSE)
     # A few of them are the best few.
-    few = meanings(run, typed, Slips(2), longest=longest, best=3, rows=10**7)
+    few = meanings(run, typed, Slips(2, rows=10**7, best=3), longest)
     assert few.best == found.best[:3]
     assert few.mass == found.mass
 
@@ -167,7 +168,7 @@ def test_what_was_meant_is_what_all_beginnings_written_out_have(typed: str) -> N
 def test_a_narrow_beam_keeps_within_its_rows(typed: str, rows: int, seed: int) -> None:
     """What it finds is true, if not all there is."""
     run = make_letters(seed=seed, spread=0.8)
-    found = meanings(run, typed, Slips(2), rows=rows, best=20)
+    found = meanings(run, typed, Slips(2, rows=rows, best=20))
     assert found.rows <= rows
     assert bool(found.best) or rows < 11 * len(typed)
     for one in found.best:
@@ -175,7 +176,7 @@ def test_a_narrow_beam_keeps_within_its_rows(typed: str, rows: int, seed: int) -
         log = log_of(run, text, ended=one.ended)
         assert one.log_probability == pytest.approx(log - cost_of(text, typed), abs=CLOSE)
         assert 1 <= one.slips == slips_of(text, typed) <= within(typed, 2)
-    assert meanings(run, typed, Slips(2), rows=rows, best=20) == found
+    assert meanings(run, typed, Slips(2, rows=rows, best=20)) == found
     with run.scoring():
         begun = typed_in(run, typed)
         late = meant(run.model, run.vocabulary, tuple(typed), begun, Slips(2), longest=99, seconds=0.0)
@@ -186,16 +187,10 @@ def test_a_narrow_beam_keeps_within_its_rows(typed: str, rows: int, seed: int) -
 # Whole texts.
 
 
-@pytest.fixture
-def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Completers look at everything that may have been meant."""
-    monkeypatch.setattr(completing, "meant", partial(meant, rows=10**7, best=10**6))
-
-
+ALL = {"rows": 10**7, "best": 10**6}  # everything that may have been meant is looked at
 CHEAP = Slips(2, cost=1.5, first=0.5)  # so that slips are among the best
 
 
-@pytest.mark.usefixtures("roomy")
 @pytest.mark.parametrize("typed", ["abc", "cba", "bbca", "bzc", "abcabc"])
 def test_suggestions_are_the_most_probable_of_all_texts(typed: str) -> None:
     """Of all texts written out, by log p less cost, what is typed itself left out; those that begin with it first."""
@@ -213,7 +208,7 @@ def test_suggestions_are_the_most_probable_of_all_texts(typed: str) -> None:
     }
     chosen = sorted(scores, key=lambda text: -scores[text])[:k]
     chosen.sort(key=lambda text: not text.startswith(typed))
-    found = Completer(run, slips=CHEAP).complete(typed, context={"city": "Oslo"}, k=k)
+    found = Completer(run, slips=replace(CHEAP, **ALL)).complete(typed, context={"city": "Oslo"}, k=k)
     assert [one.text for one in found] == chosen
     assert [one.slips for one in found] == [slips_of(text, typed) for text in chosen]
     logs = [one.log_probability - scores[one.text] for one in found]
@@ -263,12 +258,11 @@ def test_whatever_is_typed_slips_are_forgiven(unit: str, typed: str) -> None:
         assert any(one.slips for one in found)
 
 
-@pytest.mark.usefixtures("roomy")
 def test_what_was_meant_is_read_again_as_it_is() -> None:
     """Two letters that make a flag are one grapheme: no text is counted in graphemes that it does not have."""
     names = {"🇳🇴": "F", "🇳": "N", "🇴": "O", "a": "a"}
     run = make_letters(tuple(names), data={"unit": "grapheme", "max_tokens": 7}, spread=0.3)
-    completer = Completer(run, slips=Slips(2, cost=0.1, first=0.0))
+    completer = Completer(run, slips=Slips(2, cost=0.1, first=0.0, **ALL))
     found = completer.complete("aa🇳aaa", k=60)
     assert len({one.text for one in found}) == len(found) == 60
     for one in found:

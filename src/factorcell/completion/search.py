@@ -75,7 +75,10 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class SearchRequest(Generic[T]):
-    """What a search is asked for: of what is `typed` the `k` best completions of at most `most` tokens, if accepted."""
+    """What a search is asked for: of what is `typed` the `k` best completions of at most `most` tokens.
+
+    Only those that `accept` takes, and whose log probability is above `least`.
+    """
 
     typed: T
     k: int
@@ -148,18 +151,7 @@ class PlainEngine:
         self, wanted: Sequence[SearchRequest[PrefixState]], seconds: float | None, threads: int
     ) -> list[SearchResult]:
         """The completions of each; one after the other, whatever the `threads`."""
-        return [
-            search(
-                self.model,
-                one.typed,
-                one.k,
-                most=one.most,
-                least=one.least,
-                accept=one.accept,
-                seconds=seconds,
-            )
-            for one in wanted
-        ]
+        return [search(self.model, one, seconds=seconds) for one in wanted]
 
 
 def beam(
@@ -198,25 +190,20 @@ def beam(
 
 def search(
     model: LanguageModel,
-    typed: PrefixState,
-    k: int = 10,
+    wanted: SearchRequest[PrefixState],
     *,
-    most: int,
-    least: float = -math.inf,
-    accept: Callable[[Ids], bool] = lambda ids: True,
     batch: int = BATCH,
     rows: int = ROWS,
     waiting: int = WAITING,
     seconds: float | None = None,
 ) -> SearchResult:
-    """The `k` most probable completions of at most `most` tokens among those that `accept` takes; never a worse k-th.
+    """The completions that are `wanted`; never a worse k-th.
 
-    Those whose log probability is not above `least` are not looked for. It is exact unless `cut`: after `seconds`,
-    after `rows` of the model, or where more than `waiting` hypotheses would have had to wait, it returns the best so
-    far, unless what is left could not have been better.
+    It is exact unless `cut`: after `seconds`, after `rows` of the model, or where more than `waiting` hypotheses would
+    have had to wait, it returns the best so far, unless what is left could not have been better.
     """
     stop = math.inf if seconds is None else time.monotonic() + seconds
-    frontier = _Frontier(model, typed, k, most, least, accept, rows, waiting)
+    frontier = _Frontier(model, wanted, rows, waiting)
     while frontier.scores.size:
         room = min(batch + frontier.expanded // GROWTH, rows - frontier.expanded)
         if room <= 0 or time.monotonic() >= stop:
@@ -224,7 +211,7 @@ def search(
             break
         scores, parents, tokens = frontier.take(room)
         before = frontier.state_of(torch.from_numpy(parents).to(model.device))
-        logs, state = model.step(_tokens(model, tokens.tolist()), typed.conditioned, before)
+        logs, state = model.step(_tokens(model, tokens.tolist()), wanted.typed.conditioned, before)
         frontier.add(scores, parents, tokens, logs, state)
     return frontier.found()
 
@@ -236,18 +223,8 @@ class _Frontier:
     it. One that waits is a parent and a token, as one number: parent V + token.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        typed: PrefixState,
-        k: int,
-        most: int,
-        floor: float,
-        accept: Callable[[Ids], bool],
-        rows: int,
-        waiting: int,
-    ) -> None:
-        self.k, self.most, self.floor, self.accept, self.waiting = k, most, floor, accept, waiting
+    def __init__(self, model: LanguageModel, wanted: SearchRequest[PrefixState], rows: int, waiting: int) -> None:
+        self.wanted, self.waiting, typed = wanted, waiting, wanted.typed
         self.size, self.count, self.specials = model.vocabulary_size, 0, model.specials
         self.parents, self.tokens, self.depths = (np.zeros(rows + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # what is typed becomes 0, as a child of itself
@@ -266,7 +243,7 @@ class _Frontier:
     @property
     def least(self) -> float:
         """What a hypothesis must exceed: the k-th best score of those that have ended, or what was asked for."""
-        return self.ended[0][0] if len(self.ended) == self.k else self.floor
+        return self.ended[0][0] if len(self.ended) == self.wanted.k else self.wanted.least
 
     def take(self, most: int) -> tuple[Floats, Whole, Whole]:
         """Scores, parents and tokens of the best `most` that wait; they wait no longer."""
@@ -290,7 +267,7 @@ class _Frontier:
         for number, score in zip(numbers.tolist(), totals[:, self.specials.end].tolist(), strict=True):
             self._end(number, score)
         totals[:, self.specials.end] = -math.inf
-        totals[self.depths[numbers] >= self.most] = -math.inf
+        totals[self.depths[numbers] >= self.wanted.most] = -math.inf
         row, token = np.nonzero(totals > self.least)
         self.scores = np.concatenate([self.scores, totals[row, token]])
         self.codes = np.concatenate([self.codes, numbers[row] * self.size + token])
@@ -308,8 +285,8 @@ class _Frontier:
 
     def _end(self, number: int, score: float) -> None:
         """Note that an expanded hypothesis may end, if that is among the best k so far."""
-        if score > self.least and self.accept(ids := self._ids(number)):
-            (heapq.heappushpop if len(self.ended) == self.k else heapq.heappush)(self.ended, (score, ids))
+        if score > self.least and self.wanted.accept(ids := self._ids(number)):
+            (heapq.heappushpop if len(self.ended) == self.wanted.k else heapq.heappush)(self.ended, (score, ids))
 
     def _ids(self, number: int) -> Ids:
         ids = []

@@ -43,11 +43,16 @@ BEST = 6  # beginnings from which the search goes on
 
 @dataclass(frozen=True)
 class Slips:
-    """How many slips are forgiven at `most` (0, 1 or 2), and the nats that they `cost`."""
+    """How many slips are forgiven at `most` (0, 1 or 2), and the nats that they `cost`.
+
+    Of a model's texts: `rows` hypotheses are read to find what may have been meant, of which the `best` are finished.
+    """
 
     most: int = 2
     cost: float = SLIP
     first: float = FIRST
+    rows: int = ROWS
+    best: int = BEST
 
     def __post_init__(self) -> None:
         if self.most not in (0, 1, 2):
@@ -179,13 +184,11 @@ def meant(
     slips: Slips,
     *,
     longest: int,
-    best: int = BEST,
-    rows: int = ROWS,
     seconds: float | None = None,
 ) -> Corrections:
     """Settled beginnings of at most `longest` tokens with one slip or more: what may have been meant by `tokens`.
 
-    A beam: of each length the most probable hypotheses go on, `rows` in all, until time is up. A token that the
+    A beam: of each length the most probable hypotheses go on, `slips.rows` in all, until time is up. A token that the
     vocabulary does not hold may be meant about where it was typed; it is read as the unknown token.
     """
     stop = math.inf if seconds is None else time.monotonic() + seconds
@@ -195,12 +198,12 @@ def meant(
         return Corrections((), -math.inf, as_typed, 0)
     names = [*vocabulary.tokens, *dict.fromkeys(token for token in tokens if token not in vocabulary.ids)]
     numbers = {name: number for number, name in enumerate(names) if number not in model.specials}
-    beam = _Beam(model, typed, Pattern([numbers[token] for token in tokens], most), slips, best)
-    width = rows // (len(tokens) + most)
+    beam = _Beam(model, typed, Pattern([numbers[token] for token in tokens], most), slips)
+    width = slips.rows // (len(tokens) + most)
     for length in range(1, min(len(tokens) + most, longest) + 1):
         if not width or time.monotonic() >= stop or not beam.grow(length, width):
             break
-    chosen = heapq.nlargest(best, beam.found, key=lambda one: one[0])
+    chosen = heapq.nlargest(slips.best, beam.found, key=lambda one: one[0])
     texts = (Correction(tuple(names[token] for token in ids), count, log, ended) for log, ids, count, ended in chosen)
     return Corrections(tuple(texts), beam.mass, as_typed, beam.rows)
 
@@ -211,9 +214,9 @@ class _Beam:
     `found` are the best that match: log probability less cost, tokens, slips, whether the text ends.
     """
 
-    def __init__(self, model: LanguageModel, typed: PrefixState, pattern: Pattern, slips: Slips, best: int) -> None:
+    def __init__(self, model: LanguageModel, typed: PrefixState, pattern: Pattern, slips: Slips) -> None:
         self.model, self.conditioned = model, typed.conditioned
-        self.pattern, self.slips, self.best = pattern, slips, best
+        self.pattern, self.slips = pattern, slips
         self.ids: list[tuple[int, ...]] = [()]
         self.band, self.scores = pattern.start(), np.zeros(1)
         self.logs, self.state = typed.logs[0], typed.states[0]
@@ -264,7 +267,7 @@ class _Beam:
         rows = np.flatnonzero(which & (band.best >= 1) & (band.best <= self.pattern.most))
         values = scores[rows] - self.slips.costs(band.best[rows], band.strange[rows])
         self.mass = float(np.logaddexp.reduce(values, initial=self.mass))
-        for place in np.argsort(-values, kind="stable")[: self.best].tolist():
+        for place in np.argsort(-values, kind="stable")[: self.slips.best].tolist():
             row = int(rows[place])
             self.found.append((float(values[place]), texts[row], int(band.best[row]), ended))
 
