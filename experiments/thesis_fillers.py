@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from factorcell.generation.generate import every, fill
+from factorcell.generation.infilling import InfillingOptions
 from factorcell.model.run import Run
 
 
@@ -22,8 +23,9 @@ def main() -> None:
     given = parser.parse_args()
     runs = [Run.open(folder) for folder in given.runs]
     contexts = [{given.column: value} for value in reversed(every(runs[0].schema, given.column))]
+    options = InfillingOptions(max_tokens=given.max_tokens)
     for template in given.template:
-        found = [fill(run, template, contexts, max_tokens=given.max_tokens) for run in runs]
+        found = [fill(run, template, contexts, options=options) for run in runs]
         print(f"“{template}”\n\n| {given.column} | " + " | ".join(folder.name for folder in given.runs) + " |")
         print("| --- " * (1 + len(runs)) + "|")
         for place, context in enumerate(contexts):

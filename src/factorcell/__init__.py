@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
     from factorcell.evaluation.perplexity import evaluate, evaluate_by
     from factorcell.generation.generate import GenerationOptions, fill, generate, stream
+    from factorcell.generation.infilling import InfillingOptions
     from factorcell.model.language_model import LanguageModel
     from factorcell.model.run import Run
     from factorcell.model.scoring import Tally
@@ -35,6 +36,7 @@ __all__ = [
     "Forgiving",
     "GenerationOptions",
     "History",
+    "InfillingOptions",
     "LanguageModel",
     "Mixture",
     "ModelConfig",
@@ -78,6 +80,7 @@ __getattr__, __dir__ = lazy(
         "evaluation.classification": ("classify", "classify_points", "log_likelihoods"),
         "evaluation.perplexity": ("evaluate", "evaluate_by"),
         "generation.generate": ("GenerationOptions", "fill", "generate", "stream"),
+        "generation.infilling": ("InfillingOptions",),
         "model.language_model": ("LanguageModel",),
         "model.run": ("Run",),
         "model.scoring": ("Tally",),

@@ -13,11 +13,12 @@ from factorcell.commands import main
 from factorcell.config import UserError
 from factorcell.data.tokenizer import sentence_case, split
 from factorcell.generation.generate import TOGETHER, GenerationOptions, condition, every, fill, generate, stream
+from factorcell.generation.infilling import InfillingOptions
 from factorcell.model.run import Run
 from tests.small import make_run
 
 CONTEXTS = [{"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}, {"city": "Oslo", "stars": "1"}]
-SHORT = GenerationOptions(max_tokens=8)
+SHORT, TWO = GenerationOptions(max_tokens=8), InfillingOptions(max_tokens=2)
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +105,10 @@ def test_what_is_banned_is_not_written(run: Run) -> None:
 
 def test_fillers_are_scored_in_their_texts(run: Run) -> None:
     """The log probability is that of the filler and what follows, given what stands before; better ones first."""
-    found = fill(run, "the ____ and sand", CONTEXTS, number=3, max_tokens=2)
+    found = fill(run, "the ____ and sand", CONTEXTS, number=3, options=TWO)
     assert [row["context"] for row in found] == [context for context in CONTEXTS for _ in range(3)]
     for whole in (False, True):
-        found = fill(run, "the ____ and sand", CONTEXTS, number=3, max_tokens=2, whole=whole)
+        found = fill(run, "the ____ and sand", CONTEXTS, number=3, options=InfillingOptions(max_tokens=2, whole=whole))
         for row in found:
             assert row["text"] == f"the {row['filler']} and sand"
             (scored,) = run.score([{**row["context"], "text": row["text"]}], tokens=True)
@@ -115,13 +116,13 @@ def test_fillers_are_scored_in_their_texts(run: Run) -> None:
             assert row["log_probability"] == pytest.approx(-nats, abs=1e-4)
     best = [row["log_probability"] for row in found[:3]]
     assert best == sorted(best, reverse=True)
-    assert fill(run, "____", CONTEXTS[:1], max_tokens=1)[0]["tokens"] == 1
+    assert fill(run, "____", CONTEXTS[:1], options=InfillingOptions(max_tokens=1))[0]["tokens"] == 1
 
 
 def test_no_time(run: Run) -> None:
     """Without time no batch is begun, and no filler is grown far."""
     assert rows(run, options=GenerationOptions(max_tokens=8, seconds=0.0)) == []
-    assert fill(run, "the ____", CONTEXTS, seconds=0.0) == []
+    assert fill(run, "the ____", CONTEXTS, options=InfillingOptions(seconds=0.0)) == []
 
 
 def test_contexts_are_made_once(run: Run) -> None:
@@ -212,7 +213,7 @@ def test_the_verb_writes_what_python_does(run: Run, capsys: pytest.CaptureFixtur
         main.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--max-tokens", "2", "--json"]) == 0
     )
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert shown == fill(run, "the ____ and", [{"city": "Nice"}, {"city": "Oslo"}], max_tokens=2)
+    assert shown == fill(run, "the ____ and", [{"city": "Nice"}, {"city": "Oslo"}], options=TWO)
     assert main.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--max-tokens", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["city", "filler", "log", "p"]
     assert main.main(["generate", folder, "--context", "city=Nice", "--stream", "--max-tokens", "8"]) == 0
@@ -251,7 +252,7 @@ def test_fillers_of_several_models_stand_side_by_side(
     monkeypatch.setattr("sys.argv", given)
     thesis_fillers.main()
     lines = capsys.readouterr().out.splitlines()
-    best = [row["filler"] for row in fill(run, template, [{"stars": "5"}, {"stars": "1"}], max_tokens=2)]
+    best = [row["filler"] for row in fill(run, template, [{"stars": "5"}, {"stars": "1"}], options=TWO)]
     assert lines[0] == f"“{template}”"
     assert lines[-3:-1] == [f"| 5 | {best[0]} | {best[0]} |", f"| 1 | {best[1]} | {best[1]} |"]
 

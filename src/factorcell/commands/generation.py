@@ -9,6 +9,7 @@ from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.generation.generate import GenerationOptions, every, fill, generate, origin, resumed, stream
+from factorcell.generation.infilling import InfillingOptions
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -94,20 +95,14 @@ def _done(given: argparse.Namespace, about: Row, contexts: Sequence[Row]) -> int
 
 
 def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:
-    rows = fill(
-        run,
-        given.fill,
-        contexts,
-        number=given.number,
-        max_tokens=4 if given.max_tokens is None else given.max_tokens,
-        width=100 if given.width is None else given.width,
-        length_penalty=0.0 if given.length_penalty is None else given.length_penalty,
-        banned=given.ban,
+    chosen = {name: getattr(given, name) for name in ("max_tokens", "width", "length_penalty")}
+    how = InfillingOptions(
+        **{name: value for name, value in chosen.items() if value is not None},
+        banned=tuple(given.ban),
         whole=given.whole,
-        case=given.case,
-        unknown=given.unknown,
         seconds=given.seconds,
     )
+    rows = fill(run, given.fill, contexts, number=given.number, options=how, case=given.case, unknown=given.unknown)
     if given.out:
         files.write_rows(given.out, rows)
         return terminal.say(f"{given.out}: {len(rows):,} fillers")

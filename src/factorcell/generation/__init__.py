@@ -9,12 +9,14 @@ from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
     from factorcell.generation.generate import GenerationOptions, fill, stream
+    from factorcell.generation.infilling import InfillingOptions
 
-__all__ = ["GenerationOptions", "fill", "stream"]
+__all__ = ["GenerationOptions", "InfillingOptions", "fill", "stream"]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "generate": ("GenerationOptions", "fill", "stream"),
+        "infilling": ("InfillingOptions",),
     },
 )

@@ -28,6 +28,7 @@ from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
 from factorcell.generation import beam_search, infilling
 from factorcell.generation.beam_search import Beam
+from factorcell.generation.infilling import InfillingOptions
 from factorcell.generation.sampling import (
     Choice,
     Clock,
@@ -98,7 +99,7 @@ class GenerationOptions:
         )
 
 
-DEFAULT = GenerationOptions()
+DEFAULT, FILLED = GenerationOptions(), InfillingOptions()
 
 
 def known(run: Run, text: str, what: str) -> tuple[int, ...]:
@@ -237,18 +238,13 @@ def fill(
     contexts: Sequence[Mapping[str, Any]],
     *,
     number: int = 1,
-    max_tokens: int = 4,
-    width: int = 100,
-    length_penalty: float = 0.0,
-    banned: Sequence[str] = (),
-    whole: bool = False,
+    options: InfillingOptions = FILLED,
     case: bool = False,
     unknown: str = "error",
-    seconds: float | None = None,
 ) -> list[Row]:
-    """The `number` best fillers of the gap (____) in `template` for each of `contexts`, of up to `max_tokens` tokens.
+    """The `number` best fillers of the gap (____) in `template` for each of `contexts`.
 
-    Left and right of the gap are scored together. `whole`: the text ends with the template, and that is scored too.
+    Left and right of the gap are scored together.
     """
     sides = GAP.split(template)
     if len(sides) != 2:
@@ -257,10 +253,11 @@ def fill(
         raise UserError("no context to fill the gap in")
     left, right = (known(run, side, "the template") if side.strip() else () for side in sides)
     conditioned, which = condition(run, contexts, range(len(contexts)), unknown)
-    rules = GenerationOptions(max_tokens=max_tokens, banned=tuple(banned)).rules(run)
+    rules = GenerationOptions(max_tokens=options.max_tokens, banned=options.banned).rules(run)
+    beam = Beam(options.width, options.length_penalty, number)
     with run.scoring():
-        task = WritingTask(run.model, conditioned, which, rules, left, seconds)
-        found = infilling.fill(task, (*right, rules.end) if whole else right, Beam(width, length_penalty, number))
+        task = WritingTask(run.model, conditioned, which, rules, left, options.seconds)
+        found = infilling.fill(task, (*right, rules.end) if options.whole else right, beam)
     rows = []
     for context, fillers in zip(contexts, found, strict=True):
         for filler in fillers:

@@ -22,6 +22,23 @@ from factorcell.model.backbone import State
 
 
 @dataclass(frozen=True)
+class InfillingOptions:
+    """How a gap is filled: by up to `max_tokens` tokens and without the words or texts `banned`.
+
+    The search holds `width` beginnings of each length, and `length_penalty` compares fillers of different length: 0
+    looks for the most probable text, 1 for the lowest perplexity. `whole`: the text ends with the template, and that is
+    scored too. After `seconds` what is found so far is given back.
+    """
+
+    max_tokens: int = 4
+    width: int = 100
+    length_penalty: float = 0.0
+    banned: tuple[str, ...] = ()
+    whole: bool = False
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Filler:
     """What fills a gap: its `tokens`, and log p of them and of what stands on the right, given what is on the left."""
 
