@@ -14,12 +14,23 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import END, UNKNOWN
-from factorcell.evaluation.judge import COPIED, KINDS, Judge, copied, correlations, distinct, ngrams, repeated
+from factorcell.evaluation.judge import (
+    COPIED,
+    KINDS,
+    Judge,
+    JudgeOptions,
+    copied,
+    correlations,
+    distinct,
+    ngrams,
+    repeated,
+)
 from factorcell.evaluation.statistics import correlation, rank_correlation
 from factorcell.reports import charts
 from factorcell.reports.specificity import specificity_against_accuracy, specificity_against_rank_and_perplexity
 
 DATA = Config.from_dict({"data": {"text": "review", "min_count": 2, "min_context_count": 5, "max_tokens": 12}}).data
+STARS = JudgeOptions("stars")
 WORDS = {"1": "awful dirty rude cold", "3": "plain okay average usual", "5": "lovely clean kind warm"}
 
 
@@ -37,7 +48,7 @@ def texts(count: int, seed: int, column: str = "review") -> list[dict[str, str]]
 
 @pytest.fixture(scope="module")
 def judge() -> Judge:
-    return Judge.train_on(texts(400, 1), "stars", DATA, held=texts(150, 2))
+    return Judge.train_on(texts(400, 1), DATA, STARS, held=texts(150, 2))
 
 
 def tuples(corpus: Corpus, length: int) -> list[list[tuple[int, ...]]]:
@@ -81,7 +92,7 @@ def test_variety_is_told_of_as_many_ngrams(judge: Judge, monkeypatch: pytest.Mon
 def test_texts_of_their_value_fit_and_others_do_not(kind: str) -> None:
     """Each value's own words, then another's: accuracy 1 and 0, the deviation what was shifted; copies of training."""
     table = texts(400, 1)
-    judge = Judge.train_on(table, "stars", DATA, kind=kind, held=texts(150, 2))
+    judge = Judge.train_on(table, DATA, JudgeOptions("stars", kind), held=texts(150, 2))
     assert judge.real["accuracy"] > 0.8
     fitting = [{"text": words, "stars": rating} for rating, words in WORDS.items()] * 3
     found = judge.judge(fitting)
@@ -113,7 +124,7 @@ def test_accuracy_is_how_often_the_confusion_is_on_its_diagonal(judge: Judge) ->
 def test_without_held_texts_a_tenth_is_held() -> None:
     """It is not learned from, and the draw is the seed's."""
     table = texts(300, 1)
-    first, again, other = (Judge.train_on(table, "stars", DATA, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (Judge.train_on(table, DATA, JudgeOptions("stars", seed=seed)) for seed in (0, 0, 1))
     assert (len(first.train), first.real["texts"]) == (270, 30)
     assert first.real == again.real
     assert first.train.tokens.tolist() != other.train.tokens.tolist()
@@ -131,7 +142,7 @@ def test_without_held_texts_a_tenth_is_held() -> None:
 def test_values_in_order(names: tuple[str, ...], order: tuple[str, ...], scale: Mapping[str, float] | None) -> None:
     """By the one number in each name, by the order given, or not at all."""
     table = [{**row, "stars": names["135".index(row["stars"])]} for row in texts(120, 1)]
-    judge = Judge.train_on(table, "stars", DATA, order=order)
+    judge = Judge.train_on(table, DATA, JudgeOptions("stars", order=order))
     if scale is None:
         assert judge.scale is None
         assert judge.real["deviation"] is None
@@ -158,11 +169,11 @@ def test_rows_that_cannot_be_judged(judge: Judge, rows: list[dict[str, Any]], me
 def test_mistakes_of_a_judge() -> None:
     table = texts(100, 1)
     with pytest.raises(UserError, match="unknown judge 'fastext'"):
-        Judge.train_on(table, "stars", DATA, kind="fastext")
+        JudgeOptions("stars", "fastext")
     with pytest.raises(UserError, match="the order of stars lacks '5'; it has 1, 3"):
-        Judge.train_on(table, "stars", DATA, order=("1", "3"))
+        Judge.train_on(table, DATA, JudgeOptions("stars", order=("1", "3")))
     with pytest.raises(UserError, match="fewer than two values"):
-        Judge.train_on([{**row, "stars": "5"} for row in table], "stars", DATA)
+        Judge.train_on([{**row, "stars": "5"} for row in table], DATA, STARS)
 
 
 def test_correlation_against_the_sums() -> None:

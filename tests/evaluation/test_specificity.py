@@ -9,8 +9,8 @@ import pytest
 from factorcell.commands import main
 from factorcell.config import UserError
 from factorcell.evaluation import classification, perplexity, specificity
-from factorcell.evaluation.judge import Judge
-from factorcell.evaluation.specificity import contexts, examples, find_runs, measure, write
+from factorcell.evaluation.judge import Judge, JudgeOptions
+from factorcell.evaluation.specificity import Design, examples, find_runs, measure, write
 from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def judge(runs: list[Path]) -> Judge:
     """A judge of stars."""
     run = Run.open(runs[0])
-    return Judge.train_on(TABLE, "stars", run.config.data, held=TABLE, vocabulary=run.vocabulary)
+    return Judge.train_on(TABLE, run.config.data, JudgeOptions("stars"), held=TABLE, vocabulary=run.vocabulary)
 
 
 def test_runs_are_found_in_folders(runs: list[Path], tmp_path: Path) -> None:
@@ -47,18 +47,18 @@ def test_runs_are_found_in_folders(runs: list[Path], tmp_path: Path) -> None:
 def test_contexts_are_as_many_for_each_value(runs: list[Path]) -> None:
     """Each value as often; drawn columns vary and repeat with the seed; given ones stay."""
     run = Run.open(runs[0])
-    wanted = contexts(run, "stars", 30, {}, ["city"], seed=1)
+    wanted = Design(30, draw=["city"]).contexts(run, "stars", seed=1)
     assert [context["stars"] for context in wanted] == ["1"] * 30 + ["5"] * 30
     assert {context["city"] for context in wanted[:30]} == {"Oslo", "Nice"}
-    assert contexts(run, "stars", 30, {}, ["city"], seed=1) == wanted
-    assert contexts(run, "stars", 30, {}, ["city"], seed=2) != wanted
-    assert contexts(run, "stars", 10, {}, ["city"], seed=1)[:10] == wanted[:10]
-    assert contexts(run, "stars", 1, {"city": "Nice"}, [], 0) == [{"city": "Nice", "stars": s} for s in ("1", "5")]
+    assert Design(30, draw=["city"]).contexts(run, "stars", seed=1) == wanted
+    assert Design(30, draw=["city"]).contexts(run, "stars", seed=2) != wanted
+    assert Design(10, draw=["city"]).contexts(run, "stars", seed=1)[:10] == wanted[:10]
+    assert Design(1, {"city": "Nice"}).contexts(run, "stars", 0) == [{"city": "Nice", "stars": s} for s in ("1", "5")]
     for wrong in ({"stars": "1"}, {"city": "Nice"}):
         with pytest.raises(UserError, match="several"):
-            contexts(run, "stars", 1, wrong, ["city"], 0)
+            Design(1, wrong, ["city"]).contexts(run, "stars", 0)
     with pytest.raises(UserError, match="0 texts"):
-        contexts(run, "stars", 0, {}, [], 0)
+        Design(0)
 
 
 def test_texts_that_are_there_are_not_written_again(
@@ -66,7 +66,7 @@ def test_texts_that_are_there_are_not_written_again(
 ) -> None:
     """A file that was stopped is gone on with; a whole one is read; texts of other contexts are refused."""
     run, options, file = Run.open(runs[1]), GenerationOptions(max_tokens=6), tmp_path / "texts.jsonl"
-    wanted = contexts(run, "stars", 3, {}, [], 0)
+    wanted = Design(3).contexts(run, "stars", 0)
     rows = write(run, wanted, options, file)
     assert [row["context"] for row in rows] == wanted
     lines = file.read_text().splitlines()

@@ -7,7 +7,7 @@ from factorcell import files
 from factorcell.commands import generation, options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import specificity
-from factorcell.evaluation.judge import Judge, correlations
+from factorcell.evaluation.judge import Judge, JudgeOptions, correlations
 from factorcell.model.run import Run
 from factorcell.reports import specificity as specificity_report
 
@@ -17,33 +17,21 @@ Row = dict[str, Any]
 def run_specificity(given: argparse.Namespace) -> None:
     """`factorcell specificity`."""
     how, folders = generation.writing_options(given), specificity.find_runs(given.runs)
+    design = specificity.Design(given.number, options.context(given.context), given.draw)
     if given.out.exists() and any(given.out.iterdir()) and not given.resume:
         raise UserError(f"{given.out}: exists already; choose another folder, or --resume to go on with it")
     first = Run.open(folders[0])
     first.schema.variable(given.target)
     judged = Judge.train_on(
         given.train,
-        given.target,
         first.config.data,
-        kind=given.judge,
+        JudgeOptions(given.target, given.judge, tuple(given.order), given.seed),
         held=given.dev,
         vocabulary=first.vocabulary,
-        order=given.order,
-        seed=given.seed,
         progress=True,
     )
     rows = []
-    for row in specificity.compare(
-        folders,
-        judged,
-        given.dev,
-        given.out,
-        number=given.number,
-        options=how,
-        context=options.context(given.context),
-        draw=given.draw,
-        progress=True,
-    ):
+    for row in specificity.compare(folders, judged, given.dev, given.out, design=design, options=how, progress=True):
         rows.append(row)
         terminal.say(f"{row['name']}: {row['specificity']:.3f} of {row['texts']:,} texts judged to fit")
     related = correlations(rows)

@@ -44,6 +44,22 @@ Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
+class JudgeOptions:
+    """What a judge tells apart, the values of the column `target`, and by a classifier of what `kind`.
+
+    `order` names values that are no numbers from low to high. The `seed` draws what is held out.
+    """
+
+    target: str
+    kind: str = "linear"
+    order: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choose("judge", self.kind, tuple(KINDS))
+
+
+@dataclass(frozen=True)
 class Judge:
     """A classifier of the values of `target` and the n-grams of the texts it learned from; `real` is how it judges
     real texts that it never saw. `scale` (K,) are the values as numbers, None where they have no order.
@@ -61,32 +77,29 @@ class Judge:
     def train_on(
         cls,
         table: Any,
-        target: str,
         data: DataConfig,
+        options: JudgeOptions,
         *,
-        kind: str = "linear",
         held: Any = None,
         vocabulary: Vocabulary | None = None,
-        order: Sequence[str] = (),
-        seed: int = 0,
         progress: bool = False,
     ) -> "Judge":
-        """A judge of the values of the column `target`, from the real texts of `table`, read as `data` says.
+        """A judge that learned from the real texts of `table`, read as `data` says.
 
         It is judged by the real texts of `held`, or by a tenth of the table that it does not learn from.
-        `vocabulary` is that of the models, so that all see the same tokens; `order` names values that are no numbers
-        from low to high. `UserError` where the column has fewer than two values, or the order lacks one.
+        `vocabulary` is that of the models, so that all see the same tokens. `UserError` where the column has fewer than
+        two values, or the order lacks one.
         """
-        choose("judge", kind, tuple(KINDS))
+        target, seed = options.target, options.seed
         data = replace(data, context=(f"{target}:category",), user="", time="")
         if held is None:
             whole, _ = baselines.read(table, table, target, data, vocabulary=vocabulary, progress=progress)
             train, unseen = whole.split(HELD_OUT, seed)
         else:
             train, unseen = baselines.read(table, held, target, data, vocabulary=vocabulary, progress=progress)
-        scale = _scale(target, train.schema.categories[0].values[1:], order)
+        scale = _scale(target, train.schema.categories[0].values[1:], options.order)
         seen = {length: np.unique(ngrams(train, length)[0]) for length in COPIED}
-        judge = cls(target, data, train, KINDS[kind](train, seed=seed), seen, scale, {})
+        judge = cls(target, data, train, KINDS[options.kind](train, seed=seed), seen, scale, {})
         return replace(judge, real=judge.of(unseen))
 
     def judge(self, rows: Sequence[Mapping[str, Any]]) -> Row:

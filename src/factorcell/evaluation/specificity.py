@@ -7,6 +7,7 @@ model, and with its accuracy as a classifier of real texts by Bayes' rule.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +37,35 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def contexts(
-    run: Run, target: str, number: int, context: Mapping[str, str], draw: Sequence[str], seed: int
-) -> list[dict[str, str]]:
-    """`number` contexts for each value of `target`; each draws values of the columns `draw`, others are `context`'s."""
-    if number < 1:
-        raise UserError(f"{number} texts of each value; it must be 1 or more")
-    choices = {name: every(run.schema, name) for name in draw}
-    if target in draw:
-        raise UserError(f"{target} is the target: each of its values is written for, none is drawn")
-    for name in {target, *draw} & set(context):
-        raise UserError(f"--context gives {name} a value, which is to have several")
-    wanted: list[dict[str, str]] = []
-    for value in every(run.schema, target):
-        for _ in range(number):
-            random = np.random.default_rng([seed, len(wanted)])
-            drawn = {name: str(random.choice(names)) for name, names in choices.items()}
-            wanted.append({**context, target: value, **drawn})
-    return wanted
+@dataclass(frozen=True)
+class Design:
+    """The contexts to write in: `number` for each value of a target; each draws values of the columns `draw`.
+
+    Other columns have the values of `context`.
+    """
+
+    number: int = 200
+    context: Mapping[str, str] = field(default_factory=dict)
+    draw: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise UserError(f"{self.number} texts of each value; it must be 1 or more")
+
+    def contexts(self, run: Run, target: str, seed: int) -> list[dict[str, str]]:
+        """Those of `run`, value after value of `target`, its draws by the `seed`."""
+        choices = {name: every(run.schema, name) for name in self.draw}
+        if target in self.draw:
+            raise UserError(f"{target} is the target: each of its values is written for, none is drawn")
+        for name in {target, *self.draw} & set(self.context):
+            raise UserError(f"--context gives {name} a value, which is to have several")
+        wanted: list[dict[str, str]] = []
+        for value in every(run.schema, target):
+            for _ in range(self.number):
+                random = np.random.default_rng([seed, len(wanted)])
+                drawn = {name: str(random.choice(names)) for name, names in choices.items()}
+                wanted.append({**self.context, target: value, **drawn})
+        return wanted
 
 
 def write(
@@ -95,17 +107,15 @@ def compare(
     held: Any,
     out: Path,
     *,
-    number: int = 200,
+    design: Design,
     options: GenerationOptions = DEFAULT,
-    context: Mapping[str, str] | None = None,
-    draw: Sequence[str] = (),
     progress: bool = False,
 ) -> Iterator[Row]:
     """The figures of each run, one after another; its texts are in `out`, where a second call resumes."""
     out.mkdir(parents=True, exist_ok=True)
     for folder in folders:
         run = Run.open(folder)
-        wanted = contexts(run, judge.target, number, context or {}, draw, options.seed)
+        wanted = design.contexts(run, judge.target, options.seed)
         yield measure(run, judge, write(run, wanted, options, out / _file(folder), progress=progress), held)
 
 
