@@ -56,7 +56,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     run = Run.open(given.run, precision=given.precision)
-    streams = progressive.read(given.table, run.config.data, most_rows=40, every=5)
+    streams = progressive.read(given.table, run.config.data, most_rows=40, draw=progressive.PrefixDraw(5))
     pairs = [(p, row[run.config.data.text]) for s in streams for p, row in zip(s.prefixes, s.rows, strict=True) if p]
     prefixes, texts = map(list, zip(*pairs[: given.prefixes], strict=True))
     whole, times = completed(Completer(run), prefixes)

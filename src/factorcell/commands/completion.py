@@ -17,7 +17,7 @@ from factorcell.completion.online import Learner, LearningRule, User
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay import streams as progressive
 from factorcell.completion.replay import tuning
-from factorcell.completion.replay.streams import Stream
+from factorcell.completion.replay.streams import PrefixDraw, Stream
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
@@ -49,7 +49,7 @@ def run_tune_online(given: argparse.Namespace) -> None:
         moment=given.time,
         others=run.schema.columns(without=name),
         most_rows=given.rows_per_user,
-        every=given.every,
+        draw=PrefixDraw(given.every),
     )
     rows = []
     for row in tuning.rates(run, streams, given.optimiser or ONLINE_OPTIMISERS, progress=True):

@@ -7,7 +7,7 @@ from factorcell import files
 from factorcell.commands import terminal
 from factorcell.completion.replay import summary as replay_summary
 from factorcell.completion.replay import systems
-from factorcell.completion.replay.streams import known_prefixes, read, replay
+from factorcell.completion.replay.streams import PrefixDraw, known_prefixes, read, replay
 from factorcell.config import UserError
 from factorcell.data.tables import name_of
 from factorcell.reports import replay as replay_report
@@ -29,8 +29,7 @@ def run_replay(given: argparse.Namespace) -> None:
         moment=given.time,
         others=columns,
         most_rows=given.rows_per_user,
-        every=given.every,
-        seed=given.seed,
+        draw=PrefixDraw(given.every, given.seed),
     )
     known = None if given.train is None else known_prefixes(streams, given.train, data)
     made = systems.systems(

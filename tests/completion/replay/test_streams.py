@@ -15,10 +15,10 @@ import pytest
 
 from factorcell.completion.replay.streams import (
     COUNT,
+    PrefixDraw,
     Stream,
     known_prefixes,
     partial_rank_of,
-    prefix_of,
     rank_of,
     read,
     replay,
@@ -114,19 +114,19 @@ def test_texts_are_what_the_run_reads() -> None:
     """NFC, and lower case where the run has it; what a reader takes for one character is not cut."""
     rows = [{"text": "Cafe\u0301 👩‍👩‍👧", "user": "u", "time": 0}]
     assert read(rows, DATA)[0].rows[0]["text"] == "Café 👩‍👩‍👧"
-    lower = read(rows, DataConfig(unit="char", lowercase=True), every=1)[0]
+    lower = read(rows, DataConfig(unit="char", lowercase=True))[0]
     assert lower.rows[0]["text"] == "café 👩‍👩‍👧"
-    drawn = {prefix_of("u", "e\u0301🇳🇴👩‍👩‍👧ab", place) for place in range(200)}
+    drawn = {PrefixDraw().prefix("u", "e\u0301🇳🇴👩‍👩‍👧ab", place) for place in range(200)}
     assert drawn == {"e\u0301🇳🇴", "e\u0301🇳🇴👩‍👩‍👧", "e\u0301🇳🇴👩‍👩‍👧a"}
 
 
 def test_prefixes_are_uniform() -> None:
     """At least two characters typed and one to come: for seven characters five lengths, each a fifth of the time."""
-    counts = Counter(len(prefix_of(f"user {number}", "abcdefg", number % 7) or "") for number in range(5000))
+    counts = Counter(len(PrefixDraw().prefix(f"user {number}", "abcdefg", number % 7) or "") for number in range(5000))
     assert set(counts) == {2, 3, 4, 5, 6}
     assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 18.5  # chi squared, 4 degrees: p = 0.001
-    assert prefix_of("u", "abc", 0) == "ab"
-    assert [prefix_of("u", text, 0) for text in ("", "a", "ab")] == [None] * 3
+    assert PrefixDraw().prefix("u", "abc", 0) == "ab"
+    assert [PrefixDraw().prefix("u", text, 0) for text in ("", "a", "ab")] == [None] * 3
 
 
 def test_prefixes_are_the_same_everywhere() -> None:
@@ -138,17 +138,17 @@ def test_prefixes_are_the_same_everywhere() -> None:
     ):
         digest = hashlib.sha256(json.dumps([seed, user, text, place]).encode()).hexdigest()
         length = 2 + int(digest[16:32], 16) % (len(text) - 2)
-        assert prefix_of(user, text, place, seed=seed) == text[:length]
-        assert (prefix_of(user, text, place, 5, seed) is not None) == (int(digest[:16], 16) % 5 == 0)
-    assert prefix_of("ann", "how to bake", 3) == "how to"
-    drawn = {prefix_of("ann", "how to bake", place, seed=seed) for place in range(5) for seed in range(5)}
+        assert PrefixDraw(seed=seed).prefix(user, text, place) == text[:length]
+        assert (PrefixDraw(5, seed).prefix(user, text, place) is not None) == (int(digest[:16], 16) % 5 == 0)
+    assert PrefixDraw().prefix("ann", "how to bake", 3) == "how to"
+    drawn = {PrefixDraw(seed=seed).prefix("ann", "how to bake", place) for place in range(5) for seed in range(5)}
     assert len(drawn) > 3
 
 
 def test_one_of_every_few_is_judged() -> None:
     """About a fourth, the same prefixes as without `every`; all are in the stream."""
     rows = [{"text": f"text number {number}", "user": f"u{number % 40}", "time": number} for number in range(2000)]
-    whole, some = read(rows, DATA), read(rows, DATA, every=4)
+    whole, some = read(rows, DATA), read(rows, DATA, draw=PrefixDraw(4))
     assert [stream.rows for stream in some] == [stream.rows for stream in whole]
     pairs = [
         pair for one, two in zip(whole, some, strict=True) for pair in zip(one.prefixes, two.prefixes, strict=True)
@@ -230,7 +230,7 @@ def test_rows_say_what_happened(tmp_path: Path) -> None:
 
 def test_a_replay_that_stops_goes_on_to_the_same_rows(tmp_path: Path) -> None:
     """Stopped after any number of rows or bytes; no stream is done twice, none in part."""
-    streams = read(many(), DATA, every=2)
+    streams = read(many(), DATA, draw=PrefixDraw(2))
     assert not all(stream.judged for stream in streams)  # a stream of which nothing is judged is no work
 
     def systems(asked: list[tuple[Any, ...]]) -> dict[str, Spy]:
@@ -270,7 +270,11 @@ def test_other_streams_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     list(replay({"spy": Spy([])}, read(many(), DATA), path))
     kept = path.read_bytes()
-    for other in (read(many(), DATA, seed=1), read(many(), DATA, every=2), read(many(3), DATA)):
+    for other in (
+        read(many(), DATA, draw=PrefixDraw(seed=1)),
+        read(many(), DATA, draw=PrefixDraw(2)),
+        read(many(3), DATA),
+    ):
         with pytest.raises(UserError, match=r"was begun with other texts or options \(user 'user"):
             list(replay({"spy": Spy([])}, other, path))
         assert path.read_bytes() == kept
@@ -292,7 +296,6 @@ def test_other_streams_are_refused(tmp_path: Path) -> None:
         ),
         ([*ROWS, {"text": "a", "user": "u", "time": "12:30"}], {}, "row 7: time is '12:30'"),
         ([*ROWS, {"text": "a", "user": "u", "time": float("nan")}], {}, "row 7: time is nan"),
-        (ROWS, {"every": 0}, "every is 0; it must be at least 1"),
         (ROWS, {"most_rows": 0}, "rows per user is 0"),
     ],
 )
@@ -301,3 +304,8 @@ def test_mistakes_are_told(rows: list[dict[str, Any]], options: dict[str, Any], 
         read(rows, DATA, **options)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_at_least_one_of_every_is_one() -> None:
+    with pytest.raises(UserError, match="every is 0; it must be at least 1"):
+        PrefixDraw(0)

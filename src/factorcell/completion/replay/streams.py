@@ -59,6 +59,30 @@ class Stream:
         return [(place, _length(prefix)) for place, prefix in enumerate(self.prefixes) if prefix is not None]
 
 
+@dataclass(frozen=True)
+class PrefixDraw:
+    """Which texts are judged, about one of `every`, and at which prefix: a hash of the `seed` and the text draws it."""
+
+    every: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError(f"every is {self.every}; it must be at least 1")
+
+    def prefix(self, user: str, text: str, place: int) -> str | None:
+        """The prefix to complete of the text at `place` in a stream; None for short texts and those not judged."""
+        marks = GRAPHEME.findall(text)
+        choices = len(marks) - LEFT - TYPED + 1
+        digest = hashlib.sha256(json.dumps([self.seed, user, text, place]).encode()).digest()
+        if choices < 1 or int.from_bytes(digest[:8], "big") % self.every:
+            return None
+        return "".join(marks[: TYPED + int.from_bytes(digest[8:16], "big") % choices])
+
+
+ALL = PrefixDraw()
+
+
 def read(
     source: Any,
     data: DataConfig,
@@ -67,17 +91,15 @@ def read(
     moment: str = "time",
     others: Sequence[str] = (),
     most_rows: int | None = None,
-    every: int = 1,
-    seed: int = 0,
+    draw: PrefixDraw = ALL,
 ) -> list[Stream]:
     """The streams of a table, by user: columns `data.text`, `user`, `moment` (the time) and `others`.
 
-    Texts are normalised as a run with `data` reads them. The first `most_rows` of each user are kept, and about one of
-    `every` is judged. `UserError` where a column is missing or a value cannot be read.
+    Texts are normalised as a run with `data` reads them. The first `most_rows` of each user are kept. `UserError` where
+    a column is missing or a value cannot be read.
     """
-    for name, value in (("rows per user", most_rows), ("every", every)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} is {value}; it must be at least 1")
+    if most_rows is not None and most_rows < 1:
+        raise UserError(f"rows per user is {most_rows}; it must be at least 1")
     table, normal = open_table(source), _normaliser(data)
     columns = tuple(dict.fromkeys((data.text, user, moment, *others)))
     people: defaultdict[str, list[tuple[float, Row]]] = defaultdict(list)
@@ -96,19 +118,9 @@ def read(
     for name in sorted(people):
         ordered = sorted(people[name], key=lambda one: one[0])  # texts of one moment stay as they stand in the table
         rows = tuple(row for _, row in ordered[:most_rows])
-        drawn = (prefix_of(name, row[data.text], place, every, seed) for place, row in enumerate(rows))
+        drawn = (draw.prefix(name, row[data.text], place) for place, row in enumerate(rows))
         streams.append(Stream(name, rows, tuple(drawn)))
     return streams
-
-
-def prefix_of(user: str, text: str, place: int, every: int = 1, seed: int = 0) -> str | None:
-    """The prefix to complete of the text at `place` in a stream; None for short texts and all but one of `every`."""
-    marks = GRAPHEME.findall(text)
-    choices = len(marks) - LEFT - TYPED + 1
-    digest = hashlib.sha256(json.dumps([seed, user, text, place]).encode()).digest()
-    if choices < 1 or int.from_bytes(digest[:8], "big") % every:
-        return None
-    return "".join(marks[: TYPED + int.from_bytes(digest[8:16], "big") % choices])
 
 
 def known_prefixes(streams: Sequence[Stream], source: Any, data: DataConfig) -> set[str]:
