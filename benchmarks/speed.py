@@ -62,7 +62,7 @@ def cell_work(name: str, shape: dict[str, int], layer_norm: bool) -> list[Work]:
     gradient = torch.randn(batch, steps, hidden)
 
     def layer(adapt: tuple[str, ...]) -> Once:
-        cell = Cell(embedding, hidden, CONTEXT, rank, adapt, 0.0, layer_norm)
+        cell = Cell(embedding, CONTEXT, ModelConfig(hidden_size=hidden, rank=rank, layer_norm=layer_norm), adapt)
         vector = torch.randn(batch, CONTEXT, requires_grad=True)
 
         def once() -> None:

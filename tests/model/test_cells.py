@@ -12,17 +12,26 @@ from torch import Tensor
 
 from factorcell.config import ADAPTERS as NAMES
 from factorcell.config import CELLS as KINDS
+from factorcell.config import ModelConfig
 from factorcell.model.adapters import ADAPTERS, AdaptedWeights, Shift
 from factorcell.model.cells import CELLS, Cell, State
 
 Array = NDArray[np.float64]
 E, H, K, R, B, T = 3, 4, 5, 2, 3, 6
+SIZES = ModelConfig(hidden_size=H, rank=R)
 COMBINATIONS = [names for count in range(len(ADAPTERS) + 1) for names in itertools.combinations(ADAPTERS, count)]
 
 
-def make_cell(adapt: tuple[str, ...], dropout: float = 0.0, kind: str = "coupled", **options: bool) -> Cell:
+def make_cell(
+    adapt: tuple[str, ...],
+    dropout: float = 0.0,
+    kind: str = "coupled",
+    layer_norm: bool = False,
+    variational: bool = False,
+) -> Cell:
     """A cell in double precision with random weights everywhere."""
-    cell = Cell(E, H, K, R, adapt, dropout, kind=kind, **options).double()
+    config = replace(SIZES, dropout_recurrent=dropout, cell=kind, layer_norm=layer_norm, variational=variational)
+    cell = Cell(E, K, config, adapt).double()
     with torch.no_grad():
         for parameter in cell.parameters():
             parameter.normal_(0, 0.5)
@@ -227,7 +236,7 @@ def test_concatcell_is_a_factorcell_with_zero_factors() -> None:
 def test_concatcell_is_the_context_as_one_more_input() -> None:
     """TACL 2018, equation 2: an unadapted cell over [x, c, h] with the stacked matrix."""
     concat, (x, c) = make_cell(("concat",)), inputs()
-    wide = Cell(E + K, H, K, R, (), 0.0).double()
+    wide = Cell(E + K, K, SIZES, ()).double()
     with torch.no_grad():
         stacked = [concat.matrix[:E], concat.get_parameter("adapters.concat.weight"), concat.matrix[E:]]
         wide.matrix.copy_(torch.cat(stacked))
@@ -303,7 +312,7 @@ def test_shifts_of_several_adapters_add_up() -> None:
     cell, (x, c) = make_cell(("factor",)), inputs()
     once = cell.adapt(c)
     assert isinstance(once, AdaptedWeights)
-    twice = Cell(E, H, K, R, (), 0.0).double()
+    twice = Cell(E, K, SIZES, ()).double()
     twice.load_state_dict({k: v for k, v in cell.state_dict().items() if "adapters" not in k}, strict=False)
     twice.adapters["one"] = cell.adapters["factor"]
     twice.adapters["two"] = cell.adapters["factor"]
@@ -340,7 +349,7 @@ def test_halves_with_the_same_factors_are_a_whole() -> None:
 
 def test_training_starts_near_the_unadapted_cell() -> None:
     """Factors of rescaling start at about one."""
-    cell = Cell(20, 30, 8, R, ("scale", "scale_split"), 0.0)
+    cell = Cell(20, 8, ModelConfig(hidden_size=30), ("scale", "scale_split"))
     scale = cell.adapt(torch.tanh(torch.randn(50, 8))).scale
     assert scale is not None
     assert 0.02 < float((scale - 1).detach().std()) < 0.2

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from factorcell.config import ModelConfig
 from factorcell.model.adapters import ADAPTERS, AdaptedWeights, shifted
 from factorcell.model.dropout import mask
 from factorcell.model.kernels import gpu_recurrence, library
@@ -123,28 +124,21 @@ class Cell(nn.Module):
     instead, with one mask a text (Gal and Ghahramani 2016).
     """
 
-    def __init__(
-        self,
-        embedding_size: int,
-        hidden_size: int,
-        context_size: int,
-        rank: int,
-        adapt: Sequence[str],
-        dropout: float,
-        layer_norm: bool = False,
-        kind: str = "coupled",
-        variational: bool = False,
-    ) -> None:
+    def __init__(self, embedding_size: int, context_size: int, config: ModelConfig, adapt: Sequence[str]) -> None:
+        """Of inputs (E) and context vectors (K), with the adapters `adapt`; all else as the config of the model."""
         super().__init__()
-        self.kind, self.dropout, self.variational = CELLS[kind], dropout, variational
+        self.kind, self.dropout, self.variational = CELLS[config.cell], config.dropout_recurrent, config.variational
+        hidden_size = config.hidden_size
         inputs, gates = embedding_size + hidden_size, self.kind.gates * hidden_size
         self.embedding_size, self.hidden_size = embedding_size, hidden_size
         self.matrix = nn.Parameter((torch.rand(inputs, gates) * 2 - 1) * (6 / (inputs + hidden_size)) ** 0.5)
         self.bias = nn.Parameter(torch.zeros(gates))
         normed = gates + hidden_size if self.kind.memory else gates  # of the gates, and of m
-        self.gain = nn.Parameter(torch.ones(normed)) if layer_norm else None
-        self.shift = nn.Parameter(torch.zeros(normed)) if layer_norm else None
-        self.adapters = nn.ModuleDict({name: ADAPTERS[name](context_size, inputs, gates, rank) for name in adapt})
+        self.gain = nn.Parameter(torch.ones(normed)) if config.layer_norm else None
+        self.shift = nn.Parameter(torch.zeros(normed)) if config.layer_norm else None
+        self.adapters = nn.ModuleDict(
+            {name: ADAPTERS[name](context_size, inputs, gates, config.rank) for name in adapt}
+        )
 
     def adapt(self, vector: Tensor) -> AdaptedWeights:
         """The weights of B contexts `vector` (B, K): W and b with the shifts of all adapters, W' still factored."""

@@ -62,17 +62,7 @@ class RecurrentBackbone(nn.ModuleList):
 
     def __init__(self, config: ModelConfig, context_size: int, adapt: Sequence[str]) -> None:
         super().__init__(
-            Cell(
-                config.embedding_size if layer == 0 else config.hidden_size,
-                config.hidden_size,
-                context_size,
-                config.rank,
-                adapt,
-                config.dropout_recurrent,
-                config.layer_norm,
-                config.cell,
-                config.variational,
-            )
+            Cell(config.embedding_size if layer == 0 else config.hidden_size, context_size, config, adapt)
             for layer in range(config.layers)
         )
         self.size, self.dropout, self.variational = config.hidden_size, config.dropout_output, config.variational

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from factorcell.config import ModelConfig
 from factorcell.model.cells import CELLS, Cell
 from factorcell.model.kernels import library, recurrence
 from factorcell.model.kernels.recurrence import Inputs, Packed
@@ -264,7 +265,9 @@ def test_the_operator_keeps_the_rules_of_operators() -> None:
 def test_a_cell_is_the_same_on_every_path(adapt: tuple[str, ...], layer_norm: bool, variational: bool) -> None:
     """Values and gradients of a whole cell, with dropout and texts of different lengths, compiled and not."""
     torch.manual_seed(0)
-    cell = Cell(20, 37, 5, 3, adapt, 0.3, layer_norm, variational=variational)
+    sizes = ModelConfig(hidden_size=37, rank=3)
+    config = replace(sizes, dropout_recurrent=0.3, layer_norm=layer_norm, variational=variational)
+    cell = Cell(20, 5, config, adapt)
     vector, inputs = torch.randn(6, 5), torch.randn(6, 9, 20)
     results = []
     for kernel, lengths in itertools.product(("off", ""), (None, torch.tensor([9, 1, 0, 4, 9, 8]))):
@@ -306,7 +309,7 @@ def test_the_kernel_is_for_the_coupled_cell_only(kind: str, monkeypatch: pytest.
         return recurrence.run(inputs)
 
     monkeypatch.setattr("factorcell.model.cells.run", counted)
-    cell = Cell(6, 7, 5, 3, ("factor", "scale"), 0.0, kind=kind)
+    cell = Cell(6, 5, ModelConfig(hidden_size=7, rank=3, cell=kind), ("factor", "scale"))
     vector, inputs = torch.randn(2, 5), torch.randn(2, 3, 6)
     results = []
     for kernel in ("off", ""):
