@@ -177,9 +177,7 @@ def column_readers(
             raise UserError(
                 f"{table.name}: no column {variable.source!r}; it has {have} (unknown=expected goes on without)"
             )
-    return [
-        _reader(v.name, v.source, v.kind, v.period, table.name, config, v, policy[v.name]) for v in schema.variables
-    ]
+    return [_reader(v, table.name, config, policy[v.name], known=True) for v in schema.variables]
 
 
 def new_schema(readers: Sequence[Reader], min_count: int, own: Mapping[str, int] | None = None) -> ContextSchema:
@@ -207,27 +205,21 @@ def _new_readers(table: Table, config: DataConfig) -> list[Reader]:
     for name, (column, kind, period) in zip(names, wanted, strict=True):
         kind = kind or guesses[column]
         policy = "group" if kind == "category" else "error"
-        readers.append(_reader(name, column, kind, period, table.name, config, None, policy))
+        new = Variable(name, kind, column=column, period=period)
+        readers.append(_reader(new, table.name, config, policy, known=False))
     return readers
 
 
-def _reader(
-    name: str,
-    column: str,
-    kind: str,
-    period: float,
-    where: str,
-    config: DataConfig,
-    known: Variable | None,
-    unknown: str,
-) -> Reader:
-    if kind == "category":
-        return CategoryColumn(name, column, where, known, unknown)
-    if kind == "text":
+def _reader(variable: Variable, where: str, config: DataConfig, unknown: str, *, known: bool) -> Reader:
+    """The reader of a variable, which is `known` if training has read its column."""
+    name, column, found = variable.name, variable.source, variable if known else None
+    if variable.kind == "category":
+        return CategoryColumn(name, column, where, found, unknown)
+    if variable.kind == "text":
         return TextColumn(name, column, where, config)
-    if kind == "vector":
-        return VectorColumn(name, column, where, known, unknown)
-    return NumberColumn(name, column, where, unknown, kind, period)
+    if variable.kind == "vector":
+        return VectorColumn(name, column, where, found, unknown)
+    return NumberColumn(name, column, where, unknown, variable.kind, variable.period)
 
 
 def _guess(table: Table, names: list[str]) -> dict[str, str]:

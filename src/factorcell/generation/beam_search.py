@@ -183,7 +183,7 @@ def distinct(task: WritingTask, count: int, *, seed: int = 0, first: int = 0) ->
         across = leaves.numbers.shape[1]
         keys = [(first + text, k) for text in range(len(contexts)) for k in range(across)]
         noise = _Noise(seed, step, keys)
-        pick = partial(_children, leaves, noise, count, rules, front.tokens, step)
+        pick = partial(_children, leaves, noise, count, rules, front.tokens)
         states, (tokens, *values) = task.look(front, pick)
         parents, tokens, leaves = leaves.grown(count, rules.end, tokens, *values)
         front = front.grown(tokens, states, parents)
@@ -266,12 +266,11 @@ def _children(
     count: int,
     rules: Constraints,
     tokens: Tensor,
-    step: int,
     rows: Tensor,
     logs: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of the children of `rows` (n,) those with the largest numbers: tokens, numbers, chances and logs (n, L)."""
-    allowed = rules.forbid(logs.clone(), tokens[rows], step).double().log_softmax(1)
+    allowed = rules.forbid(logs.clone(), tokens[rows], noise.step).double().log_softmax(1)
     parent, closed = leaves.numbers.view(-1, 1)[rows], leaves.closed.view(-1, 1)[rows]
     chances = leaves.chances.view(-1, 1)[rows] + allowed
     free = chances + noise(rows, logs.shape[1])

@@ -9,6 +9,7 @@ from factorcell.config import PAPER_MODELS, Config, UserError
 from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity
 from factorcell.evaluation.results import note, told_apart
+from factorcell.model.run import Run
 from factorcell.training.fit import Say, fit, tell
 
 Row = dict[str, Any]
@@ -45,24 +46,16 @@ def compare(
         chosen = config.with_model(model)
         kept = files.read_rows(path / "results.jsonl") if resume else []
         done = [row for row in kept if row["kind"] == "compare" and row["table"] == name_of(table)]
-        rows.append(done[-1] if done else _compared(source, dev, table, chosen, path, target, resume, say))
+        if not done:
+            done = [_judged(fit(source, dev, chosen, path, resume=resume, say=say), table, target)]
+        rows.append(done[-1])
     return rows
 
 
-def _compared(
-    source: Any,
-    dev: Any,
-    table: Any,
-    config: Config,
-    path: Path,
-    target: str | None,
-    resume: bool,
-    say: Say | None,
-) -> Row:
-    """Train and judge one model of a comparison."""
-    run = fit(source, dev, config, path, resume=resume, say=say)
+def _judged(run: Run, table: Any, target: str | None) -> Row:
+    """The results of one model of a comparison, noted in its folder."""
     corpus = run.prepare(table, unknown="group")
-    row: Row = {"model": path.name, **perplexity.evaluate(run, corpus)}
+    row: Row = {"model": run.folder.name, **perplexity.evaluate(run, corpus)}
     row["parameters"] = run.model.parameter_count()
     row["minutes"] = run.minutes()
     if target and run.model.adapted:

@@ -16,6 +16,7 @@ differs from dense Adam: within such a gap eps keeps its weight beside sqrt(v), 
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,14 @@ from factorcell.model.kernels import library
 SIZES = ("rows", "width", "threads", "next")
 ARRAYS = ("index", "table", "first", "second", "columns", "gradient", "constants")
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
+
+
+class _Factors(NamedTuple):
+    """What one step multiplies by: w before it moves, the move, and v as it is divided by."""
+
+    kept: float
+    moved: float
+    grown: float
 
 
 class RowAdam:
@@ -80,13 +89,13 @@ class RowAdam:
     def step(self, step: int, rows: Tensor, gradients: Sequence[Tensor]) -> None:
         """Step number `step` (from 1) of `rows` (U,), which have been caught up, with `gradients` (U, .) per table."""
         rate = float(self.rates[step - 1])
-        kept, moved, grown = 1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step)
-        constants = torch.tensor([BETA1, BETA2, EPSILON, kept, moved, grown])
+        factors = _Factors(1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step))
+        constants = torch.tensor([BETA1, BETA2, EPSILON, *factors])
         for table, first, second, gradient in zip(self.tables, self.first, self.second, gradients, strict=True):
             if library.usable(table):
                 _call(table, first, second, rows, gradient=gradient, constants=constants)
             else:
-                _step(table, first, second, rows, gradient, kept, moved, grown)
+                _step(table, first, second, rows, gradient, factors)
         self.done[rows] = step
 
 
@@ -112,17 +121,8 @@ def _catch_up(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, column
     first[rows], second[rows] = m.mul_(fade), v.mul_(fade_square)
 
 
-def _step(
-    table: Tensor,
-    first: Tensor,
-    second: Tensor,
-    rows: Tensor,
-    gradient: Tensor,
-    kept: float,
-    moved: float,
-    grown: float,
-) -> None:
+def _step(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, gradient: Tensor, by: _Factors) -> None:
     m = first[rows].lerp_(gradient, 1 - BETA1)
     v = second[rows].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-    table[rows] = table[rows].mul_(kept).addcdiv_(m, (v * grown).sqrt_().add_(EPSILON), value=-moved)
+    table[rows] = table[rows].mul_(by.kept).addcdiv_(m, (v * by.grown).sqrt_().add_(EPSILON), value=-by.moved)
     first[rows], second[rows] = m, v
