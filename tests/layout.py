@@ -1,4 +1,4 @@
-"""The shape of the code, checked: arrows point one way, files and functions stay short, nothing loads code.
+"""The shape of the code, checked: arrows point one way, files, functions and signatures stay short, nothing loads code.
 
 Each check takes the root of a tree and returns its faults as lines to read; test_layout.py holds each of them against
 a small tree that has exactly that fault.
@@ -20,7 +20,8 @@ PRINTERS = {"commands"}
 GROUPS = {"experiments", "formats", "wheels"}  # tests of what is not in the package
 INSIDE = {"hidden", "memory", "matrix"}
 SPECIAL_IDS = {"UNKNOWN", "START", "END"}
-FILE_LINES, BODY_LINES = 400, 60
+FILE_LINES, BODY_LINES, PARAMETERS = 400, 60, 7
+KERNELS = "model.kernels"  # whose functions take array by array what compiled code, Triton and PyTorch take so
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # What can run code that comes out of a file: modules by their first name, calls by their full one.
@@ -140,6 +141,35 @@ def long_bodies(root: Path) -> list[str]:
     return faults
 
 
+def many_parameters(root: Path) -> list[str]:
+    """Functions of more than `PARAMETERS` parameters, `self` and the options of `offered` functions not counted."""
+    public = offered(root)
+    return [
+        f"{path}:{node.lineno}: {node.name} has {count} parameters, at most {PARAMETERS}"
+        for path, module, tree in sources(root)
+        if not f"{module}.".startswith(f"{KERNELS}.")
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS)
+        for options in [node in tree.body and f"{PACKAGE}.{module}.{node.name}" in public]
+        if (count := parameters(node.args, options)) > PARAMETERS
+    ]
+
+
+def offered(root: Path) -> set[str]:
+    """The full dotted names of what the package offers at its top: all that its `__init__` imports."""
+    path = Path("src", PACKAGE, "__init__.py")
+    tree = parsed((root / path).read_text(encoding="utf-8"))
+    return {name for node in ast.walk(tree) for name in imported(node, path)}
+
+
+def parameters(given: ast.arguments, options: bool) -> int:
+    """How many there are without `self`; with `options` those that can only be named, and have a default, are free."""
+    placed = [one.arg for one in (*given.posonlyargs, *given.args)]
+    named = [default for default in given.kw_defaults if default is None or not options]
+    rest = [one for one in (given.vararg, given.kwarg) if one is not None]
+    return len(placed) + len(named) + len(rest) - (placed[:1] in (["self"], ["cls"]))
+
+
 def python_files(root: Path) -> Iterator[tuple[Path, str]]:
     """Path under `root` and text of every Python file we write."""
     for folder in ("src", "tests", "benchmarks", "experiments"):
@@ -239,6 +269,7 @@ CHECKS: list[Check] = [
     lost_tests,
     long_files,
     long_bodies,
+    many_parameters,
     prints,
     peeks,
     own_ids,

@@ -11,10 +11,12 @@ from tests.layout import (
     CHECKS,
     FILE_LINES,
     PACKAGE,
+    PARAMETERS,
     Check,
     backward_arrows,
     long_bodies,
     long_files,
+    many_parameters,
     own_ids,
     peeks,
     prints,
@@ -35,6 +37,12 @@ def body(lines: int) -> str:
     return "def f() -> None:\n" + "    x = 1\n" * lines
 
 
+def signature(count: int, before: str = "") -> str:
+    """The parameters of a function: `before`, and this many with defaults."""
+    return before + ", ".join(f"p{place}=1" for place in range(count))
+
+
+MANY = PARAMETERS + 1
 ARCHITECTURE = """
 ### `src/factorcell/`
 - `config.py`: options
@@ -74,18 +82,21 @@ FINE = {
     "src/factorcell/config.py": '"""Never pickle; print nothing; no torch.load."""\n' + body(BODY_LINES),
     "src/factorcell/data/__init__.py": "from factorcell.data.words import split\nfrom . import tables\n",
     "src/factorcell/data/words.py": "from factorcell import config\nfrom ..config import UserError\nimport numpy\n",
-    "src/factorcell/data/tables.py": "from .words import split\n",
+    "src/factorcell/data/tables.py": "from .words import split\n"
+    + f"class A:\n    def f({signature(PARAMETERS, 'self, ')}): ...\n",
     "src/factorcell/model/__init__.py": "from factorcell.model.cells import Cell\n",
     "src/factorcell/model/cells.py": "from factorcell.model.kernels import library\nx.hidden\n"
     + "x = 1\n" * (FILE_LINES - 2),
     "src/factorcell/model/kernels/__init__.py": "from .library import x\n",
-    "src/factorcell/model/kernels/library.py": "from factorcell.data.words import END\nfrom ...config import Config\n",
+    "src/factorcell/model/kernels/library.py": "from factorcell.data.words import END\nfrom ...config import Config\n"
+    + f"def run({signature(MANY)}): ...\n",
     "src/factorcell/generation/__init__.py": "",
     "src/factorcell/generation/beams.py": "model.eval()\nnumpy.load('a', allow_pickle=False)\nre.compile('a')\n",
     "src/factorcell/completion/__init__.py": "blueprint(1)\n",
     "src/factorcell/completion/search.py": "from factorcell import model, data\nfrom factorcell.data import split\n",
     "src/factorcell/commands/__init__.py": "",
-    "src/factorcell/commands/main.py": "from factorcell.completion import search\nprint('done')\n",
+    "src/factorcell/commands/main.py": "from factorcell.completion import search\nprint('done')\n"
+    + f"def main({signature(MANY, 'given, *, ')}): ...\n",
 }
 
 
@@ -132,6 +143,14 @@ def test_fine_tree_passes_every_check(tmp_path: Path) -> None:
         (long_bodies, "model/cells.py", body(BODY_LINES + 1)),
         (long_bodies, "model/cells.py", "class A:\n" + indent(body(BODY_LINES + 1), "    ")),
         (long_bodies, "data/tables.py", "async " + body(BODY_LINES + 1)),
+        (many_parameters, "config.py", f"def f({signature(MANY)}): ...\n"),
+        (many_parameters, "model/cells.py", f"class A:\n    def f({signature(MANY, 'self, ')}): ...\n"),
+        (many_parameters, "model/cells.py", f"async def f({signature(PARAMETERS - 1, 'a, *rest, ')}): ...\n"),
+        (many_parameters, "data/words.py", f"def f({signature(PARAMETERS)}, **rest): ...\n"),
+        (many_parameters, "data/words.py", f"def main({signature(MANY, '*, ')}): ...\n"),  # not the one that is offered
+        (many_parameters, "commands/main.py", f"def main({signature(MANY)}): ...\n"),
+        (many_parameters, "commands/main.py", f"def main({', '.join('*abcdefgh')}): ...\n"),
+        (many_parameters, "commands/main.py", f"class A:\n    def main({signature(MANY, '*, ')}): ...\n"),
         (prints, "config.py", "def f():\n    print('x')\n"),
         (prints, "data/tables.py", "print('x')\n"),
         (peeks, "completion/search.py", "state.hidden\n"),
