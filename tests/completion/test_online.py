@@ -134,7 +134,7 @@ def test_users_are_what_they_were_after_saving(
     vector: list[float], rows: int, seen: int, texts: list[str], fingerprint: bytes
 ) -> None:
     numbers = np.array(vector, np.float32)
-    user = User(numbers, np.tile(numbers, (rows, 1)), seen, History(tuple(texts)), fingerprint)
+    user = User(numbers, np.tile(abs(numbers), (rows, 1)), seen, History(tuple(texts)), fingerprint)
     content = user.to_bytes()
     again = User.from_bytes(content)
     assert np.array_equal(again.vector, user.vector)

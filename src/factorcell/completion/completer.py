@@ -21,6 +21,7 @@ import torch
 from factorcell.completion import compiled
 from factorcell.completion.online import User, user_variable
 from factorcell.completion.search import Engine, Ids, PlainEngine, PrefixState, SearchRequest, SearchResult, Suggestion
+from factorcell.completion.texts import checked
 from factorcell.completion.typos import Correction, Slips, join, meant
 from factorcell.config import UserError
 from factorcell.data.counts import UNITS
@@ -101,7 +102,7 @@ class Completer:
     def type(self, written: TypedText, text: str) -> TypedText:
         """The same person with `text` typed instead; what it shares with what was typed is not read again.
 
-        `UserError` for a text that is too long for the run, or that is no Unicode text.
+        `UserError` for a text that is too long for the run, or that breaks the rule of `texts`.
         """
         tokens = self._tokens(text)
         with self.run.scoring():
@@ -187,10 +188,7 @@ class Completer:
         return Suggestions(suggestions, rows, any(part.cut for part in parts))
 
     def _tokens(self, text: str) -> tuple[str, ...]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"prefix {text[:50]!a}: not Unicode text (character {error.start + 1})") from None
+        checked(text, "prefix")
         # Lower-casing can leave letters that NFC would join: split again, so that suggestions are read as they were.
         split = self.tokenizer.split
         tokens = tuple(split(self.tokenizer.join(split(text))))

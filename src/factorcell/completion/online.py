@@ -12,10 +12,9 @@ value: learning returns another one.
 Shapes: B people, k numbers of a person's vector, s rows that an optimiser keeps of it.
 """
 
-import math
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.completion.popularity import History
+from factorcell.completion.texts import SHOWN, checked
 from factorcell.config import UserError, check_format, choose
 from factorcell.data.schema import Variable
 from factorcell.model.run import FINGERPRINT, Run
@@ -37,8 +37,10 @@ FORMAT = 1  # of the file
 USER_FORMAT = 1  # of the bytes of a user
 MARK = b"fcu"  # which they begin with; those of before there were numbers cannot: so many numbers nobody has
 HEAD, SIZES, CHECK = struct.Struct(f"<3sB{FINGERPRINT}s"), struct.Struct("<HHI"), struct.Struct("<I")
+MOST_NUMBERS, MOST_SEEN = (1 << 16) - 1, (1 << 32) - 1  # of a vector, and texts that are counted
 AT_ONCE = 200  # texts that are compared at once
 DECAY, TINY = 0.95, 1e-6
+FASTEST = 1e9  # the highest rate: a step at it is a finite float, and no vector is so long
 REACH = 2.0  # a vector is never longer than this many times the longest of training
 
 
@@ -63,6 +65,7 @@ OPTIMISERS: dict[str, tuple[int, Update]] = {
     "adadelta": (2, _adadelta),
     "sgd": (0, _sgd),
 }
+MOST_ROWS = max(rows for rows, _ in OPTIMISERS.values())
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,10 @@ class LearningRule:
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        choose("online optimiser", self.optimiser, OPTIMISERS)
-        if not 0 <= self.rate < math.inf:
-            raise UserError(f"the online rate is {self.rate}; it must be a number from 0 on")
+        choose("online optimiser", str(self.optimiser), OPTIMISERS)
+        number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
+        if not number or not 0 <= self.rate <= FASTEST:
+            raise UserError(f"the online rate is {self.rate!r:.40}; it must be a number from 0 to {FASTEST:g}")
 
     @classmethod
     def of(cls, run: Run) -> "LearningRule":
@@ -85,8 +89,10 @@ class LearningRule:
             return cls()
         try:
             return cls(**files.read_versioned(path, FORMAT))
-        except TypeError as error:
+        except TypeError as error:  # a name that no rule has
             raise UserError(f"{path}: not a rule of online learning ({error})") from None
+        except UserError as error:
+            raise UserError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
 
     def save(self, run: Run) -> None:
         """Make it the rule of the run."""
@@ -98,6 +104,7 @@ class User:
     """One person: `vector` (k,), what the optimiser keeps of it, `state` (s, k), texts `seen`, and the last of them.
 
     `fingerprint` is that of the run whose numbers these are; empty, which nothing is held against, where it is unknown.
+    `UserError` for what no learning leads to: no user has a number that is not finite, or negative state.
     """
 
     vector: Floats
@@ -105,6 +112,22 @@ class User:
     seen: int = 0
     history: History = field(default_factory=History)
     fingerprint: bytes = b""
+
+    def __post_init__(self) -> None:
+        if fault := next((text for wrong, text in self._faults() if wrong), None):
+            raise UserError(f"not a user: {fault}")
+
+    def _faults(self) -> Iterator[tuple[bool, str]]:
+        """What may be wrong, whether it is, and what it is."""
+        vector, state = self.vector, self.state
+        size, rows = vector.shape, state.shape
+        yield {vector.dtype, state.dtype} != {np.dtype(np.float32)}, "its numbers must be 32-bit floats"
+        yield len(size) != 1 or not 0 < size[0] <= MOST_NUMBERS, f"a vector of shape {size}"
+        yield rows[1:] != size or rows[0] > MOST_ROWS, f"state of shape {rows} of a vector of shape {size}"
+        yield not np.isfinite(vector).all(), "its vector has numbers that are not finite"
+        yield not (np.isfinite(state) & (state >= 0)).all(), "its state has numbers that are negative or not finite"
+        yield not 0 <= self.seen <= MOST_SEEN, f"it has seen {self.seen:,} texts; at most {MOST_SEEN:,} are counted"
+        yield len(self.fingerprint) not in (0, FINGERPRINT), f"a fingerprint of {len(self.fingerprint)} bytes"
 
     @classmethod
     def new(cls, run: Run) -> "User":
@@ -135,10 +158,15 @@ class User:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "User":
-        """What `to_bytes` made, of this format or one before, or a `UserError`."""
+        """What `to_bytes` made, of this format or one before; of a history what `History` keeps.
+
+        `UserError` for all else: any bit that was altered, anything cut off or added, a user that cannot be.
+        """
         fingerprint, content = _unwrapped(content)
         try:
             return replace(cls._read(content), fingerprint=fingerprint)
+        except UserError:
+            raise
         except (struct.error, ValueError) as error:
             raise UserError(f"not a user as it was saved ({error})") from None
 
@@ -200,8 +228,12 @@ class Learner:
     ) -> tuple[list[User], NDArray[np.float64]]:
         """The B `users`, each once, after a text each, and the nats of each text before.
 
-        `contexts`: values of the other context columns, as `Completer.begin` takes them.
+        `contexts`: values of the other context columns, as `Completer.begin` takes them. `UserError`, with all users
+        as they were, for a text that breaks the rule of `texts`. What is longer than the run reads is cut, as in
+        training.
         """
+        for text in texts:
+            checked(text)
         for user in users:
             user.check(self.run)
             if user.state.shape != (self.rows, len(self.unknown)):
@@ -250,16 +282,23 @@ class Learner:
         return nats.sum(1)
 
     def moved(self, user: User, text: str, gradient: Floats) -> User:
-        """The user after a `text` of that gradient."""
+        """The user after a `text` of that gradient. `UserError` where learning leads to numbers that are not finite."""
         known = user.fingerprint or self.run.fingerprint  # whoever learns from a run is its user from then on
         seen = replace(user, seen=user.seen + 1, history=user.history.add(text), fingerprint=known)
         if not np.isfinite(gradient).all():
             return seen  # a text that the model cannot read without overflow teaches nothing
-        change, state = self.update(gradient, user.state)
-        vector = user.vector + self.rule.rate * change
-        length = float(np.linalg.norm(vector))
-        vector = vector * (self.longest / length) if length > self.longest else vector
-        return replace(seen, vector=vector.astype(np.float32), state=state.astype(np.float32))
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is refused
+            change, state = self.update(gradient, user.state)
+            vector = user.vector + self.rule.rate * change
+            length = float(np.linalg.norm(vector))
+            vector = vector * (self.longest / length) if length > self.longest else vector
+        try:
+            return replace(seen, vector=vector.astype(np.float32), state=state.astype(np.float32))
+        except UserError as error:
+            raise UserError(
+                f"nothing can be learned of {text[:SHOWN]!a} by {self.rule.optimiser} {self.rule.rate:g} ({error}); "
+                "the user stays as before"
+            ) from None
 
 
 def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None = None) -> User:

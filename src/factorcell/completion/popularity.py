@@ -10,13 +10,15 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
 from typing import Any, ClassVar
 from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.completion import texts as rule
 from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
@@ -111,7 +113,11 @@ class Popularity:
 
 @dataclass(frozen=True)
 class History:
-    """The last texts of one person, the newest last. One weighs half as much as one `half_life` texts later."""
+    """The last texts of one person, the newest last. One weighs half as much as one `half_life` texts later.
+
+    Of the `texts` the newest are kept: at most `most`, and at most `texts.LONGEST` bytes of all of them together.
+    `UserError` for one that is no Unicode text.
+    """
 
     texts: tuple[str, ...] = ()
     half_life: float = 20.0
@@ -119,9 +125,12 @@ class History:
 
     source: ClassVar[str] = "history"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "texts", _newest(self.texts, self.most))
+
     def add(self, text: str) -> "History":
-        """The history with one more text."""
-        return History((*self.texts, normalize("NFC", text))[-self.most :], self.half_life, self.most)
+        """The history with one more text. `UserError` for one that breaks the rule of `texts`."""
+        return replace(self, texts=(*self.texts, normalize("NFC", rule.checked(text))))
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
         """The `k` texts that begin with `prefix`, go on and weigh most, with their shares of all weight."""
@@ -137,6 +146,13 @@ class History:
             weights[text] += 0.5 ** (age / self.half_life)
         total = sum(weights.values())
         return {text: weight / total for text, weight in weights.items()}
+
+
+def _newest(texts: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """The last of the texts, as many as fit."""
+    sizes = accumulate(map(rule.size, reversed(texts[-most:])))
+    count = sum(1 for _ in takewhile(rule.LONGEST.__ge__, sizes))
+    return texts[len(texts) - count :]
 
 
 def _marisa() -> Any:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from factorcell import files
 from factorcell.completion.search import Suggestion
+from factorcell.completion.texts import checked
 from factorcell.config import DataConfig, UserError
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import GRAPHEME, splitter
@@ -110,6 +111,7 @@ def read(
             where = f"{table.name} row {number}"
             if not isinstance(row[data.text], str):
                 raise UserError(f"{where}: {data.text} is {quoted(row[data.text])}, not a text")
+            checked(row[data.text], f"{where}: {data.text}")
             if is_missing(row[user]):
                 raise UserError(f"{where}: {user} is missing; each row needs somebody who wrote it")
             row[data.text] = normal(row[data.text])

@@ -1,0 +1,26 @@
+"""What a text may be that somebody types, has written or is remembered for: the one rule of completion and learning.
+
+Any Unicode text of at most `LONGEST` bytes, empty or not; control characters are characters like all others.
+"""
+
+from factorcell.config import UserError
+
+LONGEST = 1 << 16  # bytes in UTF-8 of one text, and of all texts of a history together
+SHOWN = 50  # characters of a text in a message
+
+
+def checked(text: str, what: str = "text") -> str:
+    """`text`, or a `UserError` that calls it `what`: no text, not Unicode, or of more than `LONGEST` bytes."""
+    if not isinstance(text, str):
+        raise UserError(f"{what} {text!r:.{SHOWN}}: not a text")
+    if len(text) > LONGEST or size(text, what) > LONGEST:
+        raise UserError(f"{what} {text[:SHOWN]!a}...: {len(text):,} characters; a text takes at most {LONGEST:,} bytes")
+    return text
+
+
+def size(text: str, what: str = "text") -> int:
+    """The bytes of a text in UTF-8, or a `UserError` where it is no Unicode text."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what} {text[:SHOWN]!a}: not Unicode text (character {error.start + 1})") from None
