@@ -59,6 +59,7 @@ ARCHITECTURE = """
 - `search.py`: search
 ### `src/factorcell/commands/`
 - `main.py`: verbs
+- `terminal.py`: prints
 ## Order
 - `later.py`: no file of a room
 ```order
@@ -69,7 +70,7 @@ model.kernels: library
 model: cells
 generation: beams
 completion: search
-commands: main
+commands: terminal main
 ```
 """
 FINE = {
@@ -95,8 +96,9 @@ FINE = {
     "src/factorcell/completion/__init__.py": "blueprint(1)\n",
     "src/factorcell/completion/search.py": "from factorcell import model, data\nfrom factorcell.data import split\n",
     "src/factorcell/commands/__init__.py": "",
-    "src/factorcell/commands/main.py": "from factorcell.completion import search\nprint('done')\n"
+    "src/factorcell/commands/main.py": "from factorcell.completion import search\n"
     + f"def main({signature(MANY, 'given, *, ')}): ...\n",
+    "src/factorcell/commands/terminal.py": "print('done')\nsys.stderr.write('done')\n",
 }
 
 
@@ -153,6 +155,9 @@ def test_fine_tree_passes_every_check(tmp_path: Path) -> None:
         (many_parameters, "commands/main.py", f"class A:\n    def main({signature(MANY, '*, ')}): ...\n"),
         (prints, "config.py", "def f():\n    print('x')\n"),
         (prints, "data/tables.py", "print('x')\n"),
+        (prints, "commands/main.py", "print('x')\n"),
+        (prints, "commands/main.py", "sys.stdout.write('x')\n"),
+        (prints, "data/tables.py", "sys.stderr.write('x')\n"),
         (peeks, "completion/search.py", "state.hidden\n"),
         (peeks, "completion/__init__.py", "def f(state):\n    return state.memory[0]\n"),
         (peeks, "generation/beams.py", "weights.matrix = 1\n"),

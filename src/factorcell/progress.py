@@ -7,7 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, TextIO
+
+from factorcell.visible import visible
 
 FIRST, OFTEN, SELDOM = 5.0, 5.0, 30.0  # seconds before the first line, and between lines at least and at most
 SHARE = 0.1  # of the whole, after which a line is due before SELDOM
@@ -19,10 +22,22 @@ def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, sh
     `unit` is a plural, `more` as tqdm has it: `total`, `initial`, `leave`, `unit_scale`.
     """
     if show and sys.stderr.isatty():
-        from tqdm import tqdm
-
-        return tqdm(items, desc=desc, unit=f" {unit}", dynamic_ncols=True, **more)
+        return _bar()(items, desc=desc, unit=f" {unit}", dynamic_ncols=True, **more)
     return Lines(items, desc, unit, more.get("total"), more.get("initial", 0), sys.stderr if show else None)
+
+
+@cache
+def _bar() -> Any:
+    """The bar of tqdm with names that cannot steer the terminal; tqdm is imported when a bar is wanted."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        @property
+        def format_dict(self) -> dict[str, Any]:
+            drawn = super().format_dict
+            return {**drawn, **{name: visible(drawn[name] or "") for name in ("prefix", "postfix", "unit")}}
+
+    return Bar
 
 
 class Lines:
@@ -64,7 +79,7 @@ class Lines:
         further = bool(self.total) and self.n - self.told >= SHARE * (self.total or 0)
         if further or now - self.last >= SELDOM or self.told == self.initial:
             self.last, self.told = now, self.n
-            self.stream.write(self.line(now - self.began) + "\n")
+            self.stream.write(visible(self.line(now - self.began)) + "\n")
             self.stream.flush()
 
     def line(self, seconds: float) -> str:

@@ -286,10 +286,10 @@ def test_kilometres() -> None:
 def browse(page: str, folder: Path, *, width: int, height: int = 4000) -> tuple[str, str, bytes]:
     """A page framed by the browser: the document, with the width as its title, the log and the picture."""
     file, image = folder / "page.html", folder / "page.png"
-    probe = "<script>parent.document.title = document.documentElement.scrollWidth</script></body>"
-    inner = html.escape(page.replace("</body>", probe))
+    probe = "document.title = this.contentDocument.documentElement.scrollWidth"  # from outside: in a page nothing runs
     style = f"border: 0; width: {width}px; height: {height}px"  # a browser's own window is never as narrow
-    frame = f'<!doctype html><link rel="icon" href="data:,"><iframe style="{style}" srcdoc="{inner}"></iframe>'
+    inner = f'<iframe onload="{probe}" style="{style}" srcdoc="{html.escape(page)}"></iframe>'
+    frame = f'<!doctype html><link rel="icon" href="data:,">{inner}'
     file.write_text(frame, encoding="utf-8")
     quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
     flags = ["--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--enable-logging=stderr"]
@@ -310,8 +310,21 @@ def test_a_browser_shows_the_page(pages: dict[str, str], tmp_path: Path, name: s
 
 
 @needs_browser
-def test_the_browser_test_can_fail(tmp_path: Path) -> None:
-    wide = '<p style="width: 900px">wide</p><script>console.error("seen")</script>'
-    document, log, _ = browse(elements.document("A", [("B", wide)]), tmp_path, width=390)
-    assert "CONSOLE" in log
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "<script>console.error('it ran')</script>",
+        "<p onclick='1' id='p'></p><img src='data:,x' onerror='document.title = 1'>",
+        "<img src='http://127.0.0.1:9/x.png'>",
+        "<link rel='stylesheet' href='http://127.0.0.1:9/x.css'>",
+        "<form action='http://127.0.0.1:9/'><input name='a'></form><iframe src='data:text/html,x'></iframe>",
+    ],
+)
+def test_a_browser_refuses_what_is_not_of_a_page(tmp_path: Path, planted: str) -> None:
+    """What a hostile value might plant, if anything of it came through: refused by the policy, which the log says."""
+    document, log, _ = browse(
+        elements.document("A", [("B", f'<p style="width: 900px">wide</p>{planted}')]), tmp_path, width=390
+    )
+    assert "Content Security Policy" in log
+    assert "it ran" not in log.replace(planted, "")
     assert "<title>390</title>" not in document

@@ -124,7 +124,7 @@ def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argpars
         return terminal.say("no completion")
     shown = [
         {
-            "text": terminal.visible(row["text"]),
+            "text": row["text"],
             "probability": f"{math.exp(row['log_probability']):.4f}",
             "slips": row["slips"] or None,
             **({name: f"{row['parts'][name]:+.2f}" for name in row["parts"]} if given.explain else {}),
@@ -133,10 +133,8 @@ def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argpars
     ]
     terminal.table(shown, ("text", "probability", "slips", *SOURCES))
     if risen:
-        terminal.show("\nmost risen among the popular texts, in nats")
-        terminal.table(
-            [{"text": terminal.visible(text), "nats": f"{nats:+.2f}"} for text, nats in risen], ("text", "nats")
-        )
+        terminal.show("", "most risen among the popular texts, in nats")
+        terminal.table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in risen], ("text", "nats"))
     return None
 
 

@@ -74,7 +74,7 @@ def run_demo(given: argparse.Namespace) -> None:
     for place in results["names"]:
         terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
     given.page.write_text(demo_page(results), encoding="utf-8")
-    terminal.say(f"\n{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
+    terminal.say("", f"{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
 
 
 def table(part: str) -> Path:

@@ -83,18 +83,18 @@ def _show(found: Row, given: argparse.Namespace) -> None:
         return terminal.lines(_rows(found))
     _show_neighbours(found["neighbours"], given.measure)
     for entry in found["words"]:
-        terminal.show(f"\n{entry['context']} against {entry['against']}")
+        terminal.show("", f"{entry['context']} against {entry['against']}")
         _show_words(entry["rows"])
     for entry in found["maps"]:
-        terminal.show(f"\n{agreed(entry['agreement'])}")
+        terminal.show("", f"{agreed(entry['agreement'])}")
         if entry["ellipses"]:
             terminal.table(entry["ellipses"], ("group", "count", "x", "y", "wide", "high"))
     for row in found["predictions"]:
         of = f"{row['column']} from the embedding of {row['variable']} ({row['values']:,} values)"
         if "accuracy" in row:
-            terminal.show(f"\n{of}: accuracy {row['accuracy']:.1%}, the largest group {row['majority']:.1%}")
+            terminal.show("", f"{of}: accuracy {row['accuracy']:.1%}, the largest group {row['majority']:.1%}")
         else:
-            terminal.show(f"\n{of}: R² {row['r2']:.3f}, correlation {row['correlation']:.3f}")
+            terminal.show("", f"{of}: R² {row['r2']:.3f}, correlation {row['correlation']:.3f}")
     if given.page:
         terminal.say(f"the page: {given.page}")
     return None
@@ -136,6 +136,6 @@ def _show_words(rows: Sequence[Row]) -> None:
     lines: list[Row] = [{} for _ in range(max(len(raised), len(lowered)))]
     for side, chosen in (("raised", raised), ("lowered", lowered)):
         for line, row in zip(lines, chosen, strict=False):
-            line[side] = terminal.visible(sign(row["token"]))
+            line[side] = sign(row["token"])
             line["nats" if side == "raised" else "nats "] = f"{row['nats']:+.2f}"
     return terminal.table(lines, ("raised", "nats", "lowered", "nats "))

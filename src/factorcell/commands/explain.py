@@ -109,14 +109,15 @@ def _colour(asked: str) -> bool:
 def _show(rows: Sequence[Row], words: Sequence[Row], between: Sequence[str], colour: bool) -> None:
     if len(between) == 2:
         first, second = (marked(name, sign * 9.0, colour) for name, sign in zip(between, (1, -1), strict=True))
-        terminal.show(f"likelier given {first}, given {second}; ¶ is the end")
+        terminal.show(terminal.joined("", ["likelier given ", first, ", given ", second, "; ¶ is the end"]))
     for row in rows:
         terminal.show("")
         if "model" in row:
-            terminal.show(terminal.visible(row["model"]))
+            terminal.show(row["model"])
         if len(between) == 2:
             gap = " " if row["unit"] in ("word", "space") else ""
-            terminal.show(gap.join(marked(readable(token["token"]), token["ratio"], colour) for token in row["tokens"]))
+            marks = [marked(readable(token["token"]), token["ratio"], colour) for token in row["tokens"]]
+            terminal.show(terminal.joined(gap, marks))
             terminal.show(f"{row['ratio']:+.2f} nats in all; {between[0]} has {row['posterior'][between[0]]:.1%}")
             if strange := [readable(token["token"]) for token in row["tokens"] if not token["known"]]:
                 terminal.show(f"read as unknown: {', '.join(dict.fromkeys(strange))}")
@@ -144,7 +145,7 @@ def marked(text: str, ratio: float, colour: bool) -> str:
         return text + ("⁺" if power > 0 else "⁻") * abs(power)
     back, front = (BLUES if power > 0 else ORANGES)[abs(power) - 1]
     under = "" if power > 0 else "4;"
-    return f"\x1b[{under}48;5;{back};38;5;{front}m{text}\x1b[0m"
+    return terminal.coloured(text, f"{under}48;5;{back};38;5;{front}")
 
 
 def run_units(given: argparse.Namespace) -> None:
@@ -192,13 +193,14 @@ def _show_units(target: str, rows: Sequence[Row], drawn: Sequence[Row], regressi
     ]
     terminal.table(shares, (target, "hidden_unit", "is", "auc", "correlation", "texts"))
     for row in drawn:
-        terminal.show(f"\n{drawn_unit(row)}")
+        terminal.show("", f"{drawn_unit(row)}")
         terminal.table(
             [{"token": readable(token["token"]), "value": f"{token['value']:+.3f}"} for token in row["tokens"]],
             ("token", "value"),
         )
     if regression:
         terminal.show(
-            f"\nlogistic regression with {regression['examples']} examples of each value: accuracy "
-            f"{regression['accuracy']:.4f} ± {regression['deviation']:.4f} on {regression['tested']:,} texts"
+            "",
+            f"logistic regression with {regression['examples']} examples of each value: accuracy "
+            f"{regression['accuracy']:.4f} ± {regression['deviation']:.4f} on {regression['tested']:,} texts",
         )

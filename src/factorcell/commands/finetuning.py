@@ -53,9 +53,9 @@ def run_mix(given: argparse.Namespace) -> None:
     numbers = [str(number) for number in range(1, len(models) + 1)]
     for number, path in zip(numbers, given.runs, strict=True):
         terminal.show(f"{number}: {path}")
-    terminal.show("\nweights")
+    terminal.show("", "weights")
     terminal.table([_numbered(row, "weights") for row in rows], ("value", "targets", *numbers))
-    terminal.show("\nperplexity alone and mixed")
+    terminal.show("", "perplexity alone and mixed")
     terminal.table([_numbered(row, "alone") for row in rows], ("value", *numbers, "perplexity"))
     return None
 

@@ -109,10 +109,7 @@ def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:
     if given.json:
         return terminal.lines(rows)
     names = list(rows[0]["context"]) if rows else []
-    shown = [
-        {**row["context"], "filler": terminal.visible(row["filler"]), "log p": f"{row['log_probability']:.2f}"}
-        for row in rows
-    ]
+    shown = [{**row["context"], "filler": row["filler"], "log p": f"{row['log_probability']:.2f}"} for row in rows]
     terminal.table(shown, (*names, "filler", "log p"))
     return None
 
@@ -121,8 +118,10 @@ def _stream(run: Run, contexts: Sequence[Row], how: GenerationOptions, given: ar
     if len(contexts) * given.number != 1 or given.out or given.json:
         raise UserError("--stream shows one text: no --each, --number, --out or --json")
     pieces = stream(run, contexts[0], options=how, prompt=given.prompt, case=given.case, unknown=given.unknown)
+    before = ""
     for piece in pieces:
-        terminal.piece(terminal.visible(piece))
+        terminal.piece(piece, before)
+        before = piece
     return terminal.show("")
 
 
@@ -131,6 +130,4 @@ def _show(row: Row, given: argparse.Namespace) -> None:
         return terminal.lines([row])
     named = ", ".join(f"{name} {value}" for name, value in row["context"].items())
     mark = "" if row["ended"] else " ..."
-    return terminal.show(
-        f"{named}\t{terminal.visible(row['text'])}{mark}" if named else terminal.visible(row["text"]) + mark
-    )
+    return terminal.fields(*filter(None, (named,)), row["text"] + mark)

@@ -3,6 +3,7 @@
 Needs prompt-toolkit, an extra: who imports this module has it.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
+from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 
 from factorcell.commands import terminal as screen
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.online import User
 from factorcell.config import UserError
+from factorcell.visible import HIDDEN, visible
+
+VEIL = "\N{REPLACEMENT CHARACTER}"
 
 
 class Menu(Completer):
@@ -33,8 +38,9 @@ class Menu(Completer):
             return
         for one in found:
             share = f"{100 * math.exp(one.log_probability):.1f} %"
-            shown = screen.visible(one.text)
-            yield Completion(one.text, start_position=-len(document.text), display=shown, display_meta=share)
+            yield Completion(
+                one.text, start_position=-len(document.text), display=visible(one.text), display_meta=share
+            )
 
     def enter(self, line: str) -> None:
         """Learn a line, and begin anew."""
@@ -42,10 +48,21 @@ class Menu(Completer):
         self.written = self.assistant.begin(self.user, self.context)
 
 
+class Veil(Processor):
+    """What stands on the line that is typed, with a sign for each character that `visible` would write out."""
+
+    def apply_transformation(self, given: TransformationInput) -> Transformation:
+        """See `Processor`: places on the line stay as they are."""
+        line = HIDDEN.sub(lambda found: VEIL * len(found[0]), "".join(part[1] for part in given.fragments))
+        places = itertools.accumulate((len(part[1]) for part in given.fragments), initial=0)
+        parts = zip(given.fragments, itertools.pairwise(places), strict=True)
+        return Transformation([(part[0], line[begin:end], *part[2:]) for part, (begin, end) in parts])
+
+
 def talk(menu: Menu, **terminal: Any) -> User | None:
     """Read lines until the input ends; the user after all of them. `terminal`: an `input` and `output` of its own."""
     session: PromptSession[str] = PromptSession(
-        completer=menu, complete_while_typing=True, complete_in_thread=True, **terminal
+        completer=menu, complete_while_typing=True, complete_in_thread=True, input_processors=[Veil()], **terminal
     )
     while True:
         try:
@@ -54,5 +71,8 @@ def talk(menu: Menu, **terminal: Any) -> User | None:
             return menu.user
         except KeyboardInterrupt:  # what was typed is dropped, as in a shell
             continue
-        if line.strip():
-            menu.enter(line)
+        try:
+            if line.strip():
+                menu.enter(line)
+        except UserError as error:
+            screen.say(str(error))

@@ -22,14 +22,14 @@ def run_evaluate(given: argparse.Namespace) -> None:
         )
     whole = rows["evaluation"]
     terminal.show(
-        f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)\n"
+        f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)",
         f"perplexity {whole['perplexity']:.2f} of all targets, "
-        f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones"
+        f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones",
     )
     if given.top:
         terminal.show("next token right" + "".join(f", {whole[f'top_{n}']:.4f} among {n}" for n in TOP))
     for name in given.by:
-        terminal.show(f"\nby {name}; gain over {baseline.folder if baseline else 'the same model without context'}")
+        terminal.show("", f"by {name}; gain over {baseline.folder if baseline else 'the same model without context'}")
         terminal.table(rows["by"][name], ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
     return None
 
@@ -79,7 +79,7 @@ def run_score(given: argparse.Namespace) -> None:
     if given.json:
         return terminal.lines(rows)
     for row in rows:
-        terminal.show(f"{row['row'] + 1}\t{row['nats']:.4f}\t{row['targets']}\t{row['perplexity']:.4f}")
+        terminal.fields(f"{row['row'] + 1}", f"{row['nats']:.4f}", f"{row['targets']}", f"{row['perplexity']:.4f}")
         for token in row.get("tokens", ()):
-            terminal.show(f"\t{token['token']}\t{token['nats']:.4f}")
+            terminal.fields("", token["token"], f"{token['nats']:.4f}")
     return None

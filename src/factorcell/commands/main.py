@@ -108,7 +108,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         resume = "; the same command with --resume goes on from the last checkpoint" if hasattr(given, "resume") else ""
-        terminal.say(f"\nstopped{getattr(given, 'again', resume)}")
+        terminal.say("", f"stopped{getattr(given, 'again', resume)}")
         return 130
     except BrokenPipeError:
         sys.stderr.close()
@@ -142,9 +142,9 @@ def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
     if words[0] not in ("-h", "--help"):
         parser.fail(prog, parser.unknown("option" if words[0].startswith("-") else "verb", words[0], names))
     groups = {"": path[-1].kinds} if len(path) > 1 else {title: verbs for title, (_, verbs) in GROUPS.items()}
-    terminal.show(f"usage: {prog} VERB [options]\n\n{path[-1].text}\n")
+    terminal.manual(f"usage: {prog} VERB [options]\n\n{path[-1].text}\n")
     for title, verbs in groups.items():
-        terminal.show(parser.listed(title, ((verb.name, verb.text) for verb in verbs), left=16))
+        terminal.manual(parser.listed(title, ((verb.name, verb.text) for verb in verbs), left=16))
     terminal.show(f"{prog} VERB --help lists the options of a verb.")
     return 0
 
@@ -153,7 +153,7 @@ def _run(verb: Verb, given: argparse.Namespace) -> None:
     """Call the function of a verb; several processes may only train, and only one of them says what is wrong."""
     from factorcell.training import distributed
 
-    with distributed.one_voice():
+    with distributed.one_voice(), terminal.warnings_said():
         _, size = distributed.place()
         if size > 1 and verb.name != "train":
             raise UserError(f"only `train` runs in {size} processes; start the other verbs without torchrun")

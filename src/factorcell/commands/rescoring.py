@@ -105,6 +105,6 @@ def _show(rows: list[dict[str, Any]], summary: list[dict[str, Any]], weights: Sc
         terminal.table(cells, columns)
         return
     terminal.table(
-        [{"utterance": row["id"], "place": row["place"], "text": terminal.visible(row["text"])} for row in rows],
+        [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows],
         ("utterance", "place", "text"),
     )

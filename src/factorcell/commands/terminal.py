@@ -1,11 +1,19 @@
-"""What a command shows: aligned tables and rows of JSON on standard output, all else on standard error."""
+"""What a command shows: aligned tables and rows of JSON on standard output, all else on standard error.
+
+Nothing of factorcell reaches a terminal but through this module, and nothing passes it but by `visible`: no text, name
+or message can steer the terminal, or add a line that looks like ours. Colours of our own are `Styled`.
+"""
 
 import json
+import logging
 import os
 import sys
-import unicodedata
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
+
+from factorcell.visible import visible, visible_json
 
 if TYPE_CHECKING:
     from factorcell.evaluation.classification import Classification
@@ -20,30 +28,83 @@ def colours(stream: TextIO) -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
 
 
+class Styled(str):
+    """Text with colours of ours, in which all else has been made visible."""
+
+    __slots__ = ()
+
+
+def coloured(text: str, codes: str) -> Styled:
+    """`text` in the colours of the `codes` (SGR, such as "1" for bold)."""
+    return Styled(f"\x1b[{codes}m{visible(text)}\x1b[0m")
+
+
+def joined(gap: str, parts: Sequence[str]) -> Styled:
+    """Texts, styled or not, in one line."""
+    return Styled(visible(gap).join(map(_safe, parts)))
+
+
 def bold(text: str) -> str:
     """A heading."""
-    return f"\x1b[1m{text}\x1b[0m" if colours(sys.stdout) else text
+    return coloured(text, "1") if colours(sys.stdout) else text
 
 
-def show(text: str) -> None:
-    """A line of the result."""
+def show(*lines: str) -> None:
+    """Lines of the result."""
+    for line in lines:
+        print(_safe(line))
+
+
+def fields(*cells: str) -> None:
+    """A line of the result with tabs between its cells."""
+    print("\t".join(map(_safe, cells)))
+
+
+def piece(text: str, before: str = "") -> None:
+    """A part of a line of the result, shown at once; `before` is the part before it."""
+    print(visible(before + text)[len(visible(before)) :], end="", flush=True)
+
+
+def manual(text: str) -> None:
+    """Help of our own, which has no word of the user's, in as many lines as it has."""
     print(text)
 
 
-def piece(text: str) -> None:
-    """A part of a line of the result, shown at once."""
-    print(text, end="", flush=True)
-
-
-def say(text: str) -> None:
-    """A line to standard error, where it does not mix with results."""
-    print(text, file=sys.stderr, flush=True)
+def say(*lines: str) -> None:
+    """Lines to standard error, where they do not mix with results."""
+    for line in lines:
+        print(_safe(line), file=sys.stderr, flush=True)
 
 
 def lines(rows: Sequence[Row]) -> None:
-    """Rows as lines of JSON."""
+    """Rows as lines of JSON, in which what is not visible is escaped."""
     for row in rows:
-        print(json.dumps(row, ensure_ascii=False))
+        print(visible_json(json.dumps(row, ensure_ascii=False)))
+
+
+def _safe(text: str) -> str:
+    return text if isinstance(text, Styled) else visible(text)
+
+
+class Log(logging.Handler):
+    """Says what is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        say(record.getMessage())
+
+
+@contextmanager
+def warnings_said() -> Iterator[None]:
+    """Within it, warnings and what factorcell logs are said like all other messages."""
+    log, handler, shown = logging.getLogger("factorcell"), Log(logging.WARNING), warnings.showwarning
+    log.addHandler(handler)
+    warnings.showwarning = lambda message, category, *_: say(f"{category.__name__}: {message}")
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+        log.removeHandler(handler)
 
 
 def table(rows: Sequence[Row], columns: Sequence[str]) -> None:
@@ -53,15 +114,11 @@ def table(rows: Sequence[Row], columns: Sequence[str]) -> None:
         return
     cells = [[name.replace("_", " ") for name in columns]]
     cells += [[_cell(name, row.get(name)) for name in columns] for row in rows]
+    cells = [[visible(cell) for cell in line] for line in cells]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
     for line in cells:
         first = line[0].ljust(widths[0])
-        print("  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]))
-
-
-def visible(text: str) -> str:
-    """`text` with control characters written out, so that it cannot steer a terminal."""
-    return "".join(repr(mark)[1:-1] if unicodedata.category(mark) == "Cc" else mark for mark in text)
+        show("  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]))
 
 
 def _cell(name: str, value: Any) -> str:
@@ -76,10 +133,11 @@ def _cell(name: str, value: Any) -> str:
 
 def matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
     """A confusion matrix under the first letters of its names."""
+    names = [visible(name) for name in names]
     width = max(8, *(len(name[:16]) for name in names))
-    print(" " * width + "".join(f"  {name[:8]:>8}" for name in names))
+    show(" " * width + "".join(f"  {name[:8]:>8}" for name in names))
     for name, line in zip(names, counts, strict=True):
-        print(f"{name[:16]:<{width}}" + "".join(f"  {count:>8,}" for count in line))
+        show(f"{name[:16]:<{width}}" + "".join(f"  {count:>8,}" for count in line))
 
 
 def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
@@ -88,11 +146,11 @@ def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
         return lines([metrics])
     texts = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
     figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
-    print(f"{figures} ({texts})")
+    show(f"{figures} ({texts})")
     if "perplexity" in metrics:
-        print(f"perplexity {metrics['perplexity']:.2f} given the right value")
+        show(f"perplexity {metrics['perplexity']:.2f} given the right value")
     table(metrics["values"], ("value", "count", "precision", "recall", "f1", "auc"))
     if len(result.names) <= 12 and metrics["texts"]:
-        print("\nconfusion (true down, predicted across)")
+        show("", "confusion (true down, predicted across)")
         matrix(result.names, result.confusion().tolist())
     return None

@@ -1,12 +1,17 @@
 """The model card: what a run was trained on, how, and the numbers that it reached, in Markdown."""
 
+import re
 from typing import Any
 
 from factorcell import files
 from factorcell.data.schema import TIMES, Variable
 from factorcell.model.run import Run
+from factorcell.visible import visible
 
 Row = dict[str, Any]
+
+MARKS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")  # what begins something in Markdown
+ENDS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)  # what makes a list or a link by its last character
 
 
 def write(run: Run) -> None:
@@ -16,7 +21,7 @@ def write(run: Run) -> None:
 
 def text(run: Run) -> str:
     """The card as Markdown."""
-    parts = [f"# {run.folder.name}", _model(run), "## Trained on", _training(run), "## Results", _results(run)]
+    parts = [f"# {plain(run.folder.name)}", _model(run), "## Trained on", _training(run), "## Results", _results(run)]
     parts += ["## Use", _use(run)]
     return "\n\n".join(parts) + "\n"
 
@@ -38,12 +43,14 @@ def _training(run: Run) -> str:
     facts: Row = files.read_json(path) if path.exists() else {}
     lines = []
     if facts:
-        lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from `{facts['source']}`")
+        lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from {code(facts['source'])}")
     if tuned := facts.get("finetuned"):
-        moved = ", ".join(f"{row['moved']:,} of {row['values']:,} values of {row['part']}" for row in tuned["moved"])
-        lines.append(f"- fine-tuned from `{tuned['from']}` (l1 {tuned['l1']:g}): {moved} moved")
+        moved = ", ".join(
+            f"{row['moved']:,} of {row['values']:,} values of {plain(row['part'])}" for row in tuned["moved"]
+        )
+        lines.append(f"- fine-tuned from {code(tuned['from'])} (l1 {tuned['l1']:g}): {moved} moved")
     lines.append(f"- vocabulary of {len(run.vocabulary):,} tokens (seen at least {run.config.data.min_count} times)")
-    lines += [f"- {variable.describe()}" for variable in run.schema.variables]
+    lines += [f"- {plain(variable.describe())}" for variable in run.schema.variables]
     log = run.log()
     if log:
         last = log[-1]
@@ -64,15 +71,38 @@ def _results(run: Run) -> str:
         scores = row.get("evaluation", row)
         for key in ("perplexity", "perplexity_known", "accuracy", "macro_f1", "auc"):
             if isinstance(scores.get(key), float):
-                target = f" of {row['target']}" if row.get("target") else ""
-                lines.append(f"| {scores.get('table', '')} | {key.replace('_', ' ')}{target} | {scores[key]:.4g} |")
+                target = f" of {plain(row['target'])}" if row.get("target") else ""
+                lines.append(
+                    f"| {plain(scores.get('table', ''))} | {key.replace('_', ' ')}{target} | {scores[key]:.4g} |"
+                )
     return "\n".join(dict.fromkeys(lines))
 
 
 def _use(run: Run) -> str:
     data = run.config.data
     row = {data.text: "..."} | {v.source: _example(v) for v in run.schema.variables}
-    return f"```python\nfrom factorcell import Run\n\nRun.open({str(run.folder)!r}).score({row!r})\n```"
+    source = f"from factorcell import Run\n\nRun.open({str(run.folder)!r}).score({row!r})"
+    fence = "`" * max(3, 1 + _ticks(source))
+    return f"{fence}python\n{source}\n{fence}"
+
+
+def plain(value: object) -> str:
+    """Text of a table or a person as Markdown shows it: nothing in it is Markdown, HTML or a link."""
+    text = MARKS.sub(r"\\\g<0>", visible(str(value)).strip())
+    return ENDS.sub(lambda found: found[0][:-1] + "\\" + found[0][-1], text).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def code(value: object) -> str:
+    """The same as code in a line."""
+    text = visible(str(value))
+    fence = "`" * (1 + _ticks(text))
+    edge = " " if text[:1] in "` " or text[-1:] in "` " else ""
+    return f"{fence}{edge}{text}{edge}{fence}"
+
+
+def _ticks(text: str) -> int:
+    """The length of the longest run of backticks."""
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def _example(variable: Variable) -> Any:

@@ -15,10 +15,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from factorcell.reports import charts
+from factorcell.visible import visible_lines
 
 Row = Mapping[str, Any]
 
 THEME = {charts.INK: "var(--ink)", charts.MUTED: "var(--muted)", charts.RULE: "var(--rule)"}
+# What a browser may do with a page: apply its own styles and show its own images. Nothing runs, nothing is fetched.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 MADE = "Made with factorcell, language models that adapt to context (Jaech and Ostendorf 2018)."
 
 
@@ -30,15 +33,19 @@ def document(
     lead: str = "",
     credits: Sequence[str] = (MADE,),
 ) -> str:
-    """The page of `sections`, pairs of a heading and HTML. All but the HTML and `credits` is plain text."""
+    """The page of `sections`, pairs of a heading and HTML. All but the HTML and `credits` is plain text.
+
+    What could turn letters round or hide among them is written out, wherever on the page it stands.
+    """
     head = f'<p class="kicker">{escaped(kicker)}</p>\n<h1>{escaped(title)}</h1>'
     if lead:
         head += f'\n<p class="lead">{escaped(lead)}</p>'
     body = "\n".join(f"<section>\n<h2>{escaped(name)}</h2>\n{content}\n</section>" for name, content in sections)
     foot = "\n".join(f"<p>{line}</p>" for line in credits)
-    return Template(_asset("page.html")).substitute(
-        title=escaped(title), css=_asset("page.css").strip(), head=head, body=body, foot=foot
+    page = Template(_asset("page.html")).substitute(
+        title=escaped(title), css=_asset("page.css").strip(), policy=POLICY, head=head, body=body, foot=foot
     )
+    return visible_lines(page)
 
 
 def _asset(name: str) -> str:

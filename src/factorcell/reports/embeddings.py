@@ -1,6 +1,5 @@
 """What a model has learned about contexts as one page."""
 
-import html
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -82,8 +81,8 @@ def _map_section(entry: Row, place: int) -> str:
     if entry["ellipses"] is not None:
         note += " An ellipse reaches 1.5 deviations from the centre of its group."
     alt = f"Map of the embeddings by {column}"
-    picture = elements.chart(figure, f"map-{place}", alt, html.escape(note))
-    return f"{picture}\n<p>{html.escape(agreed(entry['agreement']))}</p>\n{_groups(entry)}"
+    picture = elements.chart(figure, f"map-{place}", alt, elements.escaped(note))
+    return f"{picture}\n<p>{elements.escaped(agreed(entry['agreement']))}</p>\n{_groups(entry)}"
 
 
 def _groups(entry: Row) -> str:

@@ -4,7 +4,6 @@ Colour is never the only sign: a token that the first context makes likelier has
 and every figure is in a table too.
 """
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,7 +41,9 @@ def explanation(name: str, rows: Sequence[Row], words: Sequence[Row] = (), runs:
     sections = []
     if len(between) == 2:
         how = RATIO.format(first=between[0], second=between[1]) + mean
-        sections.append(("Token by token", f"{_legend(between)}{_texts(rows)}<p class='muted'>{_text(how)}</p>"))
+        sections.append(
+            ("Token by token", f"{_legend(between)}{_texts(rows)}<p class='muted'>{elements.escaped(how)}</p>")
+        )
         sections.append(("The strongest tokens", _strongest(rows, between)))
     if words:
         sections.append(("Words raised and lowered", _words(words, between)))
@@ -59,10 +60,6 @@ def explanation(name: str, rows: Sequence[Row], words: Sequence[Row] = (), runs:
     return elements.document(f"What {titled(name)} hears", sections, kicker="factorcell explain", lead=lead)
 
 
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
 def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
@@ -70,7 +67,7 @@ def _listed(names: Sequence[str]) -> str:
 def _legend(between: Sequence[str]) -> str:
     """What shades and bars mean."""
     parts = [
-        f'<span style="color: var(--ink); {_style(sign * FULL)}">{_text(name)}</span>'
+        f'<span style="color: var(--ink); {_style(sign * FULL)}">{elements.escaped(name)}</span>'
         for sign, name in zip((1, -1), between, strict=True)
     ]
     weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
@@ -89,7 +86,7 @@ def _spans(row: Row) -> str:
     """One text as spans, with the model that read it and the sum."""
     gap = " " if row["unit"] in ("word", "space") else ""
     spans = gap.join(_span(token) for token in row["tokens"])
-    head = f"<h3>{_text(titled(row['model']))}</h3>" if row.get("model") else ""
+    head = f"<h3>{elements.escaped(titled(row['model']))}</h3>" if row.get("model") else ""
     return (
         f'{head}<p style="white-space: pre-wrap; line-height: 1.9; overflow-wrap: anywhere">{spans} '
         f'<span class="muted">{row["ratio"]:+.2f} nats in all</span></p>'
@@ -97,7 +94,7 @@ def _spans(row: Row) -> str:
 
 
 def _span(token: Row) -> str:
-    shown = _text(readable(token["token"]))
+    shown = elements.escaped(readable(token["token"]))
     kind = "" if token["known"] else "; not in the vocabulary"
     content = shown if token["known"] else f"<i>{shown}</i>"
     return f'<span style="{_style(token["ratio"])}" title="{token["ratio"]:+.4f} nats{kind}">{content}</span>'
@@ -129,7 +126,7 @@ def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
             for ratio, token, lead, where in found[:STRONGEST]
         ]
         header = ("token", "after", "model" if rows[0].get("model") else "text", "nats")
-        parts.append(f"<div><h3>{_text(name)}</h3>{elements.table(header, cells)}</div>")
+        parts.append(f"<div><h3>{elements.escaped(name)}</h3>{elements.table(header, cells)}</div>")
     return f'<div class="grid">{"".join(parts)}</div>'
 
 
@@ -153,7 +150,9 @@ def _words(words: Sequence[Row], between: Sequence[str]) -> str:
             )
             for word in own
         ]
-        parts.append(f"<div><h3>{_text(name)}</h3>{elements.table(('word', 'nats', 'expected'), cells)}</div>")
+        parts.append(
+            f"<div><h3>{elements.escaped(name)}</h3>{elements.table(('word', 'nats', 'expected'), cells)}</div>"
+        )
     note = (
         '<p class="muted">Over all places of these texts, and all words that could stand there: the mean ratio of a '
         "word between the two contexts, each place weighted by how likely the word is in it, and how often it is "
@@ -178,7 +177,7 @@ def _all(rows: Sequence[Row], between: Sequence[str]) -> str:
             )
             for token in row["tokens"]
         ]
-        parts.append(f"<details><summary>{_text(title)}</summary>{elements.table(header, cells)}</details>")
+        parts.append(f"<details><summary>{elements.escaped(title)}</summary>{elements.table(header, cells)}</details>")
     return "".join(parts)
 
 
@@ -197,7 +196,7 @@ def units_page(
         )
         for row in rows
     ]
-    note = f'<p class="muted">{_text(UNITS.format(when=when))}</p>'
+    note = f'<p class="muted">{elements.escaped(UNITS.format(when=when))}</p>'
     sections = [("The unit that best indicates each value", elements.table(header, cells, best={2: True}) + note)]
     if drawn:
         title = drawn_unit(drawn[0])
@@ -211,6 +210,6 @@ def units_page(
             f"{len(regression['values'])} values (± {regression['deviation']:.1%} between {regression['repeats']} "
             f"draws of them); the most frequent value alone is right of {regression['chance']:.1%}."
         )
-        sections.append(("With few examples", f"<p>{_text(accuracy)}</p>"))
+        sections.append(("With few examples", f"<p>{elements.escaped(accuracy)}</p>"))
     lead = f"The hidden states of {titled(name)}, which was not told the {target} of any of these texts."
     return elements.document(f"What hidden units know of {target}", sections, kicker="factorcell units", lead=lead)

@@ -1,6 +1,5 @@
 """The summary of a replay as a table for the terminal and as one page."""
 
-import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +62,7 @@ def page(name: str, summary: Row) -> str:
     ]
     splits = [by for by in SPLITS if _rows(summary, by, "queries")]
     sections.append(("All figures", "".join(_split(summary, by) for by in splits)))
-    sections.append(("How it was measured", f"<p>{html.escape(HOW.format(**summary))}</p>"))
+    sections.append(("How it was measured", f"<p>{elements.escaped(HOW.format(**summary))}</p>"))
     lead = (
         f"{summary['queries']:,} queries of {summary['users']:,} users, in order of time: each was completed from a "
         "prefix drawn at random, judged, then learned."
@@ -131,7 +130,7 @@ def _split(summary: Row, by: str) -> str:
         shares = (_cell(here[name], "mrr", ".3f") for name in summary["systems"])
         lines.append((value, (counts["queries"], f"{counts['queries']:,}"), *shares))
     header = (by.replace("_", " "), "queries", *map(charts.titled, summary["systems"]))
-    return f"<details><summary>{html.escape(SPLITS[by])}</summary>{elements.table(header, lines)}</details>"
+    return f"<details><summary>{elements.escaped(SPLITS[by])}</summary>{elements.table(header, lines)}</details>"
 
 
 def _plain(row: Row, figure: str) -> str:

@@ -1,6 +1,5 @@
 """Rescored n-best lists as a table for the terminal and as one page."""
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,7 +49,7 @@ def page(
     sections = [("Word errors", _errors(summary, depths, weights))] if summary else [("Weights", _weights(weights))]
     if moved:
         sections.append(("What has changed most", _changes(moved)))
-    sections.append(("How it was measured", f"<p>{html.escape(HOW)}</p>"))
+    sections.append(("How it was measured", f"<p>{elements.escaped(HOW)}</p>"))
     return elements.document(f"Rescoring {name}", sections, kicker="factorcell rescore", lead=lead)
 
 
@@ -93,7 +92,7 @@ def _errors(summary: Sequence[Row], depths: Sequence[Row], weights: Mapping[str,
     content = f'{_rates(overall)}{_kinds(overall[0])}<div class="grid">{chart}<div>{_weights(weights)}</div></div>'
     for name in dict.fromkeys(row["by"] for row in summary if row["by"] != "all"):
         rows = [row for row in summary if row["by"] == name]
-        content += f"<h3>By {html.escape(str(name))}</h3>{_rates(rows[:MOST])}"
+        content += f"<h3>By {elements.escaped(name)}</h3>{_rates(rows[:MOST])}"
         if rows[MOST:]:
             content += f"<details><summary>{len(rows) - MOST:,} more</summary>{_rates(rows[MOST:])}</details>"
     return content
@@ -149,7 +148,7 @@ def _change(row: Row) -> str:
     lines = [("first", row["first"]), ("chosen", row["text"])] if "reference" in row else [("chosen", row["text"])]
     against = row.get("reference", row["first"])
     title = "said" if "reference" in row else "first"
-    content = f'<p><span class="muted">{html.escape(row["id"])}, {title}</span> {html.escape(against)}</p>'
+    content = f'<p><span class="muted">{elements.escaped(row["id"])}, {title}</span> {elements.escaped(against)}</p>'
     for name, text in lines:
         errors = {"first": "errors_first", "chosen": "errors"}[name]
         count = f", {row[errors]} {'error' if row[errors] == 1 else 'errors'}" if errors in row else ""
@@ -162,9 +161,9 @@ def differences(reference: str, text: str) -> str:
     words = []
     for kind, said, read in align(reference, text):
         if kind in ("substituted", "deleted"):
-            words.append(f"<del>{html.escape(said)}</del>")
+            words.append(f"<del>{elements.escaped(said)}</del>")
         if kind in ("substituted", "inserted"):
-            words.append(f"<ins>{html.escape(read)}</ins>")
+            words.append(f"<ins>{elements.escaped(read)}</ins>")
         if kind == "equal":
-            words.append(html.escape(read))
+            words.append(elements.escaped(read))
     return " ".join(words)

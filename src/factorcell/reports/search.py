@@ -3,7 +3,6 @@
 A row: number, state, model, params, perplexity, and where known perplexity_known, accuracy, parameters, minutes.
 """
 
-import html
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -52,7 +51,7 @@ def page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[st
     sections = [("The best", best if complete else "<p>No trial is complete yet.</p>")]
     figures = []
     if any(row.get("accuracy") is not None for row in complete):
-        note = f"Accuracy of telling {html.escape(str(target))} by Bayes' rule, over perplexity: a mark is a trial."
+        note = f"Accuracy of telling {elements.escaped(target)} by Bayes' rule, over perplexity: a mark is a trial."
         figure = scatter.accuracy_against_perplexity(complete)
         figures.append(elements.chart(figure, "accuracy", "Accuracy over perplexity", note))
     drawn = [row for row in rows if row["state"] in ("complete", "pruned") and math.isfinite(row["perplexity"])]

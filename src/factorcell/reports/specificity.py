@@ -1,6 +1,5 @@
 """Context-specificity of several models: a table for the terminal, and one page."""
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,7 +54,7 @@ def page(target: str, rows: Sequence[Row], real: Row, correlations: Mapping[str,
     sections.append(("By value", _by_value(target, rows, real)))
     sections.append(("What was written", _examples(target, examples)))
     told = HOW.format(texts=rows[0]["texts"], target=target)
-    sections.append(("How it was measured", f"<p>{html.escape(told)}</p>"))
+    sections.append(("How it was measured", f"<p>{elements.escaped(told)}</p>"))
     lead = f"Texts that {len(rows)} models wrote for each value of {target}, judged by a classifier of real texts."
     return elements.document(f"Does the text fit its {target}?", sections, kicker="factorcell specificity", lead=lead)
 
@@ -107,7 +106,7 @@ def _examples(target: str, examples: Sequence[Row]) -> str:
     content = ""
     for name in dict.fromkeys(row["name"] for row in examples):
         lines = [(row["value"], row["text"]) for row in examples if row["name"] == name]
-        summary = f"<summary>{html.escape(plots.titled(name))}</summary>"
+        summary = f"<summary>{elements.escaped(plots.titled(name))}</summary>"
         content += f"<details>{summary}{elements.table((target, 'text'), lines)}</details>"
     return content
 

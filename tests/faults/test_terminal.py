@@ -1,0 +1,283 @@
+"""Hostile texts, values, names and arguments through every verb: nothing of them acts in a terminal, page or card."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.layout.processors import TransformationInput
+from prompt_toolkit.output import DummyOutput
+
+from factorcell import files
+from factorcell.commands import terminal
+from factorcell.commands.interactive import Menu, Veil, talk
+from factorcell.commands.main import main
+from factorcell.completion import texts
+from factorcell.completion.assistant import Assistant
+from factorcell.model.run import Run
+from factorcell.progress import Lines, progress_bar
+from tests.hostile import EVIL, came_through, page_of
+
+COLUMN, OTHER = "ci\x1b[2Jty\u202e", "ki\x9bnd"
+CITIES = [f"Oslo{EVIL['screen']}", f"Nice{EVIL['round']}"]
+SAID = [f"the sea {evil} is cold" for evil in EVIL.values()] + ["sun and sand", "the sun"]
+SIZES = "--hidden-size 6 --embedding-size 4 --variable-size 2 --context-size 3 --epochs 1 --evaluations 1".split()
+FEW = "--min-count 1 --min-context-count 1 --min-user-count 1 --min-text-count 1 --threads 1".split()
+
+# What a command is given; {words} is a run of words, {letters} one of letters that knows users.
+COMMANDS: dict[str, str] = {
+    "evaluate": "evaluate {words} {table} --by {column}",
+    "classify": "classify {words} {table} --target {column}",
+    "score": "score {words} {table} --tokens",
+    "explain": "explain {words} --text {text} --between {oslo} {nice} --words 2 --page {page}",
+    "contexts": "contexts {words} --words --page {page}",
+    "units": "units {words} {table} --target {column} --text {text} --page {page}",
+    "generate": "generate {words} --each {column} --min-tokens 3",
+    "stream": "generate {words} --context {oslo} --stream --min-tokens 9",
+    "fill": "generate {words} --context {oslo} --fill {gap}",
+    "complete": "complete {letters} {prefix} --history {text} --explain",
+    "report": "report {words} {letters} --out {page}",
+    "advise": "advise {table} --context {column} --page {page}",
+    "rescore": "rescore {words} {lists} --page {page} --context {oslo}",
+}
+SLOW: dict[str, str] = {
+    "tune-online": "tune-online {letters} {table} --time at --rows-per-user 2 --optimiser sgd --seconds 0.05",
+    "replay": "replay {letters} {table} --compare plain,online --user {column} --time at --out {fresh} --seconds 0.05",
+    "separate": "separate {table} --dev {table} --by {column} --out {fresh} {small}",
+    "finetune": "finetune {words} {table} --dev {table} --out {fresh} --epochs 1 --evaluations 1",
+    "specificity": "specificity {words} --train {table} --dev {table} --target {column} --out {fresh} --number 1",
+    "compare": "compare {table} --dev {table} --test {table} --context {column} --out {fresh} {small}",
+}
+UNTHREADED = ("report",)
+
+# Matplotlib has no picture for a control character; the page has it in letters.
+pytestmark = pytest.mark.filterwarnings("ignore:Glyph")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table whose header, values and texts are hostile, lists of hypotheses, two runs; the folder is named so too."""
+    folder = tmp_path_factory.mktemp("hostile") / f"a{EVIL['screen'].replace('/', '')}\u202e"
+    folder.mkdir()
+    rows = [
+        {"text": text, COLUMN: city, OTHER: str(number % 2), "at": number}
+        for number, (text, city) in enumerate((text, city) for text in SAID * 4 for city in CITIES)
+    ]
+    files.write_rows(folder / "ta\x1bble.jsonl", rows)
+    told = [{"text": SAID[0], "lm": -1.0}, {"text": SAID[1], "lm": -1.5}]
+    files.write_rows(folder / "lists.jsonl", [{"id": f"u{evil}", "hypotheses": told} for evil in EVIL.values()])
+    made = {"words": ["--context", COLUMN], "letters": ["--user", COLUMN, "--unit", "char", "--max-tokens", "60"]}
+    for name, more in made.items():
+        table = str(folder / "ta\x1bble.jsonl")
+        assert main(["train", table, "--dev", table, "--out", str(folder / name), *more, *SIZES, *FEW]) == 0
+    return folder
+
+
+def filled(command: str, folder: Path, fresh: Path) -> list[str]:
+    """The words of a command."""
+    verb = command.split()[0]
+    named = {
+        "table": folder / "ta\x1bble.jsonl",
+        "lists": folder / "lists.jsonl",
+        "words": folder / "words",
+        "letters": folder / "letters",
+        "column": COLUMN,
+        "oslo": f"{COLUMN}={CITIES[0]}",
+        "nice": f"{COLUMN}={CITIES[1]}",
+        "text": SAID[0],
+        "gap": "the ___ is cold",
+        "prefix": "the sea \x1b",
+        "page": fresh / "page\x1b.html",
+        "fresh": fresh / "fresh\x1b",
+    }
+    words = [word for word in command.split() if word != "{small}"]
+    small = [*SIZES, *FEW[:-2]] if "{small}" in command else []
+    return [word.format(**named) for word in words] + small + (["--threads", "1"] if verb not in UNTHREADED else [])
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_nothing_hostile_reaches_the_terminal(
+    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(filled({**COMMANDS, **SLOW}[name], folder, tmp_path)) == 0, capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert not came_through(shown.out + shown.err)
+    assert r"\x" in shown.out + shown.err or r"\u" in shown.out + shown.err, "nothing hostile was shown"
+    for path in (*tmp_path.rglob("*.html"), *tmp_path.rglob("*.md")):
+        assert not came_through(page_of(path)), path.name
+
+
+@pytest.mark.parametrize(
+    "name", ["evaluate", "classify", "score", "generate", "fill", "explain", "complete", "contexts"]
+)
+def test_rows_are_json_whatever_is_in_them(
+    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*filled(COMMANDS[name], folder, tmp_path), "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert not came_through(shown)
+    rows = [json.loads(line) for line in shown.splitlines()]
+    assert rows
+    if name != "evaluate":
+        assert "\x1b" in "".join(map(str, strings(rows)))
+
+
+def strings(value: object) -> list[str]:
+    """All strings in a value of JSON."""
+    if isinstance(value, str):
+        return [value]
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for one in inner for text in strings(one)]
+
+
+ESCAPES = ("\x1b[2J", "\x9b2J", "\u202eexe", "\r\nfactorcell: done", "a\u2028b", "\udc9b", "\x1b]0;x\x07")
+
+
+@pytest.mark.parametrize("evil", ESCAPES, ids=ascii)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["{}"],
+        ["--{}"],
+        ["baseline", "{}"],
+        ["evaluate", "no{}where", "x"],
+        ["evaluate", "--{}"],
+        ["evaluate", "a", "b", "c{}"],
+        ["train", "{}.jsonl", "--out", "x"],
+        ["evaluate", "a", "b", "--device", "{}"],
+        ["evaluate", "a", "b", "--threads", "{}"],
+        ["complete", "{words}", "{}"],
+        ["classify", "{words}", "{table}", "--target", "{}"],
+        ["generate", "{words}", "--context", "{}=1"],
+        ["generate", "{words}", "--context", "{}"],
+        ["explain", "{words}", "{}"],
+    ],
+    ids=" ".join,
+)
+def test_mistakes_are_one_line_whatever_is_in_them(
+    words: Sequence[str], evil: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"{words}": str(folder / "words"), "{table}": str(folder / "ta\x1bble.jsonl")}
+    given = [places.get(word, word).replace("{}", evil) for word in words]
+    try:
+        code = main(given)
+    except SystemExit as error:
+        code = int(str(error.code))
+    shown = capsys.readouterr()
+    assert code == 2
+    assert not came_through(shown.out + shown.err)
+    (shown.out + shown.err).encode()
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("factorcell")
+
+
+def test_cards_hold_nothing_hostile(folder: Path) -> None:
+    for name in ("words", "letters"):
+        card = page_of(folder / name / "README.md")
+        assert not came_through(card)
+        assert r"ci\\x1b\[2Jty\\u202e: category" in card
+
+
+class Screen:
+    """A terminal that keeps what it is sent."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self.sent = ""
+
+    def write(self, text: str) -> int:
+        self.sent += text
+        return len(text)
+
+    def flush(self) -> None:
+        """All is sent at once."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+def test_progress_shows_nothing_hostile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bar and as lines, at the start and when renamed."""
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    with progress_bar(total=3, desc="a\x1b[2J", unit="te\x9bxts") as bar:
+        bar.set_description("b\x1b]0;x\x07")
+        bar.set_postfix_str("user \u202e\x1b[31m")
+        bar.update(2)
+        bar.refresh()
+    assert r"b\x1b]0;x\x07" in screen.sent
+    assert r"user \u202e\x1b[31m" in screen.sent
+    assert not came_through(screen.sent.replace("\r", "").replace("\x1b[A", ""))
+    lines, times = Screen(), iter([0.0, 100.0])
+    job = Lines(None, "a\x1b[2J\n", "texts", 3, stream=lines, clock=lambda: next(times))  # type: ignore[arg-type]
+    job.update()
+    assert lines.sent.count("\n") == 1
+    assert r"a\x1b[2J\n" in lines.sent
+
+
+def test_warnings_show_nothing_hostile(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of Python and those that factorcell logs; afterwards all is as before."""
+    import logging
+    import warnings
+
+    before = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with terminal.warnings_said():
+            warnings.warn("a\x1b[2J\nb", stacklevel=1)
+            logging.getLogger("factorcell.model").warning("%s cannot be loaded", "li\x9bb")
+    assert warnings.showwarning is before
+    shown = capsys.readouterr().err.splitlines()
+    assert r"UserWarning: a\x1b[2J\nb" in shown
+    assert r"li\x9bb cannot be loaded" in shown
+
+
+def test_colours_of_ours_hold_nothing_hostile(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With colours, all that starts with an escape is one of them."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main([*filled(COMMANDS["explain"], folder, tmp_path), "--color", "always"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[0m" in shown
+    for part in shown.split("\x1b")[1:]:
+        assert part[0] == "["
+        assert set(part[1 : part.index("m")]) <= set("0123456789;")
+    assert terminal.coloured("\x1b[2J", "1") == "\x1b[1m\\x1b[2J\x1b[0m"
+
+
+def test_the_menu_and_the_line_show_nothing_hostile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Suggestions as they are, shown as they are safe; on the line a sign stands for each mark, in its place."""
+    run = Run.open(folder / "letters")
+    menu = Menu(Assistant.of(run), None, {}, 5)
+    found = list(menu.get_completions(Document("the sea "), CompleteEvent()))
+    assert not [one for one in found if came_through(one.display_text)]
+    fragments = [("class:a", "ab\x1b"), ("", "\u202ecd"), ("class:b", "\n")]
+    given = TransformationInput(None, Document(""), 0, lambda place: place, fragments, 80, 1)  # type: ignore[arg-type]
+    drawn = Veil().apply_transformation(given)
+    assert drawn.fragments == [("class:a", "ab\ufffd"), ("", "\ufffdcd"), ("class:b", "\ufffd")]
+
+
+def test_a_line_that_cannot_be_learned_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next one is read."""
+    monkeypatch.setattr(texts, "LONGEST", 5)
+    run = Run.open(folder / "letters")
+    assistant = Assistant.of(run)
+    assert assistant.learner is not None
+    menu = Menu(assistant, assistant.learner.new(), {}, 3)
+    with create_pipe_input() as keys:
+        keys.send_text("the sea\rsun\r\x04")
+        user = talk(menu, input=keys, output=DummyOutput())
+    assert user is not None
+    assert user.history.texts == ("sun",)
+    assert "a text takes at most 5 bytes" in capsys.readouterr().err

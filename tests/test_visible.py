@@ -1,0 +1,90 @@
+"""Nothing acts or hides in what is visible, and all that people write stays as it is."""
+
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factorcell.visible import HIDDEN, visible, visible_json, visible_lines
+from tests.hostile import BIDIRECTIONAL
+
+READABLE = [
+    "plain, with punctuation: 3.50 €!",
+    "Grüße, naïve café, e\u0301te\u0301, A\u030angstro\u0308m",
+    "Привет, мир",
+    "γειά σου Κόσμε",
+    "שלום עולם",
+    "السلام عليكم",
+    "می\u200cخواهم",  # Persian parts its syllables by a non-joiner
+    "क्\u200dष और क्\u200cष",
+    "ශ්\u200dරී ලංකා",
+    "ক্\u200dষ",
+    "สวัสดีชาวโลก",
+    "日本語、한국어、中文",
+    "ᠮᠣᠩᠭᠣᠯ",
+    "🙂 👍🏽 🇳🇴",
+    "👩\u200d👩\u200d👧\u200d👦 👨🏽\u200d🚀 🏳️\u200d🌈 ❤️\u200d🔥 🤷🏻\u200d♀️",
+    "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",  # the flag of Scotland
+    "\u00a0 \u2003 ␛ ¶ \\x1b",
+]
+
+
+@pytest.mark.parametrize("text", READABLE)
+def test_what_people_write_stays(text: str) -> None:
+    assert visible(text) == visible_lines(text) == visible_json(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[2J", r"a\x1b[2J"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("\x9b2J\x90q", r"\x9b2J\x90q"),
+        ("one\ntwo\r\n\tthree", r"one\ntwo\r\n\tthree"),
+        ("\x00\x08\x7f\x85", r"\x00\x08\x7f\x85"),
+        ("a\u2028b\u2029", r"a\u2028b\u2029"),
+        ("exe\u202egnp", r"exe\u202egnp"),
+        ("\u200e\u200f\u061c\u2066\u2069", r"\u200e\u200f\u061c\u2066\u2069"),
+        ("ad\u200bmin\ufeff\u2060\xad", r"ad\u200bmin\ufeff\u2060\xad"),
+        ("ad\u200dmin \u200c.", r"ad\u200dmin \u200c."),
+        ("👩\u200d\u200d👧", "👩\u200d\\u200d👧"),
+        ("日\u200d本", r"日\u200d本"),
+        ("a\u3164\u115f\uffa0", r"a\u3164\u115f\uffa0"),
+        ("x\U000e0041\U000e0042", r"x\U000e0041\U000e0042"),
+        ("\ud800 \udfff", r"\ud800 \udfff"),
+    ],
+)
+def test_what_acts_or_hides_is_written_out(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+# Any text, and more of what is rare in any.
+NASTY = st.text(st.characters() | st.sampled_from("\x1b\x9b\n\t\r\u202e\u200d\u200c\ufeff\ud800\U000e0041🏴👩क"))
+
+
+@given(NASTY)
+def test_nothing_visible_acts_or_hides(text: str) -> None:
+    shown = visible(text)
+    assert not [mark for mark in shown if unicodedata.category(mark) in ("Cc", "Cs", "Zl", "Zp")]
+    assert not set(shown) & BIDIRECTIONAL
+    assert not HIDDEN.search(shown)
+    assert len(shown.splitlines()) <= 1
+    assert visible(shown) == shown
+    shown.encode()
+    assert visible_lines(text).translate({10: r"\n", 9: r"\t"}) == shown
+
+
+@given(NASTY, NASTY)
+def test_what_stands_before_is_seen_as_alone(before: str, text: str) -> None:
+    """So that a text can be shown piece by piece."""
+    assert visible(before + text).startswith(visible(before))
+
+
+@given(st.recursive(NASTY | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(NASTY, inner)))
+def test_json_is_read_as_before(value: object) -> None:
+    line = visible_json(json.dumps(value, ensure_ascii=False))
+    assert json.loads(line) == json.loads(json.dumps(value))
+    assert not HIDDEN.search(line)
+    line.encode()
