@@ -1,6 +1,7 @@
 """The model card says what the run folder knows, and its example works."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,51 @@ def test_the_example_on_the_card_runs(run: Run, capsys: pytest.CaptureFixture[st
     source[-1] = f"print({source[-1]})"
     exec("\n".join(source), {})
     assert "perplexity" in capsys.readouterr().out
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "[click](javascript:alert(1)) ![x](http://a.b/c.png)",
+    "[x]: http://a.b",
+    "http://a.b/c www.a.b ann@a.b",
+    "<http://a.b>",
+    "`code` ``` ~~~ *bold* __bold__ ~~gone~~",
+    "# heading",
+    "- item",
+    "+ item",
+    "1. item",
+    "12) item",
+    "> quote",
+    "    code",
+    "a | b | c",
+    "&lt;b&gt; &amp; &#60;",
+    "\\\\<b> \\\\`",
+    "===",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nothing_in_a_value_is_markdown(text: str) -> None:
+    """A parser of Markdown reads it back as the text that it is, wherever on the card it stands."""
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"html": True, "linkify": False})
+    for before, tag in (("# ", "heading"), ("- ", "list_item"), ("| a |\n|---|\n| ", "table")):
+        tokens = markdown.parse(before + model_card.plain(text))
+        inline = [token for token in tokens if token.type == "inline"][-1]
+        assert {child.type for child in inline.children} <= {"text", "text_special"}, before
+        assert "".join(child.content for child in inline.children) == text.strip()
+        assert any(token.type.startswith(tag) for token in tokens)
+    (inline,) = (token for token in markdown.parse(f"from {model_card.code(text)}") if token.type == "inline")
+    assert [child.type for child in inline.children] == ["text", "code_inline"]
+    assert inline.children[1].content.strip() == text.strip()
+
+
+@pytest.mark.parametrize("text", ["http://a.b/c", "HTTPS://a.b", "www.a.b", "ann@a.b", "see http://a.b"])
+def test_no_value_becomes_a_link_by_itself(text: str) -> None:
+    assert not re.search(r"\w://|www\.|\w@", model_card.plain(text), re.IGNORECASE)
+
+
+def test_a_card_with_fences_in_its_values_shows_its_example(run: Run) -> None:
+    run.schema = replace(run.schema, variables=(replace(run.schema.variables[0], name="a```\nb", column="a```\nb"),))
+    text = model_card.text(run)
+    assert text.count("\n````python\n") == text.count("\n````\n") == 1
