@@ -164,14 +164,14 @@ class User:
         """
         fingerprint, content = _unwrapped(content)
         try:
-            return replace(cls._read(content), fingerprint=fingerprint)
+            return cls._read(content, fingerprint)
         except UserError:
             raise
         except (struct.error, ValueError) as error:
             raise UserError(f"not a user as it was saved ({error})") from None
 
     @classmethod
-    def _read(cls, content: bytes) -> "User":
+    def _read(cls, content: bytes, fingerprint: bytes) -> "User":
         """Sizes, numbers and texts. `struct.error` or `ValueError` where they do not fit together."""
         size, rows, seen = SIZES.unpack_from(content)
         numbers = np.frombuffer(content, "<f4", size * (1 + rows), SIZES.size).astype(np.float32)
@@ -182,7 +182,7 @@ class User:
                 raise ValueError("cut off")
             texts.append(content[at + 4 : at + 4 + length].decode())
             at += 4 + length
-        return cls(numbers[:size], numbers[size:].reshape(rows, size), seen, History(tuple(texts)))
+        return cls(numbers[:size], numbers[size:].reshape(rows, size), seen, History(tuple(texts)), fingerprint)
 
 
 def _unwrapped(content: bytes) -> tuple[bytes, bytes]:
@@ -284,16 +284,16 @@ class Learner:
     def moved(self, user: User, text: str, gradient: Floats) -> User:
         """The user after a `text` of that gradient. `UserError` where learning leads to numbers that are not finite."""
         known = user.fingerprint or self.run.fingerprint  # whoever learns from a run is its user from then on
-        seen = replace(user, seen=user.seen + 1, history=user.history.add(text), fingerprint=known)
+        seen: dict[str, Any] = {"seen": user.seen + 1, "history": user.history.add(text), "fingerprint": known}
         if not np.isfinite(gradient).all():
-            return seen  # a text that the model cannot read without overflow teaches nothing
+            return replace(user, **seen)  # a text that the model cannot read without overflow teaches nothing
         with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is refused
             change, state = self.update(gradient, user.state)
             vector = user.vector + self.rule.rate * change
             length = float(np.linalg.norm(vector))
             vector = vector * (self.longest / length) if length > self.longest else vector
         try:
-            return replace(seen, vector=vector.astype(np.float32), state=state.astype(np.float32))
+            return replace(user, **seen, vector=vector.astype(np.float32), state=state.astype(np.float32))
         except UserError as error:
             raise UserError(
                 f"nothing can be learned of {text[:SHOWN]!a} by {self.rule.optimiser} {self.rule.rate:g} ({error}); "

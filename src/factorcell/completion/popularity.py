@@ -150,7 +150,10 @@ class History:
 
 def _newest(texts: tuple[str, ...], most: int) -> tuple[str, ...]:
     """The last of the texts, as many as fit."""
-    sizes = accumulate(map(rule.size, reversed(texts[-most:])))
+    texts = texts[-most:]
+    if rule.size("".join(texts), "history") <= rule.LONGEST:  # as nearly always
+        return texts
+    sizes = accumulate(map(rule.size, reversed(texts)))
     count = sum(1 for _ in takewhile(rule.LONGEST.__ge__, sizes))
     return texts[len(texts) - count :]
 
