@@ -5,10 +5,12 @@ import gzip
 import io
 import json
 import lzma
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -244,6 +246,32 @@ def test_a_ragged_row_is_named_with_its_line(tmp_path: Path, content: str, line:
     (tmp_path / "t.csv").write_bytes(content.encode())
     with pytest.raises(UserError, match=rf"line {line}: 1 columns, the header has 2 \(a, b\)"):
         list(open_table(tmp_path / "t.csv").chunks(["a"]))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "rows", "frame"])
+def test_many_columns_take_no_longer_than_they_must(kind: str, tmp_path: Path) -> None:
+    """100,000 of them in seconds, where a look at each for each would take hours; an error lists a few."""
+    row = {"text": "a b", **{f"column {number}": "1" for number in range(100_000)}}
+    (tmp_path / "t.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n", encoding="utf-8")
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    frame = pd.DataFrame(np.array([list(row.values())], dtype=object), columns=list(row))
+    sources = {"rows": [row], "frame": frame, "csv": tmp_path / "t.csv", "jsonl": tmp_path / "t.jsonl"}
+    begin = time.process_time()
+    table = open_table(sources[kind])
+    assert len(table.columns) == 100_001
+    assert list(table.chunks(["text", "column 5"])) == [{"text": ["a b"], "column 5": ["1"]}]
+    with pytest.raises(
+        UserError, match=r"no column 'city'; it has text, column 0, .*\.\.\. \(100,001 in all\)$"
+    ) as error:
+        list(table.chunks(["city"]))
+    assert len(str(error.value)) < 500
+    assert time.process_time() - begin < 10
+
+
+def test_columns_of_a_frame_that_nobody_reads_may_be_anything() -> None:
+    """Mixed types in one, a number for the name of another."""
+    frame = pd.DataFrame({"text": ["a", "b"], "stars": [5, "5"], 7: [1, 2]})
+    assert list(open_table(frame).chunks(["7", "text"])) == [{"7": [1, 2], "text": ["a", "b"]}]
 
 
 def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:

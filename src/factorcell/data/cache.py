@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, UserError
 from factorcell.data.columns import Ragged, Reader, column_readers, new_schema
+from factorcell.data.content import Content
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tables import Table, line_count, open_table
@@ -48,9 +49,9 @@ def prepare(
     """
     table = open_table(source)
     readers = column_readers(table, config, schema, unknown, optional)
-    if table.path is None:
+    if table.content is None:
         return _build(table, config, vocabulary, schema, readers, progress, None)
-    key = _key(table.path, config, vocabulary, schema, (unknown, *optional))
+    key = _key(table.content, config, vocabulary, schema, (unknown, *optional))
     folder = (cache or cache_folder()) / key
     if (corpus := _open(folder)) is not None:
         return corpus
@@ -90,22 +91,19 @@ def cache_folder() -> Path:
 
 
 def _key(
-    path: Path,
+    content: Content,
     config: DataConfig,
     vocabulary: Vocabulary | None,
     schema: ContextSchema | None,
     policy: tuple[str, ...],
 ) -> str:
-    digest = hashlib.blake2b(digest_size=16)
     try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 24):
-                digest.update(block)
+        digest = hashlib.blake2b(content.digest(), digest_size=16)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{content.path}: cannot be read ({error.strerror})") from None
     how = {
         "version": CACHE_VERSION,
-        "name": path.suffixes,
+        "name": content.path.suffixes,
         "config": asdict(config),
         "vocabulary": vocabulary and vocabulary.tokens,
         "schema": schema and schema.to_dict(),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
-from factorcell.data.tables import Table
+from factorcell.data.tables import Table, listed
 from factorcell.data.tokenizer import splitter
 from factorcell.data.values import LARGEST, CategoryColumn, NumberColumn, deviations, is_missing, quoted, to_number
 
@@ -173,7 +173,7 @@ def column_readers(
     policy = {v.name: "expected" if v.name in optional else unknown for v in schema.variables}
     for variable in schema.variables:
         if variable.source not in table.columns and policy[variable.name] != "expected":
-            have = ", ".join(table.columns)
+            have = listed(table.columns)
             raise UserError(
                 f"{table.name}: no column {variable.source!r}; it has {have} (unknown=expected goes on without)"
             )
@@ -196,7 +196,7 @@ def _new_readers(table: Table, config: DataConfig) -> list[Reader]:
     names = []
     for column, kind, _ in wanted:
         if column not in table.columns:
-            raise UserError(f"{table.name}: no column {column!r}; it has {', '.join(table.columns)}")
+            raise UserError(f"{table.name}: no column {column!r}; it has {listed(table.columns)}")
         names.append(f"{column}.{kind}" if kind in TIMES or (kind and columns.count(column) > 1) else column)
         if names.count(names[-1]) > 1 or (kind is None and columns.count(column) > 1):
             raise UserError(f"context column {names[-1]!r} is named twice; each time needs a kind of its own")

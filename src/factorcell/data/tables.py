@@ -8,6 +8,7 @@ import csv as text_csv
 import io
 import json
 import lzma
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,42 +19,52 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from factorcell.config import UserError
+from factorcell.data.content import COMPRESSIONS, Content
 
 CHUNK = 8192
+PARSED = 1 << 22  # bytes of a CSV file that are parsed at once
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+SHOWN = 20  # names of columns that an error lists
 
 Chunk = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A source that can be read repeatedly: its `name` for messages, its columns, its chunks."""
+    """A source that can be read repeatedly: its `name` for messages, its columns, its chunks; of a file its `content`.
+
+    All that is read of a file is of one content: a `UserError` says that it has changed meanwhile.
+    """
 
     name: str
     columns: tuple[str, ...]
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
-    path: Path | None = None
+    content: Content | None = None
     rows: int | None = None
 
     def __post_init__(self) -> None:
         if not self.columns:
             raise UserError(f"{self.name}: empty, no columns and no rows")
-        for name in self.columns:
-            if self.columns.count(name) > 1:
-                raise UserError(f"{self.name}: the header has {name!r} twice")
+        name, times = Counter(self.columns).most_common(1)[0]
+        if times > 1:
+            raise UserError(f"{self.name}: the header has {name!r} twice")
 
     def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
         """Chunks of the named columns; `UserError` where a column is missing or the table is empty."""
         for name in columns:
             if name not in self.columns:
-                raise UserError(f"{self.name}: no column {name!r}; it has {', '.join(self.columns)}")
+                raise UserError(f"{self.name}: no column {name!r}; it has {listed(self.columns)}")
         empty = True
         for chunk in self.read(tuple(dict.fromkeys(columns))):
             empty = False
             yield chunk
         if empty:
             raise UserError(f"{self.name}: no rows")
+
+
+def listed(names: Sequence[str]) -> str:
+    """`names` as an error shows them: the first few, and how many there are."""
+    return ", ".join(names[:SHOWN]) + (f", ... ({len(names):,} in all)" if len(names) > SHOWN else "")
 
 
 def open_table(source: Any) -> Table:
@@ -77,10 +88,7 @@ def open_table(source: Any) -> Table:
     if hasattr(source, "with_format") and hasattr(source, "num_rows"):  # a Hugging Face dataset, not a stream
         return _from_arrow(source.with_format("arrow")[:])
     if hasattr(source, "iloc") and hasattr(source, "columns"):  # a pandas data frame
-        try:
-            return _from_arrow(pa.Table.from_pandas(source, preserve_index=False))
-        except pa.ArrowException as error:
-            raise UserError(f"the data frame given: a column mixes types ({error.args[-1]})") from None
+        return _from_pandas(source)
     raise UserError(
         f"cannot read a table from {type(source).__name__}; give a path, rows, a data frame or an Arrow table"
     )
@@ -123,6 +131,20 @@ def _from_arrow(table: pa.Table, name: str = "the table given") -> Table:
     return Table(name, tuple(table.column_names), read, rows=table.num_rows)
 
 
+def _from_pandas(frame: Any) -> Table:
+    columns = {str(name): place for place, name in enumerate(frame.columns)}
+
+    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
+        wanted = frame.iloc[:, [columns[name] for name in names]]
+        try:
+            table = pa.Table.from_pandas(wanted, preserve_index=False)
+        except pa.ArrowException as error:
+            raise UserError(f"the data frame given: a column mixes types ({error.args[-1]})") from None
+        yield from _from_arrow(table).chunks(names)
+
+    return Table("the data frame given", tuple(map(str, frame.columns)), read, rows=len(frame))
+
+
 def _from_path(path: Path) -> Table:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
@@ -135,45 +157,40 @@ def _from_path(path: Path) -> Table:
     if path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty")
     readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}
-    return readers[kind](path, compression)
+    return readers[kind](Content(path, compression))
 
 
 def line_count(table: Table) -> int | None:
     """About how many rows a text file has: its lines. None where that cannot be told without unpacking it."""
-    if table.path is None or table.path.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
+    if table.content is None or table.content.path.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
         return None
-    with table.path.open("rb") as file:
+    with table.content.path.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 24), b""))
 
 
-def _parquet(path: Path, compression: str) -> Table:
+def _parquet(content: Content) -> Table:
+    path = content.path
     try:
-        with pq.ParquetFile(path) as file:
-            names, rows = tuple(file.schema_arrow.names), file.metadata.num_rows
+        with content.open() as raw, pq.ParquetFile(raw) as file:
+            names, metadata = tuple(file.schema_arrow.names), file.metadata
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not a Parquet file, or damaged ({error})") from None
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         try:
-            with pq.ParquetFile(path) as file:
+            with content.open() as raw, pq.ParquetFile(raw, metadata=metadata) as file:
                 for batch in file.iter_batches(CHUNK, columns=list(columns)):
                     yield batch.to_pydict()
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{path}: damaged ({error})") from None
 
-    return Table(str(path), names, read, path, rows)
+    return Table(str(path), names, read, content, metadata.num_rows)
 
 
-def _stream(path: Path, compression: str) -> Any:
-    """The decompressed bytes of a file."""
-    if compression == ".xz":
-        return lzma.open(path)
-    return pa.input_stream(str(path), compression={".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression))
-
-
-def _csv(path: Path, compression: str) -> Table:
-    delimiter = "\t" if path.name.lower().removesuffix(compression).endswith(".tsv") else ","
-    names = _header(path, compression, delimiter)
+def _csv(content: Content) -> Table:
+    path = content.path
+    delimiter = "\t" if path.name.lower().removesuffix(content.compression).endswith(".tsv") else ","
+    names = _header(content, delimiter)
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         ragged: list[tuple[int, int]] = []
@@ -183,21 +200,21 @@ def _csv(path: Path, compression: str) -> Table:
             return "error"
 
         try:
-            with _stream(path, compression) as stream:
+            with content.unpacked() as stream:
                 # A line without a mark is a text without a token only where a row is nothing but its text.
                 yield from _csv_chunks(stream, columns, delimiter, refuse, len(names) > 1)
         except pa.ArrowInvalid as error:
             if "Empty CSV file" in str(error):
                 return
             if ragged:
-                number, found = _ragged(path, compression, delimiter, len(names)) or ragged[0]
-                has = f"{found} columns, the header has {len(names)} ({', '.join(names)})"
+                number, found = _ragged(content, delimiter, len(names)) or ragged[0]
+                has = f"{found} columns, the header has {len(names)} ({listed(names)})"
                 raise UserError(f"{path} line {number}: {has}") from None
-            raise UserError(_encoding(path, compression, str(error))) from None
+            raise UserError(_encoding(content, str(error))) from None
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise UserError(f"{path}: damaged ({error})") from None
 
-    return Table(str(path), names, read, path)
+    return Table(str(path), names, read, content)
 
 
 def _csv_chunks(
@@ -205,7 +222,7 @@ def _csv_chunks(
 ) -> Iterator[Chunk]:
     reader = csv.open_csv(
         stream,
-        read_options=csv.ReadOptions(use_threads=False, block_size=1 << 22),
+        read_options=csv.ReadOptions(use_threads=False, block_size=PARSED),
         parse_options=csv.ParseOptions(
             delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse, ignore_empty_lines=skip_empty
         ),
@@ -220,23 +237,23 @@ def _csv_chunks(
             yield batch.slice(begin, CHUNK).to_pydict()
 
 
-def _header(path: Path, compression: str, delimiter: str) -> tuple[str, ...]:
+def _header(content: Content, delimiter: str) -> tuple[str, ...]:
     """The names of the columns of a CSV file, which its first line gives."""
     try:
-        with _stream(path, compression) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+        with content.unpacked() as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
             names = tuple(next(text_csv.reader(text, delimiter=delimiter), ()))
     except UnicodeDecodeError:
-        raise UserError(_encoding(path, compression, "not UTF-8")) from None
+        raise UserError(_encoding(content, "not UTF-8")) from None
     except (OSError, EOFError, lzma.LZMAError, text_csv.Error) as error:
-        raise UserError(f"{path}: damaged ({error})") from None
+        raise UserError(f"{content.path}: damaged ({error})") from None
     if not names:
-        raise UserError(f"{path} line 1: empty; it must name the columns")
+        raise UserError(f"{content.path} line 1: empty; it must name the columns")
     return names
 
 
-def _ragged(path: Path, compression: str, delimiter: str, columns: int) -> tuple[int, int] | None:
+def _ragged(content: Content, delimiter: str, columns: int) -> tuple[int, int] | None:
     """Line and columns of the first row that has not as many `columns`; Arrow counts rows, and not the empty ones."""
-    with _stream(path, compression) as stream, io.TextIOWrapper(stream, "utf-8", "replace", newline="") as text:
+    with content.unpacked() as stream, io.TextIOWrapper(stream, "utf-8", "replace", newline="") as text:
         reader, begin = text_csv.reader(text, delimiter=delimiter), 1
         try:
             for row in reader:
@@ -248,16 +265,16 @@ def _ragged(path: Path, compression: str, delimiter: str, columns: int) -> tuple
     return None
 
 
-def _encoding(path: Path, compression: str, error: str) -> str:
+def _encoding(content: Content, error: str) -> str:
     """What is wrong with a text file that does not parse: the line that is not UTF-8, or the parser's own word."""
-    with _stream(path, compression) as stream:
+    with content.unpacked() as stream:
         for number, line in enumerate(io.BufferedReader(stream), 1):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as fault:
                 byte = f"byte 0x{line[fault.start]:02x} at column {fault.start + 1}"
-                return f"{path} line {number}: not UTF-8 ({byte}); convert it first"
-    return f"{path}: {error}"
+                return f"{content.path} line {number}: not UTF-8 ({byte}); convert it first"
+    return f"{content.path}: {error}"
 
 
 def _json_row(line: str, where: str) -> dict[str, Any]:
@@ -275,15 +292,17 @@ def _json_row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-def _json_lines(path: Path, compression: str) -> Table:
+def _json_lines(content: Content) -> Table:
+    path = content.path
+
     def lines() -> Iterator[tuple[int, dict[str, Any]]]:
         try:
-            with _stream(path, compression) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
+            with content.unpacked() as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
                 for number, line in enumerate(text, 1):
                     if line.strip():
                         yield number, _json_row(line, f"{path} line {number}")
         except UnicodeDecodeError:
-            raise UserError(_encoding(path, compression, "not UTF-8")) from None
+            raise UserError(_encoding(content, "not UTF-8")) from None
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise UserError(f"{path}: damaged ({error})") from None
 
@@ -296,7 +315,7 @@ def _json_lines(path: Path, compression: str) -> Table:
         for number, row in lines():
             for name in columns:
                 if name not in row:
-                    raise UserError(f"{path} line {number}: no {name!r}; the first line has {', '.join(names)}")
+                    raise UserError(f"{path} line {number}: no {name!r}; the first line has {listed(names)}")
                 chunk[name].append(row[name])
             size += 1
             if size == CHUNK:
@@ -305,7 +324,7 @@ def _json_lines(path: Path, compression: str) -> Table:
         if size:
             yield chunk
 
-    return Table(str(path), names, read, path)
+    return Table(str(path), names, read, content)
 
 
 def name_of(source: Any) -> str:

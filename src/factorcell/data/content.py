@@ -1,0 +1,107 @@
+"""The bytes of a file, the same whenever they are read.
+
+A table is read several times: its header, its first rows to guess kinds, all of it for the key of the cache, its rows.
+Whoever comes to a block first notes its SHA-256, and whoever comes later holds the block against it. So what is parsed
+is what was hashed, in any order and at random places, while other processes do with the file what they like.
+"""
+
+import hashlib
+import io
+import lzma
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from factorcell.config import UserError
+
+BLOCK = 1 << 20  # bytes with one digest
+ARROW = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # what Arrow calls what it unpacks
+COMPRESSIONS = (*ARROW, ".xz")
+
+
+class Content:
+    """What the file `path` has when this is made; what is appended later is not seen."""
+
+    def __init__(self, path: Path, compression: str = "") -> None:
+        self.path, self.compression, self.size = path, compression, path.stat().st_size
+        self.digests: dict[int, bytes] = {}  # of the blocks that were read
+
+    def open(self) -> BinaryIO:
+        """A file to read. It raises a `UserError` where a block is no more what it was."""
+        return io.BufferedReader(_Blocks(self), BLOCK)
+
+    @contextmanager
+    def unpacked(self) -> Iterator[Any]:
+        """A file to read from its beginning, decompressed."""
+        with self.open() as file:
+            if not self.compression:
+                yield file
+            elif self.compression == ".xz":
+                with lzma.open(file) as stream:
+                    yield stream
+            else:
+                with pa.CompressedInputStream(file, ARROW[self.compression]) as stream:
+                    yield stream
+
+    def digest(self) -> bytes:
+        """Of all bytes: those that were read, and those that will be."""
+        with self.open() as file:
+            while file.read(BLOCK):
+                pass
+        return hashlib.sha256(b"".join(digest for _, digest in sorted(self.digests.items()))).digest()
+
+    def checked(self, number: int, block: bytes) -> bytes:
+        """The block `number` as it was just read, if it is what it was."""
+        digest = hashlib.sha256(block).digest()
+        whole = len(block) == min(BLOCK, self.size - number * BLOCK)
+        if not whole or self.digests.setdefault(number, digest) != digest:
+            raise UserError(f"{self.path}: changed while it was read; try again when nothing writes to it")
+        return block
+
+
+class _Blocks(io.RawIOBase):
+    """A file that reads whole blocks, and has each one checked."""
+
+    def __init__(self, content: Content) -> None:
+        self.content, self.place = content, 0
+        self.file = content.path.open("rb", buffering=0)
+        self.number, self.block = -1, b""  # the last one read
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.place = offset + (0, self.place, self.content.size)[whence]
+        return self.place
+
+    def tell(self) -> int:
+        return self.place
+
+    def readinto(self, buffer: Any) -> int:
+        if self.place >= self.content.size:
+            return 0
+        number, within = divmod(self.place, BLOCK)
+        if number != self.number:
+            self.number, self.block = number, self.content.checked(number, self._read(number))
+        part = self.block[within : within + len(buffer)]
+        buffer[: len(part)] = part
+        self.place += len(part)
+        return len(part)
+
+    def _read(self, number: int) -> bytes:
+        """The bytes of a block as they are now."""
+        self.file.seek(number * BLOCK)
+        block, wanted = b"", min(BLOCK, self.content.size - number * BLOCK)
+        while len(block) < wanted and (part := self.file.read(wanted - len(block))):
+            block += part
+        return block
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
