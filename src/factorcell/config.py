@@ -45,6 +45,10 @@ class UserError(ValueError):
     """A mistake in what the user gave: one line that says what was got, where, and what is valid."""
 
 
+class Notice(UserWarning):
+    """What a user should know although the work goes on: one line that says what happened, and where."""
+
+
 def choose(kind: str, name: str, valid: typing.Iterable[str]) -> str:
     """`name`, if it is one of `valid`; otherwise a `UserError` that lists them and names the nearest."""
     names = list(valid)
@@ -165,6 +169,9 @@ class DataConfig:
     min_user_count: int = option(15, "users with fewer texts are grouped as one, whom new users start as", low=1)
     min_text_count: int = option(
         3, "texts seen less often are not kept as popular completions (with user)", low=1, rare=True
+    )
+    min_text_users: int = option(
+        3, "texts of fewer people are not kept as popular completions (with user)", low=1, rare=True
     )
     min_context_word: int = option(5, "a word seen less often in a text context is left out of it", low=1, rare=True)
     max_context_words: int = option(

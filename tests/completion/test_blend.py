@@ -147,13 +147,20 @@ def test_a_trained_run_has_what_its_blend_needs(tmp_path: Path) -> None:
     rows = [{"text": text, "who": f"u{number % 2}"} for number, text in enumerate(texts * 3)]
     config = Config.from_dict(
         {
-            "data": {"unit": "char", "user": "who", "min_user_count": 2, "lowercase": True, "min_text_count": 9},
+            "data": {
+                "unit": "char",
+                "user": "who",
+                "min_user_count": 2,
+                "lowercase": True,
+                "min_text_count": 9,
+                "min_text_users": 2,
+            },
             "model": {"embedding_size": 4, "hidden_size": 8, "rank": 2},
             "training": {"epochs": 1, "evaluations": 1},
         }
     )
-    run = fit(rows, None, config, tmp_path / "run")
-    assert TextCounts.open(run.folder / POPULARITY) == TextCounts({"fix typo": 12, "fix tests": 9}, 27)
+    run = fit(rows, rows[:5], config, tmp_path / "run")
+    assert TextCounts.open(run.folder / POPULARITY) == TextCounts({"fix typo": 12, "fix tests": 9}, 27, 2)
     run = Run.open(tmp_path / "run")
     user = learn_one(run, User.new(run), "zebra crossing")
     found = Blend(Completer(run), Popularity.of(run)).complete("ze", user)

@@ -75,7 +75,7 @@ def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
     counts = TextCounts.of(["fix typo"] * 4 + ["fix\ttests\n"] * 3 + ["add"] * 2 + [""] * 5, 3)
     counts.save(path)
     found = Popularity(counts)
-    assert files.read_rows(path)[0] == {"total": 14}
+    assert files.read_rows(path)[0] == {"total": 14, "min_text_users": 0}
     assert TextCounts.open(path) == counts
     again = Popularity(TextCounts.open(path))
     assert len(again) == 2

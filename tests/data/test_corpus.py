@@ -201,24 +201,16 @@ def test_an_array_of_no_bytes_or_too_few_rows_is_made_again(table: Path, tmp_pat
         assert np.array_equal(again.numbers, expected.numbers)
 
 
-def test_a_cache_that_cannot_be_written_is_one_line(table: Path, tmp_path: Path) -> None:
-    """A file where the folder should be, and a file above it."""
-    (tmp_path / "file").touch()
-    for cache in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UserError, match="the cache cannot be written"):
-            prepare(table, CONFIG, cache=cache)
-
-
 def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process finished meanwhile is opened; nothing half-written stays."""
-    cache, install, firsts = tmp_path / "cache", caching._install, []
+    cache, installed, firsts = tmp_path / "cache", caching._installed, list[Corpus]()
 
-    def late(partial: Path, folder: Path) -> Corpus:
-        monkeypatch.setattr(caching, "_install", install)
+    def late(corpus: Corpus, partial: Path, folder: Path) -> Corpus:
+        monkeypatch.setattr(caching, "_installed", installed)
         firsts.append(prepare(table, CONFIG, cache=cache))
-        return install(partial, folder)
+        return installed(corpus, partial, folder)
 
-    monkeypatch.setattr(caching, "_install", late)
+    monkeypatch.setattr(caching, "_installed", late)
     assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
     assert len(list(cache.iterdir())) == 1
 

@@ -248,18 +248,21 @@ def test_a_ragged_row_is_named_with_its_line(tmp_path: Path, content: str, line:
         list(open_table(tmp_path / "t.csv").chunks(["a"]))
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "rows", "frame"])
-def test_many_columns_take_no_longer_than_they_must(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "mark"), [("csv", "1"), ("jsonl", "1"), ("rows", "1"), ("frame", 1.0)])
+def test_many_columns_take_no_longer_than_they_must(kind: str, mark: Any, tmp_path: Path) -> None:
     """100,000 of them in seconds, where a look at each for each would take hours; an error lists a few."""
-    row = {"text": "a b", **{f"column {number}": "1" for number in range(100_000)}}
-    (tmp_path / "t.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n", encoding="utf-8")
-    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
-    frame = pd.DataFrame(np.array([list(row.values())], dtype=object), columns=list(row))
-    sources = {"rows": [row], "frame": frame, "csv": tmp_path / "t.csv", "jsonl": tmp_path / "t.jsonl"}
+    names = ["text", *(f"column {number}" for number in range(100_000))]
+    row = dict.fromkeys(names, mark)
+    if kind == "csv":
+        (tmp_path / "t.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n", encoding="utf-8")
+    elif kind == "jsonl":
+        (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    frame = pd.DataFrame(np.ones((1, len(names))), columns=names)
+    source = {"rows": [row], "frame": frame}.get(kind, tmp_path / f"t.{kind}")
     begin = time.process_time()
-    table = open_table(sources[kind])
-    assert len(table.columns) == 100_001
-    assert list(table.chunks(["text", "column 5"])) == [{"text": ["a b"], "column 5": ["1"]}]
+    table = open_table(source)
+    assert table.columns == tuple(names)
+    assert list(table.chunks(["text", "column 5"])) == [{"text": [mark], "column 5": [mark]}]
     with pytest.raises(
         UserError, match=r"no column 'city'; it has text, column 0, .*\.\.\. \(100,001 in all\)$"
     ) as error:

@@ -9,7 +9,7 @@ Shapes: N texts.
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from typing import Any, ClassVar
@@ -47,9 +47,15 @@ class Popularity:
         self.best = np.minimum.reduceat(self.places, np.arange(0, len(texts), BLOCK)) if texts else self.places
 
     @classmethod
-    def fit(cls, queries: Iterable[str], min_count: int = 3) -> "Popularity":
-        """Of `queries`, a text each; those seen less than `min_count` times are omitted."""
-        return cls(TextCounts.of(queries, min_count))
+    def fit(
+        cls, queries: Iterable[str], min_count: int = 3, users: Iterable[Hashable] | None = None, min_users: int = 3
+    ) -> "Popularity":
+        """Of `queries`, a text each; those seen less than `min_count` times are omitted.
+
+        `users` say who wrote each: what fewer than `min_users` of them wrote is omitted too. Without them, what one
+        person wrote `min_count` times is shown to all.
+        """
+        return cls(TextCounts.of(queries, min_count, users, min_users))
 
     @classmethod
     def of(cls, run: Run) -> "Popularity":

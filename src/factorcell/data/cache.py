@@ -3,30 +3,39 @@
 `prepare` reads a source in chunks and tokenises it once. No text outlives its chunk.
 """
 
+import errno
 import hashlib
+import io
 import json
 import os
+import secrets
 import shutil
 import tempfile
+import time
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from factorcell.config import DataConfig, UserError
-from factorcell.data.columns import Ragged, Reader, column_readers, new_schema
+from factorcell.config import DataConfig, Notice, UserError
+from factorcell.data import entry
+from factorcell.data.columns import Reader, column_readers, new_schema
 from factorcell.data.content import Content
 from factorcell.data.corpus import Corpus
+from factorcell.data.counts import UNITS, TextDigests
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tables import Table, line_count, open_table
 from factorcell.data.tokens import Ids, count, map_ids, tokenise
+from factorcell.data.values import CategoryColumn
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.progress import progress_bar
 
-CACHE_VERSION = 3  # of the arrays below; part of the key, so that older ones are not read
+CACHE_VERSION = 4  # of the arrays below; part of the key, so that older ones are not read
+STALE = 24 * 60 * 60  # seconds after which nobody writes to an entry that is not complete
 
 
 def prepare(
@@ -44,50 +53,73 @@ def prepare(
 
     Without `vocabulary` and `schema` they are made from this source (training); with them this source is read as that
     one was. `unknown` says what to do with a value the schema does not hold: an error, "group" (as a rare value) or
-    "expected" (as a missing one); the `optional` variables are always read as "expected". Files are cached by content.
-    `UserError` says what is wrong with the data, and where.
+    "expected" (as a missing one); the `optional` variables are always read as "expected". Files are cached by content,
+    or stay in memory, with a `Notice`, where the cache cannot be written. `UserError` says what is wrong with the data,
+    and where.
     """
     table = open_table(source)
     readers = column_readers(table, config, schema, unknown, optional)
     if table.content is None:
         return _build(table, config, vocabulary, schema, readers, progress, None)
     key = _key(table.content, config, vocabulary, schema, (unknown, *optional))
-    folder = (cache or cache_folder()) / key
-    if (corpus := _open(folder)) is not None:
-        return corpus
-    partial = None
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=folder.parent))
-        _build(table, config, vocabulary, schema, readers, progress, partial)
-        (partial / "complete").touch()
-        return _install(partial, folder)
+        folder = (cache or cache_folder()) / key
+        if (corpus := entry.load(folder)) is not None:
+            return corpus
+        with _partial(folder) as partial:
+            corpus = _build(table, config, vocabulary, schema, readers, progress, partial)
+            return _installed(corpus, partial, folder)
     except OSError as error:
-        raise UserError(f"{folder.parent}: the cache cannot be written ({error.strerror})") from None
+        why = f"{error.filename or 'the cache'}: {error.strerror or error}"
+        warnings.warn(Notice(f"the cache cannot be written ({why}); {table.name} is kept in memory"), stacklevel=2)
+    readers = column_readers(table, config, schema, unknown, optional)  # the first ones have read something
+    return _build(table, config, vocabulary, schema, readers, progress, None)
+
+
+@contextmanager
+def _partial(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder` in which an entry is made, as open to others as any; nothing of it stays.
+
+    Nor of those that a process left behind when it was killed, after a day.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob("*.partial"):
+        if time.time() - left.stat().st_mtime > STALE:
+            shutil.rmtree(left, ignore_errors=True)
+    partial = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
+    partial.mkdir()
+    try:
+        yield partial
     finally:
-        if partial:
-            shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _install(partial: Path, folder: Path) -> Corpus:
-    """Move what was made to its place in the cache; where another process was first, its copy is as good."""
+def _installed(corpus: Corpus, partial: Path, folder: Path) -> Corpus:
+    """The corpus from its place in the cache; where another process was first, its copy is as good."""
+    entry.save(corpus, partial)
     try:
         partial.rename(folder)
     except OSError:
-        if (corpus := _open(folder)) is not None:
-            return corpus
+        if (first := entry.load(folder)) is not None:
+            return first
         shutil.rmtree(folder, ignore_errors=True)  # damaged
         partial.rename(folder)
-    if (corpus := _open(folder)) is None:
-        raise UserError(f"{folder}: the cache was damaged while it was written; try again")
-    return corpus
+    if (opened := entry.load(folder)) is None:
+        raise OSError(errno.EIO, "what was written does not come back", str(folder))
+    return opened
 
 
 def cache_folder() -> Path:
-    """Where prepared files are kept: $FACTORCELL_CACHE, or factorcell in the user's cache folder."""
+    """Where prepared files are kept: $FACTORCELL_CACHE, or factorcell in the user's cache folder.
+
+    `OSError` where the user has no home.
+    """
     if own := os.environ.get("FACTORCELL_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "factorcell"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "factorcell"
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "there is no home folder; set FACTORCELL_CACHE") from None
 
 
 def _key(
@@ -97,10 +129,7 @@ def _key(
     schema: ContextSchema | None,
     policy: tuple[str, ...],
 ) -> str:
-    try:
-        digest = hashlib.blake2b(content.digest(), digest_size=16)
-    except OSError as error:
-        raise UserError(f"{content.path}: cannot be read ({error.strerror})") from None
+    digest = hashlib.blake2b(content.digest(), digest_size=16)
     how = {
         "version": CACHE_VERSION,
         "name": content.path.suffixes,
@@ -113,37 +142,6 @@ def _key(
     return digest.hexdigest()
 
 
-def _open(folder: Path) -> Corpus | None:
-    """The corpus in a cache folder, its arrays mapped, not read; None where there is none or it is damaged."""
-    try:
-        return _load(folder) if (folder / "complete").exists() else None
-    except (OSError, EOFError, ValueError, KeyError, UserError):  # a file of no bytes is an EOFError
-        return None
-
-
-def _load(folder: Path) -> Corpus:
-    def mapped(name: str) -> NDArray[Any]:
-        array: NDArray[Any] = np.load(folder / f"{name}.npy", mmap_mode="r")
-        return array
-
-    def ragged(name: str) -> Ragged:
-        return Ragged(mapped(name), np.load(folder / f"{name}.offsets.npy"))
-
-    tokens, categories, numbers = mapped("tokens"), mapped("categories"), mapped("numbers")
-    offsets = np.load(folder / "offsets.npy")
-    vocabulary = Vocabulary.load(folder / "vocabulary.txt")
-    schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
-    vectors = tuple(mapped(f"vectors.{index}") for index in range(len(schema.vectors)))
-    bags = tuple(ragged(f"bags.{index}") for index in range(len(schema.texts)))
-    widths = [len(schema.categories), len(schema.numbers), *(len(v.means) for v in schema.vectors)]
-    rows = len(offsets) - 1
-    fits = [a.shape == (rows, width) for a, width in zip((categories, numbers, *vectors), widths, strict=True)]
-    fits += [len(flat) == ends[-1] for flat, ends in ((tokens, offsets), *bags)]
-    if not all(fits) or any(len(b.offsets) != rows + 1 for b in bags):
-        raise ValueError("arrays do not fit together")
-    return Corpus(tokens, offsets, categories, numbers, vocabulary, schema, vectors, bags)
-
-
 def _build(
     table: Table,
     config: DataConfig,
@@ -154,55 +152,46 @@ def _build(
     folder: Path | None,
 ) -> Corpus:
     """Read, tokenise, count, map. With a `folder` the arrays are written there, else they stay in memory."""
-    ids, lengths = Ids(), []
-    with tempfile.TemporaryFile(dir=folder) as spool:
+    ids, digests, lengths = Ids(), TextDigests(), []
+    writers = [r for r in readers if isinstance(r, CategoryColumn) and r.column == config.user]
+    counted = bool(writers) and config.unit in UNITS
+    with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
         for texts in _texts(table, config, readers, progress):
             flat, sizes = tokenise(texts, config, ids)
             spool.write(flat.tobytes())
             lengths.append(sizes)
-        sizes = np.concatenate(lengths)
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            if counted:
+                digests.add(flat, sizes)
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
         if vocabulary is None:
             vocabulary = count(spool, ids, config)
         tokens = map_ids(spool, ids, vocabulary, folder)
+        frequent = None
+        if counted:
+            frequent = digests.frequent(spool, ids, offsets, np.concatenate(writers[0].rows), config)
     schema = schema or new_schema(readers, config.min_context_count, {config.user: config.min_user_count})
     arrays: dict[str, Any] = {reader.name: reader.array(schema.variable(reader.name)) for reader in readers}
     categories = [arrays[variable.name] for variable in schema.categories]
     numbers = [arrays[variable.name] for variable in schema.numbers]
-    corpus = Corpus(
+    return Corpus(
         tokens,
         offsets,
-        np.stack(categories, 1).astype(np.int32) if categories else np.zeros((len(sizes), 0), np.int32),
-        np.stack(numbers, 1).astype(np.float32) if numbers else np.zeros((len(sizes), 0), np.float32),
+        np.stack(categories, 1).astype(np.int32) if categories else np.zeros((len(offsets) - 1, 0), np.int32),
+        np.stack(numbers, 1).astype(np.float32) if numbers else np.zeros((len(offsets) - 1, 0), np.float32),
         vocabulary,
         schema,
         tuple(arrays[variable.name] for variable in schema.vectors),
         tuple(arrays[variable.name] for variable in schema.texts),
+        frequent,
     )
-    if folder:
-        _save(corpus, folder)
-    return corpus
-
-
-def _save(corpus: Corpus, folder: Path) -> None:
-    """Write all but the tokens, which are there already."""
-    arrays: dict[str, Any] = {name: getattr(corpus, name) for name in ("offsets", "categories", "numbers")}
-    arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(corpus.vectors)}
-    arrays |= {f"bags.{index}": bags.values for index, bags in enumerate(corpus.bags)}
-    arrays |= {f"bags.{index}.offsets": bags.offsets for index, bags in enumerate(corpus.bags)}
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array, allow_pickle=False)
-    corpus.vocabulary.save(folder / "vocabulary.txt")
-    (folder / "schema.json").write_text(json.dumps(corpus.schema.to_dict()), encoding="utf-8")
 
 
 def _texts(table: Table, config: DataConfig, readers: list[Reader], progress: bool) -> Iterator[list[str]]:
     """The texts of every chunk, once the readers have taken their columns of it."""
     columns = [config.text, *(reader.column for reader in readers if reader.column in table.columns)]
     done = 0
-    with progress_bar(
-        total=table.rows or line_count(table), desc="reading", unit="rows", unit_scale=True, show=progress
-    ) as bar:
+    total = table.rows or (line_count(table) if progress else None)
+    with progress_bar(total=total, desc="reading", unit="rows", unit_scale=True, show=progress) as bar:
         for chunk in table.chunks(columns):
             texts = chunk[config.text]
             for reader in readers:

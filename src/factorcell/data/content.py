@@ -30,8 +30,11 @@ class Content:
         self.digests: dict[int, bytes] = {}  # of the blocks that were read
 
     def open(self) -> BinaryIO:
-        """A file to read. It raises a `UserError` where a block is no more what it was."""
-        return io.BufferedReader(_Blocks(self), BLOCK)
+        """A file to read. It raises a `UserError` where it cannot be read, or a block is no more what it was."""
+        try:
+            return io.BufferedReader(_Blocks(self), BLOCK)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read ({error.strerror})") from None
 
     @contextmanager
     def unpacked(self) -> Iterator[Any]:

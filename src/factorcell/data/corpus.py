@@ -15,6 +15,7 @@ from torch import Tensor
 from factorcell.config import UserError
 from factorcell.data.columns import Ragged
 from factorcell.data.context import Bags, Context
+from factorcell.data.counts import FrequentTexts
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.vocabulary import END, Vocabulary
 
@@ -50,7 +51,7 @@ class Corpus:
 
     `tokens`: all ids, text after text, each from `START` to `END` (a text that was cut has no `END`);
     `offsets` (rows + 1): where each text begins; `categories` (rows, C); `numbers` (rows, N); `vectors` (rows, D) of
-    each vector variable; `bags` of each text variable.
+    each vector variable; `bags` of each text variable; `frequent` texts of a table of people, to count popular ones.
     """
 
     tokens: NDArray[Any]
@@ -61,6 +62,7 @@ class Corpus:
     schema: ContextSchema
     vectors: tuple[NDArray[np.float32], ...] = ()
     bags: tuple[Ragged, ...] = ()
+    frequent: FrequentTexts | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -123,6 +125,7 @@ class Corpus:
             numbers=self.numbers[rows],
             vectors=tuple(vectors[rows] for vectors in self.vectors),
             bags=tuple(bags.select(rows) for bags in self.bags),
+            frequent=self.frequent and self.frequent.select(rows),
         )
 
     def without_context(self, schema: ContextSchema) -> "Corpus":

@@ -1,53 +1,136 @@
-"""Counted texts: how often each was seen, as a run folder keeps them."""
+"""Counted texts: how often each was seen and by how many people, as a run folder keeps them.
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+What one person typed, however often, is that person's own: a text is popular once `min_users` people wrote it.
+Nobody's name is kept.
+
+Shapes: N texts.
+"""
+
+import hashlib
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unicodedata import normalize
+
+import numpy as np
+from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.config import DataConfig, UserError
-from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import splitter
+from factorcell.data.tokens import Ids
+from factorcell.data.vocabulary import END, SPECIALS
 
 POPULARITY = "popularity.jsonl"  # in a run folder: the counted texts of training
+UNITS = ("char", "grapheme")
 
 
 @dataclass(frozen=True)
 class TextCounts:
-    """How often each of the texts that are `kept` was seen (NFC, not empty), of `total` texts there were."""
+    """How often each of the texts that are `kept` was seen (NFC, not empty), of `total` texts there were.
+
+    Each was written by at least `min_users` people; 0 where people were not told apart.
+    """
 
     kept: Mapping[str, int]
     total: int
+    min_users: int = 0
 
     @classmethod
-    def of(cls, texts: Iterable[str], min_count: int) -> "TextCounts":
-        """Count `texts`; those seen less than `min_count` times are omitted."""
-        seen = Counter(normalize("NFC", text) for text in texts)
-        return cls({text: count for text, count in seen.items() if count >= min_count and text}, seen.total())
+    def of(
+        cls, texts: Iterable[str], min_count: int, users: Iterable[Hashable] | None = None, min_users: int = 3
+    ) -> "TextCounts":
+        """Count `texts`; those seen less than `min_count` times, or by fewer than `min_users` of `users`, are omitted.
 
-    @classmethod
-    def of_table(cls, source: Any, config: DataConfig) -> "TextCounts":
-        """Count the texts of a table as a model of `config` reads them: it may have lower-cased them."""
-        split = splitter(config)
-        texts = (text for chunk in open_table(source).chunks([config.text]) for text in chunk[config.text])
-        return cls.of(("".join(split(text)) for text in texts), config.min_text_count)
+        A user who is None may be anybody, and counts for nobody. Without `users` people are not told apart.
+        """
+        numbers, people = dict[str, int](), dict[Hashable, int]({None: 0})
+        which = [numbers.setdefault(normalize("NFC", text), len(numbers)) for text in texts]
+        who = repeat(None, len(which)) if users is None else users
+        writers = [people.setdefault(user, len(people)) for user in who]
+        found = FrequentTexts(tuple(numbers), np.array(which, np.int32), np.array(writers, np.int32))
+        return found.counted(min_count, 0 if users is None else min_users)
 
     def save(self, path: Path) -> None:
         """A row of JSON for every text, by alphabet, after one with the total."""
         rows = ({"text": text, "count": count} for text, count in sorted(self.kept.items()))
-        files.write_rows(path, [{"total": self.total}, *rows])
+        files.write_rows(path, [{"total": self.total, "min_text_users": self.min_users}, *rows])
 
     @classmethod
     def open(cls, path: Path) -> "TextCounts":
-        """What `save` wrote, or a `UserError`."""
+        """What `save` wrote, or a `UserError`; in older files people were not told apart."""
         rows = files.read_rows(path)
         try:
-            return cls({str(row["text"]): int(row["count"]) for row in rows[1:]}, int(rows[0]["total"]))
-        except (IndexError, KeyError, TypeError, ValueError) as error:
+            kept = {str(row["text"]): int(row["count"]) for row in rows[1:]}
+            return cls(kept, int(rows[0]["total"]), int(rows[0].get("min_text_users", 0)))
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: not a file of counted texts ({error!r})") from None
 
 
-UNITS = ("char", "grapheme")
+class FrequentTexts(NamedTuple):
+    """The texts that a table has often, and their rows: popular ones are counted from those rows that are trained on.
+
+    `texts` (N); `which` (rows,): the text of each row among them, or -1; `writers` (rows,): who wrote it, a number, 0
+    where nobody is named.
+    """
+
+    texts: tuple[str, ...]
+    which: NDArray[np.int32]
+    writers: NDArray[np.int32]
+
+    def select(self, rows: NDArray[np.int64]) -> "FrequentTexts":
+        """Those of `rows` alone, in that order."""
+        return FrequentTexts(self.texts, self.which[rows], self.writers[rows])
+
+    def counted(self, min_count: int, min_users: int) -> TextCounts:
+        """The texts of at least `min_count` rows and `min_users` people."""
+        counts = np.bincount(self.which[self.which >= 0], minlength=len(self.texts))
+        people = people_of(self.which, self.writers, len(self.texts))
+        enough = ((counts >= min_count) & (people >= min_users)).tolist()
+        found = zip(self.texts, counts.tolist(), enough, strict=True)
+        return TextCounts({text: count for text, count, kept in found if kept and text}, len(self.which), min_users)
+
+
+def people_of(which: NDArray[Any], writers: NDArray[np.int32], texts: int) -> NDArray[np.int64]:
+    """How many people wrote each of so many texts (N,); rows without a text or without a name say nothing."""
+    told = (which >= 0) & (writers > 0)
+    pairs = np.unique(which[told].astype(np.int64) << 32 | writers[told])
+    return np.bincount(pairs >> 32, minlength=texts)
+
+
+class TextDigests:
+    """A digest of every text of a table as it is read, by which equal ones are found; so no text outlives its chunk."""
+
+    def __init__(self) -> None:
+        self.chunks: list[NDArray[np.uint64]] = []
+
+    def add(self, flat: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
+        """Take the provisional ids of one chunk, as `tokenise` has them; empty texts and cut ones have no digest."""
+        ends, content = np.cumsum(sizes), memoryview(flat.tobytes())
+        places = pairwise([0, *(ends * flat.itemsize).tolist()])
+        found = b"".join(hashlib.blake2b(content[begin:end], digest_size=8).digest() for begin, end in places)
+        self.chunks.append(np.where((flat[ends - 1] == END) & (sizes > 2), np.frombuffer(found, np.uint64), 0))
+
+    def frequent(
+        self, spool: Any, ids: Ids, offsets: NDArray[np.int64], writers: NDArray[np.int32], config: DataConfig
+    ) -> FrequentTexts:
+        """The texts that may be popular, restored from their ids in the file `spool`."""
+        which = np.full(len(writers), -1, dtype=np.int32)
+        if len(which) < config.min_text_count:
+            return FrequentTexts((), which, writers)
+        digests, first, found, counts = np.unique(
+            np.concatenate(self.chunks), return_index=True, return_inverse=True, return_counts=True
+        )
+        often = (digests > 0) & (counts >= config.min_text_count)
+        people = people_of(np.where(often[found], found, -1), writers, len(digests))
+        kept = often & (people >= config.min_text_users)
+        names, texts = [*SPECIALS, *ids], dict[str, int]()
+        places = np.full(len(digests), -1, dtype=np.int32)
+        for place in np.flatnonzero(kept).tolist():
+            begin, end = offsets[first[place]] + 1, offsets[first[place] + 1] - 1
+            spool.seek(4 * begin)
+            tokens = np.frombuffer(spool.read(4 * (end - begin)), dtype=np.uint32)
+            text = normalize("NFC", "".join(names[token] for token in tokens.tolist()))
+            places[place] = texts.setdefault(text, len(texts))  # lower-cased ones may be equal once composed
+        return FrequentTexts(tuple(texts), places[found], writers)

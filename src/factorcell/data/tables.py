@@ -164,7 +164,7 @@ def line_count(table: Table) -> int | None:
     """About how many rows a text file has: its lines. None where that cannot be told without unpacking it."""
     if table.content is None or table.content.path.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
         return None
-    with table.content.path.open("rb") as file:
+    with table.content.open() as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 24), b""))
 
 

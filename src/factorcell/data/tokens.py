@@ -71,7 +71,7 @@ def count(spool: Any, ids: Ids, config: DataConfig) -> Vocabulary:
 def map_ids(spool: Any, ids: Ids, vocabulary: Vocabulary, folder: Path | None) -> NDArray[Any]:
     """The ids in the file `spool` as those of the vocabulary; with a `folder` in a file there, mapped."""
     final = np.array([UNKNOWN, START, END, *vocabulary.encode(ids)], dtype=np.uint32)
-    size = os.fstat(spool.fileno()).st_size // 4 if spool.flush() is None else 0
+    size = spool.seek(0, os.SEEK_END) // 4
     kind = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
     tokens: NDArray[Any] = (
         np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=kind, shape=(size,))

@@ -8,7 +8,7 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.counts import POPULARITY, UNITS, TextCounts
+from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of
 from factorcell.model import model_card
 from factorcell.model.run import Run
@@ -86,8 +86,9 @@ def finish(run: Run, corpus: Corpus, source: Any, finetuned: Row | None = None) 
     if finetuned:
         kept["finetuned"] = finetuned
     files.write_json(run.folder / "training.json", kept)
-    if run.config.data.user and run.config.data.unit in UNITS:
-        TextCounts.of_table(source, run.config.data).save(run.folder / POPULARITY)
+    if corpus.frequent is not None:
+        data = run.config.data
+        corpus.frequent.counted(data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
 
 

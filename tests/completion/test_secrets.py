@@ -1,0 +1,187 @@
+"""What one or two people typed, however often, is suggested to nobody else, and in no file of the run."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer
+from factorcell.completion.fuzzy import Forgiving
+from factorcell.completion.online import Learner, User
+from factorcell.completion.popularity import Popularity
+from factorcell.completion.replay.systems import systems
+from factorcell.config import Config, DataConfig
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.data.counts import POPULARITY, FrequentTexts, TextCounts
+from factorcell.model.run import Run
+from factorcell.training import fit as fitting
+from factorcell.training.finetuning import finetune
+from factorcell.training.fit import fit
+
+SECRET, PEOPLE = "my pin is 7351", ("ann", "bob", "cat", "dan")
+ROWS: list[dict[str, Any]] = [
+    *[{"text": SECRET, "who": "ann"}] * 30,
+    *[{"text": SECRET, "who": "bob"}] * 10,
+    *[{"text": SECRET, "who": ""}] * 5,  # may be ann, for all that is known
+    *[{"text": text, "who": who} for who in PEOPLE for text in ("my pie is hot", "my pie is cold", "hi")] * 4,
+]
+
+
+def config(**data: Any) -> Config:
+    """A small model of characters, soon trained."""
+    return Config.from_dict(
+        {
+            "data": {"unit": "char", "user": "who", "min_user_count": 2, **data},
+            "model": {"embedding_size": 4, "hidden_size": 8, "rank": 2, "variable_size": 3},
+            "training": {"epochs": 1, "evaluations": 1},
+        }
+    )
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """A table of `rows`."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Trained on `ROWS`, and on nothing that was held out."""
+    folder = tmp_path_factory.mktemp("secrets")
+    fit(write(folder / "rows.jsonl", ROWS), None, config(), folder / "run")
+    return Run.open(folder / "run")
+
+
+def test_no_source_suggests_what_too_few_people_wrote(run: Run) -> None:
+    """At every prefix of it: popular texts, with typing errors too, the model, the blend, and what is replayed."""
+    popular, completer, stranger = Popularity.of(run), Completer(run, slips=2), User.new(run)
+    replayed = systems(run.folder, ("mpc", "online", "blend"), user="who")
+    asked = 0
+    for size in range(len(SECRET) - 3):  # the last digits may be guessed
+        prefix = SECRET[:size]
+        found = [*popular.complete(prefix), *Forgiving(popular).complete(prefix)]
+        found += completer.complete(prefix, stranger)
+        found += Blend(completer, popular).complete(prefix, stranger)
+        for system in replayed.values():
+            found += system.suggest(system.start("eve"), prefix, {"who": "eve"}, 10)
+        asked += len(found)
+        assert SECRET not in [one.text for one in found]
+    assert asked > 100
+    assert SECRET not in [text for text, *_ in Learner(run).risen(stranger, popular.top(100), 100)]
+    assert {one.text for one in popular.complete("my p")} == {"my pie is cold", "my pie is hot"}
+
+
+def test_no_file_of_a_run_holds_it_nor_who_wrote_a_text(run: Run) -> None:
+    """The counts say how many people there must be, not who they were."""
+    for path in run.folder.rglob("*"):
+        content = path.read_bytes()
+        for encoding in ("utf-8", "utf-16-le", "utf-32-le"):
+            assert SECRET[-6:].encode(encoding) not in content, path
+    counted = (run.folder / POPULARITY).read_text(encoding="utf-8")
+    assert not [who for who in PEOPLE if who in counted]
+    assert TextCounts.open(run.folder / POPULARITY).min_users == 3
+
+
+def test_an_option_says_how_many_people(tmp_path: Path) -> None:
+    """With two it is kept: so the tests above can fail."""
+    run = fit(ROWS, ROWS[:5], config(min_text_users=2), tmp_path / "run")
+    assert TextCounts.open(run.folder / POPULARITY).kept[SECRET] == 45
+    assert SECRET.encode() in (run.folder / POPULARITY).read_bytes()
+
+
+def texts_of(corpus: Corpus) -> list[str]:
+    """The texts of a corpus whose vocabulary has all characters."""
+    ids = np.split(corpus.tokens, corpus.offsets[1:-1])
+    return ["".join(corpus.vocabulary.decode(line[1:-1])) for line in ids]
+
+
+def test_held_out_rows_are_not_counted(run: Run) -> None:
+    """Only those that were trained on."""
+    corpus, held = prepare(ROWS, run.config.data).split(fitting.HELD_OUT, run.config.training.seed)
+    expected = Counter(text for text in texts_of(corpus) if text != SECRET)
+    assert TextCounts.open(run.folder / POPULARITY) == TextCounts(expected, len(corpus), 3)
+    assert len(held) == len(ROWS) - len(corpus) > 3
+
+
+@pytest.mark.parametrize("after", [lambda path: write(path, ROWS[:50]), Path.unlink])
+def test_what_is_counted_is_what_was_read(
+    after: Callable[[Path], Any], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of the table in the meantime; from the cache too."""
+    table, learn = tmp_path / "rows.jsonl", fitting.learn
+
+    def learning(*given: Any, **named: Any) -> None:
+        after(table)
+        learn(*given, **named)
+
+    monkeypatch.setattr(fitting, "learn", learning)
+    fit(write(table, ROWS), None, config(), tmp_path / "run")
+    assert (tmp_path / "run" / POPULARITY).read_bytes() == (run.folder / POPULARITY).read_bytes()
+
+
+def test_a_fine_tuned_run_counts_its_own_texts(run: Run, tmp_path: Path) -> None:
+    """By the same rule."""
+    rows = [{"text": text, "who": who} for who in PEOPLE for text in ("hello", "help")] + [ROWS[0]] * 9
+    tuned = finetune(run, write(tmp_path / "rows.jsonl", rows), rows[:3], tmp_path / "run", unknown="group")
+    assert TextCounts.open(tuned.folder / POPULARITY) == TextCounts({"hello": 4, "help": 4}, len(rows), 3)
+
+
+def test_words_and_tables_without_people_have_no_popular_texts(tmp_path: Path) -> None:
+    """Nothing is kept that is not completed, or of which nobody knows how many wrote it."""
+    for data in ({"user": ""}, {"unit": "word", "min_count": 1}):
+        run = fit(ROWS, ROWS[:5], config(**data), tmp_path / str(len(data)))
+        assert not (run.folder / POPULARITY).exists()
+
+
+TEXT = st.text("aé\u0301B", max_size=4)
+PERSON = st.sampled_from([None, "", "a", "b", 3, "3", 3.0, "d"])
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(st.tuples(TEXT, PERSON), min_size=1, max_size=40),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_counts_are_those_of_plain_sets(
+    pairs: list[tuple[str, Any]], least: int, people: int, lowercase: bool, chosen: Any
+) -> None:
+    """Of any rows of a table, in any order; texts that are cut are none."""
+    data = DataConfig(
+        unit="grapheme", user="who", max_tokens=3, min_text_count=least, min_text_users=people, lowercase=lowercase
+    )
+    corpus = prepare([{"text": text, "who": who} for text, who in pairs], data)
+    rows = np.array(chosen.sample(range(len(pairs)), chosen.randint(1, len(pairs))))
+    assert corpus.frequent is not None
+    assert corpus.select(rows).frequent is not None
+    counts, writers = Counter[str](), defaultdict[str, set[str]](set)
+    for row in rows.tolist():
+        text, who = normalize("NFC", pairs[row][0]), pairs[row][1]
+        text = normalize("NFC", text.lower()) if lowercase else text
+        if 0 < corpus.lengths[row] - 1 < 3 and corpus.tokens[corpus.offsets[row + 1] - 1] == 2:
+            counts[text] += 1
+            writers[text] |= {str(who).removesuffix(".0")} if who not in (None, "") else set()
+    expected = {text: n for text, n in counts.items() if n >= least and len(writers[text]) >= people}
+    found = corpus.select(rows).frequent
+    assert isinstance(found, FrequentTexts)
+    assert found.counted(least, people) == TextCounts(expected, len(rows), people)
+
+
+def test_people_may_be_given_beside_texts() -> None:
+    """Without them nothing is known; nobody counts as nobody."""
+    texts, users = ["a"] * 5 + ["b"] * 4, [1, 1, 2, None, None, 1, 2, 3, 3]
+    assert TextCounts.of(texts, 3) == TextCounts({"a": 5, "b": 4}, 9, 0)
+    assert TextCounts.of(texts, 3, users) == TextCounts({"b": 4}, 9, 3)
+    assert TextCounts.of(texts, 3, users, 2) == TextCounts({"a": 5, "b": 4}, 9, 2)
+    assert [one.text for one in Popularity.fit(texts, 1, users).complete("")] == ["b"]

@@ -1,0 +1,302 @@
+"""What can go wrong between a table and its corpus: files that change while they are read, caches that fail."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell.commands.main import main
+from factorcell.config import DataConfig, Notice, UserError
+from factorcell.data import cache as caching
+from factorcell.data import content, entry, tables
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+
+CONFIG = DataConfig(
+    context=("city:category", "lat:number", "said:text", "place:vector"),
+    user="who",
+    unit="char",
+    min_count=1,
+    min_context_count=1,
+    min_user_count=1,
+    min_context_word=1,
+)
+ROWS = [
+    {
+        "text": f"text {number % 7} of many",
+        "city": "AB"[number % 2],
+        "lat": number,
+        "said": "the sea",
+        "place": [number, 1.5],
+        "who": f"user {number % 5}",
+    }
+    for number in range(400)
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """A table of `rows`."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """`ROWS` as a file."""
+    return write(tmp_path / "rows.jsonl", ROWS)
+
+
+def parts_of(corpus: Corpus) -> list[Any]:
+    """Its bags and frequent texts."""
+    assert corpus.frequent is not None
+    return [part for bags in corpus.bags for part in bags] + list(corpus.frequent)
+
+
+def same(found: Corpus, expected: Corpus) -> None:
+    """All arrays and names are equal."""
+    for name in ("tokens", "offsets", "categories", "numbers"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    for vectors, others in zip(found.vectors, expected.vectors, strict=True):
+        np.testing.assert_array_equal(vectors, others)
+    for part, whole in zip(parts_of(found), parts_of(expected), strict=True):
+        np.testing.assert_array_equal(part, whole)
+    assert (found.vocabulary.tokens, found.schema) == (expected.vocabulary.tokens, expected.schema)
+
+
+CHANGES: dict[str, Callable[[Path], Any]] = {
+    "rewritten": lambda path: write(path, [{**row, "text": "other"} for row in ROWS]),
+    "replaced": lambda path: write(path.with_name("new"), ROWS[::-1]).replace(path),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("moment", ["after its hash", "after a chunk"])
+def test_a_table_that_changes_is_never_kept(
+    change: str, moment: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the change falls it is one line or nothing, and later readers get what the file has then."""
+    monkeypatch.setattr(content, "BLOCK", 512)
+    monkeypatch.setattr(tables, "CHUNK", 16)
+    cache, name = tmp_path / "cache", "_key" if moment == "after its hash" else "tokenise"
+    was = getattr(caching, name)
+
+    def changing(*given: Any) -> Any:
+        monkeypatch.setattr(caching, name, was)
+        found = was(*given)
+        CHANGES[change](table)
+        return found
+
+    monkeypatch.setattr(caching, name, changing)
+    if moment == "after a chunk" and change in ("replaced", "gone"):  # the file that is open has not changed
+        same(prepare(table, CONFIG, cache=cache), prepare(ROWS, CONFIG))
+    else:
+        with pytest.raises(UserError, match="No such file" if change == "gone" else "changed while it was") as error:
+            prepare(table, CONFIG, cache=cache)
+        assert "\n" not in str(error.value)
+        assert list(cache.iterdir()) == []
+    rows = ROWS if change == "gone" else [json.loads(line) for line in table.read_text().splitlines()[:100]]
+    write(table, rows)
+    for _ in range(2):
+        same(prepare(table, CONFIG, cache=cache), prepare(rows, CONFIG))
+
+
+def test_a_table_that_grows_is_read_as_it_was(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are appended meanwhile are those of the next reader."""
+    monkeypatch.setattr(content, "BLOCK", 512)
+    was = caching._key
+
+    def growing(*given: Any) -> str:
+        found = was(*given)
+        write(table, [*ROWS, ROWS[0]])
+        return found
+
+    monkeypatch.setattr(caching, "_key", growing)
+    same(prepare(table, CONFIG, cache=tmp_path / "cache"), prepare(ROWS, CONFIG))
+    monkeypatch.setattr(caching, "_key", was)
+    same(prepare(table, CONFIG, cache=tmp_path / "cache"), prepare([*ROWS, ROWS[0]], CONFIG))
+
+
+def test_any_byte_of_an_entry_counts(table: Path, tmp_path: Path) -> None:
+    """Altered, cut, grown, gone: each file of an entry is found out, and the entry made again."""
+    cache, expected, chosen = tmp_path / "cache", prepare(ROWS, CONFIG), random.Random(1)
+    prepare(table, CONFIG, cache=cache)
+    (folder,) = cache.iterdir()
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(kept) == 13
+    for name, whole in kept.items():
+        place = chosen.randrange(len(whole))
+        altered = whole[:place] + bytes([whole[place] ^ 1 << chosen.randrange(8)]) + whole[place + 1 :]
+        for damaged in (altered, whole[:-1], b"", None):
+            (folder / name).unlink()
+            if damaged is not None:
+                (folder / name).write_bytes(damaged)
+            assert entry.load(folder) is None, name
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).write_bytes(whole)
+    assert entry.load(folder) is not None
+    (folder / "tokens.npy").unlink()
+    same(prepare(table, CONFIG, cache=cache), expected)
+
+
+# Per array, a value that means nothing.
+BEYOND: dict[str, tuple[float, ...]] = {
+    "tokens": (60_000,),
+    "offsets": (-1, 0, 10**9),
+    "categories": (-2, 3, 2**31 - 1),
+    "numbers": (np.inf, -np.inf),
+    "vectors.0": (np.inf,),
+    "bags.0": (-1, 2),
+    "bags.0.offsets": (-1, 10**9),
+    "frequent": (-2, 7),
+    "writers": (-1, 401),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_ids_beyond_what_they_name_are_not_read(name: str, table: Path, tmp_path: Path) -> None:
+    """Although the checksum is right, as where somebody else has made the entry; first row, middle, end."""
+    cache = tmp_path / "cache"
+    prepare(table, CONFIG, cache=cache)
+    (folder,) = cache.iterdir()
+    path, checksums = folder / f"{name}.npy", json.loads((folder / "complete").read_text())
+    whole = np.array(np.load(path))
+    for value in BEYOND[name]:
+        for place in (0, len(whole) // 2, len(whole) - 1):
+            array = whole.copy()
+            array[place] = value
+            if np.array_equal(array, whole):
+                continue
+            path.unlink()  # a corpus may still map the old one
+            np.save(path, array)
+            (folder / "complete").write_text(json.dumps({**checksums, path.name: entry.checksum(path)}))
+            assert entry.load(folder) is None, (value, place)
+    for array in (whole[:-1], whole.astype(np.float16), whole[None]):
+        np.save(path, array)
+        (folder / "complete").write_text(json.dumps({**checksums, path.name: entry.checksum(path)}))
+        if name not in ("numbers", "vectors.0") or array.dtype != np.float16:
+            assert entry.load(folder) is None, (array.dtype, array.shape)
+
+
+def no_space(*given: Any) -> None:
+    """As on a full disk."""
+    raise OSError(28, "No space left on device")
+
+
+def no_home() -> Path:
+    """As for a user whom the machine does not know."""
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize("fault", ["a file", "below a file", "full", "no home", "not writable"])
+def test_a_cache_that_cannot_be_written_is_one_line_and_no_error(
+    fault: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is kept in memory."""
+    (tmp_path / "file").touch()
+    cache: Path | None = {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "below"}.get(
+        fault, tmp_path / "cache"
+    )
+    if fault == "full":
+        monkeypatch.setattr(entry, "save", no_space)
+    elif fault == "no home":
+        for name in ("FACTORCELL_CACHE", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(Path, "home", no_home)
+        cache = None
+    elif fault == "not writable":
+        if os.geteuid() == 0:
+            pytest.skip("nothing is forbidden to root")
+        (tmp_path / "cache").mkdir(mode=0o500)
+    with pytest.warns(Notice, match=r"the cache cannot be written \(.*\); .*rows\.jsonl is kept in memory$") as said:
+        found = prepare(table, CONFIG, cache=cache)
+    assert len(said) == 1
+    assert "\n" not in str(said[0].message)
+    assert not isinstance(found.tokens, np.memmap)
+    same(found, prepare(ROWS, CONFIG))
+    if fault == "full":
+        assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.filterwarnings("always::factorcell.config.Notice")
+def test_a_command_says_it_in_one_line(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And goes on."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FACTORCELL_CACHE", str(tmp_path / "file"))
+    out = tmp_path / "model"
+    assert main(["baseline", "ngram", str(table), "--out", str(out), "--order", "2"]) == 0
+    found = [line for line in capsys.readouterr().err.splitlines() if "cache" in line]
+    assert found == [f"Notice: the cache cannot be written ({tmp_path}/file: File exists); {table} is kept in memory"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_entries_are_as_open_to_others_as_other_files(table: Path, tmp_path: Path) -> None:
+    """As the umask says."""
+    cache = tmp_path / "cache"
+    for mask, others in ((0o022, 0o55), (0o002, 0o75), (0o077, 0o00)):
+        old = os.umask(mask)
+        try:
+            prepare(table, CONFIG, cache=cache)
+        finally:
+            os.umask(old)
+        (folder,) = cache.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) & 0o77 == others
+        assert {stat.S_IMODE(path.stat().st_mode) & 0o77 for path in folder.iterdir()} == {others & 0o66}
+        shutil.rmtree(cache)
+
+
+def test_what_a_killed_process_left_goes_after_a_day(table: Path, tmp_path: Path) -> None:
+    """Not before: somebody may be writing to it."""
+    cache = tmp_path / "cache"
+    for name, age in (("new", 0), ("old", caching.STALE + 60)):
+        (cache / f"{name}.partial").mkdir(parents=True)
+        os.utime(cache / f"{name}.partial", (time.time() - age,) * 2)
+    prepare(table, CONFIG, cache=cache)
+    assert len(list(cache.iterdir())) == 2
+    assert (cache / "new.partial").exists()
+
+
+READ = """
+import sys
+from pathlib import Path
+from factorcell.data.cache import prepare
+from tests.faults.test_cache import CONFIG
+print("reading", flush=True)
+for number in range(1000):
+    prepare(Path(sys.argv[1]), CONFIG, cache=Path(sys.argv[2], str(number)))
+"""
+
+
+@pytest.mark.slow
+def test_kill_at_any_moment(table: Path, tmp_path: Path) -> None:
+    """A dozen processes that write entries without end: what they leave is whole, or made again."""
+    write(table, ROWS * 20)
+    expected, chosen = prepare(ROWS * 20, CONFIG), random.Random(0)
+    for trial in range(12):
+        cache = tmp_path / f"cache {trial}"
+        words = [sys.executable, "-c", READ, str(table), str(cache)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(chosen.uniform(0, 1.5))
+            process.send_signal(signal.SIGKILL)
+        begun = sorted(cache.iterdir(), key=lambda path: int(path.name)) if cache.exists() else []
+        for folder in begun[-2:]:
+            for found in folder.glob("*"):
+                assert found.suffix == ".partial" or entry.load(found) is not None
+            same(prepare(table, CONFIG, cache=folder), expected)
+            same(prepare(table, CONFIG, cache=folder), expected)
