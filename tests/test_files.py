@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -185,12 +186,13 @@ def test_a_crash_before_the_rename_leaves_what_was_there(tmp_path: Path, monkeyp
 
 
 def test_the_new_file_is_on_disk_before_it_takes_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All bytes are there and synchronised when the rename comes."""
+    """All bytes are there and synchronised when the rename comes, and its new name after."""
     order: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
     def watched_fsync(handle: int) -> None:
-        order.append(f"sync {os.fstat(handle).st_size}")
+        found = os.fstat(handle)
+        order.append("sync the folder" if stat.S_ISDIR(found.st_mode) else f"sync {found.st_size}")
         fsync(handle)
 
     def watched_replace(self: Path, target: Path) -> Path:
@@ -200,7 +202,7 @@ def test_the_new_file_is_on_disk_before_it_takes_the_place(tmp_path: Path, monke
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(Path, "replace", watched_replace)
     files.write(tmp_path / "file", b"12345")
-    assert order == ["sync 5", "rename file.partial file"]
+    assert order == ["sync 5", "rename file.partial file", "sync the folder"]
 
 
 JSON = st.recursive(

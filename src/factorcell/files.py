@@ -1,44 +1,119 @@
-"""Files that are whole or not there: tensors with a checksum, JSON lines, atomic replacement.
+"""Files that are whole or not there, and as they were written: one writer, one reader; JSON, tensors and rows by them.
 
-A safetensors file cannot execute code. Its header carries a SHA-256 of the tensors, so that a truncated or altered
-file is found out before it is used.
+What is listed in the manifest of its folder is held against it whenever it is read, and keeps in step with it whenever
+it is written. A safetensors file cannot execute code. Its header carries a SHA-256 of the tensors, so that a truncated
+or altered one is found out in any folder.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from factorcell import digests, lock
 from factorcell.config import UserError, check_format
+from factorcell.digests import Digests
+
+PARTIAL = ".partial"  # the end of the name of a file that is being written
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` at once: what was there stays whole until the new file is on disk."""
-    partial = path.with_name(path.name + ".partial")
+    """Replace `path` by `content` at once: what was there stays whole until the new file is on disk.
+
+    The manifest of the folder, if it lists the file, accepts both until then.
+    """
+    with digests.alone(path.parent):
+        listed = Digests.read(path.parent)
+        if path.name not in listed.listed:
+            return _replace(path, content)
+        digest, manifest = digests.of(content), path.parent / digests.FILE
+        _replace(manifest, listed.replacing(path.name, digest).content())
+        _replace(path, content)
+        return _replace(manifest, listed.replaced(path.name, digest).content())
+
+
+def list_files(folder: Path, names: Iterable[str]) -> None:
+    """Begin the manifest of a new `folder`: files of these `names` will be held against it."""
+    _replace(folder / digests.FILE, Digests.begin(names).content())
+
+
+def read(path: Path) -> bytes:
+    """What `path` holds. `UserError` where it cannot be read, or is not what the manifest of its folder lists."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    Digests.read(path.parent).vouch(path, digests.of(content))
+    return content
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file `path`. `UserError` where the manifest of its folder says that there must be one."""
+    there = path.exists()
+    if not there:
+        Digests.read(path.parent).vouch(path, None)
+    return there
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + PARTIAL)
     try:
         with partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        _sync(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
         kept = "; the last good one is kept" if path.exists() else ""
         raise UserError(f"{path}: cannot be saved ({error.strerror}){kept}") from None
 
 
-def new_folder(folder: Path, advice: str) -> None:
-    """Make `folder`; `UserError`, with `advice`, where it exists and is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+def _sync(folder: Path) -> None:
+    """Have the names in `folder` on disk, where the system can."""
+    with suppress(OSError):  # Windows opens no folder, and some file systems synchronise none
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def is_new(folder: Path, beginning: Collection[str] = ()) -> bool:
+    """Whether `folder` is not there, or holds nothing but what a command leaves that ends before it has made anything.
+
+    That is a manifest, which is written first, and then files of `beginning`, by their names, or parts of files.
+    """
+    if not folder.is_dir():
+        return not folder.exists()
+    names = {path.name for path in folder.rglob("*") if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
+    if digests.FILE in names:
+        names = {name for name in names if not name.endswith(PARTIAL)} - {digests.FILE, *beginning}
+    return not names
+
+
+def new_folder(folder: Path, advice: str, beginning: Collection[str] = ()) -> None:
+    """Make `folder`, empty but for a lock; `UserError`, with `advice`, unless it `is_new`."""
+    if not is_new(folder, beginning):
         raise UserError(f"{folder}: exists already; {advice}")
     try:
+        for path in sorted(folder.glob("*"), key=lambda path: path.name.startswith(digests.FILE)):  # the manifest last
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != lock.FILE:
+                path.unlink()
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
@@ -51,11 +126,10 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file, or a `UserError` that names it."""
+    content = read(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged ({error})") from None
 
 
@@ -80,7 +154,17 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
     """Replace `path` by `tensors` and `facts` (plain values), with a checksum over both."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = json.dumps(facts, sort_keys=True)
-    write(path, save(plain, {"facts": header, "sha256": _digest(plain, header)}))
+    write(path, _ordered(save(plain, {"facts": header, "sha256": _digest(plain, header)})))
+
+
+def _ordered(content: bytes) -> bytes:
+    """A safetensors file with its metadata by name: safetensors has them in another order each time."""
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors are aligned
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[begin:]))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -91,19 +175,22 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def load_checked(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
     """The same, and the checksum (32 bytes) of both."""
-    if not path.is_file():
+    if not exists(path):
         raise UserError(f"{path}: there is no such file")
+    listed = Digests.read(path.parent)
+    vouched = path.name in listed.listed
+    if vouched:  # one digest of the whole file, so that its own need not be computed too
+        listed.vouch(path, digests.of_file(path))
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, RuntimeError) as error:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
-    facts = header.get("facts", "null")
-    digest = _digest(tensors, facts)
-    if header.get("sha256") != digest:
+    facts, checksum = header.get("facts", "null"), header.get("sha256", "")
+    if not vouched and checksum != _digest(tensors, facts):
         raise UserError(f"{path}: altered since it was saved (its checksum does not match)")
-    return tensors, json.loads(facts), bytes.fromhex(digest)
+    return tensors, json.loads(facts), bytes.fromhex(checksum)
 
 
 def _digest(tensors: Mapping[str, Tensor], header: str) -> str:
@@ -121,24 +208,47 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows to a file of JSON lines."""
+    """Add rows to a file of JSON lines, after its last whole one."""
+    added = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        with path.open("ab+") as file:
+            end = _whole(file)
+            try:
+                file.write(added)
+                file.flush()
+            except OSError:
+                with suppress(OSError):  # no part of a row stays where there is no room for all of them
+                    os.truncate(path, end)
+                raise
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
+def _whole(file: BinaryIO) -> int:
+    """The end of the last whole line of `file`, which is cut there: the writer of the rest was killed."""
+    end = file.seek(0, os.SEEK_END)
+    back = min(end, 1)
+    file.seek(end - back)
+    if file.read(back) in (b"", b"\n"):
+        return end
+    file.seek(0)
+    end = file.read().rfind(b"\n") + 1
+    file.truncate(end)
+    return end
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """All whole rows of a file of JSON lines; a last line that was cut off is ignored."""
-    if not path.exists():
+    if not exists(path):
         return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+    rows: list[dict[str, Any]] = []
+    for line in read(path).split(b"\n")[:-1]:
         try:
             rows.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(f"{path} line {len(rows) + 1}: not a row of JSON") from None
+        if not isinstance(rows[-1], dict):
+            raise UserError(f"{path} line {len(rows)}: a row of JSON must be an object")
     return rows
 
 

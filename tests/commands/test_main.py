@@ -55,8 +55,8 @@ def test_train_says_how_it_read_the_columns(tables: Path, capsys: pytest.Capture
     assert "stars: category, 5 values" in said
     assert "lat: number" in said
     assert {path.name for path in (tables / "run").iterdir()} == {
-        "README.md", "checkpoint.safetensors", "config.json", "log.jsonl", "schema.json", "training.json",
-        "vocabulary.txt", "weights.safetensors",
+        "README.md", "checkpoint.safetensors", "config.json", "digests.json", "log.jsonl", "schema.json",
+        "training.json", "vocabulary.txt", "weights.safetensors",
     }  # fmt: skip
 
 
@@ -303,7 +303,7 @@ def test_damaged_weights(trained: Path, capsys: pytest.CaptureFixture[str]) -> N
     content = weights.read_bytes()
     weights.write_bytes(content[:-100])
     assert main(["score", str(trained / "run"), test]) == 2
-    assert "truncated" in capsys.readouterr().err
+    assert "altered" in capsys.readouterr().err
     weights.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
     assert main(["score", str(trained / "run"), test]) == 2
     assert "altered" in capsys.readouterr().err

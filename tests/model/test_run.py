@@ -77,7 +77,7 @@ def test_refusals(tmp_path: Path) -> None:
         Run.open(tmp_path / "run")
     other = make_run(tmp_path / "other", hidden_size=7)
     other.save_weights({})
-    (tmp_path / "run" / "weights.safetensors").write_bytes((other.folder / "weights.safetensors").read_bytes())
+    files.write(tmp_path / "run" / "weights.safetensors", (other.folder / "weights.safetensors").read_bytes())
     with pytest.raises(UserError, match="does not belong to this config"):
         Run.open(tmp_path / "run")
     files.write_json(tmp_path / "run" / "schema.json", {"variables": [{}]})

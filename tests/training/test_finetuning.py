@@ -125,8 +125,8 @@ def test_interrupted_anywhere_it_ends_the_same(
             with pytest.raises(KeyboardInterrupt):
                 begin(old, tmp_path / f"{stop}", **how)
         if stop == 0:
-            (tmp_path / "0" / "checkpoint.safetensors").unlink()
-            (tmp_path / "0" / "start.safetensors").unlink()
+            for name in ("checkpoint", "weights", "start"):
+                (tmp_path / "0" / f"{name}.safetensors").unlink()
         begin(old, tmp_path / f"{stop}", resume=True, **how)
         for name in ("weights", "checkpoint", "start"):
             ours, theirs = (files.load_tensors(f / f"{name}.safetensors")[0] for f in (whole, tmp_path / f"{stop}"))
@@ -158,6 +158,9 @@ def test_another_start_is_not_resumed(old: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="begun from other weights"):
         begin(changed, folder, resume=True)
     (folder / "start.safetensors").unlink()
+    with pytest.raises(UserError, match=r"start.safetensors: there is no such file, although digests.json lists it"):
+        begin(old, folder, resume=True)
+    (folder / "digests.json").unlink()
     with pytest.raises(UserError, match="begun without fine-tuning"):
         begin(old, folder, resume=True)
 

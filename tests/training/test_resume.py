@@ -254,6 +254,7 @@ def test_nothing_in_a_run_folder_can_execute_code(whole: Path) -> None:
         "weights.safetensors",
         "checkpoint.safetensors",
         "log.jsonl",
+        "digests.json",
     }
     for file in whole.iterdir():
         content = file.read_bytes()

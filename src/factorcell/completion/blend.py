@@ -62,7 +62,7 @@ class BlendWeights:
     def of(cls, run: Run) -> "BlendWeights":
         """Those in the folder of `run`, where `tune-online` put them, or the default."""
         path = run.folder / FILE
-        if not path.exists():
+        if not files.exists(path):
             return DEFAULT
         values = files.read_versioned(path, FORMAT)
         if set(values) != set(FEATURES):

@@ -85,7 +85,7 @@ class LearningRule:
     def of(cls, run: Run) -> "LearningRule":
         """The rule in the run's folder, where a search put it, or the default."""
         path = run.folder / FILE
-        if not path.exists():
+        if not files.exists(path):
             return cls()
         try:
             return cls(**files.read_versioned(path, FORMAT))

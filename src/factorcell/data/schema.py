@@ -1,10 +1,12 @@
 """The schema of a context: its variables, and what training found in their columns."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from factorcell import files
 from factorcell.config import UserError, choose
 
 RARE = "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
@@ -116,18 +118,56 @@ class ContextSchema:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "ContextSchema":
         """The schema that `to_dict` wrote."""
-        names = {field.name for field in fields(Variable)}
-        variables = []
         try:
-            for entry in content["variables"]:
-                plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
-                if set(plain) - names:
-                    raise UserError(f"not a context schema (unknown {', '.join(set(plain) - names)})")
-                variables.append(Variable(**plain))
-                choose("kind of context variable", variables[-1].kind, KINDS)
+            variables = tuple(map(_variable, content["variables"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"not a context schema ({error})") from None
-        return cls(tuple(variables))
+        if len({variable.name for variable in variables}) < len(variables):
+            raise UserError("not a context schema (two variables of one name)")
+        return cls(variables)
+
+    @classmethod
+    def load(cls, path: Path) -> "ContextSchema":
+        """The schema in a file; a `UserError` names a file that is missing or damaged."""
+        try:
+            return cls.from_dict(files.read_json(path))
+        except UserError as error:
+            raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
+
+
+def _variable(entry: Mapping[str, Any]) -> Variable:
+    """A variable from plain values."""
+    names = {field.name for field in fields(Variable)}
+    plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+    if set(plain) - names:
+        raise UserError(f"not a context schema (unknown {', '.join(set(plain) - names)})")
+    variable = Variable(**plain)
+    choose("kind of context variable", variable.kind, KINDS)
+    for names_of, valid, wanted in VALID:
+        for name in names_of:
+            value = getattr(variable, name)
+            if not (isinstance(value, tuple) and all(map(valid, value)) if name in MANY else valid(value)):
+                raise UserError(f"not a context schema ({name} of {variable.name!r} is {value!r:.60}, not {wanted})")
+    for first, second in PARALLEL.get(variable.kind, (("means", "deviations"),)):
+        if len(getattr(variable, first)) != len(getattr(variable, second)):
+            raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
+    return variable
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+# Fields, what each value of them must be, and what a message calls that.
+VALID: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("name", "column", "values"), lambda value: isinstance(value, str), "text"),
+    (("counts", "rare", "least"), lambda value: type(value) is int and value >= 0, "whole numbers from 0 on"),
+    (("mean", "low", "high", "means"), _finite, "finite numbers"),
+    (("period", "shares"), lambda value: _finite(value) and value >= 0, "finite numbers from 0 on"),
+    (("deviation", "deviations"), lambda value: _finite(value) and value > 0, "finite numbers above 0"),
+)
+MANY = ("values", "counts", "means", "deviations", "shares")  # fields of several values
+PARALLEL = {"category": (("values", "counts"),), "text": (("values", "shares"),)}  # fields of one length
 
 
 def waves(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import regex
 
+from factorcell import files
 from factorcell.config import UserError
 
 
@@ -57,17 +58,15 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """A text file, one token per line; white space and backslashes inside a token are escaped."""
-        path.write_text("".join(_escape(token) + "\n" for token in self.tokens), encoding="utf-8", newline="\n")
+        files.write(path, "".join(_escape(token) + "\n" for token in self.tokens).encode())
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
         """The vocabulary that `save` wrote; a `UserError` names a file that is missing or damaged."""
+        content = files.read(path)
         try:
-            content = path.read_bytes().decode("utf-8")
-            return cls([_unescape(line) for line in content.split("\n")[:-1]])
-        except FileNotFoundError:
-            raise UserError(f"{path}: there is no such file") from None
-        except (UserError, ValueError) as error:
+            return cls([_unescape(line) for line in content.decode().split("\n")[:-1]])
+        except (ValueError, OverflowError) as error:
             raise UserError(f"{path}: damaged ({error})") from None
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import files
+from factorcell import files, lock
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, targets
@@ -151,14 +151,16 @@ class NGram:
         folder, data = Path(folder), replace(data, context=())
         if order not in ORDERS:
             raise UserError(f"order is {order}; it must be from {ORDERS[0]} to {ORDERS[-1]}")
-        files.new_folder(folder, "choose another folder")
-        corpus = prepare(source, data, vocabulary=vocabulary, progress=progress)
-        model = cls(folder, data, corpus.vocabulary, count(corpus, order, progress))
-        model._save()
+        with lock.writing(folder):
+            files.new_folder(folder, "choose another folder", (TABLES, VOCABULARY))
+            corpus = prepare(source, data, vocabulary=vocabulary, progress=progress)
+            model = cls(folder, data, corpus.vocabulary, count(corpus, order, progress))
+            model._save()
         return model
 
     def _save(self) -> None:
         """Write ngram.json, vocabulary.txt and ngrams.safetensors."""
+        files.list_files(self.folder, (FILE, TABLES, VOCABULARY))
         tensors = {}
         for order, table in enumerate(self.grams, 1):
             tensors[f"keys{order}"] = torch.from_numpy(table.keys)

@@ -1,6 +1,8 @@
 """One folder, one experiment: config, schema, vocabulary, weights, log and card. It opens without its training data.
 
 config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.safetensors   log.jsonl   README.md
+
+What decides a score or a suggestion is listed in digests.json, so that a run whose files were altered does not open.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +30,16 @@ from factorcell.model.language_model import LanguageModel
 TOKENS = 20_000  # targets scored at once
 FINGERPRINT = 16  # bytes of the checksum of the weights, by which a run is known
 
+# Files that decide what the run says, whichever verb writes them; the others of its folder are records.
+LISTED = (
+    *("config.json", "schema.json", "vocabulary.txt", "weights.safetensors", "start.safetensors", "training.json"),
+    *("popularity.jsonl", "online.json", "blend.json"),
+)
+ADVICE = "choose another folder, or --resume to go on with it"  # where a folder is not new
+
+# Files of a training that has learned nothing yet.
+BEGINNING = ("config.json", "schema.json", "vocabulary.txt", "start.safetensors", "log.jsonl")
+
 
 class Run:
     """A model with all that it needs to read new texts. `Run.open(folder).score([{"text": ..., "stars": 5}])`.
@@ -47,8 +59,9 @@ class Run:
     def create(cls, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> "Run":
         """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
         folder = Path(folder)
-        files.new_folder(folder, "choose another folder, or --resume to go on with it")
+        files.new_folder(folder, ADVICE)
         run = cls(folder, config, vocabulary, schema)
+        files.list_files(folder, LISTED)
         files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
         files.write_json(folder / "schema.json", schema.to_dict())
         vocabulary.save(folder / "vocabulary.txt")
@@ -64,7 +77,7 @@ class Run:
         """
         folder = Path(folder)
         config = read_config(folder)
-        schema = ContextSchema.from_dict(files.read_json(folder / "schema.json"))
+        schema = ContextSchema.load(folder / "schema.json")
         run = cls(folder, config, Vocabulary.load(folder / "vocabulary.txt"), schema).to(find_device(device))
         run.precision = choose("precision", precision, PRECISIONS)
         if trained:

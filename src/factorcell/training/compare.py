@@ -9,7 +9,7 @@ from factorcell.config import PAPER_MODELS, Config, UserError
 from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity
 from factorcell.evaluation.results import note, told_apart
-from factorcell.model.run import Run
+from factorcell.model.run import ADVICE, BEGINNING, Run
 from factorcell.training.fit import Say, fit, tell
 
 Row = dict[str, Any]
@@ -36,8 +36,8 @@ def compare(
     folder = Path(folder)
     if test is None and dev is None:
         raise UserError("compare needs a development or a test table to report on (--dev, --test)")
-    if not resume and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+    if not resume and not files.is_new(folder, BEGINNING):
+        raise UserError(f"{folder}: exists already; {ADVICE}")
     rows = []
     table = dev if test is None else test
     for model in models:

@@ -44,12 +44,12 @@ def finetune(
     config = dataclasses.replace(old.config, training=training or gentle(old.config.training))
     values = {name: tensor.detach().cpu().clone() for name, tensor in old.model.kept().items()}
     start = StartingPoint(values, parts_named(old.model, parts), l1)
-    going_on = begun(folder, resume)
-    corpus, held = _read(old, source, dev, config, unknown, progress=say is not None)
-    run = _resumed(folder, config, corpus, start) if going_on else _created(folder, config, corpus, start)
-    learn(run, corpus, held, resume=going_on, say=say)
-    moved = start.moved(run.model)
-    finish(run, corpus, source, {"from": str(old.folder), "parts": start.parts, "l1": l1, "moved": moved})
+    with begun(folder, resume, say) as going_on:
+        corpus, held = _read(old, source, dev, config, unknown, progress=say is not None)
+        run = _resumed(folder, config, corpus, start) if going_on else _created(folder, config, corpus, start)
+        learn(run, corpus, held, resume=going_on, say=say)
+        moved = start.moved(run.model)
+        finish(run, corpus, source, {"from": str(old.folder), "parts": start.parts, "l1": l1, "moved": moved})
     return run
 
 
@@ -73,12 +73,10 @@ def _resumed(folder: Path, config: Config, corpus: Corpus, start: StartingPoint)
     check_same(run, config, corpus)
     begun_from = StartingPoint.read(folder)
     if begun_from is None:
-        if (folder / "checkpoint.safetensors").exists():
-            raise UserError(f"{folder} was begun without fine-tuning; nothing resumed")
-        start.write(folder)  # stopped when only the folder was there
-    elif (begun_from.parts, begun_from.l1) != (start.parts, start.l1):
+        raise UserError(f"{folder} was begun without fine-tuning; nothing resumed")
+    if (begun_from.parts, begun_from.l1) != (start.parts, start.l1):
         told = f"with parts {', '.join(begun_from.parts)} and l1 {begun_from.l1:g}"
         raise UserError(f"{folder} was begun {told}, not {', '.join(start.parts)} and {start.l1:g}; nothing resumed")
-    elif not all(torch.equal(value, start.values[name]) for name, value in begun_from.values.items()):
+    if not all(torch.equal(value, start.values[name]) for name, value in begun_from.values.items()):
         raise UserError(f"{folder} was begun from other weights than those given; nothing resumed")
     return run

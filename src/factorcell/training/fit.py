@@ -1,17 +1,18 @@
 """One training from a table to a run folder: read, train, keep what it was trained on."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from factorcell import files
+from factorcell import files, lock
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of
 from factorcell.model import model_card
-from factorcell.model.run import Run
+from factorcell.model.run import ADVICE, BEGINNING, Run
 from factorcell.progress import progress_bar
 from factorcell.training import distributed
 from factorcell.training.distributed import World
@@ -39,8 +40,10 @@ def fit(
     The processes of torchrun train it together; only the first writes and speaks.
     """
     folder = Path(folder)
-    going_on = begun(folder, resume or distributed.restarted())
-    with distributed.join(config.training.device) as world:
+    with (
+        begun(folder, resume or distributed.restarted(), say) as going_on,
+        distributed.join(config.training.device) as world,
+    ):
         say = say if world.first else None
         with world.first_goes_ahead():  # the others have looked into the folder, and find what was read in the cache
             corpus, held = read(source, dev, config, progress=say is not None)
@@ -56,12 +59,30 @@ def fit(
     return run
 
 
-def begun(folder: Path, resume: bool) -> bool:
-    """Whether to resume the run in `folder`; `UserError` where there is something else."""
-    going_on = resume and (folder / "config.json").exists()
-    if not going_on and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
-    return going_on
+@contextmanager
+def begun(folder: Path, resume: bool, say: Say | None = None) -> Iterator[bool]:
+    """Within it nobody else trains in `folder`: whether to resume the run there. The first process holds the lock.
+
+    A run that has learned nothing yet makes room for a new one. `UserError` where there is something else.
+    """
+    going_on = _resumed(folder, resume)
+    if distributed.place()[0]:
+        yield going_on
+        return
+    with lock.writing(folder, say):
+        going_on = _resumed(folder, resume)  # whoever held the lock may have ended between our look and our lock
+        if not going_on:
+            files.new_folder(folder, ADVICE, BEGINNING)
+        yield going_on
+
+
+def _resumed(folder: Path, resume: bool) -> bool:
+    """Whether to resume in `folder`."""
+    if files.is_new(folder, BEGINNING):
+        return False
+    if not (resume and (folder / "config.json").exists()):
+        raise UserError(f"{folder}: exists already; {ADVICE}")
+    return True
 
 
 def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, say: Say | None) -> None:

@@ -97,7 +97,8 @@ class Mixture:
 
     def save(self) -> None:
         """Keep in the folder which models are mixed, named as seen from it, and how."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        files.new_folder(self.folder, "choose another folder")
+        files.list_files(self.folder, (INDEX,))
         own = self.variable or Variable("", "category")
         kept = {
             "models": [os.path.relpath(model.folder, self.folder) for model in self.models],
@@ -186,7 +187,7 @@ def mix(
     A row has the `perplexity` of the mixture, and for every model its `weights` and its own perplexity (`alone`).
     """
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not files.is_new(folder):
         raise UserError(f"{folder}: exists already; choose another folder")
     if not models:
         raise UserError("a mixture needs at least one model")

@@ -19,7 +19,7 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import name_of
-from factorcell.model.run import Run
+from factorcell.model.run import ADVICE, BEGINNING, Run
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
 
 INDEX = "separate.json"
@@ -83,8 +83,8 @@ def separate(
     `resume` resumes in a folder that exists.
     """
     folder = Path(folder)
-    if not resume and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: exists already; choose another folder, or --resume to go on with it")
+    if not resume and not files.is_new(folder, (*BEGINNING, INDEX)):
+        raise UserError(f"{folder}: exists already; {ADVICE}")
     config = dataclasses.replace(
         config, data=dataclasses.replace(config.data, context=(f"{by}:category",), user="", time="")
     )
@@ -93,20 +93,23 @@ def separate(
     values = corpus.schema.variable(by).values
     if len(values) == 1:
         raise UserError(f"{by} has no value of at least {config.data.min_context_count} texts (--min-context-count)")
-    folder.mkdir(parents=True, exist_ok=True)
+    if not files.exists(folder / INDEX):
+        folder.mkdir(parents=True, exist_ok=True)
+        files.list_files(folder, (INDEX,))
     files.write_versioned(folder / INDEX, {"by": by, "values": values}, FORMAT)
     for number, value in enumerate(values):
         path = folder_of(folder, number)
-        going_on = begun(path, resume)
-        run = Run.open(path, trained=False) if going_on else Run.create(path, config, corpus.vocabulary, corpus.schema)
-        check_same(run, config, corpus)
-        if not _finished(path):
-            tell(say, f"{'all texts' if number == SHARED else value} -> {path}")
-            own, own_held = _texts(corpus, number), _texts(held, number)
-            if not len(own_held):
-                own, own_held = own.split(HELD_OUT, config.training.seed)
-            learn(run, own, own_held, resume=going_on, say=say)
-            finish(run, own, name_of(source) + ("" if number == SHARED else f", {by} {value}"))
+        with begun(path, resume, say) as going_on:
+            kept = (config, corpus.vocabulary, corpus.schema)
+            run = Run.open(path, trained=False) if going_on else Run.create(path, *kept)
+            check_same(run, config, corpus)
+            if not _finished(path):
+                tell(say, f"{'all texts' if number == SHARED else value} -> {path}")
+                own, own_held = _texts(corpus, number), _texts(held, number)
+                if not len(own_held):
+                    own, own_held = own.split(HELD_OUT, config.training.seed)
+                learn(run, own, own_held, resume=going_on, say=say)
+                finish(run, own, name_of(source) + ("" if number == SHARED else f", {by} {value}"))
     return Separate.open(folder)
 
 

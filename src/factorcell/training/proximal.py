@@ -66,7 +66,7 @@ class StartingPoint:
     def read(cls, folder: Path) -> "StartingPoint | None":
         """The start that a run folder holds; none where its training is no fine-tuning."""
         path = folder / "start.safetensors"
-        if not path.exists():
+        if not files.exists(path):
             return None
         values, facts = files.load_tensors(path)
         return cls(values, tuple(facts["parts"]), facts["l1"])

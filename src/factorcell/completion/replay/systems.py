@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from factorcell import files
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, tells_apart
@@ -153,7 +152,7 @@ def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, 
     for name, path in (chosen or dict(list(found.items())[:1])).items():
         data = read_config(path).data
         ways.setdefault((data.text, data.lowercase), (name, data))
-        schema = ContextSchema.from_dict(files.read_json(path / "schema.json"))
+        schema = ContextSchema.load(path / "schema.json")
         columns += schema.columns(without=user) if chosen else []
     if len(ways) > 1:
         (first, _), (second, _), *_ = ways.values()

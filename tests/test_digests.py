@@ -1,0 +1,208 @@
+"""The manifest of a folder: what is listed is found out when it was altered, wherever a writer was killed."""
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from factorcell import digests, files
+from factorcell.config import UserError
+from factorcell.digests import Digests
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that lists three files, of which one is not there."""
+    files.list_files(tmp_path, ("a.json", "rows.jsonl", "later.json"))
+    files.write_json(tmp_path / "a.json", {"a": [1.5, 2.5]})
+    files.write_rows(tmp_path / "rows.jsonl", [{"count": 3}, {"count": 4}])
+    return tmp_path
+
+
+def flipped(path: Path, bit: int) -> None:
+    """Flip one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def read_all(folder: Path) -> None:
+    """Read the listed files."""
+    files.read_json(folder / "a.json")
+    files.read_rows(folder / "rows.jsonl")
+
+
+def refused(folder: Path, name: str) -> str:
+    """The line by which reading the listed files is refused."""
+    with pytest.raises(UserError) as error:
+        read_all(folder)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith(f"{folder / name}: ")
+    return message
+
+
+@pytest.mark.parametrize("name", ["a.json", "rows.jsonl"])
+def test_flipped_bits_are_found_in_the_file_that_has_them(name: str, folder: Path) -> None:
+    """Digits among them, which are JSON of another number."""
+    whole = (folder / name).read_bytes()
+    for bit in range(0, 8 * len(whole), 3):
+        flipped(folder / name, bit)
+        assert "altered since it was written" in refused(folder, name)
+        (folder / name).write_bytes(whole)
+    assert files.read_json(folder / "a.json") == {"a": [1.5, 2.5]}
+
+
+def test_flipped_bits_of_the_manifest_are_found(folder: Path) -> None:
+    """None makes it vouch for less or for something else."""
+    whole = (folder / digests.FILE).read_bytes()
+    for bit in range(0, 8 * len(whole), 29):
+        flipped(folder / digests.FILE, bit)
+        refused(folder, digests.FILE)
+        (folder / digests.FILE).write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b"\xff", b"[" * 10**6, b'{"format": 1, "files": [], "sha256": 1}']
+)
+def test_a_manifest_that_is_none_is_refused(content: bytes, folder: Path) -> None:
+    (folder / digests.FILE).write_bytes(content)
+    refused(folder, digests.FILE)
+    with pytest.raises(UserError, match=digests.FILE):
+        files.write_json(folder / "a.json", {})
+
+
+def test_a_manifest_of_a_newer_format_says_what_to_do(folder: Path) -> None:
+    content = files.read_json(folder / digests.FILE)
+    (folder / digests.FILE).write_text(json.dumps({**content, "format": 2}))
+    assert "its format is 2, this factorcell reads up to 1; upgrade" in refused(folder, digests.FILE)
+
+
+def test_what_is_missing_is_told_from_what_never_was(folder: Path) -> None:
+    """An optional file that was lost would change results as one that was altered."""
+    assert not files.exists(folder / "later.json")
+    assert not files.exists(folder / "unlisted")
+    (folder / "a.json").unlink()
+    with pytest.raises(UserError, match=r"a.json: there is no such file, although digests.json lists it"):
+        files.exists(folder / "a.json")
+
+
+def test_other_files_and_folders_are_free(folder: Path, tmp_path: Path) -> None:
+    """What is not listed may be edited, and so may all of a folder without a manifest."""
+    (folder / "README.md").write_text("mine")
+    assert files.read(folder / "README.md") == b"mine"
+    (folder / digests.FILE).unlink()
+    (folder / "a.json").write_text("[]")
+    assert files.read_json(folder / "a.json") == []
+    files.write_json(folder / "a.json", [1])
+    assert not (folder / digests.FILE).exists()
+
+
+def test_what_is_written_again_is_what_counts(folder: Path) -> None:
+    """By any of the writers; the digest is that of sha256sum."""
+    files.write_json(folder / "a.json", {"a": []})
+    assert files.read_json(folder / "a.json") == {"a": []}
+    listed = files.read_json(folder / digests.FILE)["files"]
+    assert listed == {
+        "a.json": [digests.of((folder / "a.json").read_bytes())],
+        "later.json": [None],
+        "rows.jsonl": [digests.of((folder / "rows.jsonl").read_bytes())],
+    }
+
+
+def test_killed_at_any_file_it_holds_the_old_or_the_new(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each of the renames that a write takes, of a file that is replaced and of one that is new."""
+
+    class Killed(BaseException):
+        pass
+
+    replace, before = Path.replace, {"a.json": {"a": [1.5, 2.5]}, "later.json": None}
+    for name, old in before.items():
+        for count in range(4):
+            left = [count]
+
+            def deadly(self: Path, target: Path, left: list[int] = left) -> Path:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Killed
+                return replace(self, target)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "replace", deadly)
+                if count < 3:
+                    with pytest.raises(Killed):
+                        files.write_json(folder / name, count)
+                else:
+                    files.write_json(folder / name, count)
+            found = files.read_json(folder / name) if files.exists(folder / name) else None
+            assert found == (old if count < 2 else count), (name, count)
+    assert all(len(accepted) == 1 for accepted in files.read_json(folder / digests.FILE)["files"].values())
+
+
+def test_writers_at_once_lose_no_digest(folder: Path) -> None:
+    """Each file of its own thread, many times: at the end every file is what the manifest lists."""
+    files.list_files(folder, [f"{number}.json" for number in range(4)])
+
+    def write(number: int) -> None:
+        for value in range(6):
+            files.write_json(folder / f"{number}.json", value)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [files.read_json(folder / f"{number}.json") for number in range(4)] == [5] * 4
+
+
+def test_tensors_that_are_listed_are_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digest of the file stands for that of its tensors; each flipped bit is found all the same."""
+    files.list_files(folder, ("w.safetensors",))
+    path = folder / "w.safetensors"
+    files.save_tensors(path, {"a": torch.arange(6.0).view(2, 3)}, {"step": 1})
+    found = files.load_checked(path)[2]
+
+    def never(*_: Any) -> str:
+        raise AssertionError("hashed twice")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_digest", never)
+        tensors, facts, checksum = files.load_checked(path)
+    assert (tensors["a"].tolist(), facts, checksum) == ([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], {"step": 1}, found)
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 29):
+        flipped(path, bit)
+        with pytest.raises(UserError, match=r"w.safetensors: altered"):
+            files.load_tensors(path)
+        path.write_bytes(whole)
+    (folder / digests.FILE).unlink()
+    assert files.load_checked(path)[2] == checksum
+
+
+def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
+    """Whatever the order of the metadata in memory, which is another one each time."""
+    tensors = {"odd": torch.ones(3, dtype=torch.uint8), "a": torch.randn(3, 4), "步": torch.tensor(7.0)}
+    contents = set()
+    for _ in range(20):
+        files.save_tensors(tmp_path / "w", tensors, {"step": 1, "name": "Málaga"})
+        contents.add((tmp_path / "w").read_bytes())
+    assert len(contents) == 1
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in files.load_tensors(tmp_path / "w")[0].items())
+
+
+def test_the_manifest_is_read_as_it_was_made() -> None:
+    """A value in, the same out."""
+    listed = Digests.begin(["b", "a"]).replacing("a", "0" * 64)
+    assert listed.listed == {"a": (None, "0" * 64), "b": (None,)}
+    assert listed.replacing("a", "0" * 64) == listed
+    assert listed.replaced("a", "1" * 64).listed["a"] == ("1" * 64,)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads all")
+def test_a_manifest_that_may_not_be_read_is_named(folder: Path) -> None:
+    (folder / digests.FILE).chmod(0)
+    assert "cannot be read" in refused(folder, digests.FILE)

@@ -1,0 +1,107 @@
+"""One writer per folder: refused while another process has the lock, free as soon as that one is dead."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import lock
+from factorcell.config import UserError
+
+fcntl = pytest.importorskip("fcntl")
+
+HOLD = "import sys, time; from pathlib import Path; from factorcell.lock import writing\n"
+HOLD += "with writing(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+
+COME_AND_GO = """
+import sys
+from pathlib import Path
+from factorcell.config import UserError
+from factorcell.lock import writing
+
+folder, done = Path(sys.argv[1]), 0
+while done < 100:
+    try:
+        with writing(folder):
+            (folder / "one").open("x").close()
+            (folder / "one").unlink()
+            done += 1
+    except UserError:
+        pass
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Any:
+    """A process that holds a folder until it is killed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_the_second_writer_is_refused_until_the_first_is_dead(holder: Any, tmp_path: Path) -> None:
+    """It is named; and `kill -9` leaves a file behind, which holds nobody up."""
+    with pytest.raises(UserError) as error, lock.writing(tmp_path / "run"):
+        pass
+    assert str(error.value).startswith(f"{tmp_path / 'run'}: process {holder.pid} on ")
+    assert str(error.value).endswith(" is training there")
+    holder.kill()
+    holder.wait()
+    assert (tmp_path / "run" / lock.FILE).exists()
+    with lock.writing(tmp_path / "run"):
+        pass
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_what_was_made_for_nothing_goes(tmp_path: Path) -> None:
+    """A folder that stays empty is removed if the lock made it; one that was there, or was filled, is kept."""
+    with lock.writing(tmp_path / "deep" / "run"):
+        assert (tmp_path / "deep" / "run" / lock.FILE).exists()
+    assert not (tmp_path / "deep" / "run").exists()
+    (tmp_path / "empty").mkdir()
+    with lock.writing(tmp_path / "empty"):
+        pass
+    assert (tmp_path / "empty").exists()
+    with lock.writing(tmp_path / "filled"):
+        (tmp_path / "filled" / "file").touch()
+    assert [path.name for path in (tmp_path / "filled").iterdir()] == ["file"]
+
+
+def test_one_after_the_other_never_two(tmp_path: Path) -> None:
+    """Many processes that come and go: nobody locks a file that another one has just removed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    started = [
+        subprocess.Popen([sys.executable, "-c", COME_AND_GO, str(tmp_path / "run")], env=environment) for _ in "abc"
+    ]
+    assert [process.wait(120) for process in started] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("how", ["unsupported", "windows"])
+def test_without_locks_a_line_says_so(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without them, or a system without fcntl: training goes on."""
+
+    def unsupported(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    if how == "windows":
+        monkeypatch.setattr(lock, "fcntl", None)
+    else:
+        monkeypatch.setattr(fcntl, "flock", unsupported)
+    said: list[str] = []
+    with lock.writing(tmp_path / "run", said.append):
+        assert list((tmp_path / "run").iterdir()) == []
+    assert said == [f"{tmp_path / 'run'}: no locks here, so nothing refuses a second training in this folder"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/run: cannot be written \("), lock.writing(tmp_path / "file" / "run"):
+        pass
