@@ -77,6 +77,20 @@ def test_evaluate_and_score_agree(trained: Path, capsys: pytest.CaptureFixture[s
     assert "gain" in capsys.readouterr().out
 
 
+def test_a_run_that_may_only_be_read_is_judged(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Results are shown all the same, and one line says that they are not kept; the exit code is that of success."""
+    run, test = str(trained / "run"), str(trained / "test.csv")
+    (trained / "run" / "results.jsonl").mkdir()  # what even root cannot write into
+    for words in (["evaluate", run, test], ["classify", run, test, "--target", "dialect"]):
+        capsys.readouterr()
+        assert main(words) == 0
+        shown = capsys.readouterr()
+        assert "perplexity" in shown.out or "accuracy" in shown.out
+        assert shown.err.splitlines() == [
+            f"the result is not kept in the run folder: {run}/results.jsonl: cannot be written (Is a directory)"
+        ]
+
+
 def test_scores_of_less_precise_products(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Perplexity and accuracy nearly the same, by another path."""
     files, found = [str(trained / "run"), str(trained / "test.csv"), "--json"], []

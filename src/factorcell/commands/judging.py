@@ -1,6 +1,7 @@
 """The verbs that judge texts by a run: perplexity, the contexts they have, nats."""
 
 import argparse
+from typing import Any
 
 from factorcell.commands import terminal
 from factorcell.config import UserError
@@ -8,6 +9,7 @@ from factorcell.evaluation import results
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import TOP
 from factorcell.model.run import Run
+from factorcell.model.scoring import Scorer
 from factorcell.training.mixture import open_scorer
 
 
@@ -17,9 +19,14 @@ def run_evaluate(given: argparse.Namespace) -> None:
     baseline = given.baseline and open_scorer(given.baseline, device=given.device, precision=given.precision)
     rows = results.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top)
     if given.json:
-        return terminal.lines(
-            [rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])]
-        )
+        terminal.lines([rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])])
+    else:
+        _show(rows, given, baseline)
+    _note(run, rows)
+
+
+def _show(rows: dict[str, Any], given: argparse.Namespace, baseline: Scorer | None) -> None:
+    """The perplexities as a person reads them."""
     whole = rows["evaluation"]
     terminal.show(
         f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)",
@@ -31,7 +38,12 @@ def run_evaluate(given: argparse.Namespace) -> None:
     for name in given.by:
         terminal.show("", f"by {name}; gain over {baseline.folder if baseline else 'the same model without context'}")
         terminal.table(rows["by"][name], ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
-    return None
+
+
+def _note(run: Scorer, row: dict[str, Any]) -> None:
+    """Keep a result that has been shown; a run that may only be read keeps none, which is no mistake."""
+    if line := results.note(run, row):
+        terminal.say(line)
 
 
 def run_classify(given: argparse.Namespace) -> None:
@@ -56,19 +68,10 @@ def run_classify(given: argparse.Namespace) -> None:
             run, given.table, points, within=given.within, unknown=given.unknown, samples=given.samples
         )
     metrics = result.metrics()
-    results.note(
-        run,
-        {
-            "kind": "classify",
-            "table": given.table.name,
-            "target": given.target,
-            **metrics,
-            "confusion": {"labels": list(result.names), "counts": result.confusion().tolist()},
-        },
-    )
+    terminal.judged(result, metrics, given.json)
     if given.out:
         results.write_predictions(given.out, result)
-    terminal.judged(result, metrics, given.json)
+    _note(run, results.classified(given.table, given.target, result, metrics))
 
 
 def run_score(given: argparse.Namespace) -> None:

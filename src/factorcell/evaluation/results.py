@@ -34,11 +34,18 @@ def reading(like: Path | None, config: Path | None) -> tuple[DataConfig, Vocabul
     return (model.data if isinstance(model, NGram) else model.config.data), model.vocabulary
 
 
-def note(run: Scorer, row: Mapping[str, Any]) -> None:
-    """Keep a result in the folder, so that the card of a run and reports show it."""
-    files.append_row(run.folder / "results.jsonl", row)
-    if isinstance(run, Run):
-        model_card.write(run)
+def note(run: Scorer, row: Mapping[str, Any]) -> str | None:
+    """Keep a result in the folder, so that the card of a run and reports show it; a line where that is not possible.
+
+    Whoever may only read a run learns its results all the same.
+    """
+    try:
+        files.append_row(run.folder / "results.jsonl", row)
+        if isinstance(run, Run):
+            model_card.write(run)
+    except UserError as error:
+        return f"the result is not kept in the run folder: {error}"
+    return None
 
 
 def evaluate(
@@ -52,19 +59,22 @@ def evaluate(
 ) -> Row:
     """Perplexities of a table, whole and by the values of columns: {"evaluation": row, "by": {column: rows}}.
 
-    `top` adds how often the next token is among the most probable ones.
+    `top` adds how often the next token is among the most probable ones. `note` keeps the result.
     """
     if top and not isinstance(run, Run | NGram):
         raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
     columns = {column: perplexity.column_values(source, column) for column in by}
     corpus = run.prepare(source, unknown=unknown)
-    result: Row = {"evaluation": {"table": name_of(source), **perplexity.evaluate(run, corpus)}, "by": {}}
+    result: Row = {
+        "kind": "evaluate",
+        "evaluation": {"table": name_of(source), **perplexity.evaluate(run, corpus)},
+        "by": {},
+    }
     if top and isinstance(run, Run | NGram):
         result["evaluation"] |= perplexity.top_accuracy(run, corpus)
     for column, values in columns.items():
         named = ["(missing)" if value is None else value for value in values]
         result["by"][column] = perplexity.evaluate_by(run, corpus, named, baseline)
-    note(run, {"kind": "evaluate", **result})
     return result
 
 
@@ -72,9 +82,14 @@ def told_apart(run: Run, table: Any, target: str) -> Row:
     """Classify the texts of `table` by the variable `target`; the metrics, also kept in the run folder."""
     result = classify(run, table, target, unknown="group")
     metrics = result.metrics()
-    confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
-    note(run, {"kind": "classify", "table": name_of(table), "target": target, **metrics, "confusion": confusion})
+    note(run, classified(table, target, result, metrics))
     return metrics
+
+
+def classified(table: Any, target: str | None, result: Classification, metrics: Row) -> Row:
+    """What `note` keeps of a classification and its metrics."""
+    confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
+    return {"kind": "classify", "table": name_of(table), "target": target, **metrics, "confusion": confusion}
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:
