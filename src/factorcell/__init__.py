@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from factorcell.model.language_model import LanguageModel
     from factorcell.model.run import Run
     from factorcell.model.scoring import Tally
+    from factorcell.training.check import check
     from factorcell.training.compare import compare
     from factorcell.training.finetuning import finetune
     from factorcell.training.fit import fit
@@ -47,6 +48,7 @@ __all__ = [
     "TrainingConfig",
     "User",
     "UserError",
+    "check",
     "classify",
     "classify_points",
     "compare",
@@ -84,6 +86,7 @@ __getattr__, __dir__ = lazy(
         "model.language_model": ("LanguageModel",),
         "model.run": ("Run",),
         "model.scoring": ("Tally",),
+        "training.check": ("check",),
         "training.compare": ("compare",),
         "training.finetuning": ("finetune",),
         "training.fit": ("fit",),

@@ -1,7 +1,7 @@
 """The manifest of a folder, `digests.json`: for each file that decides results, the SHA-256 of what it must hold.
 
 A file that is being replaced has two digests, of what it held and of what it will hold: wherever the process dies, what
-lies there is one of the two. None stands for a file that is not there.
+lies there is one of the two. One that was never written has none, and may be put there or deleted by anybody.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ except ImportError:  # Windows
 FILE = "digests.json"
 FORMAT = 1
 
-Accepted = tuple[str | None, ...]
+Accepted = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Digests:
     @classmethod
     def begin(cls, names: Iterable[str]) -> "Digests":
         """Of files that are not there yet."""
-        return cls(dict.fromkeys(names, (None,)))
+        return cls(dict.fromkeys(names, ()))
 
     @classmethod
     def read(cls, folder: Path) -> "Digests":
@@ -70,14 +70,11 @@ class Digests:
         """When `name` has `digest`."""
         return Digests({**self.listed, name: (digest,)})
 
-    def vouch(self, path: Path, found: str | None) -> None:
-        """`UserError` unless the digest that was `found` of the file `path` is accepted, or the file is not listed."""
-        accepted = self.listed.get(path.name, (found,))
-        if found in accepted:
-            return
-        if found is None:
-            raise UserError(f"{path}: there is no such file, although {FILE} lists it")
-        raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {FILE})")
+    def vouch(self, path: Path, found: str) -> None:
+        """`UserError` unless the digest that was `found` of the file `path` is accepted, or the file has none."""
+        accepted = self.listed.get(path.name, ())
+        if accepted and found not in accepted:
+            raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {FILE})")
 
 
 def of(content: bytes) -> str:
@@ -85,13 +82,11 @@ def of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def of_file(path: Path) -> str | None:
-    """The digest of a file; None where there is none."""
+def of_file(path: Path) -> str:
+    """The digest of a file, which is not held in memory."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 

@@ -7,6 +7,7 @@ or altered one is found out in any folder.
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping
@@ -56,14 +57,6 @@ def read(path: Path) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     Digests.read(path.parent).vouch(path, digests.of(content))
     return content
-
-
-def exists(path: Path) -> bool:
-    """Whether there is a file `path`. `UserError` where the manifest of its folder says that there must be one."""
-    there = path.exists()
-    if not there:
-        Digests.read(path.parent).vouch(path, None)
-    return there
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -150,6 +143,14 @@ def read_versioned(path: Path, newest: int, what: Path | None = None) -> dict[st
     return content
 
 
+def number(value: Any, path: Path, what: str, low: float = -math.inf) -> float:
+    """A `value` that `path` holds as `what`. `UserError` unless it is a finite number from `low` on."""
+    if type(value) not in (int, float) or not low <= value < math.inf or value == -math.inf:
+        wanted = "a finite number" + (f" from {low:g} on" if low > -math.inf else "")
+        raise UserError(f"{path}: {what} is {value!r:.40}; it must be {wanted}")
+    return float(value)
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Replace `path` by `tensors` and `facts` (plain values), with a checksum over both."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -175,10 +176,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def load_checked(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
     """The same, and the checksum (32 bytes) of both."""
-    if not exists(path):
+    if not path.exists():
         raise UserError(f"{path}: there is no such file")
     listed = Digests.read(path.parent)
-    vouched = path.name in listed.listed
+    vouched = bool(listed.listed.get(path.name))
     if vouched:  # one digest of the whole file, so that its own need not be computed too
         listed.vouch(path, digests.of_file(path))
     try:
@@ -239,7 +240,7 @@ def _whole(file: BinaryIO) -> int:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """All whole rows of a file of JSON lines; a last line that was cut off is ignored."""
-    if not exists(path):
+    if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
     for line in read(path).split(b"\n")[:-1]:

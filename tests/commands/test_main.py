@@ -91,6 +91,22 @@ def test_a_run_that_may_only_be_read_is_judged(trained: Path, capsys: pytest.Cap
         ]
 
 
+def test_check_says_line_by_line(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is right and wrong with every file; the exit code is that of a mistake where one is wrong."""
+    run = trained / "run"
+    capsys.readouterr()
+    assert main(["check", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"ok     {run}/vocabulary.txt: as it was written" in lines
+    assert lines[-1] == f"ok     {run}: opens"
+    (run / "vocabulary.txt").write_bytes((run / "vocabulary.txt").read_bytes().replace(b"a", b"b", 1))
+    assert main(["check", str(run), "--json"]) == 2
+    shown = capsys.readouterr()
+    wrong = [row for row in map(json.loads, shown.out.splitlines()) if not row["right"]]
+    assert [row["path"] for row in wrong] == [f"{run}/vocabulary.txt", str(run)]
+    assert shown.err == f"factorcell: {run}: 2 of {len(shown.out.splitlines())} findings are wrong\n"
+
+
 def test_scores_of_less_precise_products(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Perplexity and accuracy nearly the same, by another path."""
     files, found = [str(trained / "run"), str(trained / "test.csv"), "--json"], []

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from factorcell import files
 from factorcell.completion.blend import DEFAULT, FEATURES, SOURCES, Blend, BlendWeights, Candidate
 from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.online import User, learn_one
@@ -167,7 +168,7 @@ def test_a_trained_run_has_what_its_blend_needs(tmp_path: Path) -> None:
     assert "zebra crossing" in [one.text for one in found]
     BlendWeights({**DEFAULT.values, "own": 5.0}).save(run)
     assert BlendWeights.of(run).values["own"] == 5.0
-    (run.folder / "blend.json").write_text('{"own": 1}')
+    files.write_json(run.folder / "blend.json", {"own": 1})
     with pytest.raises(UserError, match="not the weights of a blend"):
         BlendWeights.of(run)
     (run.folder / POPULARITY).unlink()

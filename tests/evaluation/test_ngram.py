@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, targets
@@ -218,10 +219,10 @@ def test_perplexity_of_a_markov_chain(
 
 
 def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> None:
-    """The folder holds three files, and gives the same nats; an altered one, or one of another model, is found out."""
+    """Three files and their manifest give the same nats; an altered one, or one of another model, is found out."""
     model = fit(tmp_path / "model", rows, 3)
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "ngram.json", "ngrams.safetensors", "vocabulary.txt",
+        "digests.json", "ngram.json", "ngrams.safetensors", "vocabulary.txt",
     ]  # fmt: skip
     again = NGram.open(tmp_path / "model")
     corpus = again.prepare(UNSEEN)
@@ -229,7 +230,7 @@ def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> N
     np.testing.assert_array_equal(again.nats(corpus), model.nats(model.prepare(UNSEEN)))
     fit(tmp_path / "other", rows, 2)
     tables = tmp_path / "model" / "ngrams.safetensors"
-    tables.write_bytes((tmp_path / "other" / "ngrams.safetensors").read_bytes())
+    files.write(tables, (tmp_path / "other" / "ngrams.safetensors").read_bytes())
     with pytest.raises(UserError, match="does not belong"):
         NGram.open(tmp_path / "model")
     tables.write_bytes(tables.read_bytes()[:-1] + b"\x01")

@@ -158,9 +158,6 @@ def test_another_start_is_not_resumed(old: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="begun from other weights"):
         begin(changed, folder, resume=True)
     (folder / "start.safetensors").unlink()
-    with pytest.raises(UserError, match=r"start.safetensors: there is no such file, although digests.json lists it"):
-        begin(old, folder, resume=True)
-    (folder / "digests.json").unlink()
     with pytest.raises(UserError, match="begun without fine-tuning"):
         begin(old, folder, resume=True)
 

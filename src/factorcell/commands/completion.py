@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorcell import files
 from factorcell.choices import ONLINE_OPTIMISERS
 from factorcell.commands import options, terminal
 from factorcell.completion import online
@@ -80,7 +79,7 @@ def _blended(
     run: Run, rule: LearningRule, streams: Sequence[Stream], given: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Fit and keep the weights of the blend, where the run has popular texts."""
-    if not files.exists(run.folder / POPULARITY):
+    if not (run.folder / POPULARITY).exists():
         return []
     completer, popularity = Completer(run, unknown=given.unknown, seconds=given.seconds), Popularity.of(run)
     lists = list(tuning.proposals(completer, Learner(run, rule), popularity, streams, progress=True))

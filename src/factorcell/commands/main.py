@@ -50,6 +50,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
             Verb("separate", "train an unadapted run for each value of a column", "finetuning"),
             Verb("mix", "fit the weights of a linear mixture of runs", "finetuning"),
             Verb("report", "one page about one or more runs", "training"),
+            Verb("check", "is a run folder as it was written? a line per file", "training"),
             Verb("demo", "place names of the world: train, classify, invent, draw (minutes)", "demo"),
         ),
     ),

@@ -5,6 +5,7 @@ import argparse
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.training import distributed, search, search_space
+from factorcell.training.check import check
 from factorcell.training.compare import compare
 from factorcell.training.fit import fit, summary
 
@@ -70,6 +71,18 @@ def run_tune(given: argparse.Namespace) -> None:
     )
     terminal.table(*trials.table(rows[:10]))
     terminal.say(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
+
+
+def run_check(given: argparse.Namespace) -> None:
+    """`factorcell check`."""
+    found = check(given.run)
+    if given.json:
+        terminal.lines([{"path": str(one.path), "right": one.right, "text": one.text} for one in found])
+    else:
+        for one in found:
+            terminal.show(f"ok     {one.path}: {one.text}" if one.right else f"WRONG  {one.text}")
+    if wrong := sum(not one.right for one in found):
+        raise UserError(f"{given.run}: {wrong} of {len(found)} findings are wrong")
 
 
 def run_report(given: argparse.Namespace) -> None:

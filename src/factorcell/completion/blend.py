@@ -12,6 +12,7 @@ Shapes: N candidates, F features.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,13 +62,18 @@ class BlendWeights:
     @classmethod
     def of(cls, run: Run) -> "BlendWeights":
         """Those in the folder of `run`, where `tune-online` put them, or the default."""
-        path = run.folder / FILE
-        if not files.exists(path):
+        return cls.read(run.folder)
+
+    @classmethod
+    def read(cls, folder: Path) -> "BlendWeights":
+        """Those in a run folder, or the default; a `UserError` names a file that is damaged."""
+        path = folder / FILE
+        if not path.exists():
             return DEFAULT
         values = files.read_versioned(path, FORMAT)
         if set(values) != set(FEATURES):
             raise UserError(f"{path}: not the weights of a blend; tune-online makes them anew")
-        return cls({feature: float(values[feature]) for feature in FEATURES})
+        return cls({name: files.number(values[name], path, f"the weight of {name!r}") for name in FEATURES})
 
     def save(self, run: Run) -> None:
         """Make them the weights of the run."""

@@ -16,6 +16,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,15 +85,23 @@ class LearningRule:
     @classmethod
     def of(cls, run: Run) -> "LearningRule":
         """The rule in the run's folder, where a search put it, or the default."""
-        path = run.folder / FILE
-        if not files.exists(path):
+        return cls.read(run.folder)
+
+    @classmethod
+    def read(cls, folder: Path) -> "LearningRule":
+        """The rule in a run folder, or the default; a `UserError` names a file that is damaged."""
+        path = folder / FILE
+        if not path.exists():
             return cls()
+        values = files.read_versioned(path, FORMAT)
+        if "rate" in values:
+            files.number(values["rate"], path, "the online rate", low=0)
         try:
-            return cls(**files.read_versioned(path, FORMAT))
+            return cls(**values)
         except TypeError as error:  # a name that no rule has
             raise UserError(f"{path}: not a rule of online learning ({error})") from None
         except UserError as error:
-            raise UserError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
+            raise UserError(f"{path}: {error}") from None
 
     def save(self, run: Run) -> None:
         """Make it the rule of the run."""

@@ -176,8 +176,10 @@ class NGram:
         facts = files.read_versioned(folder / FILE, FORMAT, folder)
         vocabulary = Vocabulary.load(folder / VOCABULARY)
         tensors, known = files.load_tensors(folder / TABLES)
+        if type(facts.get("order")) is not int or facts["order"] not in ORDERS or "data" not in facts:
+            raise UserError(f"{folder / FILE}: not an n-gram model (order, data)")
         names = {f"{name}{order}" for order in range(1, facts["order"] + 1) for name in ("keys", "counts")}
-        if set(tensors) != names or known["vocabulary"] != len(vocabulary):
+        if set(tensors) != names or not isinstance(known, dict) or known.get("vocabulary") != len(vocabulary):
             raise UserError(f"{folder / TABLES}: does not belong to this order and vocabulary")
         arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
         grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, facts["order"] + 1)]

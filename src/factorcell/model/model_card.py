@@ -40,7 +40,7 @@ def _model(run: Run) -> str:
 
 def _training(run: Run) -> str:
     path = run.folder / "training.json"
-    facts: Row = files.read_json(path) if files.exists(path) else {}
+    facts: Row = files.read_json(path) if path.exists() else {}
     lines = []
     if facts:
         lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from {code(facts['source'])}")

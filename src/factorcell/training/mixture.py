@@ -91,9 +91,19 @@ class Mixture:
         """What `save` left in `folder`."""
         folder = Path(folder)
         kept = files.read_versioned(folder / INDEX, FORMAT, folder)
-        models = [open_scorer(folder / path, device=device, precision=precision) for path in kept["models"]]
-        variable = kept["by"] and Variable(kept["by"], "category", tuple(kept["values"]), tuple(kept["counts"]))
-        return cls(folder, models, variable, np.array(kept["weights"]))
+        try:
+            paths = [folder / path for path in kept["models"]]
+            own = {"name": kept["by"], "kind": "category", "values": kept["values"], "counts": kept["counts"]}
+            variables = ContextSchema.from_dict({"variables": [own] if kept["by"] else []}).variables
+            weights = np.array(kept["weights"], dtype=np.float64)
+            if weights.shape != (len(variables[0].values) if variables else 1, len(paths)) or not len(paths):
+                raise ValueError("its weights do not fit its models and values")
+            if not ((weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):  # not of NaN either
+                raise ValueError("weights must be numbers from 0 on that add up to 1")
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{folder / INDEX}: not a mixture ({error})") from None
+        models = [open_scorer(path, device=device, precision=precision) for path in paths]
+        return cls(folder, models, variables[0] if variables else None, weights)
 
     def save(self) -> None:
         """Keep in the folder which models are mixed, named as seen from it, and how."""

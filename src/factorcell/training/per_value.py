@@ -38,7 +38,10 @@ class Separate:
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Separate":
         """What `separate` left in `folder`; `UserError` where it has not come to its end."""
         folder = Path(folder)
-        numbers = range(len(files.read_versioned(folder / INDEX, FORMAT, folder)["values"]))
+        values = files.read_versioned(folder / INDEX, FORMAT, folder).get("values")
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{folder / INDEX}: not separate runs (values must be a list)")
+        numbers = range(len(values))
         missing = [folder_of(folder, number) for number in numbers if not _finished(folder_of(folder, number))]
         if missing:
             raise UserError(f"{folder}: {missing[0].name} is not trained to its end; the same command with --resume is")
@@ -93,7 +96,7 @@ def separate(
     values = corpus.schema.variable(by).values
     if len(values) == 1:
         raise UserError(f"{by} has no value of at least {config.data.min_context_count} texts (--min-context-count)")
-    if not files.exists(folder / INDEX):
+    if not (folder / INDEX).exists():
         folder.mkdir(parents=True, exist_ok=True)
         files.list_files(folder, (INDEX,))
     files.write_versioned(folder / INDEX, {"by": by, "values": values}, FORMAT)

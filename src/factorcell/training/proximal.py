@@ -66,10 +66,12 @@ class StartingPoint:
     def read(cls, folder: Path) -> "StartingPoint | None":
         """The start that a run folder holds; none where its training is no fine-tuning."""
         path = folder / "start.safetensors"
-        if not files.exists(path):
+        if not path.exists():
             return None
         values, facts = files.load_tensors(path)
-        return cls(values, tuple(facts["parts"]), facts["l1"])
+        if not isinstance(facts, dict) or not set(facts.get("parts", [None])) <= PARTS.keys():
+            raise UserError(f"{path}: not the start of a fine-tuning")
+        return cls(values, tuple(facts["parts"]), files.number(facts.get("l1"), path, "l1", low=0))
 
     def write(self, folder: Path) -> None:
         """Put it into a run folder, where the training finds it."""

@@ -47,6 +47,16 @@ class Progress:
     since: int = 0  # tokens up to the last row of the log
 
 
+def _progress(facts: Row, path: Path) -> Progress:
+    """The progress that the checkpoint `path` tells of; `UserError` unless it is one."""
+    start: Row = vars(Progress())
+    wrong = [name for name, value in facts.items() if type(value) is not type(start.get(name, "")) or not value >= 0]
+    if wrong or set(facts) != set(start):
+        named = wrong[0] if wrong else next(iter(start.keys() - facts.keys()))
+        raise UserError(f"{path}: no checkpoint ({named} is {facts.get(named)!r:.40})")
+    return Progress(**facts)
+
+
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
     """The rate of `step` (from 0) of `steps`: a linear rise, then cosine, linear or no decay to zero."""
     rise = max(1, round(config.warmup * steps))
@@ -318,11 +328,13 @@ class Trainer:
     def _restore(self) -> None:
         """Weights, moments of Adam and progress from the checkpoint."""
         tensors, facts = files.load_tensors(self.checkpoint)
+        if not isinstance(facts, dict):
+            raise UserError(f"{self.checkpoint}: no checkpoint (it says nothing of the progress)")
         check_format(facts.pop("format", 1), FORMAT, self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
-        self.progress = Progress(**facts)
+        self.progress = _progress(facts, self.checkpoint)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors.pop(f"{name}:value"))

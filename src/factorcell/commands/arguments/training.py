@@ -85,6 +85,12 @@ def report(verb: Parser) -> None:
     verb.add_argument("--out", required=True, type=Path, metavar="HTML", help="the HTML file")
 
 
+def check(verb: Parser) -> None:
+    """`factorcell check`."""
+    options.run(verb, "folder of a run, an n-gram model, of `separate` or of `mix`")
+    options.json(verb)
+
+
 def demo(verb: Parser) -> None:
     """`factorcell demo`."""
     folder, page = Path("runs/demo"), Path("demo.html")

@@ -1,0 +1,278 @@
+"""Damage to the folders of every kind of model: refused in a line that names the file."""
+
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell import Blend, Completer, Popularity, Run, User, UserError, digests, files, open_scorer
+from factorcell.completion.blend import FEATURES, BlendWeights
+from factorcell.completion.online import LearningRule, learn_one
+from factorcell.data.counts import POPULARITY
+from factorcell.data.schema import ContextSchema
+from factorcell.evaluation.ngram import NGram
+from factorcell.model.run import LISTED
+from factorcell.training.check import check
+from factorcell.training.proximal import StartingPoint
+from factorcell.training.trainer import Progress, Trainer
+from tests.formats.make import MODELS, queries, texts
+from tests.formats.test_formats import NEWEST
+
+UNHEARD = ("training.json", "README.md", "log.jsonl", "results.jsonl", "checkpoint.safetensors")  # by what scores
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny models of every kind, as they would be written today: with manifests. Also one of a fine-tuning."""
+    folder = Path(shutil.copytree(NEWEST, tmp_path_factory.mktemp("world") / "models"))
+    shutil.copytree(folder / "words", folder / "tuned")
+    for path in sorted({path.parent for path in folder.rglob("*.json")} - {folder}):
+        contents = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+        files.list_files(path, {*LISTED, *contents})
+        for name, content in contents.items():
+            files.write(path / name, content)
+    run = Run.open(folder / "tuned")
+    StartingPoint(run.model.kept(), ("recurrent",), 0.5).write(folder / "tuned")
+    for path in (folder / name for name in ("words", "letters", "tuned")):
+        run = Run.open(path)
+        run.save_weights({"step": 1})
+        files.append_row(path / "log.jsonl", {"step": 1, "split": "dev", "perplexity": 1.5})
+        files.append_row(path / "results.jsonl", {"kind": "evaluate"})
+        (path / "README.md").write_text("a card", encoding="utf-8")
+    return folder
+
+
+def answers(folder: Path) -> Any:
+    """All that the model in a folder says: nats, and what it suggests to whom."""
+    model = open_scorer(folder)
+    asked = queries("ann", "bob")[::5] if folder.name == "letters" else texts()
+    said: list[Any] = [model.nats(model.prepare(asked)).tobytes()]
+    if folder.name == "letters":
+        run = Run.open(folder)
+        user = learn_one(run, User.new(run), "bake bread")
+        blend = Blend(Completer(run), Popularity.of(run))
+        said += [user.vector.tobytes(), LearningRule.of(run), blend.complete("ba", user, k=3)]
+    if folder.name == "tuned":
+        start = StartingPoint.read(folder)
+        assert start is not None
+        said += [start.l1, start.parts, {name: value.numpy().tobytes() for name, value in start.values.items()}]
+    return said
+
+
+def parts(folder: Path) -> Iterator[Path]:
+    """The files that a folder's model is made of."""
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in UNHEARD)
+
+
+def flip(folder: Path, count: int, seed: int) -> None:
+    """Flip bits at random places, one at a time, of every file of a folder in turn; ask the model each time."""
+    draw, expected = random.Random(seed), answers(folder)
+    found = list(parts(folder))
+    for number in range(count):
+        path = found[number % len(found)]
+        whole = path.read_bytes()
+        altered, bit = bytearray(whole), draw.randrange(8 * len(whole))
+        altered[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(altered)
+        with pytest.raises(UserError) as error:
+            answers(folder)
+        assert str(path) in str(error.value), bit
+        assert "\n" not in str(error.value)
+        assert any(str(path) in finding.text for finding in check(folder) if not finding.right), (path, bit)
+        path.write_bytes(whole)
+    assert answers(folder) == expected
+
+
+NAMES = (*(name for name in MODELS if name != "mixture"), "tuned")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_flipped_bit_is_refused_and_named(name: str, world: Path) -> None:
+    """In every file of every kind of model, the manifest too."""
+    flip(world / name, 12, seed=1)
+
+
+def test_a_flipped_bit_in_a_mixture_is_refused_and_named(world: Path) -> None:
+    """In its own files; those of its models are theirs."""
+    flip(world / "mixture", 8, seed=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*NAMES, "mixture"])
+def test_many_flipped_bits_are_refused_and_named(name: str, world: Path) -> None:
+    flip(world / name, 400, seed=3)
+
+
+def test_whole_folders_are_right(world: Path) -> None:
+    """Every finding; those of the parts of a mixture and of separate runs too."""
+    for name in (*NAMES, "mixture"):
+        found = check(world / name)
+        assert [one.text for one in found if not one.right] == []
+        said = {one.path.name: one.text for one in found if one.path.parent == world / name}
+        assert {text for file, text in said.items() if file.endswith(".json")} == {"as it was written"}
+    found = check(world / "mixture")
+    assert {one.path.parent.name for one in found} >= {"mixture", "words", "ngram", "separate", "value-0001"}
+    words = {one.path.name: one.text for one in check(world / "words")}
+    assert words["log.jsonl"] == "readable, not in the manifest"
+    assert "README.md" not in words
+    assert words["words"] == "opens"
+
+
+def test_older_folders_are_right_and_say_what_they_lack() -> None:
+    """Those without a manifest open for ever."""
+    for folder in (NEWEST, NEWEST.parent / "before"):
+        for name in MODELS:
+            found = check(folder / name)
+            assert [one.text for one in found if not one.right] == []
+            assert found[0].text.startswith("no digests.json: made before there were manifests, or it was deleted; ")
+
+
+def test_what_else_is_wrong_with_a_folder_is_named(world: Path, tmp_path: Path) -> None:
+    """A file that opening needs, a record that is cut in its middle; what may be deleted is no fault."""
+    copy = Path(shutil.copytree(world / "letters", tmp_path / "letters"))
+    (copy / POPULARITY).unlink()
+    found = {one.path.name: one for one in check(copy)}
+    assert (found[POPULARITY].right, found[POPULARITY].text) == (True, "deleted since it was written")
+    assert all(one.right for one in found.values())
+    (copy / "results.jsonl").write_text('{"kind": \n{}\n')
+    (copy / "vocabulary.txt").unlink()
+    wrong = [one for one in check(copy) if not one.right]
+    assert [one.path.name for one in wrong] == ["results.jsonl", "letters"]
+    assert "results.jsonl line 1" in wrong[0].text
+    assert "vocabulary.txt: there is no such file" in wrong[1].text
+    with pytest.raises(UserError, match="nowhere: there is no such folder"):
+        check(tmp_path / "nowhere")
+
+
+# A file, what is put into its JSON by our own writer (so that its digest is right), and who reads it.
+Change = dict[str, Any]
+NOT_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, "1", None, True, [0.1])
+RATES: list[Change] = [{"rate": value} for value in (*NOT_NUMBERS, -1.0)]
+RULES: list[Change] = [*RATES, {"optimiser": "adam"}, {"optimiser": 3}, {"optimiser": []}, {"pace": 1}]
+BLENDS: list[Change] = [dict.fromkeys(FEATURES, value) for value in NOT_NUMBERS]
+ORDERS: list[Change] = [{"order": value} for value in (0, "3", True, 10**9, None)]
+NGRAMS: list[Change] = [*ORDERS, {"data": []}, {"data": None}]
+NO_LISTS: tuple[Any, ...] = (3, None, {}, [], "abc")
+SEPARATES: list[Change] = [{"values": value} for value in NO_LISTS]
+WEIGHTS: tuple[Any, ...] = (
+    [], "x", [[1.0]], [[1], [1, 2]], [[math.nan] * 3] * 3, [[2.0, -1.0, 0.0]] * 3, [[0.5, 0.0, 0.0]] * 3,
+)  # fmt: skip
+MIXTURES: list[Change] = [
+    *({"weights": value} for value in WEIGHTS),
+    *({"models": value} for value in ([], 3, [1, 2, 3], None)),
+    *({"values": "x"}, {"counts": [1.5]}, {"by": 3}),
+]
+CHANGES: dict[str, tuple[list[Change], Callable[[Path], Any]]] = {
+    "letters/online.json": (RULES, LearningRule.read),
+    "letters/blend.json": (BLENDS, BlendWeights.read),
+    "ngram/ngram.json": (NGRAMS, NGram.open),
+    "separate/separate.json": (SEPARATES, open_scorer),
+    "mixture/mixture.json": (MIXTURES, open_scorer),
+}
+WRONG = [(name, change, read) for name, (changes, read) in CHANGES.items() for change in changes]
+
+
+@pytest.mark.parametrize(("name", "change", "read"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_values_are_refused_and_the_file_is_named(
+    name: str, change: Change, read: Callable[[Path], Any], world: Path, tmp_path: Path
+) -> None:
+    """Types, signs and numbers that are none, in files that are whole."""
+    copy = Path(shutil.copytree(world, tmp_path / "copy"))
+    files.write_json(copy / name, {**files.read_json(copy / name), **change})
+    with pytest.raises(UserError) as error:
+        read((copy / name).parent)
+    assert str(copy / name) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "deviation": (-1.0, 0.0, math.nan, math.inf, "1", None, True),
+    "mean": (math.nan, -math.inf, "1", None, [1.0]),
+    "period": (-1.0, math.nan, "1"),
+    "means": ([math.nan], ["1"], 3, "abc", [None]),
+    "deviations": ([-1.0], [0.0], [math.inf]),
+    "counts": ([-1], [1.5], ["1"], [True], 3, None),
+    "values": ([1], [None], "abc", None),
+    "name": (1, None, []),
+    "column": (1, None),
+    "kind": ("txt", None, 3, []),
+    "rare": (-1, 1.5, "1"),
+}
+FIELDS = [(name, value) for name, values in VALUES.items() for value in values]
+
+
+@pytest.mark.parametrize(("field", "value"), FIELDS, ids=str)
+def test_wrong_schemas_are_refused_and_named(field: str, value: Any, tmp_path: Path) -> None:
+    """Every field of a variable, by value and by type."""
+    path = tmp_path / "schema.json"
+    files.write_json(path, {"variables": [{"name": "x", "kind": "number", field: value}]})
+    with pytest.raises(UserError) as error:
+        ContextSchema.load(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_schemas_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    """Lengths that differ, a name twice, other shapes of JSON."""
+    path, x = tmp_path / "schema.json", {"name": "x", "kind": "number"}
+    category = {"name": "x", "kind": "category"}
+    contents: list[Any] = [
+        {"variables": [x, x]},
+        {"variables": [{**category, "values": ["a"], "counts": [1, 2]}]},
+        {"variables": [{"name": "x", "kind": "text", "values": ["a"], "shares": []}]},
+        {"variables": [{"name": "x", "kind": "vector", "means": [1.0], "deviations": []}]},
+        *({"variables": [value]} for value in NO_LISTS),
+        *({"variables": value} for value in (3, None)),
+        *([], 3, None, "variables"),
+    ]
+    for content in contents:
+        files.write_json(path, content)
+        with pytest.raises(UserError, match=r"schema.json: "):
+            ContextSchema.load(path)
+
+
+def test_weights_that_are_no_numbers_are_refused(world: Path, tmp_path: Path) -> None:
+    """With a checksum that is right."""
+    copy = Path(shutil.copytree(world / "words", tmp_path / "words"))
+    run = Run.open(copy)
+    run.model.embedding[3, 1] = np.nan
+    run.save_weights({})
+    with pytest.raises(UserError, match=r"weights.safetensors: embedding holds what is no finite number"):
+        Run.open(copy)
+
+
+@pytest.mark.parametrize("line", ["\\Uffffffff", "\\U00110000"])
+def test_a_token_that_is_no_character_is_damage(line: str, world: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(world / "words", tmp_path / "words"))
+    files.write(copy / "vocabulary.txt", (copy / "vocabulary.txt").read_bytes() + f"{line}\n".encode())
+    with pytest.raises(UserError, match=r"vocabulary.txt: damaged"):
+        Run.open(copy)
+
+
+def test_a_checkpoint_of_other_facts_is_refused(tmp_path: Path) -> None:
+    """Whole, and of the right tensors."""
+    from tests.training.test_resume import config, go, texts
+
+    corpus, dev = texts(config())
+    trainer = Trainer(Run.create(tmp_path / "run", config(), corpus.vocabulary, corpus.schema), corpus, dev)
+    trainer.save()
+    tensors, facts = files.load_tensors(trainer.checkpoint)
+    assert facts == {"format": 1, **vars(Progress())}
+    for wrong in ({"pace": 1}, {"step": "1"}, {"step": -1}, {"seconds": math.nan}, {"rows": 0.5}):
+        files.save_tensors(trainer.checkpoint, tensors, {**facts, **wrong})
+        with pytest.raises(UserError, match=r"checkpoint.safetensors: "):
+            list(go(tmp_path / "run", resume=True))
+
+
+def test_the_manifest_names_no_place(world: Path, tmp_path: Path) -> None:
+    """A folder that is copied or renamed opens; the manifest is JSON that sha256sum agrees with."""
+    copy = Path(shutil.copytree(world / "words", tmp_path / "renamed"))
+    assert answers(copy) == answers(world / "words")
+    listed = json.loads((copy / digests.FILE).read_bytes())["files"]
+    assert listed["config.json"] == [digests.of((copy / "config.json").read_bytes())]

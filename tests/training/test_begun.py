@@ -1,0 +1,212 @@
+"""What a training leaves that is stopped anywhere: the same command begins anew, or --resume ends it the same."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import Run, UserError, digests, files, lock
+from factorcell.config import Config
+from factorcell.model.run import LISTED
+from factorcell.training.check import check
+from factorcell.training.fit import fit
+from factorcell.training.trainer import Trainer
+from tests.training.test_resume import same
+
+ROWS = [{"text": text, "who": who} for who in ("ann", "bob") for text in ("bake bread", "ball", "bat and ball") * 3]
+CONFIG = Config.from_dict(
+    {
+        "data": {"unit": "char", "user": "who", "min_count": 1, "min_user_count": 2, "max_tokens": 20},
+        "model": {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2},
+        "training": {"epochs": 3, "batch_tokens": 60, "evaluations": 2, "save_every": 3, "log_every": 2},
+    }
+)
+
+
+def go(folder: Path, resume: bool = False) -> Run:
+    """The command that is stopped."""
+    return fit(ROWS, ROWS[:4], CONFIG, folder, resume=resume)
+
+
+def go_again(folder: Path) -> Run:
+    """The same command, and where it refuses, with --resume."""
+    try:
+        return go(folder)
+    except UserError as error:
+        if "or --resume" not in str(error):
+            raise
+        return go(folder, resume=True)
+
+
+def ends_the_same(folder: Path, whole: Path) -> None:
+    """All files as those of a training that nothing interrupted, but for times, and no others."""
+    same(folder, whole)
+    for name in LISTED:
+        ours, theirs = (path / name for path in (folder, whole))
+        assert ours.exists() == theirs.exists(), name
+        assert not ours.exists() or ours.read_bytes() == theirs.read_bytes(), name
+    assert {path.name for path in folder.iterdir()} == {path.name for path in whole.iterdir()}
+    assert [one.text for one in check(folder) if not one.right] == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training that nothing interrupted."""
+    return go(tmp_path_factory.mktemp("whole") / "run").folder
+
+
+def at_synchronisation(number: int, then: Callable[[], None]) -> Callable[[int], None]:
+    """An `os.fsync` that calls `then` from its call of this number on: before a rename, or just after one."""
+    left, fsync = [number], os.fsync
+
+    def watched(handle: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            then()
+        fsync(handle)
+
+    return watched
+
+
+def full() -> None:
+    """What a full disk says when its buffers are written."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def stops_when_full(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Train on a disk that is full from so many synchronisations on; whether that stopped it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", at_synchronisation(number, full))
+        try:
+            go(folder)
+        except UserError as error:
+            if os.strerror(errno.ENOSPC) not in str(error):
+                raise
+            return True
+    return False
+
+
+@pytest.mark.parametrize("number", [0, 2, 5, 9, 14, 20])
+def test_a_disk_that_fills_up_stands_in_nobodys_way(
+    number: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the folder is begun, and at the first weights and checkpoint."""
+    assert stops_when_full(number, tmp_path / "run", monkeypatch)
+    assert not list((tmp_path / "run").glob("*.partial"))
+    go_again(tmp_path / "run")
+    ends_the_same(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_at_any_write(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every write of a whole training in turn."""
+    number = 0
+    while stops_when_full(number, tmp_path / f"{number}", monkeypatch):
+        go_again(tmp_path / f"{number}")
+        ends_the_same(tmp_path / f"{number}", whole)
+        number += 1
+    assert number > 40
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError])
+def test_stopped_before_its_first_checkpoint_it_begins_anew(
+    error: type[BaseException], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same command, and with other options too: nothing was learned."""
+
+    def stopped(*_: Any) -> None:
+        raise error
+
+    folder = tmp_path / "run"
+    for resume in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "step", stopped)
+            with pytest.raises(error):
+                go(folder, resume=resume)
+        assert not (folder / lock.FILE).exists()
+    (folder / "config.json.partial").write_text("half")
+    (folder / "vocabulary.txt").unlink()
+    go(folder)
+    ends_the_same(folder, whole)
+
+
+def test_what_was_learned_or_is_somebodys_own_is_kept(whole: Path, tmp_path: Path) -> None:
+    """A trained run, a run without its checkpoint, a recipe, notes: nothing is overwritten."""
+    (tmp_path / "recipe").mkdir()
+    files.write_json(tmp_path / "recipe" / "config.json", {})
+    bare = Path(shutil.copytree(whole, tmp_path / "bare"))
+    for path in bare.iterdir():
+        if path.name not in ("config.json", "schema.json", "vocabulary.txt", "weights.safetensors", digests.FILE):
+            path.unlink()
+    noted = Path(shutil.copytree(whole, tmp_path / "noted"))
+    for path in noted.iterdir():
+        if path.suffix == ".safetensors" or path.name in ("README.md", "training.json", "popularity.jsonl"):
+            path.unlink()
+    (noted / "notes.txt").touch()
+    for folder in (tmp_path / "recipe", bare, noted, whole):
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        with pytest.raises(UserError, match="exists already; choose another folder, or --resume"):
+            go(folder)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_the_folder_has_one_writer(whole: Path, tmp_path: Path) -> None:
+    """A second training, a resumed one too, is refused in one line that names the first; nothing is touched."""
+    pytest.importorskip("fcntl")
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with lock.writing(folder):
+        with pytest.raises(UserError, match=rf"run: process {os.getpid()} on .* is training there"):
+            go(folder, resume=True)
+        with lock.writing(tmp_path / "new"), pytest.raises(UserError, match="is training there"):
+            go(tmp_path / "new")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    go(folder, resume=True)
+    ends_the_same(folder, whole)
+
+
+def test_a_table_that_is_none_leaves_nothing(tmp_path: Path) -> None:
+    """Not even a folder."""
+    with pytest.raises(UserError, match="nowhere"):
+        fit(tmp_path / "nowhere.csv", None, CONFIG, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def killed(folder: Path, number: int) -> bool:
+    """Train in a process of its own that is killed at a synchronisation; whether it came so far."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fork where there are threads; the child has none
+        child = os.fork()
+    if not child:
+        try:
+            deadly = at_synchronisation(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            os.fsync = deadly  # type: ignore[assignment]
+            go_again(folder)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_killed_at_any_write_it_ends_the_same(whole: Path, tmp_path: Path) -> None:
+    """`kill -9` at random writes of config, weights, checkpoints, counts, manifest and card, again and again."""
+    draw, kills, folders = random.Random(5), 0, 0
+    while kills < 120:
+        folder, folders = tmp_path / f"{folders}", folders + 1
+        while killed(folder, draw.randrange(70)):
+            kills += 1
+            if (folder / "training.json").exists():
+                Run.open(folder)
+        ends_the_same(folder, whole)
+    assert folders > 5
