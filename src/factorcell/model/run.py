@@ -107,7 +107,7 @@ class Run:
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
         if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
             raise UserError(f"{path}: does not belong to this config, schema and vocabulary")
-        if wrong := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        if wrong := [name for name, tensor in tensors.items() if not tensor.sum().isfinite()]:
             raise UserError(f"{path}: {wrong[0]} holds what is no finite number; it must be trained anew")
         with torch.no_grad():
             for name, tensor in state.items():
