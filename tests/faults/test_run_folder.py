@@ -178,7 +178,7 @@ CHANGES: dict[str, tuple[list[Change], Callable[[Path], Any]]] = {
 WRONG = [(name, change, read) for name, (changes, read) in CHANGES.items() for change in changes]
 
 
-@pytest.mark.parametrize(("name", "change", "read"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("name", "change", "read"), WRONG, ids=[f"{name}-{change}" for name, change, _ in WRONG])
 def test_wrong_values_are_refused_and_the_file_is_named(
     name: str, change: Change, read: Callable[[Path], Any], world: Path, tmp_path: Path
 ) -> None:

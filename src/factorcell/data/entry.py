@@ -33,7 +33,7 @@ def save(corpus: Corpus, folder: Path) -> None:
         (folder / FREQUENT).write_text(json.dumps(corpus.frequent.texts), encoding="utf-8")
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
-    corpus.vocabulary.save(folder / "vocabulary.txt")
+    (folder / "vocabulary.txt").write_bytes(corpus.vocabulary.content())
     (folder / "schema.json").write_text(json.dumps(corpus.schema.to_dict()), encoding="utf-8")
     checksums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
     (folder / COMPLETE).write_text(json.dumps(checksums), encoding="utf-8")

@@ -56,9 +56,13 @@ class Vocabulary:
         kept.sort(key=lambda token: (-counts[token], token))
         return cls([*SPECIALS, *kept[:max_size]])
 
-    def save(self, path: Path) -> None:
+    def content(self) -> bytes:
         """A text file, one token per line; white space and backslashes inside a token are escaped."""
-        files.write(path, "".join(_escape(token) + "\n" for token in self.tokens).encode())
+        return "".join(_escape(token) + "\n" for token in self.tokens).encode()
+
+    def save(self, path: Path) -> None:
+        """Replace `path` by its `content`."""
+        files.write(path, self.content())
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
