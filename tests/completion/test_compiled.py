@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -320,8 +319,9 @@ def test_bfloat16_is_what_finds() -> None:
     """With other weights of that type other texts are expanded; what is found is scored by floats all the same."""
     run = unlikely_to_end()
     compiled, typed = packed_in(run, "ab", half=True)
-    arrays = compiled.packed.arrays
-    wrong = replace(compiled.packed, arrays={**arrays, "half_weight": -9 * arrays["half_weight"]})
+    packed = compiled.packed
+    arrays = {**packed.arrays, "half_weight": -9 * packed.arrays["half_weight"]}
+    wrong = PackedModel(packed.layout, arrays, packed.specials)
     found, other = (search(packed, [SearchRequest(typed, 5, 3)])[0] for packed in (compiled.packed, wrong))
     assert found.rows != other.rows
     scores = {one.ids: one.log_probability for one in found_in(run, "ab", 10**5, 3).completions}
@@ -365,7 +365,7 @@ def test_half_the_bits_are_for_processors_that_have_them() -> None:
             for precision in ("float32", "bfloat16"):
                 chosen = engine(run.model, precision)
                 assert isinstance(chosen, CompiledEngine)
-                assert chosen.packed.half == (precision == "bfloat16" and variant == "avx512_bf16")
+                assert chosen.packed.layout.half == (precision == "bfloat16" and variant == "avx512_bf16")
 
 
 def test_a_run_of_bfloat16_completes_with_scores_by_floats() -> None:

@@ -40,7 +40,7 @@ def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.Monke
     model = make_letters(adapt=["concat", "factor"]).model
     packed = PackedModel.of(model)
     assert packed is not None
-    assert packed.sizes[3] == 3 + model.config.rank
+    assert packed.layout.rank == 3 + model.config.rank
 
 
 @compiled

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,27 +30,12 @@ from factorcell.completion.search import (
 )
 from factorcell.data.context import Context
 from factorcell.model.kernels import library
+from factorcell.model.kernels.signatures import REQUEST, SEARCH
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.packing import OF_CONTEXT, OF_MODEL, PackedContext, PackedModel
+from factorcell.model.packing import PackedContext, PackedModel
 
-LIMITS = ("seconds", "lost")
-COUNTS = ("k", "most", "empty", "rows", "waiting", "count", "expanded")
-OF_REQUEST = ("start", "scores", "lengths", "tokens", "after")
-SIZES = ("requests", "size", "width", "hidden", "rank", "end", "threads", "batch", "growth", "half", "next")
 BATCH = 16  # hypotheses expanded at once, at first
 SPARE = 1  # completions found by products of bfloat16 beyond those wanted, before scores by floats put them in order
-
-
-class _Request(ctypes.Structure):
-    """`struct Request` of native/kernels.h."""
-
-    _fields_ = [*((name, ctypes.c_double) for name in LIMITS), *library.structure(COUNTS, (*OF_CONTEXT, *OF_REQUEST))]
-
-
-class _Search(ctypes.Structure):
-    """`struct Search` of native/kernels.h."""
-
-    _fields_ = library.structure(SIZES, (*OF_MODEL, "request"))
 
 
 @dataclass(frozen=True)
@@ -66,8 +52,8 @@ class PackedPrefix:
     @classmethod
     def begin(cls, packed: PackedModel, context: PackedContext) -> "PackedPrefix":
         """Nothing typed yet."""
-        size, _, hidden, _ = packed.sizes
-        return cls(context, (), _follow(packed, context, torch.zeros(2 * hidden + size), [packed.specials.start]))
+        start = torch.zeros(packed.layout.after)
+        return cls(context, (), _follow(packed, context, start, [packed.specials.start]))
 
     def to(self, packed: PackedModel, ids: Sequence[int]) -> "PackedPrefix":
         """The same with `ids` typed instead: a step for every token after the first that differs."""
@@ -90,9 +76,11 @@ def search(
 
     A completion that is not accepted is found like any other: where too few remain, more are asked for, from the start.
     """
-    spare = SPARE if packed.half else 0
+    spare = SPARE if packed.layout.half else 0
     limits = _Limits(rows, waiting, math.inf if seconds is None else seconds)
-    asked = {place: _Asked(one, one.k + spare, limits) for place, one in enumerate(wanted)}
+    if math.isnan(limits.seconds):
+        raise ValueError("search: seconds is NaN; valid is any number, or none")
+    asked = {place: _Asked(packed, one, one.k + spare, limits) for place, one in enumerate(wanted)}
     found: dict[int, SearchResult] = {}
     while asked:
         _run(packed, [one.request for one in asked.values()], threads, batch)
@@ -113,15 +101,21 @@ class _Limits:
 class _Asked:
     """The `k` best completions of what is `wanted`, accepted or not: a request, and what came of it."""
 
-    def __init__(self, wanted: SearchRequest[PackedPrefix], k: int, limits: _Limits) -> None:
-        self.wanted, self.k, self.limits = wanted, k, limits
-        room, typed = min(k, limits.rows + 1), wanted.typed  # each of those expanded ends once, and what is typed
+    def __init__(self, packed: PackedModel, wanted: SearchRequest[PackedPrefix], k: int, limits: _Limits) -> None:
+        self.packed, self.wanted, self.k, self.limits = packed, wanted, k, limits
+        counts = (k, wanted.most, int(wanted.accept(())), limits.rows, limits.waiting, 0, 0)
+        room = min(k, limits.rows + 1)  # each of those expanded ends once, and what is typed
+        REQUEST.sizes(counts)
         self.scores, self.lengths = torch.empty(room, dtype=torch.double), torch.empty(room, dtype=torch.int32)
         self.tokens = torch.empty(room, wanted.most, dtype=torch.int32)
-        counts = (k, wanted.most, int(wanted.accept(())), limits.rows, limits.waiting, 0, 0)
-        made = [array.data_ptr() for array in (typed.after[-1], self.scores, self.lengths, self.tokens)]
-        context = library.addresses(OF_CONTEXT, typed.context.arrays)
-        self.request = _Request(limits.seconds, 0.0, *counts, *context, *made)
+        arrays = {
+            "scores": self.scores,
+            "lengths": self.lengths,
+            "tokens": self.tokens,
+            "start": wanted.typed.after[-1],
+        }
+        addresses = _addresses(packed, wanted.typed.context, (counts, room), arrays, "a search")
+        self.request = REQUEST.structure(limits.seconds, 0.0, *counts, *addresses)
 
     def found(self, before: SearchResult | None) -> SearchResult:
         """The best that are accepted, or those found `before` where the time was too short to find as many again."""
@@ -141,7 +135,7 @@ class _Asked:
         missing = self.wanted.k - len(found.completions)
         if missing == 0 or self.request.count < self.k or self.request.seconds <= 0:
             return None
-        return _Asked(self.wanted, 2 * self.k, replace(self.limits, seconds=self.request.seconds))
+        return _Asked(self.packed, self.wanted, 2 * self.k, replace(self.limits, seconds=self.request.seconds))
 
 
 class CompiledEngine:
@@ -184,32 +178,51 @@ def _follow(packed: PackedModel, context: PackedContext, start: Tensor, tokens: 
     """Rows (2H + V) after each of `tokens`, the first of which follows `start` (2H + V)."""
     if not tokens:
         return ()
-    given, after = torch.tensor(tokens, dtype=torch.int32), torch.empty(len(tokens), len(start))
-    made = (start.data_ptr(), None, None, given.data_ptr(), after.data_ptr())
-    context_addresses = library.addresses(OF_CONTEXT, context.arrays)
-    _run(packed, [_Request(0.0, 0.0, 0, len(tokens), 0, 0, 0, 0, 0, *context_addresses, *made)], following=True)
+    counts = (1, len(tokens), 0, 0, 0, 0, 0)
+    given, after = torch.tensor(tokens), torch.empty(len(tokens), len(start))
+    arrays = {"start": start, "given": given, "after": after}
+    addresses = _addresses(packed, context, (counts, 0), arrays, "following")
+    _run(packed, [REQUEST.structure(0.0, 0.0, *counts, *addresses)], following=True)
     return after.unbind()
 
 
+def _addresses(
+    packed: PackedModel,
+    context: PackedContext,
+    numbers: tuple[tuple[int, ...], int],
+    arrays: Mapping[str, Tensor],
+    case: str,
+) -> list[int | None]:
+    """Where a context and the `arrays` of a request lie; `ValueError` where they do not belong to the model.
+
+    `numbers` are those of the request, and the completions that there is room for.
+    """
+    layout = packed.layout
+    if context.layout != layout:
+        raise ValueError(f"request: the context is packed for {context.layout}; valid is {layout}")
+    counts, room = numbers
+    letters = ("K", room), ("V", layout.size), ("S", layout.after)
+    return [*context.addresses, *REQUEST.addresses(REQUEST.expected(counts, letters), arrays, case)]
+
+
 def _run(
-    packed: PackedModel, requests: Sequence[_Request], threads: int = 1, batch: int = 1, following: bool = False
+    packed: PackedModel, requests: Sequence[Any], threads: int = 1, batch: int = 1, following: bool = False
 ) -> None:
     """Hand everything over; what comes back is in the requests."""
-    compiled = library.library()
-    assert compiled is not None
-    array = (_Request * len(requests))(*requests)
-    sizes = (
+    layout, array = packed.layout, (REQUEST.structure * len(requests))(*requests)
+    numbers = (
         len(requests),
-        *packed.sizes,
+        *layout.numbers,
         packed.specials.end,
         min(threads, len(requests)),
         batch,
         GROWTH,
-        int(packed.half),
+        int(layout.half),
         0,
     )
-    arguments = _Search(*sizes, *library.addresses(OF_MODEL, packed.arrays), ctypes.addressof(array))
-    compiled.factorcell_search(ctypes.byref(arguments), int(following), library.VARIANTS.index(packed.variant))
+    SEARCH.sizes(numbers)
+    arguments = SEARCH.structure(*numbers, ctypes.addressof(array), *packed.addresses)
+    library.call("search", arguments, library.VARIANTS.index(layout.variant), following)
     for request, done in zip(requests, array, strict=True):
         for name in ("seconds", "lost", "count", "expanded"):
             setattr(request, name, getattr(done, name))

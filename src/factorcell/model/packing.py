@@ -6,6 +6,7 @@ Shapes: V vocabulary, E embedding, H hidden, R rank.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -16,41 +17,74 @@ from factorcell.data.vocabulary import Specials
 from factorcell.model.adapters import AdaptedWeights
 from factorcell.model.cells import Coupled
 from factorcell.model.kernels import library
+from factorcell.model.kernels.signatures import CONTEXT, MODEL, Signature
 from factorcell.model.language_model import Conditioned, LanguageModel
 from factorcell.model.output import Output
 from factorcell.model.recurrent import RecurrentBackbone, RecurrentWeights
-
-OF_CONTEXT = ("gate_bias", "left_inputs", "left", "right", "half_left", "half_right", "bias")
-
-
-OF_MODEL = ("embedding", "inputs", "weight", "half_weight", "norm", "projection", "table")
-
-
-LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}  # floats of a vector
-
 
 PANEL = 3  # vectors of columns of a packed matrix
 
 
 @dataclass(frozen=True)
-class PackedContext:
-    """What one context decides, each array by its name in native/kernels.h."""
+class Layout:
+    """What decides the shapes of packed arrays: V, E, H and R; the instruction set, and if bfloat16 is multiplied."""
 
-    arrays: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class PackedModel:
-    """A model's weights as the compiled search reads them, each by its name in native/kernels.h; `sizes` V, E, H, R.
-
-    `half`: hypotheses are found by products of bfloat16, and what is found is scored again by floats.
-    """
-
-    arrays: Mapping[str, Tensor]
-    sizes: tuple[int, int, int, int]
-    specials: Specials
+    size: int
+    width: int
+    hidden: int
+    rank: int
     variant: str
     half: bool
+
+    @property
+    def after(self) -> int:
+        """Numbers of what is after a token: h, m, and the log probabilities of the next."""
+        return 2 * self.hidden + self.size
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """V, E, H and R."""
+        return self.size, self.width, self.hidden, self.rank
+
+    def letters(self) -> tuple[tuple[str, int], ...]:
+        """The letters of `signatures.MODEL` and `signatures.CONTEXT`, and what they stand for."""
+        lanes = library.LANES[self.variant]
+        panel, gates = PANEL * lanes, PANEL * (self.hidden + -self.hidden % lanes)
+        columns = {"V": self.size, "E": self.width, "G": gates, "R": self.rank}
+        words = {"wH": -(-self.hidden // 2), "wR": -(-self.rank // 2)}
+        panels = {f"p{letter}": -(-count // panel) for letter, count in columns.items()}
+        others = {"P": panel, "H": self.hidden, "W": panels["pV"] * panel}
+        return tuple({**columns, **words, **panels, **others}.items())
+
+
+class Checked:
+    """Arrays by their names in native/kernels.h, found right for a `layout`, and where they lie.
+
+    They are checked once, here, since a search is too short to check all of them each time; and so never exchanged.
+    """
+
+    def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], signature: Signature, *cases: str) -> None:
+        self.layout, self.arrays = layout, MappingProxyType(dict(arrays))
+        self.addresses = tuple(signature.addresses(signature.expected((), layout.letters()), self.arrays, *cases))
+
+
+class PackedContext(Checked):
+    """What one context decides."""
+
+    def __init__(self, layout: Layout, arrays: Mapping[str, Tensor]) -> None:
+        ranks = ["a rank"] * (layout.rank > 0) + ["a rank and half"] * (layout.rank > 0 and layout.half)
+        super().__init__(layout, arrays, CONTEXT, "a context", *ranks)
+
+
+class PackedModel(Checked):
+    """A model's weights as the compiled search reads them.
+
+    `layout.half`: hypotheses are found by products of bfloat16, and what is found is scored again by floats.
+    """
+
+    def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], specials: Specials) -> None:
+        super().__init__(layout, arrays, MODEL, "a model", *["half"] * layout.half)
+        self.specials = specials
 
     @classmethod
     def of(cls, model: LanguageModel, half: bool = False) -> "PackedModel | None":
@@ -62,7 +96,7 @@ class PackedModel:
         variant, adapted = library.variant(), _adapted(model)
         if adapted is None or adapted.scale is not None or variant is None:
             return None
-        lanes, embedding = LANES[variant], model.embedding.detach()
+        lanes, embedding = library.LANES[variant], model.embedding.detach()
         cell = cast(RecurrentBackbone, model.backbone).layers[0]
         inputs, weight = _gates(cell.matrix.detach(), lanes).split_with_sizes([cell.embedding_size, cell.hidden_size])
         arrays = {
@@ -73,31 +107,31 @@ class PackedModel:
             "table": _packed(embedding.T, lanes),
         }
         if cell.gain is not None and cell.shift is not None:
-            arrays["norm"] = torch.cat([cell.gain, cell.shift]).detach()
+            arrays["norm"] = torch.cat([cell.gain, cell.shift]).detach().view(8, -1)
         if half:
             arrays["half_weight"] = _halved(weight, lanes)
         rank = 0 if adapted.left is None else adapted.left.shape[2]
         size, width = embedding.shape
-        return cls(arrays, (size, width, cell.hidden_size, rank), model.specials, variant, half)
+        return cls(Layout(size, width, cell.hidden_size, rank, variant, half), arrays, model.specials)
 
     def context(self, model: LanguageModel, conditioned: Conditioned) -> PackedContext:
         """What `model` makes of one context."""
-        lanes, (weights,) = LANES[self.variant], cast(RecurrentWeights, conditioned.conditions)
-        size, width, hidden, _ = self.sizes
+        layout, (weights,) = self.layout, cast(RecurrentWeights, conditioned.conditions)
+        lanes = library.LANES[layout.variant]
         bias = cast(Output, model.output).fold(conditioned.context_bias).bias
         assert bias is not None
         arrays = {
-            "gate_bias": _gates(weights.bias.view(1, -1), lanes),
-            "bias": F.pad(bias[0], (0, -size % (PANEL * lanes)), value=-math.inf),
+            "gate_bias": _gates(weights.bias.view(1, -1), lanes)[0],
+            "bias": F.pad(bias[0], (0, -layout.size % (PANEL * lanes)), value=-math.inf),
         }
         if weights.left is not None and weights.right is not None:
-            inputs, left = weights.left[0].split_with_sizes([width, hidden])
+            inputs, left = weights.left[0].split_with_sizes([layout.width, layout.hidden])
             right = _gates(weights.right[0], lanes)
             factors = {"left_inputs": inputs, "left": left, "right": right}
             arrays |= {name: _packed(factor, lanes) for name, factor in factors.items()}
-            if self.half:
+            if layout.half:
                 arrays |= {"half_left": _halved(left, lanes), "half_right": _halved(right, lanes)}
-        return PackedContext(arrays)
+        return PackedContext(layout, arrays)
 
 
 def _adapted(model: LanguageModel) -> AdaptedWeights | None:

@@ -14,7 +14,6 @@ The sum is the difference of two entries of one list, since the rates of all ste
 differs from dense Adam: within such a gap eps keeps its weight beside sqrt(v), and what the row moves does not decay.
 """
 
-import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,9 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.model.kernels import library
+from factorcell.model.kernels.signatures import ROWS, dimensions
 
-SIZES = ("rows", "width", "threads", "next")
-ARRAYS = ("index", "table", "first", "second", "columns", "gradient", "constants")
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
 
 
@@ -99,19 +97,13 @@ class RowAdam:
         self.done[rows] = step
 
 
-class _Arguments(ctypes.Structure):
-    """`struct Rows` of native/kernels.h."""
-
-    _fields_ = library.structure(SIZES, ARRAYS)
-
-
 def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: Tensor) -> None:
     """The same as the two functions below, in compiled code, which of them by what it is given."""
-    compiled, number = library.chosen()
+    size, width = dimensions("table", table, 2)
+    numbers, catching_up = (len(rows), size, width, library.threads(len(rows)), 0), "columns" in arrays
     given = {"table": table, "first": first, "second": second, **library.dense(index=rows, **arrays)}
-    sizes = (len(rows), table.shape[1], torch.get_num_threads(), 0)
-    arguments = _Arguments(*sizes, *library.addresses(ARRAYS, given))
-    compiled.factorcell_rows(ctypes.byref(arguments), int("columns" in arrays), number)
+    arguments = ROWS.arguments(numbers, given, "catching up" if catching_up else "a step")
+    library.call("rows", arguments, library.chosen(), catching_up)
 
 
 def _catch_up(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, columns: Tensor) -> None:

@@ -134,11 +134,12 @@ HARNESS = """
 #include <cstdio>
 #include <vector>
 extern "C" int factorcell_best();
-extern "C" void factorcell_recurrence(Recurrence *, int, int);
-extern "C" int64_t factorcell_recurrence_pack(const Recurrence *, int, float *, int);
-extern "C" int64_t factorcell_packed(const Softmax *, int);
-extern "C" void factorcell_softmax(Softmax *, int);
-extern "C" void factorcell_search(Search *, int, int);
+extern "C" int factorcell_recurrence(Recurrence *, int, int);
+extern "C" int factorcell_recurrence_pack(Recurrence *, int, int);
+extern "C" int64_t factorcell_packed_weight(const Recurrence *, int, int);
+extern "C" int64_t factorcell_packed_table(const Softmax *, int);
+extern "C" int factorcell_softmax(Softmax *, int);
+extern "C" int factorcell_search(Search *, int, int);
 std::vector<std::vector<float>> kept;
 float *make(int64_t n) { kept.emplace_back(n, 0.25f); return kept.back().data(); }
 void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, bool half, int variant) {
@@ -159,10 +160,10 @@ void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, b
     a.given_gradient = make(B * T * 3 * H), a.reduced_gradient = make(B * T * R);
     a.first_hidden_gradient = make(B * H), a.first_memory_gradient = make(B * H);
     for (int back : {0, 1}) {
-        float *const packed = make(factorcell_recurrence_pack(&a, back, nullptr, variant));
+        float *const packed = make(factorcell_packed_weight(&a, back, variant));
         for (bool before : {false, true}) {
-            if (before) factorcell_recurrence_pack(&a, back, packed, variant);
             a.packed = before ? packed : nullptr;
+            if (before) factorcell_recurrence_pack(&a, back, variant);
             factorcell_recurrence(&a, back, variant);
         }
     }
@@ -175,7 +176,7 @@ void sums(int64_t N, int64_t V, int64_t D, bool half, int variant) {
     Softmax a{};
     a.rows = N, a.size = V, a.width = D, a.threads = 2, a.half = half, a.texts = N % 3 ? 1 : 3;
     a.values = make(N * D), a.table = make(V * D), a.bias = make(a.texts * V), a.result = make(N);
-    a.packed = make(factorcell_packed(&a, variant));
+    a.packed = make(factorcell_packed_table(&a, variant));
     factorcell_softmax(&a, variant);
     kept.clear();
 }
@@ -196,12 +197,13 @@ void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, bool half, 
     if (R) q.left_inputs = make(E * whole(R)), q.left = make(H * whole(R)), q.right = make(R * gates);
     if (R) q.half_left = make((H + 1) / 2 * whole(R)), q.half_right = make((R + 1) / 2 * gates);
     std::vector<Request> all(a.requests, q);
+    const std::vector<int64_t> given(q.most, V - 1);
     std::vector<std::vector<double>> scores(a.requests, std::vector<double>(q.k));
     std::vector<std::vector<int32_t>> whole_numbers(2 * a.requests, std::vector<int32_t>(q.k * q.most, V - 1));
     for (int64_t i = 0; i < a.requests; i++) {
         all[i].scores = scores[i].data(), all[i].lengths = whole_numbers[2 * i].data();
         all[i].tokens = whole_numbers[2 * i + 1].data(), all[i].seconds = i == 4 ? 0 : INFINITY, all[i].empty = i % 2;
-        all[i].after = make(q.most * (2 * H + V));
+        all[i].after = make(q.most * (2 * H + V)), all[i].given = given.data();
     }
     a.request = all.data();
     factorcell_search(&a, 1, variant);

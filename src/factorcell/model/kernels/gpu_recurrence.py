@@ -61,7 +61,7 @@ def run(
 
     After `lengths` (B,) steps a text's m stands still and its h (B, T, H) is zero: no gradient flows there.
     """
-    turned = None if left is None else left.transpose(1, 2)
+    turned = None if left is None else left.transpose(-2, -1)
     outputs, last, *_ = _forward(given, given_reduced, weight, turned, right, keep, hidden, memory, lengths)
     return outputs, last
 
@@ -314,18 +314,17 @@ def _forward(
     keep: Tensor | None, hidden: Tensor, memory: Tensor, lengths: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """h (B, T, H), last m (B, H); and, for the backward kernel, m (B, T, H), gates (B, T, 3H) and z (B, T, R)."""
-    rank = 0 if turned is None else turned.shape[1]
-    outputs, last, memories, gates, reduced = made = _room(given, turned, memory, lengths)
+    more = {"hidden": hidden, "memory": memory, "lengths": lengths, "given_reduced": given_reduced}
+    rank = gpu.rank("forward", given, weight, turned, given=given, right=right, keep=keep, **more)
+    outputs, last, memories, gates, reduced = _room(given, turned, memory, lengths)
     last.copy_(memory)
     state = torch.stack([hidden, hidden]).to(weight.dtype)
     taken = (given, given_reduced, weight, turned, right, keep, lengths, state)
     _launch(_forward_kernel, (*taken, last, outputs, memories, gates, reduced), weight, given, rank)
-    return made
+    return outputs, last, memories, gates, reduced
 
 
-def _room(
-    given: Tensor, turned: Tensor | None, memory: Tensor, lengths: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _room(given: Tensor, turned: Tensor | None, memory: Tensor, lengths: Tensor | None) -> tuple[Tensor, ...]:
     """What `_forward` returns, not yet filled; m and z are float32, the rest as `given`."""
     hidden, rank = memory.shape[1], 0 if turned is None else turned.shape[1]
     return (
@@ -348,7 +347,8 @@ def _backward(
     keep: Tensor | None, memory: Tensor, lengths: Tensor | None, memories: Tensor, gates: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the gates (B, T, 3H), of z (B, T, R), of the first h and the first m (B, H)."""
-    rank = 0 if turned is None else turned.shape[1]
+    more = {"memory": memory, "lengths": lengths, "memories": memories, "gates": gates, "of_last": of_last}
+    rank = gpu.rank("backward", gates, weight, turned, of_outputs=of_outputs, right=right, keep=keep, **more)
     _, _, _, of_given, of_reduced = _room(gates, turned, memory, lengths)
     of_hidden = torch.empty_like(memory, dtype=torch.float32, memory_format=torch.contiguous_format)
     of_memory = of_last.to(torch.float32, copy=True).contiguous()

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from factorcell.model.kernels import gpu
 from factorcell.model.kernels.gpu import kernel, product, tl
+from factorcell.model.kernels.signatures import GPU_SOFTMAX, dimensions
 
 # Sizes of tiles, for a Hopper processor of 228 KiB shared memory; a program has 8 warps.
 WARPS = 8
@@ -44,7 +45,13 @@ def usable(values: Tensor, table: Tensor) -> bool:
 
 
 def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """`values` (N, D), `table` (V, D), `bias` (V,), -inf where never predicted, `targets` (N,) -> float32 nats (N,)."""
+    """`values` (N, D), `table` (V, D), `bias` (V,), -inf where never predicted, `targets` (N,) -> float32 nats (N,).
+
+    Those of a target that is none of 0 to V - 1 are NaN: to raise an error would be to wait for the GPU.
+    """
+    (rows, width), (size, _) = dimensions("values", values, 2), dimensions("table", table, 2)
+    arrays = {"values": values, "table": table, "bias": bias, "targets": targets}
+    GPU_SOFTMAX.addresses(GPU_SOFTMAX.expected((rows, size, width), ()), arrays, "nats", device=values.device)
     result: Tensor = _forward(values, table, bias, targets)[0]
     return result
 
@@ -189,7 +196,7 @@ def _forward(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> tu
     tokens, vocabulary, how = len(values), len(table), _tiles(values, backward=False)
     count, share = _shares(tokens, vocabulary, how["ROWS"], values.device)
     normalizers = values.new_empty(count, tokens, dtype=torch.float32)
-    chosen = values.new_empty(tokens, dtype=torch.float32)
+    chosen = values.new_full((tokens,), torch.nan, dtype=torch.float32)
     dense = [array.contiguous() for array in (values, table, bias, targets)]
     with gpu.on(values):
         grid = (-(-tokens // how["ROWS"]), count)

@@ -8,7 +8,6 @@ PyTorch everywhere), or `triton` (the GPU kernels, on a processor interpreted).
 import ctypes
 import logging
 import os
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,11 @@ from factorcell.config import choose
 
 LIBRARY = Path(__file__).with_name("_kernels.so")  # as setup.py names it; it depends on no version of Python
 
-VARIANTS = ("plain", "avx2", "avx512", "avx512_bf16")  # instruction sets, in the order of the library's own numbers
+# Instruction sets, in the order of the library's own numbers, and floats of a vector of each.
+LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}
+VARIANTS = tuple(LANES)
+
+FLOATS = (torch.float32, torch.bfloat16)  # what a caller may hand over: numbers, or what autocast made of them
 
 MALLOC = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20), "M_MMAP_THRESHOLD": (-3, 32 << 20)}
 
@@ -37,8 +40,8 @@ def library() -> ctypes.CDLL | None:
         except OSError as error:
             log.warning("%s cannot be loaded (%s): all runs in plain PyTorch", LIBRARY, error)
             return None
-        loaded.factorcell_packed.restype = ctypes.c_int64
-        loaded.factorcell_recurrence_pack.restype = ctypes.c_int64
+        loaded.factorcell_packed_table.restype = ctypes.c_int64
+        loaded.factorcell_packed_weight.restype = ctypes.c_int64
         return loaded
     log.warning(
         "no compiled kernels (they are built at installation where there is a C++ compiler): all runs in PyTorch"
@@ -56,18 +59,17 @@ def variant() -> str | None:
     return choose("FACTORCELL_KERNEL", wanted, ["off", "triton", *here]) if wanted else here[-1]
 
 
-def chosen() -> tuple[ctypes.CDLL, int]:
-    """The compiled code and the number of its instruction set, where there is any."""
-    compiled, name = library(), variant()
-    assert compiled is not None
-    assert name is not None
-    return compiled, VARIANTS.index(name)
+def chosen() -> int:
+    """The number of the instruction set that the compiled code is to use; `ValueError` where it is not to be used."""
+    name = variant()
+    if name is None:
+        raise ValueError("the compiled kernels are missing or switched off; ask `usable` first")
+    return VARIANTS.index(name)
 
 
 def usable(*arrays: Tensor) -> bool:
     """Whether the compiled code can take `arrays`: floats on the processor, or what autocast made of them."""
-    kinds = (torch.float32, torch.bfloat16)
-    return all(a.device.type == "cpu" and a.dtype in kinds for a in arrays) and variant() is not None
+    return all(a.device.type == "cpu" and a.dtype in FLOATS for a in arrays) and variant() is not None
 
 
 @cache
@@ -102,24 +104,36 @@ def product(a: Tensor, b: Tensor, short: bool) -> Tensor:
     return (a.bfloat16() @ b.bfloat16()).float() if short else a @ b
 
 
+def converted(array: Tensor, kind: torch.dtype) -> Tensor:
+    """Numbers of a type, without gaps, as the compiled code wants them; what are no such numbers stays what it is."""
+    return (array.to(kind) if array.dtype in FLOATS else array).contiguous()
+
+
 def dense(**arrays: Tensor | None) -> dict[str, Tensor | None]:
-    """Arrays as the compiled code wants them: floats (lengths: whole numbers) without gaps."""
-    return {
-        name: array
-        if array is None
-        else (array if array.dtype == torch.long else array.to(torch.float32, copy=False)).contiguous()
-        for name, array in arrays.items()
-    }
+    """Arrays `converted` to floats."""
+    return {name: array if array is None else converted(array, torch.float32) for name, array in arrays.items()}
 
 
-def addresses(names: tuple[str, ...], arrays: Mapping[str, Tensor | None]) -> list[int | None]:
-    """Where the arrays lie, in the order of `names`; none for those that are not given."""
-    assert not arrays.keys() - set(names)
-    for array in arrays.values():
-        assert array is None or (array.is_contiguous() and array.dtype in (torch.float32, torch.bfloat16, torch.long))
-    return [array.data_ptr() if (array := arrays.get(name)) is not None else None for name in names]
+def threads(jobs: int) -> int:
+    """How many threads share so many jobs: as many as PyTorch has, but none that would have nothing to do."""
+    return max(1, min(torch.get_num_threads(), jobs))
 
 
-def structure(sizes: tuple[str, ...], arrays: tuple[str, ...]) -> list[tuple[str, type]]:
-    """The fields of a structure of native/kernels.h."""
-    return [*((name, ctypes.c_int64) for name in sizes), *((name, ctypes.c_void_p) for name in arrays)]
+def call(function: str, arguments: ctypes.Structure, number: int, *ways: bool) -> None:
+    """Run a compiled function, in the instruction set of that number, on arguments of its `Signature`.
+
+    `ways` say which of the things that it does. `MemoryError` where the work memory that it needs is not to be had.
+    """
+    compiled = existing()
+    if not 0 <= number <= (best := compiled.factorcell_best()):
+        raise ValueError(f"{function}: instruction set {number}; valid are 0 to {best} here")
+    if getattr(compiled, f"factorcell_{function}")(ctypes.byref(arguments), *map(int, ways), number):
+        raise MemoryError(f"not enough memory for the compiled {function}")
+
+
+def existing() -> ctypes.CDLL:
+    """The compiled code; `ValueError` where there is none, which `usable` tells."""
+    compiled = library()
+    if compiled is None:
+        raise ValueError("there are no compiled kernels here; ask `usable` first")
+    return compiled

@@ -12,28 +12,13 @@ Shapes: B texts, T steps, H hidden, R rank.
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from factorcell.model.kernels import library
-
-SIZES = ("sequences", "steps", "hidden", "rank", "threads", "half", "next")
-ARRAYS = (
-    "given", "bias", "given_reduced", "weight", "packed", "left", "right", "keep", "norm", "scale", "feed",
-    "first_hidden", "first_memory", "lengths",
-    "outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse",
-    "outputs_gradient", "last_hidden_gradient", "last_memory_gradient",
-    "given_gradient", "bias_gradient", "reduced_gradient",
-    "first_hidden_gradient", "first_memory_gradient", "norm_gradient",
-)  # fmt: skip
-
-
-class _Arguments(ctypes.Structure):
-    """`struct Recurrence` of native/kernels.h."""
-
-    _fields_ = library.structure(SIZES, ARRAYS)
+from factorcell.model.kernels.signatures import RECURRENCE, dimensions
 
 
 @dataclass(frozen=True)
@@ -51,18 +36,18 @@ class Packed:
     @classmethod
     def of(cls, weight: Tensor) -> "Packed":
         """W as it is now, for the kernels and the precision that are chosen now."""
-        compiled, number = library.chosen()
+        number, half = library.chosen(), library.half()
         dense = weight.detach().float().contiguous()
-        arguments = _Arguments(
-            1, 1, len(dense), 0, 1, int(library.half()), 0, *library.addresses(ARRAYS, {"weight": dense})
-        )
+        numbers = (1, 1, dimensions("weight", dense, 2)[0], 0, 1, int(half), 0)
 
-        def made(back: int) -> Tensor:
-            to = torch.empty(compiled.factorcell_recurrence_pack(ctypes.byref(arguments), back, None, number))
-            compiled.factorcell_recurrence_pack(ctypes.byref(arguments), back, ctypes.c_void_p(to.data_ptr()), number)
+        def made(back: bool) -> Tensor:
+            to = torch.empty(_packed_size(numbers, back, number))
+            arrays = {"weight": dense, "packed": to}
+            arguments = RECURRENCE.arguments(numbers, arrays, "packing", packed=len(to))
+            library.call("recurrence_pack", arguments, number, back)
             return to
 
-        return cls(made(0), made(1), number, library.half())
+        return cls(made(False), made(True), number, half)
 
 
 @dataclass(frozen=True)
@@ -114,8 +99,7 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states (B, T, H), the last one and the last memory (B, H); products are of bfloat16 within autocast."""
     arrays = inputs.arrays()
     learning = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
-    _, number = library.chosen()
-    half, packed = library.half(), inputs.packed
+    number, half, packed = library.chosen(), library.half(), inputs.packed
     fits = packed is not None and (packed.number, packed.half) == (number, half)
     both = (packed.there, packed.back) if packed is not None and fits else (None, None)
     outputs, hidden, memory, *_ = _forward(*arrays, learning, half, number, *both)
@@ -124,21 +108,29 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 def _call(backward: bool, half: bool, number: int, rank: int, arrays: Mapping[str, Tensor | None]) -> None:
     """Hand everything over."""
-    outputs, compiled = arrays["outputs"], library.library()
-    assert outputs is not None
-    assert compiled is not None
-    sizes = (*outputs.shape, rank, torch.get_num_threads(), int(half), 0)
-    arguments = _Arguments(*sizes, *library.addresses(ARRAYS, arrays))
-    compiled.factorcell_recurrence(ctypes.byref(arguments), int(backward), number)
+    first = "gates" if backward else "given"
+    batch, steps, width = dimensions(first, cast(Tensor, arrays[first]), 3)
+    numbers = (batch, steps, width // 3, rank, library.threads(batch), int(half), 0)
+    packed = _packed_size(numbers, backward, number) if arrays.get("packed") is not None else 0
+    way = "backward" if backward else "forward"
+    cases = [way] + [f"{way} of a rank"] * (rank > 0) + [f"{way} with normalisation"] * (arrays.get("norm") is not None)
+    library.call("recurrence", RECURRENCE.arguments(numbers, arrays, *cases, packed=packed), number, backward)
+
+
+def _packed_size(numbers: tuple[int, ...], backward: bool, number: int) -> int:
+    """Numbers of W as it is packed for that direction."""
+    arguments = RECURRENCE.arguments(numbers, {})
+    size: int = library.existing().factorcell_packed_weight(ctypes.byref(arguments), int(backward), number)
+    return size
 
 
 def _rank(left: Tensor | None) -> int:
-    return 0 if left is None else left.shape[2]
+    return 0 if left is None else dimensions("left", left, 3)[2]
 
 
 def _made(given: Tensor, weight: Tensor, rank: int, norm: bool, learning: bool) -> tuple[Tensor, ...]:
     """Room for h (B, T, H), the last h and m (B, H), and for m, the gates, z and 1 / deviation (B, T, .) to go back."""
-    batch, steps, size = *given.shape[:2], weight.shape[0]
+    (batch, steps, _), (size, _) = dimensions("given", given, 3), dimensions("weight", weight, 2)
     outputs = weight.new_empty(batch, steps, size)
     hidden, memory = weight.new_empty(batch, size), weight.new_empty(batch, size)
     kept = steps if learning else 0
@@ -176,7 +168,7 @@ def _forward(
     taken = library.dense(bias=bias, given_reduced=given_reduced, weight=weight, left=left, right=right, keep=keep)
     taken["packed"] = packed
     start = library.dense(norm=norm, scale=scale, feed=feed, first_hidden=hidden, first_memory=memory, lengths=lengths)
-    start["given"] = given.to(torch.bfloat16 if half else torch.float32).contiguous()
+    start["given"] = library.converted(given, torch.bfloat16 if half else torch.float32)
     wanted = {name: array if array.numel() else None for name, array in zip(names, made, strict=True)}
     _call(False, half, number, _rank(left), {**taken, **start, **wanted})
     outputs, last_hidden, last_memory, memories, gates, reduced, inverse = made
@@ -225,13 +217,13 @@ def _backward(
     taken = library.dense(weight=weight, left=left, right=right, keep=keep, norm=norm, lengths=lengths)
     taken["packed"] = packed
     start = library.dense(scale=scale, feed=feed, first_hidden=hidden, first_memory=memory)
-    saved = library.dense(outputs=outputs, memories=memories, gates=gates, inverse=inverse)
+    saved = library.dense(outputs=outputs, memories=memories, gates=gates, inverse=None if norm is None else inverse)
     given = library.dense(
         outputs_gradient=outputs_gradient,
         last_hidden_gradient=last_hidden_gradient,
         last_memory_gradient=last_memory_gradient,
     )
-    wanted = dict(zip(names, made, strict=True))
+    wanted = {name: array if array.numel() else None for name, array in zip(names, made, strict=True)}
     _call(True, half, number, _rank(left), {**taken, **start, **saved, **given, **wanted})
     return made
 

@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from factorcell.model.kernels import gpu_softmax, library
+from factorcell.model.kernels.signatures import SOFTMAX, dimensions
 
-SIZES = ("rows", "size", "width", "texts", "threads", "half", "next")
-ARRAYS = ("values", "table", "bias", "packed", "result")
 CHUNK = 16_000_000  # logits that exist at one time, 64 MB
 
 
@@ -66,24 +65,19 @@ def nats_by_text(
     return torch.logaddexp(logits.logsumexp(2), positive) - positive
 
 
-class _Arguments(ctypes.Structure):
-    """`struct Softmax` of native/kernels.h."""
-
-    _fields_ = library.structure(SIZES, ARRAYS)
-
-
 def log_sums(values: Tensor, table: Tensor, bias: Tensor) -> Tensor:
     """log sum_v exp(x . e_v + b_v) (N,) in compiled code, without a gradient; of bfloat16 products within autocast."""
-    compiled, number = library.chosen()
-    taken = library.dense(values=values, table=table, bias=bias)
-    made = {"result": torch.empty(len(values)), "packed": torch.empty(0)}
-    texts = 1 if bias.dim() == 1 else len(bias)
-    sizes = (len(values), *table.shape, texts, torch.get_num_threads(), int(library.half()), 0)
-    arguments = _Arguments(*sizes, *library.addresses(ARRAYS, {**taken, **made}))
-    packed = torch.empty(compiled.factorcell_packed(ctypes.byref(arguments), number))
-    arguments.packed = packed.data_ptr()
-    compiled.factorcell_softmax(ctypes.byref(arguments), number)
-    return made["result"]
+    bias = bias[None] if bias.dim() == 1 else bias
+    (rows, _), (size, width) = dimensions("values", values, 2), dimensions("table", table, 2)
+    number, texts = library.chosen(), dimensions("bias", bias, 2)[0]
+    each = rows // max(1, texts)  # rows of a text, of all texts alike
+    numbers = (each * texts, size, width, texts, library.threads(rows + size), int(library.half()), 0)
+    sized = SOFTMAX.arguments(numbers, {})
+    packed = torch.empty(library.existing().factorcell_packed_table(ctypes.byref(sized), number))
+    result = torch.empty(rows)
+    arrays = {**library.dense(values=values, table=table, bias=bias), "packed": packed, "result": result}
+    library.call("softmax", SOFTMAX.arguments(numbers, arrays, "sums", packed=len(packed)), number)
+    return result
 
 
 class _Exact(torch.autograd.Function):

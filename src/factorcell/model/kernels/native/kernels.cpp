@@ -6,7 +6,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <system_error>
+#include <exception>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -96,23 +97,31 @@ struct FlushTiny {
 
 template <class Arguments> using Work = void (*)(Arguments &, bool);
 
+// A thread that has too little work memory ends, and says so.
 template <class Arguments>
-void take_jobs(Arguments *a, bool other_way, Work<Arguments> work) {
+void take_jobs(Arguments *a, bool other_way, Work<Arguments> work, bool *failed) {
     FlushTiny flush;
-    work(*a, other_way);
+    try {
+        work(*a, other_way);
+    } catch (const std::bad_alloc &) {
+        __atomic_store_n(failed, true, __ATOMIC_RELAXED);
+    }
 }
 
-// Run `work` on `a->threads` threads, this one among them.
-template <class Arguments> void run(Arguments *a, bool other_way, Work<Arguments> work) {
+// Run `work` on `a->threads` threads, this one among them; whether memory was too little for one of them.
+template <class Arguments> bool run(Arguments *a, bool other_way, Work<Arguments> work) {
     a->next = 0;
+    bool failed = false;
     std::vector<std::thread> others;
     try {
-        for (int64_t i = 1; i < a->threads; i++) others.emplace_back(take_jobs<Arguments>, a, other_way, work);
-    } catch (const std::system_error &) {
+        for (int64_t i = 1; i < a->threads; i++)
+            others.emplace_back(take_jobs<Arguments>, a, other_way, work, &failed);
+    } catch (const std::exception &) {
         // No more threads to be had: those that there are take all jobs.
     }
-    take_jobs(a, other_way, work);
+    take_jobs(a, other_way, work, &failed);
     for (auto &other : others) other.join();
+    return failed;
 }
 
 #if defined(WIDE)
@@ -122,17 +131,20 @@ const Work<Softmax> SOFTMAX[] = {plain::softmax_work, avx2::softmax_work, avx512
                                  avx512_bf16::softmax_work};
 const Work<Rows> ROWS[] = {plain::rows_work, avx2::rows_work, avx512::rows_work, avx512_bf16::rows_work};
 const Work<Search> SEARCH[] = {plain::search_work, avx2::search_work, avx512::search_work, avx512_bf16::search_work};
-int64_t (*const PACK[])(const Recurrence &, bool, float *) = {plain::recurrence_pack, avx2::recurrence_pack,
-                                                              avx512::recurrence_pack, avx512_bf16::recurrence_pack};
-int64_t (*const PACKED[])(const Softmax &) = {plain::packed_size, avx2::packed_size, avx512::packed_size,
-                                              avx512_bf16::packed_size};
+const Work<Recurrence> PACK[] = {plain::recurrence_pack, avx2::recurrence_pack, avx512::recurrence_pack,
+                                 avx512_bf16::recurrence_pack};
+int64_t (*const PACKED_WEIGHT[])(const Recurrence &, bool) = {plain::packed_weight, avx2::packed_weight,
+                                                              avx512::packed_weight, avx512_bf16::packed_weight};
+int64_t (*const PACKED_TABLE[])(const Softmax &) = {plain::packed_table, avx2::packed_table, avx512::packed_table,
+                                                    avx512_bf16::packed_table};
 #else
 const Work<Recurrence> RECURRENCE[] = {plain::recurrence_work};
 const Work<Softmax> SOFTMAX[] = {plain::softmax_work};
 const Work<Rows> ROWS[] = {plain::rows_work};
 const Work<Search> SEARCH[] = {plain::search_work};
-int64_t (*const PACK[])(const Recurrence &, bool, float *) = {plain::recurrence_pack};
-int64_t (*const PACKED[])(const Softmax &) = {plain::packed_size};
+const Work<Recurrence> PACK[] = {plain::recurrence_pack};
+int64_t (*const PACKED_WEIGHT[])(const Recurrence &, bool) = {plain::packed_weight};
+int64_t (*const PACKED_TABLE[])(const Softmax &) = {plain::packed_table};
 #endif
 
 }  // namespace
@@ -150,24 +162,29 @@ int factorcell_best() {
     return 0;
 }
 
-// Forward or backward; `variant` as factorcell_best() or less.
-void factorcell_recurrence(Recurrence *a, int backward, int variant) { run(a, backward != 0, RECURRENCE[variant]); }
-
-// W packed for calls in that direction, if `to` is there; how many floats that takes.
-int64_t factorcell_recurrence_pack(const Recurrence *a, int backward, float *to, int variant) {
-    return PACK[variant](*a, backward != 0, to);
+// How many floats `packed` must hold: W for calls in that direction, and the table of a softmax.
+int64_t factorcell_packed_weight(const Recurrence *a, int backward, int variant) {
+    return PACKED_WEIGHT[variant](*a, backward != 0);
 }
 
-// How many floats `packed` must hold.
-int64_t factorcell_packed(const Softmax *a, int variant) { return PACKED[variant](*a); }
+int64_t factorcell_packed_table(const Softmax *a, int variant) { return PACKED_TABLE[variant](*a); }
 
-void factorcell_softmax(Softmax *a, int variant) {
-    run(a, true, SOFTMAX[variant]);
-    run(a, false, SOFTMAX[variant]);
+// All others return whether work memory was too little; then what is out is of no use. `variant` as factorcell_best() or less.
+
+// Forward or backward.
+int factorcell_recurrence(Recurrence *a, int backward, int variant) { return run(a, backward != 0, RECURRENCE[variant]); }
+
+// `packed` from `weight`, for calls in that direction.
+int factorcell_recurrence_pack(Recurrence *a, int backward, int variant) { return run(a, backward != 0, PACK[variant]); }
+
+// The table is packed first.
+int factorcell_softmax(Softmax *a, int variant) {
+    return run(a, true, SOFTMAX[variant]) || run(a, false, SOFTMAX[variant]);
 }
 
 // The requests of `a`, each by one thread: what follows, or (`following`) what is held after given tokens.
-void factorcell_search(Search *a, int following, int variant) { run(a, following != 0, SEARCH[variant]); }
+int factorcell_search(Search *a, int following, int variant) { return run(a, following != 0, SEARCH[variant]); }
 
-void factorcell_rows(Rows *a, int catching_up, int variant) { run(a, catching_up != 0, ROWS[variant]); }
+// Rows that catch up, or their step.
+int factorcell_rows(Rows *a, int catching_up, int variant) { return run(a, catching_up != 0, ROWS[variant]); }
 }

@@ -1,4 +1,5 @@
 // What a caller hands over. Arrays are of floats, dense, row-major, unless it says otherwise; those marked ? may be null.
+// signatures.py says the same in tables, and checks all of it before each call: nothing is checked here.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ struct Recurrence {
     const float *bias;           // (B, 3H)
     const float *given_reduced;  // (B, T, R)?: the inputs' share of z
     const float *weight;         // (H, 3H)
-    const float *packed;         // ?: the weight as `factorcell_recurrence_pack` leaves it for this direction
+    float *packed;               // ?: the weight as `factorcell_recurrence_pack` leaves it for this direction
     const float *left;           // (B, H, R)?
     const float *right;          // (B, R, 3H)?
     const float *keep;           // (T, B, H)?: a factor on the candidate
@@ -61,13 +62,13 @@ struct Softmax {
     const float *values;  // (N, D): x
     const float *table;   // (V, D): e
     const float *bias;    // (C, V): may be -inf
-    float *packed;        // room for `factorcell_packed` floats
+    float *packed;        // room for `factorcell_packed_table` floats
     float *result;        // (N,)
 };
 
-// Steps of Adam on rows of a table and its moments, in place. Shapes: U rows, D width.
+// Steps of Adam on rows of a table and its moments, in place. Shapes: U rows, V size, D width.
 struct Rows {
-    int64_t rows, width;
+    int64_t rows, size, width;
     int64_t threads;
     int64_t next;
     const int64_t *index;    // (U,): different rows
@@ -108,7 +109,8 @@ struct Request {
     const float *start;  // (2H + V,): after what is typed
     double *scores;      // out (k,): log probabilities; in no order
     int32_t *lengths;    // out (k,)
-    int32_t *tokens;     // out (k, most), or those given
+    int32_t *tokens;     // out (k, most)
+    const int64_t *given;  // (most,)?: the tokens to follow
     float *after;        // out (most, 2H + V)?: after each of the tokens given
 };
 
@@ -120,6 +122,7 @@ struct Search {
     int64_t growth;  // a batch grows by one for so many expanded
     int64_t half;  // whether hypotheses are found by products of bfloat16; then their scores are computed again by floats
     int64_t next;
+    Request *request;          // (requests,)
     const float *embedding;    // (V, E), dense
     const float *inputs;       // (E, 3H): W of x
     const float *weight;       // (H, 3H): W of h
@@ -127,5 +130,4 @@ struct Search {
     const float *norm;         // (8, H)?, dense
     const float *projection;   // (H, E): P
     const float *table;        // (E, V): E transposed
-    Request *request;          // (requests,)
 };

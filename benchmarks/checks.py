@@ -1,0 +1,149 @@
+"""What it costs to check the arguments of compiled functions before each call, beside the work itself.
+
+    python benchmarks/checks.py
+
+Both are times within the same calls, on one thread, so that what else the machine does falls on both alike; figures
+are medians. The share of a whole step or completion is smaller than that of the calls measured here.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from factorcell.completion.compiled import CompiledEngine
+from factorcell.completion.search import SearchRequest
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.model.cells import Cell
+from factorcell.model.kernels import signatures, softmax
+from factorcell.model.kernels.signatures import Signature
+from factorcell.model.packing import PackedModel
+from factorcell.model.run import Run
+from factorcell.training.row_adam import RowAdam
+
+WORDS = 50_000
+LETTERS = 104
+
+
+class Clock:
+    """Seconds that are spent inside the checks."""
+
+    def __init__(self) -> None:
+        self.spent, self.inside = 0.0, False
+
+    def watch(self, owner: object, name: str) -> None:
+        """From here on the time of a method counts."""
+        method = getattr(owner, name)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            if self.inside:
+                return method(*given, **named)
+            self.inside, begin = True, time.perf_counter()
+            try:
+                return method(*given, **named)
+            finally:
+                self.spent, self.inside = self.spent + time.perf_counter() - begin, False
+
+        setattr(owner, name, timed)
+
+    def measure(self, work: Callable[[], object], repeats: int) -> tuple[float, float]:
+        """The medians of seconds that the work takes, and those of it that go into checks."""
+        totals, checks = [], []
+        for number in range(repeats + 3):
+            self.spent, begin = 0.0, time.perf_counter()
+            work()
+            if number >= 3:
+                totals.append(time.perf_counter() - begin)
+                checks.append(self.spent)
+        return statistics.median(totals), statistics.median(checks)
+
+
+def learning(texts: int, steps: int, width: int, hidden: int, rank: int) -> Callable[[], object]:
+    """The recurrent layer forward and backward over texts of any length."""
+    cell = Cell(width, hidden, 20, rank, ("factor",), 0.2)
+    inputs, context, lengths = torch.randn(texts, steps, width), torch.randn(texts, 20), torch.full((texts,), steps)
+
+    def work() -> None:
+        outputs, _ = cell(inputs, cell.adapt(context), lengths=lengths)
+        outputs.sum().backward()
+
+    return work
+
+
+def scoring(targets: int) -> Callable[[], object]:
+    """Sums over all words."""
+    values, table, bias = torch.randn(targets, 100), torch.randn(WORDS, 100), torch.zeros(WORDS)
+    return lambda: softmax.log_sums(values, table, bias)
+
+
+def moving(count: int) -> Callable[[], object]:
+    """Rows of a table of words that catch up and take a step."""
+    adam, step = RowAdam([nn.Parameter(torch.randn(WORDS, 100))], [0.01] * 100_000, 0.0), 0
+    gradient, rows = torch.randn(count, 100), torch.randperm(WORDS)[:count].sort().values
+
+    def work() -> None:
+        nonlocal step
+        adam.catch_up(step, rows)
+        adam.step(step + 1, rows, [gradient])
+        step += 1
+
+    return work
+
+
+def completing() -> tuple[Callable[[], object], Callable[[], object]]:
+    """One more letter, and ten completions, of a model of the published size."""
+    letters = "".join(map(chr, range(48, 48 + LETTERS)))
+    model = {"hidden_size": 600, "embedding_size": 24, "rank": 60, "context_size": 40, "adapt": ("factor",)}
+    data = {"context": ("city",), "unit": "char", "min_count": 1, "min_context_count": 1}
+    config = Config.from_dict({"data": data, "model": {**model, "layer_norm": True}})
+    corpus = prepare([{"text": letters, "city": city} for city in ("Oslo", "Nice")], config.data)
+    run = Run(folder=Path("none"), config=config, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    packed = PackedModel.of(run.model)
+    assert packed is not None, "there are no compiled kernels"
+    engine = CompiledEngine(run.model, packed)
+    with torch.inference_mode():
+        typed = engine.type(engine.begin(corpus.context(np.zeros(1, np.int64))), run.vocabulary.encode("ab"))
+    ids, more = typed.ids, run.vocabulary.encode("c")
+    wanted = [SearchRequest(typed, 10, 5, lambda ids: ids != ())]
+    return lambda: engine.type(typed, [*ids, *more]), lambda: engine.search(wanted, 0.02, 1)
+
+
+def main() -> None:
+    """Print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=50)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    letter, search = completing()
+    contenders = {
+        "layer of 240, 64 texts of 20 words, forward and backward": learning(64, 20, 100, 240, 12),
+        "the same of one text (a person is learned)": learning(1, 20, 100, 240, 12),
+        "exact sums of 500 targets, 50,000 words": scoring(500),
+        "the same of one target": scoring(1),
+        "2,000 rows of a table catch up and step": moving(2000),
+        "one letter typed": letter,
+        "a search of ten completions, 20 ms": search,
+    }
+    clock = Clock()
+    for signature in vars(signatures).values():
+        if isinstance(signature, Signature):
+            for method in ("sizes", "expected", "addresses", "arguments"):
+                clock.watch(signature, method)
+    print("| work | milliseconds | checks, microseconds | share |\n|---|---:|---:|---:|")
+    measured = {name: clock.measure(contenders[name], repeats) for name in random.sample(list(contenders), 7)}
+    for name in contenders:
+        total, checks = measured[name]
+        print(f"| {name} | {total * 1e3:.2f} | {checks * 1e6:.0f} | {checks / total:.2%} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""Compiled functions on arrays of any shape: right ones give what plain PyTorch gives, wrong ones are refused.
+
+    python -m tests.model.kernels.fuzz LIBRARY CASES
+
+runs so many cases in the compiled code of that file, which sanitizers may watch, and prints how many were what.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from factorcell.completion.compiled import CompiledEngine, PackedPrefix, search
+from factorcell.completion.search import SearchRequest
+from factorcell.model.kernels import library, recurrence, softmax
+from factorcell.model.kernels.recurrence import Inputs, Packed
+from factorcell.model.packing import PackedModel
+from factorcell.model.run import Run
+from factorcell.training import row_adam
+from tests.completion.test_compiled import packed_in
+from tests.completion.test_search import typed_in, written_out
+from tests.model.kernels.test_recurrence import Arrays, arrays, distance, learned, slow
+from tests.small import inside, make_letters
+
+HERE = library.library()
+VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
+counts: Counter[tuple[str, str]] = Counter()
+
+# What is wrong with an array, by its name.
+FAULTS: dict[str, Callable[[Tensor], Any]] = {
+    "a row more": lambda x: torch.cat([x, x[:1]]),
+    "a row less": lambda x: x[1:],
+    "a column more": lambda x: torch.cat([x, x[..., :1]], -1),
+    "a dimension more": lambda x: x[None],
+    "a dimension less": lambda x: x.flatten(),
+    "of doubles": lambda x: x.double(),
+    "of 32 bits": lambda x: x.int(),
+    "on another device": lambda x: x.to("meta"),
+    "missing": lambda x: None,
+}
+BEYOND = ("one below", "one beyond")
+RAGGED = st.sampled_from([0, 1, 2, 3, 4, 5, 7, 9])
+
+
+def drawn_fault(data: st.DataObject, given: Arrays, never: Sequence[tuple[str, str]], below: dict[str, int]) -> str:
+    """Put a wrong array among those `given`, none of the faults `never`; its name and what is wrong with it.
+
+    Arrays in `below` hold whole numbers below that one.
+    """
+    names = [name for name, x in given.items() if x is not None and x.numel()]
+    name = data.draw(st.sampled_from(names))
+    x = given[name]
+    assert x is not None
+    faults = [fault for fault in FAULTS if (name, fault) not in never and ("", fault) not in never]
+    faults = [fault for fault in faults if fault != "a dimension less" or x.dim() > 1]
+    fault = data.draw(st.sampled_from([*faults, *(BEYOND * 3 if name in below else ())]))
+    if fault in BEYOND:
+        wrong = x.clone()
+        wrong[data.draw(st.integers(0, len(x) - 1))] = -1 if fault == BEYOND[0] else below[name]
+        given[name] = wrong
+    else:
+        given[name] = FAULTS[fault](x)
+    return f"{name}, {fault}"
+
+
+def spread(data: st.DataObject, given: Arrays) -> None:
+    """Put an array with gaps, of the same numbers, for one of those `given`."""
+    name = data.draw(st.sampled_from([name for name, x in given.items() if x is not None and x.numel()]))
+    x = given[name]
+    assert x is not None
+    given[name] = torch.stack([x, x], -1)[..., 0]
+
+
+def refused(what: str, fault: str, call: Callable[[], object]) -> None:
+    """`ValueError`, and no other, is what comes of the call."""
+    with pytest.raises(ValueError, match=r"\w"):
+        call()
+    counts[what, "refused"] += 1
+
+
+def recurrences(data: st.DataObject) -> None:
+    """The recurrence forward and backward, packed before or not."""
+    flags = {name: data.draw(st.booleans()) for name in ("drop", "norm", "ragged", "scale", "feed")}
+    batch, steps, rank = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3)), data.draw(RAGGED)
+    hidden, seed = data.draw(st.integers(2, 35)), data.draw(st.integers(0, 99))
+    given, half = arrays(batch, steps, hidden, rank, seed=seed, **flags), data.draw(st.booleans())
+    with patch.object(library, "half", lambda: half):
+        if data.draw(st.booleans()):
+            back = data.draw(st.booleans())
+            wrong = wrong_backward if back else wrong_forward
+            wrong(data, given)
+            return
+        if data.draw(st.booleans()):
+            spread(data, given)
+        fast, plain = learned(given, double=False), learned(given, double=True)
+        packed = Packed.of(fast["weight"]) if data.draw(st.booleans()) else None  # type: ignore[arg-type]
+        results = [recurrence.run(Inputs(**fast, packed=packed)), slow(plain)]  # type: ignore[arg-type]
+        for outputs, last, memory in results:
+            ((outputs * 0.7).sum() + (last * 0.3).sum() + (memory**2).sum()).backward()  # type: ignore[no-untyped-call]
+    counts["recurrence", "as plain"] += 1
+    if flags["norm"] and hidden < (20 if half else 8):
+        return  # the deviation of a few units may be next to nothing, and then magnifies every rounding
+    bound = 0.2 if half else 2e-3
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got.double(), expected, atol=bound, rtol=bound)
+    for name, x in fast.items():
+        expected_gradient = None if plain[name] is None else plain[name].grad  # type: ignore[union-attr]
+        if not half and x is not None and expected_gradient is not None:
+            assert distance(x.grad.double(), expected_gradient) < 0.02, name  # type: ignore[union-attr]
+
+
+def wrong_forward(data: st.DataObject, given: Arrays) -> None:
+    """A wrong array among the inputs, or W packed for another size."""
+    steps = given["given"].shape[1]  # type: ignore[union-attr]
+    packed = None
+    if data.draw(st.integers(0, 9)) == 0:
+        packed, fault = Packed.of(torch.zeros(80, 240)), "packed, of another size"
+    else:  # PyTorch itself sees to what is missing, and gives arrays of another device to that device
+        never = [("", "on another device")]
+        never += [(name, "missing") for name in given if name not in ("left", "right")]
+        fault = drawn_fault(data, given, never, {"lengths": steps + 1})
+    refused("recurrence", fault, lambda: recurrence.run(Inputs(**given, packed=packed)))  # type: ignore[arg-type]
+
+
+def wrong_backward(data: st.DataObject, given: Arrays) -> None:
+    """A wrong array among what the way back takes."""
+    number, half = library.chosen(), library.half()
+    made = recurrence._forward(*given.values(), True, half, number)
+    outputs, last_hidden, last_memory, memories, gates, _, inverse = made
+    names = ("weight", "left", "right", "keep", "norm", "scale", "feed", "hidden", "memory", "lengths")
+    gradients = {"outputs_gradient": outputs, "last_hidden_gradient": last_hidden, "last_memory_gradient": last_memory}
+    taken: Arrays = {**gradients, **{name: given[name] for name in names}}
+    taken |= {"outputs": outputs, "memories": memories, "gates": gates, "inverse": inverse}
+    never = [("", "on another device")] + [(name, "missing") for name in taken if name not in ("left", "right")]
+    fault = drawn_fault(data, taken, never, {"lengths": outputs.shape[1] + 1})
+    refused("recurrence", fault, lambda: recurrence._backward(*taken.values(), half, number))
+
+
+def softmaxes(data: st.DataObject) -> None:
+    """Sums of logits, with a bias of each text or one of all."""
+    texts, each = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 1, 2, 5, 100, 300]))
+    size, width = data.draw(st.integers(1, 120)), data.draw(st.integers(1, 35))
+    random, half = torch.Generator().manual_seed(data.draw(st.integers(0, 99))), data.draw(st.booleans())
+    given: Arrays = {
+        "values": torch.randn(texts * each, width, generator=random),
+        "table": torch.randn(size, width, generator=random),
+        "bias": torch.randn(texts, size, generator=random) if data.draw(st.booleans()) else None,
+    }
+    if given["bias"] is None:
+        given["bias"] = torch.randn(size, generator=random)
+    with patch.object(library, "half", lambda: half):
+        if data.draw(st.booleans()):
+            if each and data.draw(st.integers(0, 9)) == 0:
+                given["bias"], fault = torch.zeros(texts * each + 1, size), "more texts than rows"
+            else:  # other rows of values, and a bias of other texts, may be right; one without rows is
+                never = [("values", "a row more"), ("values", "a row less"), ("bias", "missing")]
+                never += [
+                    ("bias", f"a {what}") for what in ("row more", "row less", "dimension more", "dimension less")
+                ]
+                fault = drawn_fault(data, given, never, {})
+            refused("softmax", fault, lambda: softmax.log_sums(**given))  # type: ignore[arg-type]
+            return
+        if data.draw(st.booleans()):
+            spread(data, given)
+        values, table, bias = (x.double() for x in given.values() if x is not None)
+        got = softmax.log_sums(**given)  # type: ignore[arg-type]
+    logits = values @ table.T
+    logits += bias if bias.dim() == 1 else bias.repeat_interleave(each, 0)
+    bound = 0.4 if half else 1e-4
+    torch.testing.assert_close(got.double(), logits.logsumexp(1), atol=bound, rtol=bound)
+    counts["softmax", "as plain"] += 1
+
+
+def rows(data: st.DataObject) -> None:
+    """Rows of tables that catch up or take a step."""
+    size, width = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 35))
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    index = torch.randperm(size, generator=random)[: data.draw(st.integers(0, size))]
+    given: Arrays = {name: torch.rand(size, width, generator=random) + 0.1 for name in ("table", "first", "second")}
+    given["rows"] = index
+    catching_up = data.draw(st.booleans())
+    if catching_up:
+        given["columns"] = torch.rand(len(index), 5, generator=random)
+    else:
+        given["gradient"] = torch.randn(len(index), width, generator=random)
+        given["constants"] = torch.tensor([row_adam.BETA1, row_adam.BETA2, row_adam.EPSILON, 0.99, 0.1, 1.3])
+    if data.draw(st.booleans()):
+        fault = drawn_fault(data, given, [("rows", "missing")], {"rows": size})
+        refused("rows", fault, lambda: row_adam._call(**given))  # type: ignore[arg-type]
+        return
+    in_place = data.draw(st.sampled_from(["table", "first", "second"]))
+    gaps = {**given, in_place: given[in_place].T.contiguous().T}  # type: ignore[union-attr]
+    if min(size, width) > 1:
+        refused("rows", f"{in_place}, with gaps", lambda: row_adam._call(**gaps))  # type: ignore[arg-type]
+    ours, theirs = ({name: x.clone() for name, x in given.items() if x is not None} for _ in range(2))
+    row_adam._call(**ours)
+    tables = theirs["table"], theirs["first"], theirs["second"], theirs["rows"]
+    if catching_up:
+        row_adam._catch_up(*tables, theirs["columns"])
+    else:
+        row_adam._step(*tables, theirs["gradient"], row_adam._Factors(0.99, 0.1, 1.3))
+    for name in ("table", "first", "second"):
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=1e-4)
+    counts["rows", "as plain"] += 1
+
+
+@lru_cache(200)
+def letters(hidden: int, width: int, rank: int, norm: bool, seed: int) -> Run:
+    """A small run; a rank of 0: nothing is adapted."""
+    sizes = {"hidden_size": hidden, "embedding_size": width, "rank": rank, "layer_norm": norm}
+    return make_letters(seed=seed, adapt=("factor",) if rank else (), spread=0.4, **sizes)  # type: ignore[arg-type]
+
+
+@lru_cache(1000)
+def engine_of(run: Run, prefix: str, half: bool, variant: str) -> tuple[CompiledEngine, PackedPrefix]:
+    """The compiled search, and what is typed; of an instruction set, which is chosen when a model is packed."""
+    return packed_in(run, prefix, half=half)
+
+
+written = lru_cache(1000)(written_out)
+
+
+def searches(data: st.DataObject) -> None:
+    """What is typed, and its completions."""
+    hidden, width = data.draw(st.sampled_from([1, 5, 16, 33])), data.draw(st.sampled_from([1, 4, 17]))
+    rank, norm = data.draw(st.sampled_from([0, 1, 17])), data.draw(st.booleans())
+    run, prefix = (
+        letters(hidden, width, rank, norm, data.draw(st.integers(0, 1))),
+        data.draw(st.text("abz", max_size=2)),
+    )
+    half, most = data.draw(st.booleans()), data.draw(st.integers(0, 3))
+    engine, typed = engine_of(run, prefix, half, os.environ["FACTORCELL_KERNEL"])
+    packed, k = engine.packed, data.draw(st.integers(1, 9))
+    if data.draw(st.booleans()):
+        wrong_search(data, packed, typed)
+        return
+    plain = typed_in(run, prefix)
+    assert typed.ids == plain.ids
+    for after, (state,), logs in zip(typed.after, inside(plain.states), plain.logs, strict=True):
+        expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
+        torch.testing.assert_close(after, expected, atol=2e-4, rtol=1e-3)
+    (found,) = search(packed, [SearchRequest(typed, k, most)], batch=data.draw(st.integers(1, 9)), threads=2)
+    every = written(run, prefix, "Oslo", most)
+    scores = [one.log_probability for one in found.completions]
+    assert scores == pytest.approx([every[one.ids] for one in found.completions], abs=1e-3)
+    if not half:
+        assert scores == pytest.approx(sorted(every.values(), reverse=True)[:k], abs=1e-3)
+    counts["search", "as plain"] += 1
+
+
+def wrong_search(data: st.DataObject, packed: PackedModel, typed: PackedPrefix) -> None:
+    """A wrong number, id, context or array of a search."""
+    other, elsewhere = engine_of(letters(6, 3, 2, False, 0), "a", False, packed.layout.variant)
+    ids, size = typed.ids, packed.layout.size
+    arrays_of: Arrays = dict(packed.arrays)
+    of_context: Arrays = dict(typed.context.arrays)
+    starts = ("a row more", "a row less", "a dimension more", "of doubles", "of 32 bits")
+
+    def searched(typed: PackedPrefix = typed, k: int = 3, most: int = 2, **bounds: Any) -> Callable[[], object]:
+        return lambda: search(packed, [SearchRequest(typed, k, most)], **bounds)
+
+    def packed_anew() -> object:
+        drawn_fault(data, arrays_of, [("norm", "missing")], {})
+        return PackedModel(packed.layout, arrays_of, packed.specials)  # type: ignore[arg-type]
+
+    def context_anew() -> object:
+        drawn_fault(data, of_context, [], {})
+        return type(typed.context)(packed.layout, of_context)  # type: ignore[arg-type]
+
+    def started(fault: str) -> Callable[[], object]:
+        return searched(PackedPrefix(typed.context, ids, (FAULTS[fault](typed.after[-1]),)))
+
+    calls: dict[str, Callable[[], object]] = {
+        **{f"id {one}": partial(typed.to, packed, [*ids, one]) for one in (-1, size, size + 7, 2**31, 2**40)},
+        "k": searched(k=data.draw(st.integers(-(2**33), -2 if packed.layout.half else 0))),
+        "most": searched(most=data.draw(st.sampled_from([-1, -7, 2**31]))),
+        "rows": searched(rows=data.draw(st.sampled_from([-1, -7, 2**31]))),
+        "waiting": searched(waiting=data.draw(st.sampled_from([-1, -99, 2**40]))),
+        "batch": searched(batch=data.draw(st.sampled_from([0, -1]))),
+        "threads": searched(threads=data.draw(st.sampled_from([0, -1]))),
+        "seconds": searched(seconds=float("nan")),
+        "another context": searched(elsewhere),
+        "another model": lambda: elsewhere.to(packed, [*elsewhere.ids, 3]),
+        "a wrong model": packed_anew,
+        "a wrong context": context_anew,
+        **{f"start, {fault}": started(fault) for fault in starts},
+    }
+    fault = data.draw(st.sampled_from(list(calls)))
+    if other.packed.layout != packed.layout or "another" not in fault:
+        refused("search", fault, calls[fault])
+
+
+EVERY = {recurrences: 0.3, softmaxes: 0.25, rows: 0.2, searches: 0.25}  # shares of all cases
+
+
+def fuzz(one: Callable[[st.DataObject], None], cases: int) -> None:
+    """So many cases of a function, drawn by a fixed seed, over all instruction sets."""
+    for variant in VARIANTS:
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setenv("FACTORCELL_KERNEL", variant)
+            quiet = settings(max_examples=-(-cases // len(VARIANTS)), derandomize=True, database=None, deadline=None)
+            settings(quiet, suppress_health_check=list(HealthCheck))(given(data=st.data())(one))()
+
+
+def main(path: str, cases: str) -> None:
+    """Run all, in the library at `path`; the last line says how many were refused and how many were as plain ones."""
+    library.LIBRARY = Path(path)
+    library.library.cache_clear()
+    for one, share in EVERY.items():
+        fuzz(one, round(int(cases) * share))
+        print(f"{one.__name__}: {sum(counts.values())} cases so far", flush=True)
+    print({f"{what} {outcome}": count for (what, outcome), count in sorted(counts.items())})
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    main(*sys.argv[1:])

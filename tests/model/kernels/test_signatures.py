@@ -1,0 +1,209 @@
+"""What compiled functions are told: the tables against native/kernels.h, every kind of fault, and the fuzz of both."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from factorcell.model.kernels import gpu_recurrence, gpu_softmax, library, recurrence, softmax
+from factorcell.model.kernels.recurrence import Inputs, Packed
+from factorcell.model.kernels.signatures import CONTEXT, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX, Signature
+from factorcell.training.row_adam import RowAdam
+from tests.model.kernels import fuzz
+from tests.model.kernels.test_recurrence import Arrays, arrays
+
+NATIVE = Path(library.__file__).parent / "native"
+ROOT = Path(__file__).parents[3]
+compiled = pytest.mark.skipif(library.library() is None, reason="not compiled: there was no C++ compiler here")
+
+
+@pytest.mark.parametrize(
+    ("name", "signature"),
+    [("Recurrence", RECURRENCE), ("Softmax", SOFTMAX), ("Rows", ROWS), ("Search", SEARCH), ("Request", REQUEST)],
+)
+def test_the_tables_have_the_fields_of_the_header(name: str, signature: Signature) -> None:
+    """Every field of the structure, in its order and of its type."""
+    body = (NATIVE / "kernels.h").read_text().split(f"struct {name} {{")[1].split("};")[0]
+    fields = []
+    for line in re.sub(r"//.*", "", body).split(";"):
+        kind, _, names = line.strip().replace("const ", "").partition(" ")
+        fields += [("pointer" if "*" in each else kind, each.strip(" *")) for each in names.split(",") if each]
+    kinds = {"c_double": "double", "c_long": "int64_t", "c_longlong": "int64_t", "c_void_p": "pointer"}
+    assert [(kinds[kind.__name__], field) for field, kind in signature.structure._fields_] == fields
+
+
+def test_a_context_is_in_every_request() -> None:
+    """Its addresses are those that a request begins with."""
+    pointers = [field for field, kind in REQUEST.structure._fields_ if kind.__name__ == "c_void_p"]
+    assert pointers == [*CONTEXT.arrays, *REQUEST.arrays]
+
+
+def of_recurrence(**changed: Any) -> Callable[[], object]:
+    """The compiled recurrence of 3 texts of 4 steps, some arrays changed."""
+    given: Arrays = {**arrays(3, 4, 10, 2, norm=True, ragged=True, scale=True, feed=True, drop=True), **changed}
+    return lambda: recurrence.run(Inputs(**given))  # type: ignore[arg-type]
+
+
+def of_softmax(**changed: Tensor) -> Callable[[], object]:
+    """Compiled sums of 6 rows of width 4 over 9 tokens."""
+    given = {"values": torch.zeros(6, 4), "table": torch.zeros(9, 4), "bias": torch.zeros(9), **changed}
+    return lambda: softmax.log_sums(**given)
+
+
+def of_rows(rows: Tensor, gradient: Tensor) -> Callable[[], object]:
+    """A step of 5 rows."""
+    adam = RowAdam([nn.Parameter(torch.zeros(5, 3))], [0.1], 0.0)
+    return lambda: adam.step(1, rows, [gradient])
+
+
+WRONG = [
+    (of_recurrence(lengths=torch.tensor([4, 5, 0])), r"lengths holds 5; valid are 0 to 4"),
+    (of_recurrence(lengths=torch.tensor([4, -1, 0])), r"lengths holds -1; valid are 0 to 4"),
+    (of_recurrence(lengths=torch.tensor([4, 1, 0]).int()), r"lengths is int32 \(3,\), .* valid is int64 \(3,\)"),
+    (of_recurrence(lengths=torch.tensor([4, 1])), r"lengths is int64 \(2,\), .*\(B\)"),
+    (of_recurrence(bias=torch.zeros(2, 30)), r"bias is float32 \(2, 30\), .* \(3, 30\), .*\(B 3H\)"),
+    (of_recurrence(given=torch.zeros(0, 4, 30)), r"sequences is 0; valid are 1 to"),
+    (of_recurrence(given=torch.zeros(4, 30)), r"given is float32 \(4, 30\), .* 3 dimensions"),
+    (of_recurrence(given=torch.zeros(3, 4, 30).double()), r"given is float64 .* valid is float32"),
+    (of_recurrence(right=None), r"right is missing; forward of a rank needs it"),
+    (of_recurrence(left=None), r"given_reduced is .* valid is float32 \(3, 4, 0\)"),
+    (of_recurrence(packed=Packed(torch.zeros(9), torch.zeros(9), 0, False)), r"packed is float32 \(9,\)"),
+    (of_softmax(bias=torch.zeros(4, 9)), r"values is float32 \(6, 4\), .*\(4, 4\)"),
+    (of_softmax(bias=torch.zeros(7, 9)), r"values is float32 \(6, 4\), .*\(0, 4\)"),
+    (of_softmax(bias=torch.zeros(0, 9)), r"texts is 0"),
+    (of_softmax(table=torch.zeros(9, 3)), r"values is float32 \(6, 4\), .*\(6, 3\)"),
+    (of_softmax(values=torch.zeros(6, 4, device="meta")), r"values is .* on meta; .* on cpu"),
+    (of_rows(torch.tensor([0, 5]), torch.zeros(2, 3)), r"index holds 5; valid are 0 to 4"),
+    (of_rows(torch.tensor([0, -1]), torch.zeros(2, 3)), r"index holds -1; valid are 0 to 4"),
+    (of_rows(torch.tensor([0, 1]).int(), torch.zeros(2, 3)), r"index is int32"),
+    (of_rows(torch.tensor([0, 1]), torch.zeros(1, 3)), r"gradient is float32 \(1, 3\)"),
+]
+
+
+@compiled
+@pytest.mark.parametrize(("call", "said"), WRONG)
+def test_what_is_wrong_is_named(call: Callable[[], object], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The argument, what it is, and what is valid; nothing goes native."""
+    monkeypatch.setenv("FACTORCELL_KERNEL", "plain")
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"lengths": torch.tensor([1, 2]).int()}, "lengths is int32"),
+        ({"right": None}, "right is missing"),
+        ({"keep": torch.zeros(2, 2, 9)}, r"keep is .* valid is float32 or bfloat16 \(3, 2, 9\)"),
+        ({"given": torch.zeros(2, 3, 26)}, "given is"),
+        ({"memory": torch.zeros(1, 9)}, "memory is"),
+    ],
+)
+def test_what_is_wrong_for_a_gpu_is_named(changed: dict[str, Any], said: str) -> None:
+    """Before a kernel is launched, so on any machine."""
+    made = arrays(2, 3, 9, 2, drop=True)
+    names = ("given", "given_reduced", "weight", "left", "right", "keep", "hidden", "memory", "lengths")
+    with pytest.raises(ValueError, match=said):
+        gpu_recurrence.run(**{name: {**made, **changed}[name] for name in names})
+
+
+def test_targets_of_a_gpu_are_as_many_as_its_values() -> None:
+    """And whole numbers of 64 bits."""
+    values, table, bias = torch.zeros(5, 4), torch.zeros(9, 4), torch.zeros(9)
+    for targets in (torch.zeros(4).long(), torch.zeros(5).int()):
+        with pytest.raises(ValueError, match="targets is"):
+            gpu_softmax.nats(values, table, bias, targets)
+
+
+@compiled
+def test_threads_without_anything_to_do_are_not_started() -> None:
+    """At least one, at most one a job, at most PyTorch's own."""
+    torch.set_num_threads(3)
+    assert [library.threads(jobs) for jobs in (0, 1, 2, 3, 99)] == [1, 1, 2, 3, 3]
+
+
+@compiled
+def test_tokens_that_never_come_sum_up_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minus infinity, as plain PyTorch has it; a NaN among them is still one."""
+    for variant in fuzz.VARIANTS:
+        monkeypatch.setenv("FACTORCELL_KERNEL", variant)
+        got = softmax.log_sums(torch.tensor([[1.0], [torch.nan]]), torch.ones(50, 1), torch.full((50,), -torch.inf))
+        assert got[0] == -torch.inf
+        assert got[1].isnan()
+
+
+TOO_LITTLE = """
+import resource, torch
+from factorcell.model.kernels import library, softmax
+values, table, bias = torch.zeros(512, 200_000), torch.zeros(2, 200_000), torch.zeros(2)
+softmax.log_sums(values[:1], table, bias)
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (100 << 20),) * 2)
+try:
+    softmax.log_sums(values, table, bias)
+except MemoryError as error:
+    print(error)
+print(softmax.log_sums(values[:1], table, bias).shape)
+"""
+
+
+@compiled
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a bound on memory")
+def test_too_little_memory_is_an_error_that_a_process_survives() -> None:
+    """Not the end of all who share it."""
+    ran = subprocess.run([sys.executable, "-c", TOO_LITTLE], capture_output=True, text=True)
+    assert ran.stdout == "not enough memory for the compiled softmax\ntorch.Size([1])\n", ran.stderr[-2000:]
+
+
+@compiled
+@pytest.mark.parametrize("one", fuzz.EVERY)
+def test_arrays_of_any_shape(one: Callable[[st.DataObject], None]) -> None:
+    """A few of the cases below, in the library that is installed."""
+    fuzz.counts.clear()
+    fuzz.fuzz(one, 90)
+    assert sum(fuzz.counts.values()) >= 60
+    assert {outcome for _, outcome in fuzz.counts} == {"refused", "as plain"}
+
+
+def sanitized(folder: Path) -> tuple[Path, str]:
+    """The compiled code, watched by sanitizers, and what its process must load first; skips where there are none."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    flags = ["-std=c++17", "-shared", "-fPIC", "-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    trial = folder / "trial.cpp"
+    trial.write_text("int main() { return 0; }")
+    tried = subprocess.run(["g++", *flags, "-o", str(folder / "trial.so"), str(trial)], capture_output=True, text=True)
+    names = ("libasan.so", "libstdc++.so.6")
+    found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names]
+    if tried.returncode or not all(Path(name).is_absolute() for name in found):
+        pytest.skip(f"g++ has no sanitizers here: {tried.stderr[-200:]}")
+    subprocess.run(
+        ["g++", "-O1", "-g1", *flags, "-o", str(folder / "_kernels.so"), str(NATIVE / "kernels.cpp")], check=True
+    )
+    return folder / "_kernels.so", " ".join(found)
+
+
+@compiled
+@pytest.mark.slow
+def test_ten_thousand_cases_under_sanitizers(tmp_path: Path) -> None:
+    """No access out of bounds and no undefined behaviour; what is right is as plain, what is wrong is refused."""
+    path, first = sanitized(tmp_path)
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "experiments")])
+    watched = {"LD_PRELOAD": first, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.model.kernels.fuzz", str(path), "10000"]
+    ran = subprocess.run(command, env={**os.environ, **watched}, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert ran.stderr == "", ran.stderr[-4000:]
+    counts = {what: int(count) for what, count in re.findall(r"'([\w ]+)': (\d+)", ran.stdout)}
+    assert len(counts) == 8
+    assert sum(counts.values()) >= 10_000
