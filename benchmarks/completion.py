@@ -33,7 +33,7 @@ from factorcell.completion.popularity import History
 from factorcell.completion.search import PlainEngine, SearchRequest, SearchResult, beam
 from factorcell.data.tables import open_table
 from factorcell.model.kernels import library
-from factorcell.model.packing import usable
+from factorcell.model.packing import PackedModel
 from factorcell.model.run import Run
 
 K = 10
@@ -194,7 +194,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     run = Run.open(options.run)
-    if not usable(run.model):
+    if PackedModel.of(run.model) is None:
         parser.error(f"{options.run}: there is no compiled search for its model, or on this machine")
     begin = time.perf_counter()
     Completer(Run.open(options.run))

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -145,7 +146,7 @@ def read_versioned(path: Path, newest: int, what: Path | None = None) -> dict[st
 
 def number(value: Any, path: Path, what: str, low: float = -math.inf) -> float:
     """A `value` that `path` holds as `what`. `UserError` unless it is a finite number from `low` on."""
-    if type(value) not in (int, float) or not low <= value < math.inf or value == -math.inf:
+    if type(value) not in (int, float) or not low <= value <= sys.float_info.max or value == -math.inf:
         wanted = "a finite number" + (f" from {low:g} on" if low > -math.inf else "")
         raise UserError(f"{path}: {what} is {value!r:.40}; it must be {wanted}")
     return float(value)

@@ -94,8 +94,6 @@ class LearningRule:
         if not path.exists():
             return cls()
         values = files.read_versioned(path, FORMAT)
-        if "rate" in values:
-            files.number(values["rate"], path, "the online rate", low=0)
         try:
             return cls(**values)
         except TypeError as error:  # a name that no rule has
