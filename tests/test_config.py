@@ -34,8 +34,8 @@ def test_toml(tmp_path: Path) -> None:
 @given(
     text=st.text(),
     context=st.lists(st.text(), max_size=3),
-    rate=st.floats(min_value=0, allow_nan=False),
-    rank=st.integers(1, 10**12),
+    rate=st.floats(0, 1e38),
+    rank=st.integers(1, 10**6),
     unit=st.sampled_from(["char", "word"]),
 )
 @example(text='\x7f\x00\n"\\é', context=["a=b", "]"], rate=1e-05, rank=1, unit="char")
@@ -68,7 +68,7 @@ def test_toml_leaves_out_what_is_none() -> None:
         ({"model": {"rank": -1}}, "rank is -1; it must be at least 0"),
         ({"model": {"adapt": "factor"}}, "adapt is 'factor'; it must be a list of names"),
         ({"model": {"adapt": ["lora"]}}, "unknown adapt 'lora'; choose from concat, scale, scale_split, factor"),
-        ({"model": {"dropout_output": 1}}, r"a drop rate lies in \[0, 1\)"),
+        ({"model": {"dropout_output": 1}}, "dropout_output is 1; it must be at least 0 and below 1"),
         ({"data": {"unit": "words"}}, r"unknown unit 'words' \(did you mean 'word'\?\)"),
         ({"training": {"loss": "nce"}}, "unknown loss 'nce'; choose from full, sampled"),
         ({"training": {"learning_rate": -1.0}}, "at least 0"),

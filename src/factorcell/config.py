@@ -5,7 +5,6 @@ A `Config` is three frozen dataclasses: what is read (`DataConfig`), what is tra
 """
 
 import dataclasses
-import difflib
 import itertools
 import json
 import tomllib
@@ -15,6 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from factorcell.limits import LARGEST, MANY, SEEDS, Limits
+from factorcell.limits import UserError as UserError
+from factorcell.limits import choose as choose
 
 FORMAT = 1  # of run folders: the number in their config.json; 1 too where there is none
 UNITS = ("word", "space", "char", "grapheme")
@@ -27,6 +30,7 @@ PRECISIONS = ("float32", "bfloat16")
 LOSSES = ("full", "sampled", "sampled_text")
 DEVICES = ("auto", "cpu", "cuda")
 LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
+SIZES, LAYERS, THREADS = 1_000_000, 10_000, 1024  # the largest there may be; memory sets a bound before
 
 # Named models by what they adapt: (recurrent layer, softmax bias). The first four are those of the TACL paper (section
 # 2); the others rescale rows (thesis, section 3.2) and read the context as control codes.
@@ -41,22 +45,8 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 PAPER_MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 
 
-class UserError(ValueError):
-    """A mistake in what the user gave: one line that says what was got, where, and what is valid."""
-
-
 class Notice(UserWarning):
     """What a user should know although the work goes on: one line that says what happened, and where."""
-
-
-def choose(kind: str, name: str, valid: typing.Iterable[str]) -> str:
-    """`name`, if it is one of `valid`; otherwise a `UserError` that lists them and names the nearest."""
-    names = list(valid)
-    if name in names:
-        return name
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise UserError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names) or 'nothing: there are none'}")
 
 
 def check_format(number: Any, newest: int, what: object) -> None:
@@ -75,29 +65,45 @@ def option(
     text: str,
     *,
     choices: tuple[str, ...] = (),
-    low: float | None = None,
+    limits: Limits | None = None,
     metavar: str = "",
     rare: bool = False,
 ) -> Any:
-    """A dataclass field with its help text, its valid choices and its smallest valid value.
+    """A dataclass field with its help text, and its valid choices or, of a number, its limits.
 
     `metavar` stands for a value in the help of the command line, where a `rare` one comes last.
     """
-    about = {"help": text, "choices": choices, "low": low, "metavar": metavar, "rare": rare}
+    about = {"help": text, "choices": choices, "limits": limits, "metavar": metavar, "rare": rare}
     return dataclasses.field(default=default, metadata=about)
 
 
+def whole(default: int, text: str, low: int, high: int = MANY, *, rare: bool = False) -> Any:
+    """The field of a whole number from `low` to `high`."""
+    return option(default, text, limits=Limits(low, high), rare=rare)
+
+
+def real(default: float, text: str, low: float = 0.0, high: float = LARGEST, *, rare: bool = False) -> Any:
+    """The field of a number from `low` to `high`."""
+    return option(default, text, limits=Limits(low, high, whole=False), rare=rare)
+
+
+def drop_rate(text: str, *, rare: bool = False) -> Any:
+    """The field of a share that is dropped: not all, and by default nothing."""
+    return option(0.0, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
+
+
 def _check(section: Any) -> None:
-    """Check every field of `section` against its type, its choices and its smallest value."""
+    """Check every field of `section` against its type, its choices and its limits."""
     hints = typing.get_type_hints(type(section))
     for field in dataclasses.fields(section):
-        value, low = getattr(section, field.name), field.metadata.get("low")
-        object.__setattr__(section, field.name, _typed(field.name, value, hints[field.name]))
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if field.metadata.get("choices"):
+        value, limits = getattr(section, field.name), field.metadata["limits"]
+        value = _typed(field.name, value, hints[field.name])
+        for item in value if isinstance(value, tuple) else (value,):
+            if field.metadata["choices"]:
                 choose(field.name, item, field.metadata["choices"])
-        if low is not None and value is not None and value < low:
-            raise UserError(f"{field.name} is {value}; it must be at least {low:g}")
+        if limits is not None:
+            limits.check(field.name, value)
+        object.__setattr__(section, field.name, value)
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
@@ -110,10 +116,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise UserError(f"{name} is {value!r}; it must be a list of names")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and type(value) is int and abs(value) <= LARGEST:
         return float(value)
     if type(value) is not hint:
-        raise UserError(f"{name} is {value!r}; it must be of type {hint.__name__}")
+        raise UserError(f"{name} is {value!r:.60}; it must be of type {hint.__name__}")
     return value
 
 
@@ -124,14 +130,14 @@ def _penalty(text: str) -> tuple[str, float]:
         value = float(number)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
+    if not 0 <= value <= LARGEST:
         raise UserError(f"sparse_penalty is {text!r}; it must be NUMBER or NAME=NUMBER, of numbers from 0 on")
     return name, value
 
 
 def _check_cutoffs(given: tuple[str, ...]) -> None:
     """The special tokens are the first three, and belong to the head of the adaptive softmax."""
-    numbers = [int(item) if item.isdecimal() else 0 for item in given]
+    numbers = [int(item) if item.isdecimal() and len(item) < 10 else 0 for item in given]
     if any(low >= high for low, high in itertools.pairwise([2, *numbers])):
         raise UserError(f"cutoffs are {', '.join(given)}; they must be whole numbers from 3 on, in rising order")
 
@@ -162,21 +168,19 @@ class DataConfig:
     unit: str = option("word", "unit of text: word, space (split at spaces only), char or grapheme", choices=UNITS)
     lowercase: bool | None = option(None, "lower-case the text (default: words yes, characters no)")
     strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or % (word units)", rare=True)
-    min_count: int = option(2, "a token seen less often in training is out of vocabulary", low=1)
-    max_vocabulary: int = option(50_000, "at most this many tokens, the most frequent", low=1)
-    max_tokens: int = option(200, "cut texts after this many tokens", low=1)
-    min_context_count: int = option(50, "rarer values of a category are grouped as one unknown value", low=1)
-    min_user_count: int = option(15, "users with fewer texts are grouped as one, whom new users start as", low=1)
-    min_text_count: int = option(
-        3, "texts seen less often are not kept as popular completions (with user)", low=1, rare=True
+    min_count: int = whole(2, "a token seen less often in training is out of vocabulary", 1)
+    max_vocabulary: int = whole(50_000, "at most this many tokens, the most frequent", 1)
+    max_tokens: int = whole(200, "cut texts after this many tokens", 1, SIZES)
+    min_context_count: int = whole(50, "rarer values of a category are grouped as one unknown value", 1)
+    min_user_count: int = whole(15, "users with fewer texts are grouped as one, whom new users start as", 1)
+    min_text_count: int = whole(
+        3, "texts seen less often are not kept as popular completions (with user)", 1, rare=True
     )
-    min_text_users: int = option(
-        3, "texts of fewer people are not kept as popular completions (with user)", low=1, rare=True
+    min_text_users: int = whole(
+        3, "texts of fewer people are not kept as popular completions (with user)", 1, rare=True
     )
-    min_context_word: int = option(5, "a word seen less often in a text context is left out of it", low=1, rare=True)
-    max_context_words: int = option(
-        10_000, "at most this many words of a text context, the most frequent", low=1, rare=True
-    )
+    min_context_word: int = whole(5, "a word seen less often in a text context is left out of it", 1, rare=True)
+    max_context_words: int = whole(10_000, "at most this many words of a text context, the most frequent", 1, rare=True)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -201,16 +205,16 @@ class ModelConfig:
         ("low_rank",), "what context changes in the softmax bias (repeatable)", choices=OUTPUT_BIASES
     )
     cell: str = option("coupled", "kind of recurrent layer; coupled: the LSTM of the papers", choices=CELLS)
-    layers: int = option(1, "recurrent layers, each with adapters of its own", low=1)
-    embedding_size: int = option(150, "e, size of a token embedding", low=1)
-    hidden_size: int = option(200, "d, size of the recurrent layer", low=1)
-    variable_size: int = option(16, "size of the embedding of one context variable", low=1, rare=True)
-    number_size: int = option(64, "width of the network over the numeric context variables", low=1, rare=True)
-    context_size: int = option(16, "k, size of the joint context vector", low=1)
-    rank: int = option(12, "r, rank of the FactorCell's change of W; 0: no change", low=0)
-    hash_size: int = option(1 << 22, "buckets of the hashed softmax bias (the next prime)", low=1, rare=True)
-    bloom_size: int = option(
-        1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", low=0, rare=True
+    layers: int = whole(1, "recurrent layers, each with adapters of its own", 1, LAYERS)
+    embedding_size: int = whole(150, "e, size of a token embedding", 1, SIZES)
+    hidden_size: int = whole(200, "d, size of the recurrent layer", 1, SIZES)
+    variable_size: int = whole(16, "size of the embedding of one context variable", 1, SIZES, rare=True)
+    number_size: int = whole(64, "width of the network over the numeric context variables", 1, SIZES, rare=True)
+    context_size: int = whole(16, "k, size of the joint context vector", 1, SIZES)
+    rank: int = whole(12, "r, rank of the FactorCell's change of W; 0: no change", 0, SIZES)
+    hash_size: int = whole(1 << 22, "buckets of the hashed softmax bias (the next prime)", 1, LARGEST_HASH, rare=True)
+    bloom_size: int = whole(
+        1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", 0, LARGEST_HASH, rare=True
     )
     sparse_penalty: tuple[str, ...] = option(
         ("0.01",),
@@ -227,36 +231,25 @@ class ModelConfig:
         metavar="N",
         rare=True,
     )
-    shrink: float = option(
-        4.0, "adaptive softmax: factor by which embeddings shrink from cluster to cluster", low=1, rare=True
+    shrink: float = real(
+        4.0, "adaptive softmax: factor by which embeddings shrink from cluster to cluster", 1, 1000, rare=True
     )
     layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)", rare=True)
     variational: bool = option(
         False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)", rare=True
     )
-    dropout_recurrent: float = option(
-        0.0,
-        "drop rate of the candidate (Semeniuta et al. 2016); if variational, of h where it is fed back",
-        low=0,
+    dropout_recurrent: float = drop_rate(
+        "drop rate of the candidate (Semeniuta et al. 2016); if variational, of h where it is fed back"
     )
-    dropout_input: float = option(0.0, "drop rate of the token embeddings", low=0)
-    dropout_output: float = option(0.0, "drop rate of the hidden states given to the softmax or the next layer", low=0)
-    dropout_context: float = option(
-        0.0,
-        "rate at which a category is read as the unknown value, so that this one is learned as well",
-        low=0,
-        rare=True,
+    dropout_input: float = drop_rate("drop rate of the token embeddings")
+    dropout_output: float = drop_rate("drop rate of the hidden states given to the softmax or the next layer")
+    dropout_context: float = drop_rate(
+        "rate at which a category is read as the unknown value, so that this one is learned as well", rare=True
     )
-    dropout_token: float = option(0.0, "rate at which whole input tokens are replaced by zero", low=0, rare=True)
+    dropout_token: float = drop_rate("rate at which whole input tokens are replaced by zero", rare=True)
 
     def __post_init__(self) -> None:
         _check(self)
-        for field in dataclasses.fields(self):
-            if field.name.startswith("dropout") and getattr(self, field.name) >= 1:
-                raise UserError(f"{field.name} is {getattr(self, field.name)}; a drop rate lies in [0, 1)")
-        for name in ("hash_size", "bloom_size"):
-            if getattr(self, name) > LARGEST_HASH:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at most {LARGEST_HASH}")
         for item in self.sparse_penalty:
             _penalty(item)
         _check_cutoffs(self.cutoffs)
@@ -269,26 +262,26 @@ class ModelConfig:
 class TrainingConfig:
     """How a model is trained."""
 
-    epochs: float = option(10.0, "passes over the training data", low=0)
-    batch_tokens: int = option(4000, "tokens in a batch, padding counted", low=1)
-    learning_rate: float = option(1e-3, "peak rate of Adam", low=0)
-    token_rate: float = option(
-        1.0, "factor on the rate of what has a row a token: embeddings, adapted softmax biases", low=0, rare=True
+    epochs: float = real(10.0, "passes over the training data", 0, 1_000_000)
+    batch_tokens: int = whole(4000, "tokens in a batch, padding counted", 1)
+    learning_rate: float = real(1e-3, "peak rate of Adam")
+    token_rate: float = real(
+        1.0, "factor on the rate of what has a row a token: embeddings, adapted softmax biases", rare=True
     )
-    warmup: float = option(0.02, "share of the steps over which the rate rises", low=0, rare=True)
+    warmup: float = real(0.02, "share of the steps over which the rate rises", 0, 1, rare=True)
     decay: str = option(
         "cosine", "how the rate falls after the warm-up", choices=("cosine", "linear", "none"), rare=True
     )
-    weight_decay: float = option(0.0, "decoupled weight decay of the matrices", low=0, rare=True)
-    clip: float = option(5.0, "largest norm of the gradient; 0: not clipped", low=0, rare=True)
+    weight_decay: float = real(0.0, "decoupled weight decay of the matrices", rare=True)
+    clip: float = real(5.0, "largest norm of the gradient; 0: not clipped", rare=True)
     loss: str = option("full", "softmax of the training loss: full, or sampled for each batch or text", choices=LOSSES)
-    samples: int = option(1000, "negative samples of a batch, or of each text (sampled loss)", low=1, rare=True)
-    evaluations: int = option(10, "evaluations on the development set, evenly over the steps", low=1)
-    patience: int = option(0, "stop after this many evaluations without a better one; 0: never", low=0)
-    log_every: int = option(50, "steps between rows of the log", low=1, rare=True)
-    save_every: int = option(500, "steps between checkpoints", low=1, rare=True)
-    seed: int = option(0, "seed of the weights, the order and the dropout", low=0)
-    threads: int = option(0, "threads of each process; 0: all cores, shared between them", low=0)
+    samples: int = whole(1000, "negative samples of a batch, or of each text (sampled loss)", 1, rare=True)
+    evaluations: int = whole(10, "evaluations on the development set, evenly over the steps", 1)
+    patience: int = whole(0, "stop after this many evaluations without a better one; 0: never", 0)
+    log_every: int = whole(50, "steps between rows of the log", 1, rare=True)
+    save_every: int = whole(500, "steps between checkpoints", 1, rare=True)
+    seed: int = whole(0, "seed of the weights, the order and the dropout", 0, SEEDS)
+    threads: int = whole(0, "threads of each process; 0: all cores, shared between them", 0, THREADS)
     precision: str = option("float32", "numbers in matrix products while training; sums are floats", choices=PRECISIONS)
     device: str = option("auto", "where to compute; auto: a GPU if there is one", choices=DEVICES)
 
@@ -320,8 +313,8 @@ class Config:
             loaded = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read ({error})") from None
-        except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-            raise UserError(f"{path}: not valid {path.suffix[1:].upper()} ({error})") from None
+        except (ValueError, RecursionError) as error:  # of any parser: syntax, numbers too long, nested too deep
+            raise UserError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'} ({error})") from None
         if path.suffix == ".json" and isinstance(loaded, dict):
             check_format(loaded.pop("format", FORMAT), FORMAT, path)
         return cls.from_dict(loaded, where=str(path))
@@ -375,7 +368,7 @@ def _toml(value: Any) -> str:
 
 def _section(kind: Any, name: str, content: Any) -> Any:
     if not isinstance(content, Mapping):
-        raise UserError(f"{name} must be a table of options, not {content!r}")
+        raise UserError(f"{name} must be a table of options, not {content!r:.60}")
     fields = [field.name for field in dataclasses.fields(kind)]
     for key in content:
         choose(f"key in [{name}]", key, fields)

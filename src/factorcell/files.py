@@ -31,8 +31,11 @@ PARTIAL = ".partial"  # the end of the name of a file that is being written
 def write(path: Path, content: bytes) -> None:
     """Replace `path` by `content` at once: what was there stays whole until the new file is on disk.
 
-    The manifest of the folder, if it lists the file, accepts both until then.
+    The manifest of the folder, if it lists the file, accepts both until then. A device or a pipe is written to; it
+    stays what it is.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return _write_to(path, content)
     with digests.alone(path.parent):
         listed = Digests.read(path.parent)
         if path.name not in listed.listed:
@@ -73,6 +76,14 @@ def _replace(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
         kept = "; the last good one is kept" if path.exists() else ""
         raise UserError(f"{path}: cannot be saved ({error.strerror}){kept}") from None
+
+
+def _write_to(device: Path, content: bytes) -> None:
+    try:
+        with device.open("wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise UserError(f"{device}: cannot be written ({error.strerror})") from None
 
 
 def _sync(folder: Path) -> None:

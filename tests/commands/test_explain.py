@@ -156,7 +156,7 @@ def test_contexts_are_parsed() -> None:
         (["nowhere.txt", "--text", "a"], ("stars=5", "stars=1"), "give either a FILE of texts, one a line, or --text"),
         (["nowhere.txt"], ("stars=5", "stars=1"), "nowhere.txt: cannot be read (No such file or directory)"),
         (["--text", "a", "--words", "3"], ("stars=5", "stars=1", "city=Oslo"), "--words 3 with 3 contexts"),
-        (["--text", "a", "--words", "-3"], ("stars=5", "stars=1"), "--words -3 with 2 contexts"),
+        (["--text", "a", "--words", "-3"], ("stars=5", "stars=1"), "words is -3; it must be at least 0"),
         (["--text", "a", "--words", "3"], ("stars=5", "stars=1"), "no word is expected even once"),
         (["--text", "a", "--over", "table"], ("stars=5", "stars=1"), "--over is for --words; say how many"),
         (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: not a run folder"),
@@ -221,7 +221,7 @@ def test_units_to_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--value", "sum"], "unknown value of kind 'sum' (did you mean 'sun'?)"),
         (["--examples", "7"], "fewer than two values have 8 texts or more (cold 6, sun 6)"),
         (["--target", "king"], "no column 'king'; it has text, kind"),
-        (["--repeats", "0"], "both must be at least 1"),
+        (["--repeats", "0"], "repeats is 0; it must be at least 1"),
     ],
 )
 def test_mistakes_about_units(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

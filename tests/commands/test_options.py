@@ -44,7 +44,7 @@ def test_every_field_has_its_option(section: str) -> None:
         elif isinstance(value, str):
             given, expected = [flag, "review"], "review"
         else:
-            expected = field.metadata["low"] + 0.5 if isinstance(value, float) else 7
+            expected = field.metadata["limits"].low + 0.5 if isinstance(value, float) else 7
             given = [flag, str(expected)]
         assert getattr(getattr(parse(*given), section), field.name) == expected
 

@@ -128,7 +128,7 @@ def test_other_mistakes_are_told(tmp_path: Path) -> None:
         completer.complete("a", context={"town": "Oslo"})
     with pytest.raises(UserError, match="Olso"):
         completer.complete("a", context={"city": "Olso"})
-    with pytest.raises(UserError, match="0 suggestions"):
+    with pytest.raises(UserError, match="count is 0"):
         completer.complete("a", k=0)
     assert Completer(make_letters(), unknown="expected").complete("a", context={"city": "Olso"}) == completer.complete(
         "a"
@@ -203,7 +203,7 @@ def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str
         (["--context", "city"], "--context 'city': it must be NAME=VALUE"),
         (["--context", "city=Nice"], "--context city is given twice"),
         (["--context", "town=Nice"], "unknown context column 'town'"),
-        (["--count", "0"], "0 suggestions are wanted"),
+        (["--count", "0"], "count is 0; it must be at least 1"),
     ):
         assert main([*command, *wrong]) == 2
         assert message in capsys.readouterr().err

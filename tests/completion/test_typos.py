@@ -93,9 +93,9 @@ def test_how_many_slips_are_forgiven() -> None:
     assert [Slips(1).within(length) for length in range(8)] == [0, 0, 0, 1, 1, 1, 1, 1]
     assert {Slips(0).within(length) for length in range(8)} == {0}
     for wrong in (-1, 3):
-        with pytest.raises(UserError, match=f"slips = {wrong}; it must be 0, 1 or 2"):
+        with pytest.raises(UserError, match=f"slips is {wrong}; it must be"):
             Completer(make_letters(), slips=wrong)
-        with pytest.raises(UserError, match="must be 0, 1 or 2"):
+        with pytest.raises(UserError, match="from 0 to 2"):
             Forgiving(History(), wrong)
 
 
@@ -345,4 +345,4 @@ def test_slips_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*command, "0"]) == 0
     assert "slips" not in capsys.readouterr().out
     assert main([*command, "3"]) == 2
-    assert "slips = 3; it must be 0, 1 or 2" in capsys.readouterr().err
+    assert "slips is 3; it must be from 0 to 2" in capsys.readouterr().err

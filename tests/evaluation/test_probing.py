@@ -211,7 +211,7 @@ def test_mistakes_are_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.zeros((4, 2), dtype=np.float32)
     with pytest.raises(UserError, match=r"fewer than two values have 31 texts or more \(a 3, b 1\)"):
         few_examples(noise, ["a", "a", "b", "a"])
-    with pytest.raises(UserError, match="0 examples, 10 repeats: both must be at least 1"):
+    with pytest.raises(UserError, match="0 are none"):
         few_examples(noise, ["a"] * 4, examples=0)
     with pytest.raises(UserError, match="fewer than two values have 2 texts or more"):
         indicators(run, ["a", "b"], ["x", "y"])

@@ -57,7 +57,7 @@ def test_contexts_are_as_many_for_each_value(runs: list[Path]) -> None:
     for wrong in ({"stars": "1"}, {"city": "Nice"}):
         with pytest.raises(UserError, match="several"):
             Design(1, wrong, ["city"]).contexts(run, "stars", 0)
-    with pytest.raises(UserError, match="0 texts"):
+    with pytest.raises(UserError, match="number is 0"):
         Design(0)
 
 

@@ -206,7 +206,7 @@ def test_no_time_gives_what_is_there() -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"width": 0}, "beam of 0"), ({"best": 0}, "best 0"), ({"length_penalty": -1.0}, "length_penalty")],
+    [({"width": 0}, "width is 0"), ({"best": 0}, "number is 0"), ({"length_penalty": -1.0}, "length_penalty")],
 )
 def test_what_cannot_be_is_refused(options: dict[str, float], words: str) -> None:
     """One line that names what was given."""
@@ -219,5 +219,5 @@ def test_what_cannot_be_is_refused(options: dict[str, float], words: str) -> Non
             Sampler(),
             grow=0,
         )
-    with pytest.raises(UserError, match="0 different"):
+    with pytest.raises(UserError, match="number is 0"):
         distinct(WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints()), 0)

@@ -150,8 +150,8 @@ def test_a_number_has_no_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"number": 0}, "0 texts"),
-        ({"contexts": []}, "0 contexts"),
+        ({"number": 0}, "number is 0"),
+        ({"contexts": []}, "no context to write texts in"),
         ({"number": 2, "options": GenerationOptions("greedy")}, "greedy"),
         ({"options": GenerationOptions(banned=("sands",))}, "'sands' is not in the vocabulary.*near it: sand"),
         ({"options": GenerationOptions(stops=(" ",))}, "no token"),

@@ -376,7 +376,7 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatc
         with pytest.raises(UserError, match=message) as caught:
             searched(tmp_path / "s", 1, **more)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="0 trials are no search"):
+    with pytest.raises(UserError, match="trials is 0; it must be at least 1"):
         searched(tmp_path / "s", 0)
     with pytest.raises(UserError, match="give --dev with --target"):
         search.search(ROWS, None, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))

@@ -4,7 +4,6 @@ import argparse
 
 from factorcell import files
 from factorcell.commands import options, terminal
-from factorcell.config import UserError
 from factorcell.data.tables import name_of
 from factorcell.evaluation.advice import advise as advice
 from factorcell.reports import wording
@@ -12,8 +11,6 @@ from factorcell.reports import wording
 
 def run_advise(given: argparse.Namespace) -> None:
     """`factorcell advise`."""
-    if given.rows < advice.LEAST:
-        raise UserError(f"--rows is {given.rows}; it must be at least {advice.LEAST}")
     found = advice.advise(given.table, options.config(given).data, rows=given.rows, seed=given.seed, progress=True)
     runs = advice.measured(found, given.measured) if given.measured else []
     if given.page is not None:

@@ -73,7 +73,7 @@ def run_demo(given: argparse.Namespace) -> None:
     terminal.show("")
     for place in results["names"]:
         terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
-    given.page.write_text(demo_page(results), encoding="utf-8")
+    files.write(given.page, demo_page(results).encode())
     terminal.say("", f"{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
 
 

@@ -20,8 +20,6 @@ def run_contexts(given: argparse.Namespace) -> None:
     """`factorcell contexts`."""
     if bool(given.by) != bool(given.map or given.predict):
         raise UserError("--by COLUMN says what to --map TABLE or to --predict TABLE by; neither goes without the other")
-    if given.count < 1:
-        raise UserError(f"the count is {given.count}; it must be at least 1")
     opened = Run.open(given.run, device=given.device, precision=given.precision)
     context = options.context(given.context)
     other = given.between or given.map or given.predict or (given.words and context)

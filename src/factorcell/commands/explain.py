@@ -54,8 +54,8 @@ def _words(
     runs: Sequence[Run], texts: Sequence[str], contexts: Mapping[str, Mapping[str, str]], given: argparse.Namespace
 ) -> list[Row]:
     """The words that each of two contexts raises most, most raised by the first one first."""
-    if len(contexts) != 2 or given.words < 0:
-        raise UserError(f"--words {given.words} with {len(contexts)} contexts: it takes a number above 0, and two")
+    if len(contexts) != 2:
+        raise UserError(f"--words {given.words} with {len(contexts)} contexts: it takes two")
     places = texts if given.over is None else column_texts(given.over, runs[0].config.data.text)
     found = raised(runs, places, *contexts.values(), unknown=given.unknown, progress=not given.json)
     if not found:

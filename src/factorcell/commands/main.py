@@ -1,6 +1,6 @@
 """The command line: a table of verbs, of which only the one that is asked for is imported.
 
-Exit code 2 and one line for a user's mistake, 130 for one who stops.
+Exit code 2 and one line for a user's mistake or what the system refuses, 130 for one who stops.
 """
 
 # PYTHON_ARGCOMPLETE_OK
@@ -9,10 +9,10 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from factorcell.commands import options, parser, terminal
+from factorcell.commands import options, parser, streams, terminal
 from factorcell.commands.parser import Parser
 from factorcell.config import UserError
 
@@ -97,22 +97,38 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     if "_ARGCOMPLETE" in os.environ:
         importlib.import_module("factorcell.commands.shell").complete()
-    words = sys.argv[1:] if words is None else words
-    path = find(words)
-    if path[-1].kinds:
-        return _without_verb(path, words[len(path) - 1 :])
-    given = parser_of(path).parse(words[len(path) - 1 :])
     try:
-        _run(path[-1], given)
-    except UserError as error:
-        terminal.say(f"{PROG}: {error}")
+        streams.prepare()
+        code = _main(sys.argv[1:] if words is None else words)
+        streams.flush()
+        return code
+    except BrokenPipeError:  # whoever read the results has seen enough
+        streams.abandon()
+        return 0
+    except (UserError, OSError) as error:
+        streams.abandon()
+        terminal.say(f"{PROG}: {streams.system_error(error) if isinstance(error, OSError) else error}")
         return 2
+
+
+def _main(words: Sequence[str]) -> int:
+    """Run the command that `words` are; the exit code."""
+    given: argparse.Namespace | None = None
+    try:
+        with streams.stopping_at_once():
+            path = find(words)
+            if path[-1].kinds:
+                return _without_verb(path, words[len(path) - 1 :])
+            given = parser_of(path).parse(words[len(path) - 1 :])
+            run = _loaded(path[-1])
+        _run(path[-1], run, given)
+    except SystemExit:  # of the parser: the help, or a mistake
+        streams.flush()
+        raise
     except KeyboardInterrupt:
         resume = "; the same command with --resume goes on from the last checkpoint" if hasattr(given, "resume") else ""
         terminal.say("", f"stopped{getattr(given, 'again', resume)}")
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
+        return streams.STOPPED
     return 0
 
 
@@ -150,7 +166,15 @@ def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
     return 0
 
 
-def _run(verb: Verb, given: argparse.Namespace) -> None:
+def _loaded(verb: Verb) -> Callable[[argparse.Namespace], None]:
+    """The function of a verb, with all that it imports."""
+    module = importlib.import_module(f"factorcell.commands.{verb.module}")
+    importlib.import_module("factorcell.training.distributed")
+    found: Callable[[argparse.Namespace], None] = getattr(module, f"run_{verb.name.replace('-', '_')}")
+    return found
+
+
+def _run(verb: Verb, run: Callable[[argparse.Namespace], None], given: argparse.Namespace) -> None:
     """Call the function of a verb; several processes may only train, and only one of them says what is wrong."""
     from factorcell.training import distributed
 
@@ -159,5 +183,5 @@ def _run(verb: Verb, given: argparse.Namespace) -> None:
         if size > 1 and verb.name != "train":
             raise UserError(f"only `train` runs in {size} processes; start the other verbs without torchrun")
         options.threads(getattr(given, "threads", 0))
-        module = importlib.import_module(f"factorcell.commands.{verb.module}")
-        getattr(module, f"run_{verb.name.replace('-', '_')}")(given)
+        options.max_memory(getattr(given, "max_memory", None))
+        run(given)

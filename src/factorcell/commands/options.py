@@ -2,12 +2,14 @@
 
 import argparse
 import dataclasses
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from factorcell import memory
 from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.commands.parser import Parser
 from factorcell.config import DEVICES, PRECISIONS, Config, UserError, choose
@@ -18,6 +20,8 @@ def add(parser: Parser, *sections: str, otherwise: Mapping[str, Any] | None = No
 
     What holds then is the field's default; where a run says it, only what is `otherwise`.
     """
+    if not sections or "training" in sections:
+        max_memory_of(parser)
     for section in dataclasses.fields(Config):
         if section.name in (sections or (section.name,)):
             kind: Any = section.type
@@ -114,6 +118,12 @@ def threads_of(group: Any) -> None:
     group.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
 
 
+def max_memory_of(verb: Parser) -> None:
+    """Add how much memory there is."""
+    text = "GiB that may be used: what would take more is refused before it begins (default: what the machine has)"
+    verb.rare.add_argument("--max-memory", type=float, metavar="GIB", help=text)
+
+
 def computing(verb: Parser) -> None:
     """Add how texts are scored and what is shown of it."""
     unknown(verb)
@@ -124,6 +134,7 @@ def computing(verb: Parser) -> None:
         "--device", default="auto", choices=DEVICES, help="where to compute; auto: a GPU if there is one"
     )
     group.add_argument("--precision", default="float32", choices=PRECISIONS, help="numbers in matrix products")
+    max_memory_of(verb)
 
 
 def threads(count: int) -> None:
@@ -133,6 +144,12 @@ def threads(count: int) -> None:
     from factorcell.training import distributed
 
     torch.set_num_threads(count or distributed.cores())
+
+
+def max_memory(given: float | None) -> None:
+    """Let this process, and those that it starts, use so many GiB; None: as many as there are."""
+    if given is not None:
+        os.environ[memory.VARIABLE] = str(given)
 
 
 def add_context(verb: Parser) -> None:

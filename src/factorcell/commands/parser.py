@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from factorcell import limits
 from factorcell.commands import terminal
 
 RARE = "rarely needed"
@@ -67,6 +68,7 @@ class Parser(argparse.ArgumentParser):
         given, rest = self._asking(asked).parse_known_args([*others, *words[len(before) :]], given)
         if rest:
             self.error(f"unknown argument {rest[0]!r}")
+        self._check_numbers(given)
         return given
 
     def _asking(self, actions: list[argparse.Action]) -> argparse.ArgumentParser:
@@ -74,6 +76,13 @@ class Parser(argparse.ArgumentParser):
         parser = copy.copy(self)
         parser._actions = actions
         return parser
+
+    def _check_numbers(self, given: argparse.Namespace) -> None:
+        """`UserError` for a number outside its limits, if it is no field of the config, which checks its own."""
+        for action in self._actions:
+            value = getattr(given, action.dest, None)
+            if action.type in (int, float) and action.dest in limits.NUMBERS and value is not None:
+                limits.NUMBERS[action.dest].check(action.dest, value)
 
     def error(self, message: str) -> Any:
         """End with exit code 2 and one line."""

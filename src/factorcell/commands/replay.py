@@ -19,8 +19,6 @@ def run_replay(given: argparse.Namespace) -> None:
     base = names[0] if given.base is None else given.base
     if base not in names:
         raise UserError(f"--base {base}: it must be one of --compare ({', '.join(names)})")
-    if given.window < 1:
-        raise UserError(f"the window is {given.window}; it must be at least 1")
     data, columns = systems.reading(given.run, names, given.user)
     streams = read(
         given.heldout,

@@ -4,7 +4,6 @@ Nothing of factorcell reaches a terminal but through this module, and nothing pa
 or message can steer the terminal, or add a line that looks like ours. Colours of our own are `Styled`.
 """
 
-import json
 import logging
 import os
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from factorcell.commands import streams
 from factorcell.visible import visible, visible_json
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def say(*lines: str) -> None:
 def lines(rows: Sequence[Row]) -> None:
     """Rows as lines of JSON, in which what is not visible is escaped."""
     for row in rows:
-        print(visible_json(json.dumps(row, ensure_ascii=False)))
+        print(visible_json(streams.as_json(row)))
 
 
 def _safe(text: str) -> str:

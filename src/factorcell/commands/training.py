@@ -2,6 +2,7 @@
 
 import argparse
 
+from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.training import distributed, search, search_space
@@ -38,7 +39,7 @@ def run_compare(given: argparse.Namespace) -> None:
     )
     terminal.table(rows, ("model", "perplexity", "perplexity_known", "accuracy", "parameters", "minutes"))
     page = given.out / "report.html"
-    page.write_text(report_page([given.out / name for name in given.models]), encoding="utf-8")
+    files.write(page, report_page([given.out / name for name in given.models]).encode())
     terminal.say(f"the page: {page}")
 
 
@@ -89,5 +90,5 @@ def run_report(given: argparse.Namespace) -> None:
     """`factorcell report`."""
     from factorcell.reports.runs import report_page
 
-    given.out.write_text(report_page(given.runs), encoding="utf-8")
+    files.write(given.out, report_page(given.runs).encode())
     terminal.say(f"the page: {given.out}")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from factorcell import limits
 from factorcell.completion import compiled
 from factorcell.completion.online import User, user_variable
 from factorcell.completion.search import Engine, Ids, PlainEngine, PrefixState, SearchRequest, SearchResult, Suggestion
@@ -68,6 +69,7 @@ class Completer:
         `slips` of typing, at most 2, are forgiven (`slips.Slips`). The weights are those of now: a run that learns on
         needs a completer anew.
         """
+        limits.check(seconds=seconds)
         data = run.config.data
         if data.unit not in UNITS:
             raise UserError(f"{run.folder}: its unit is {data.unit}; completion needs {' or '.join(UNITS)}")
@@ -123,8 +125,7 @@ class Completer:
 
     def suggest_all(self, written: Sequence[TypedText], k: int = 10, threads: int = 1) -> list[Suggestions]:
         """The same for many who type, each done by one of `threads`."""
-        if k < 1:
-            raise UserError(f"{k} suggestions are wanted; it must be at least 1")
+        limits.check(count=k, threads=threads)
         with self.run.scoring():
             if self.slips.most:
                 return [self._forgive(one, k) for one in written]

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from factorcell import limits
 from factorcell.completion.search import PrefixState, Suggestion
-from factorcell.config import UserError
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.model.language_model import LanguageModel
 
@@ -55,8 +55,7 @@ class Slips:
     best: int = BEST
 
     def __post_init__(self) -> None:
-        if self.most not in (0, 1, 2):
-            raise UserError(f"slips = {self.most!r}; it must be 0, 1 or 2")
+        limits.check(slips=self.most)
 
     @classmethod
     def of(cls, slips: "int | Slips") -> "Slips":

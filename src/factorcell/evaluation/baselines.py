@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from factorcell import limits
 from factorcell.choices import PRIORS
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
@@ -91,6 +92,7 @@ class Linear:
     """
 
     def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
+        limits.check(order=order, seed=seed)
         self.order, self.names, labels = order, _names(train), torch.from_numpy(_labels(train))
         self.buckets = min(1 << 20, 1 << (CELLS // len(self.names)).bit_length() - 1)
         self.weights, squares = torch.zeros(2, self.buckets, len(self.names))
@@ -161,6 +163,7 @@ class FastText:
     """fastText with hashed n-grams up to `order`, 10 dimensions and 5 passes (Joulin et al. 2017, section 3.1)."""
 
     def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0) -> None:
+        limits.check(order=order, seed=seed)
         try:
             library = importlib.import_module("fasttext")
         except ImportError:
@@ -173,7 +176,7 @@ class FastText:
             lines = (f"__label__{label} {text}\n" for label, text in texts if label >= 0)
             path.write_text("".join(lines), encoding="utf-8")
             self.model = library.train_supervised(
-                input=str(path), dim=10, lr=0.5, epoch=5, wordNgrams=order, thread=1, seed=seed, verbose=0
+                input=str(path), dim=10, lr=0.5, epoch=5, wordNgrams=order, thread=1, seed=seed % (1 << 31), verbose=0
             )
 
     def __call__(self, test: Corpus) -> Classification:

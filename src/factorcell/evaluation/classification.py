@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from factorcell import limits, memory
 from factorcell.choices import PRIORS
 from factorcell.config import UserError, choose
 from factorcell.data.context import Context
@@ -31,6 +32,8 @@ EARTH_RADIUS = 6371.0088  # km
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
 
+DRAW = 24  # bytes of a token that is drawn
+
 
 def log_likelihoods(
     run: Run, corpus: Corpus, candidates: Sequence[Mapping[str, Any]], *, samples: int = 0, seed: int = 0
@@ -41,6 +44,8 @@ def log_likelihoods(
     With `samples` the softmax is over that many draws, the same for all texts and candidates, in place of all tokens
     (thesis, section 3.4): faster, good enough to compare candidates, and no measure of perplexity.
     """
+    limits.check(samples=samples, seed=seed)
+    memory.check(DRAW * samples, f"{samples:,} samples")
     drawn = _draw(run, samples, seed) if samples else None
     columns = [_candidate(run, candidate) for candidate in candidates]
     result = np.zeros((len(corpus), len(candidates)))
@@ -301,6 +306,7 @@ def classify_points(
     else by distance in standard deviations (the short way round, if periodic); texts farther than `within` from all
     points are omitted. `truth` gives the right names instead.
     """
+    limits.check(within=within)
     if not points:
         raise UserError("no points to choose from")
     variables = tuple(next(iter(points.values())))

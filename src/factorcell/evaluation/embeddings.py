@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell import limits
 from factorcell.choices import MEASURES
 from factorcell.config import INSIDE, UserError, choose
 from factorcell.data.columns import parse_column
@@ -97,6 +98,7 @@ class Embeddings:
     def neighbours(self, values: Sequence[object], count: int = 10, measure: str = "cosine") -> list[Row]:
         """The `count` nearest values of each of `values`, nearest first: value, near, count, and the measure."""
         choose("measure", measure, MEASURES)
+        limits.check(count=count)
         rows = np.array([self.row(value) for value in values], dtype=np.int64)
         found = []
         for own, line in zip(rows, _nearness(self.vectors[rows], self.vectors, measure), strict=True):
@@ -175,8 +177,7 @@ def words(
     Rows: token, nats (negative where lowered). `frequent`: only among so many of the most frequent tokens, since
     training says little about the bias of a rare one.
     """
-    _at_least("count", count, 1)
-    _at_least("frequent", 1 if frequent is None else frequent, 1)
+    limits.check(count=count, frequent=frequent)
     nats = shift(run, context, against, unknown=unknown)
     specials = run.vocabulary.specials
     nats[specials.unknown] = 0.0  # no token that anybody wrote
@@ -271,7 +272,7 @@ def ellipses(rows: Sequence[Row], groups: int = 8, sigma: float = SIGMA) -> list
 
     Its half axes `wide` and `high` are `sigma` deviations along and across `angle` (degrees from the x axis).
     """
-    _at_least("groups", groups, 1)
+    limits.check(groups=groups)
     found: list[Row] = []
     for group, count in Counter(str(row["group"]) for row in rows).most_common():
         if count < LEAST or len(found) == groups:
@@ -321,6 +322,7 @@ def predict(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progr
     Of groups, those of at least `FOLDS` values: column, values, groups, accuracy (and its deviation over the folds)
     beside that of always saying the largest group. Of numbers: r2, and `correlation` of prediction and number.
     """
+    limits.check(seed=seed)
     ensemble, selection = _sklearn("ensemble"), _sklearn("model_selection")
     known = column.known
     told: NDArray[Any] = np.array(column.names)[known] if column.numbers is None else column.numbers[known]
@@ -328,11 +330,11 @@ def predict(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progr
         groups, sizes = np.unique(told, return_counts=True)
         often = np.isin(told, groups[sizes >= FOLDS])
         known, told = known[often], told[often]
-        folds = selection.StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
-        model = ensemble.GradientBoostingClassifier(random_state=seed)
+        folds = selection.StratifiedKFold(FOLDS, shuffle=True, random_state=seed % (1 << 32))
+        model = ensemble.GradientBoostingClassifier(random_state=seed % (1 << 32))
     else:
-        folds = selection.KFold(FOLDS, shuffle=True, random_state=seed)
-        model = ensemble.GradientBoostingRegressor(random_state=seed)
+        folds = selection.KFold(FOLDS, shuffle=True, random_state=seed % (1 << 32))
+        model = ensemble.GradientBoostingRegressor(random_state=seed % (1 << 32))
     if len(known) < 2 * FOLDS or len(np.unique(told)) < 2:
         least = f" in groups of at least {FOLDS}" if column.numbers is None else ""
         raise UserError(f"{column.name} has {len(known)} values{least}; to predict it takes {2 * FOLDS} that differ")
@@ -358,8 +360,3 @@ def _sklearn(module: str) -> Any:
         raise UserError(
             "scikit-learn is not installed; the extra brings it: pip install 'factorcell[analysis]'"
         ) from None
-
-
-def _at_least(name: str, value: int, low: int) -> None:
-    if value < low:
-        raise UserError(f"{name} is {value}; it must be at least {low}")

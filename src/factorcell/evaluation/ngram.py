@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import files, lock
+from factorcell import files, limits, lock
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, targets
@@ -149,8 +149,7 @@ class NGram:
         `vocabulary` is that of another model, so that the two have the same targets; else it is made from `source`.
         """
         folder, data = Path(folder), replace(data, context=())
-        if order not in ORDERS:
-            raise UserError(f"order is {order}; it must be from {ORDERS[0]} to {ORDERS[-1]}")
+        limits.check(order=order)
         with lock.writing(folder):
             files.new_folder(folder, "choose another folder", (TABLES, VOCABULARY))
             corpus = prepare(source, data, vocabulary=vocabulary, progress=progress)

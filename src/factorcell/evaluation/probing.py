@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from factorcell import limits
 from factorcell.config import UserError
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tables import open_table
@@ -99,6 +100,7 @@ def indicators(
     It is chosen on one half of the texts and judged on the other, by the states after whole texts, or after
     `every_token`. `sign` is -1 for a unit that is lower where the value is; `correlation` is the point-biserial one.
     """
+    limits.check(seed=seed)
     names = _names(values, 2)
     labels = _labels(values, names)
     found: list[tuple[Floats, Ids]] = []
@@ -173,8 +175,9 @@ def few_examples(states: Floats, values: Sequence[str], *, examples: int = 30, r
 
     The mean over `repeats` draws of the examples, and its `deviation` between them. `UserError` without scikit-learn.
     """
-    if examples < 1 or repeats < 1:
-        raise UserError(f"{examples} examples, {repeats} repeats: both must be at least 1")
+    limits.check(examples=examples, repeats=repeats, seed=seed)
+    if not examples:
+        raise UserError("logistic regression learns from examples: 0 are none")
     try:
         library = importlib.import_module("sklearn.linear_model")
     except ImportError:

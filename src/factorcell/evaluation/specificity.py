@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from factorcell import files
+from factorcell import files, limits
 from factorcell.config import UserError
 from factorcell.evaluation import perplexity
 from factorcell.evaluation.classification import classify
@@ -49,11 +49,11 @@ class Design:
     draw: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.number < 1:
-            raise UserError(f"{self.number} texts of each value; it must be 1 or more")
+        limits.check(number=self.number)
 
     def contexts(self, run: Run, target: str, seed: int) -> list[dict[str, str]]:
         """Those of `run`, value after value of `target`, its draws by the `seed`."""
+        limits.check(seed=seed)
         choices = {name: every(run.schema, name) for name in self.draw}
         if target in self.draw:
             raise UserError(f"{target} is the target: each of its values is written for, none is drawn")

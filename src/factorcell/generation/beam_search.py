@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell.config import UserError
+from factorcell import limits
 from factorcell.generation.sampling import (
     Clock,
     Constraints,
@@ -44,10 +44,7 @@ class Beam:
     best: int = 1
 
     def __post_init__(self) -> None:
-        if self.width < 1 or not self.best >= 1:
-            raise UserError(f"a beam of {self.width} for the best {self.best}: both must be 1 or more")
-        if not self.length_penalty >= 0:
-            raise UserError(f"length_penalty is {self.length_penalty}; it must be 0 (no regard for length) or more")
+        limits.check(width=self.width, number=self.best, length_penalty=self.length_penalty)
 
 
 @dataclass
@@ -88,8 +85,7 @@ def stochastic(
 
     What a text draws follows from `seed` and its number, counted from `first`.
     """
-    if grow < 1:
-        raise UserError(f"grow is {grow}; a beginning must be grown by 1 token or more")
+    limits.check(grow=grow, seed=seed)
     generators = [generator(seed, first + text) for text in range(len(task.contexts))]
 
     def begin_step(texts: Sequence[int], across: int) -> Propose:
@@ -172,8 +168,7 @@ def distinct(task: WritingTask, count: int, *, seed: int = 0, first: int = 0) ->
     begin so. The `count` beginnings of the largest numbers hold the texts of the largest numbers. Probabilities are
     those of the model over what the rules allow.
     """
-    if count < 1:
-        raise UserError(f"{count} different texts; it must be 1 or more")
+    limits.check(number=count, seed=seed)
     contexts, rules = task.contexts, task.rules
     clock, front = Clock(task.seconds), task.begin()
     leaves = _Leaves.root(len(contexts), contexts.device)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell import files
+from factorcell import files, limits, memory
 from factorcell.choices import METHODS
 from factorcell.config import UserError, choose
 from factorcell.data.schema import ContextSchema
@@ -41,6 +41,7 @@ from factorcell.generation.sampling import (
     steps,
     write,
 )
+from factorcell.model import sizes
 from factorcell.model.language_model import Conditioned
 from factorcell.model.run import Run
 
@@ -79,8 +80,13 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         choose("method", self.method, METHODS)
-        if not 0 <= self.seed < 1 << 63:
-            raise UserError(f"seed is {self.seed}; it must be 0 or more, of 63 bits")
+        limits.check(
+            seed=self.seed,
+            width=self.width,
+            grow=self.grow,
+            length_penalty=self.length_penalty,
+            seconds=self.seconds,
+        )
         if self.sampler() != Sampler() and self.method not in DRAWN:
             raise UserError(f"{self.method} texts have no temperature, top_k or top_p; choose {' or '.join(DRAWN)}")
         Constraints(self.max_tokens, self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
@@ -88,6 +94,12 @@ class GenerationOptions:
     def sampler(self) -> Sampler:
         """How a token is drawn."""
         return Sampler(self.temperature, self.top_k, self.top_p)
+
+    def beam(self, texts: int) -> tuple[int, int]:
+        """The beginnings that are held of a context with so many `texts`, and what each of them is grown by."""
+        width = self.width or (WIDE if self.method == "stochastic" else NARROW)
+        wide = {"beam": max(texts, width), "stochastic": width, "distinct": texts}.get(self.method, 1)
+        return wide, self.grow if self.method == "stochastic" else wide
 
     def rules(self, run: Run) -> Constraints:
         """What may be written; `UserError` for a word that the run cannot write anyway."""
@@ -150,18 +162,21 @@ def generate(
     """
     if isinstance(contexts, Mapping):
         raise UserError("contexts are a list of mappings, column -> value, not one mapping")
-    if number < 1 or not contexts:
-        raise UserError(f"{number} texts of each of {len(contexts)} contexts: both must be 1 or more")
+    limits.check(number=number)
+    if not contexts:
+        raise UserError("no context to write texts in")
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or distinct")
     rules, clock = options.rules(run), Clock(options.seconds)
     prompted, about = run.tokenizer.split(prompt), origin(run, options, prompt)
     size = number if options.method in SEVERAL else 1  # texts that are searched for together
-    jobs = [place for place in range(len(contexts)) for _ in range(number // size)]
-    for start in range(first // size, len(jobs), TOGETHER[options.method]):
+    each, together = number // size, TOGETHER[options.method]
+    jobs = len(contexts) * each
+    for start in range(first // size, jobs, together):
         if clock.late():
             return
-        places = jobs[start : start + TOGETHER[options.method]]
+        places = [job // each for job in range(start, min(jobs, start + together))]
+        _fits(run, len(places), options.beam(size), options.max_tokens)
         conditioned, which = condition(run, contexts, places, unknown)
         with run.scoring():
             ids = run.tokenizer.encode(prompted)
@@ -249,12 +264,14 @@ def fill(
     sides = GAP.split(template)
     if len(sides) != 2:
         raise UserError(f"the template {template!r} has {len(sides) - 1} gaps; mark one with ____")
+    limits.check(number=number, seconds=options.seconds)
     if not contexts:
         raise UserError("no context to fill the gap in")
     left, right = (known(run, side, "the template") if side.strip() else () for side in sides)
     conditioned, which = condition(run, contexts, range(len(contexts)), unknown)
     rules = GenerationOptions(max_tokens=options.max_tokens, banned=options.banned).rules(run)
     beam = Beam(options.width, options.length_penalty, number)
+    _fits(run, len(contexts), (options.width, options.width), options.max_tokens)
     with run.scoring():
         task = WritingTask(run.model, conditioned, which, rules, left, options.seconds)
         found = infilling.fill(task, (*right, rules.end) if options.whole else right, beam)
@@ -286,13 +303,20 @@ def condition(
     return conditioned, torch.from_numpy(which).to(run.device)
 
 
+def _fits(run: Run, contexts: int, beam: tuple[int, int], tokens: int) -> None:
+    """`UserError` unless there is memory for beams of so many beginnings, each grown by so many tokens."""
+    width, across = beam
+    wanted = sizes.beam_bytes(run.config.model, len(run.vocabulary), contexts, width, across, tokens)
+    memory.check(wanted, f"{contexts:,} times {width:,} beginnings of texts")
+
+
 def _written(task: WritingTask, options: GenerationOptions, size: int, first: int) -> list[list[GeneratedText]]:
     """`size` texts for each context of `task`, of which the first has the number `first`."""
     if options.method == "beam":
-        beam = Beam(max(size, options.width or NARROW), options.length_penalty, size)
+        beam = Beam(options.beam(size)[0], options.length_penalty, size)
         return beam_search.beam(task, beam)
     if options.method == "stochastic":
-        beam = Beam(options.width or WIDE, options.length_penalty)
+        beam = Beam(options.beam(size)[0], options.length_penalty)
         return beam_search.stochastic(task, beam, options.sampler(), grow=options.grow, seed=options.seed, first=first)
     if options.method == "distinct":
         return beam_search.distinct(task, size, seed=options.seed, first=first)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from factorcell import limits
 from factorcell.config import UserError
 from factorcell.data.vocabulary import Specials
 from factorcell.model.backbone import State
@@ -57,11 +58,10 @@ class Constraints:
     end: int = Specials().end
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_tokens <= self.max_tokens or self.max_tokens < 1:
+        limits.check(max_tokens=self.max_tokens, min_tokens=self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
+        if self.min_tokens > self.max_tokens:
             got = f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}"
-            raise UserError(f"{got}; it must be 0 <= min_tokens <= max_tokens, and max_tokens > 0")
-        if self.no_repeat_ngram < 0:
-            raise UserError(f"no_repeat_ngram is {self.no_repeat_ngram}; it must be 0 (anything may repeat) or more")
+            raise UserError(f"{got}; it must be min_tokens <= max_tokens")
 
     def forbid(self, logs: Tensor, tokens: Tensor, written: int) -> Tensor:
         """`logs` (N, V) after `tokens` (N, t), -inf at what may not follow, in place; `written` tokens are no prompt.
@@ -112,12 +112,7 @@ class Sampler:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}; it must be above 0 (greedy texts have none)")
-        if self.top_k < 0:
-            raise UserError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        limits.check(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def weights(self, logs: Tensor) -> Tensor:
         """Log probabilities (N, V), -inf where forbidden -> the weights (N, V) to draw by, 0 where excluded."""

@@ -40,6 +40,11 @@ def cutoffs(given: Sequence[str], size: int) -> list[int]:
     return found
 
 
+def cluster_widths(config: ModelConfig, clusters: int) -> list[int]:
+    """The size of the embeddings in each of so many clusters."""
+    return [max(1, int(config.embedding_size / config.shrink**place)) for place in range(1, clusters + 1)]
+
+
 class AdaptiveOutput(nn.Module):
     """A softmax layer like `output.Output`, a model of its own: its nats are exact, and its loss is never sampled."""
 
@@ -55,7 +60,7 @@ class AdaptiveOutput(nn.Module):
         size, width = embedding.shape
         starts = cutoffs(config.cutoffs, size)
         self.counts = [end - begin for begin, end in itertools.pairwise((0, *starts, size))]
-        self.widths = [max(1, int(width / config.shrink**place)) for place in range(1, len(self.counts))]
+        self.widths = cluster_widths(config, len(starts))
         self.embedding = embedding
         self.projection = nn.Parameter(torch.randn(config.hidden_size, width) * config.hidden_size**-0.5)
         self.clusters = nn.Parameter(torch.randn(len(starts), width) * width**-0.5)

@@ -42,6 +42,7 @@ class NumberInputs(nn.Module):
                 inputs += zip([column] * len(v.means), *turns, v.means, v.deviations, strict=True)
             else:
                 inputs.append((column, 0.0, 0.0, v.mean, v.deviation))
+        self.counts = [len(v.means) if v.period else 1 for v in numbers for _ in range(len(v.means) if v.period else 1)]
         for index, name in enumerate(("column", "turn", "phase", "mean", "deviation")):
             self.register_buffer(name, torch.tensor([values[index] for values in inputs]), persistent=False)
 
@@ -53,7 +54,7 @@ class NumberInputs(nn.Module):
 
     def widths(self) -> Tensor:
         """Factors (I,) by which the waves of one number together weigh as much as a plain one at first."""
-        return torch.bincount(self.column)[self.column] ** -0.5
+        return torch.tensor(self.counts) ** -0.5
 
 
 class WordBag(nn.Module):

@@ -142,7 +142,7 @@ class HashBias(nn.Module):
     def __init__(self, vocabulary_size: int, config: ModelConfig, schema: ContextSchema) -> None:
         super().__init__()
         self.vocabulary_size, self.variables = vocabulary_size, schema.categories
-        self.size, self.filter_size = _prime(config.hash_size), _prime(config.bloom_size) if config.bloom_size else 0
+        self.size, self.filter_size = table_sizes(config)
         self.weight = nn.Parameter(torch.zeros(self.size, 1))
         self.register_buffer("bits", torch.zeros(-(-self.filter_size // 8), dtype=torch.uint8))
 
@@ -238,6 +238,11 @@ def _wrapped(index: Tensor, size: int) -> Tensor:
 def _random(name: str, size: int) -> int:
     """A random integer from 1 to `size` - 1, the same for the same `name` for ever."""
     return 1 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % max(1, size - 1)
+
+
+def table_sizes(config: ModelConfig) -> tuple[int, int]:
+    """The buckets of the hashed bias, and the bits of its filter."""
+    return _prime(config.hash_size), _prime(config.bloom_size) if config.bloom_size else 0
 
 
 def _prime(least: int) -> int:

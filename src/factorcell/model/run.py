@@ -23,6 +23,7 @@ from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import TextTokenizer
 from factorcell.data.vocabulary import Vocabulary
+from factorcell.model import sizes
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
@@ -51,6 +52,7 @@ class Run:
         self.folder, self.config, self.vocabulary, self.schema = folder, config, vocabulary, schema
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.training.seed)  # of the processor; no other is touched
+            sizes.check(config.model, len(vocabulary), schema)
             self.model = LanguageModel(config.model, len(vocabulary), schema)
         self.model.eval()
         self.precision, self.fingerprint = "float32", b""
@@ -59,6 +61,7 @@ class Run:
     def create(cls, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> "Run":
         """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
         folder = Path(folder)
+        sizes.check(config.model, len(vocabulary), schema, trained=True)
         files.new_folder(folder, ADVICE)
         run = cls(folder, config, vocabulary, schema)
         files.list_files(folder, LISTED)
@@ -77,8 +80,10 @@ class Run:
         """
         folder = Path(folder)
         config = read_config(folder)
-        schema = ContextSchema.load(folder / "schema.json")
-        run = cls(folder, config, Vocabulary.load(folder / "vocabulary.txt"), schema).to(find_device(device))
+        schema, vocabulary = ContextSchema.load(folder / "schema.json"), Vocabulary.load(folder / "vocabulary.txt")
+        if trained:
+            sizes.check_header(folder / "weights.safetensors", sizes.shapes(config.model, len(vocabulary), schema))
+        run = cls(folder, config, vocabulary, schema).to(find_device(device))
         run.precision = choose("precision", precision, PRECISIONS)
         if trained:
             run.load_weights()

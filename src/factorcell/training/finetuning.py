@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from factorcell import limits
 from factorcell.choices import GENTLE
 from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.corpus import Corpus
@@ -39,8 +40,7 @@ def finetune(
     do with a context value that `old` does not know. Without `dev`, 5 % of the rows are held out.
     """
     old, folder = old if isinstance(old, Run) else Run.open(old), Path(folder)
-    if not l1 >= 0:
-        raise UserError(f"l1 is {l1:g}; it must be at least 0")
+    limits.check(l1=l1)
     config = dataclasses.replace(old.config, training=training or gentle(old.config.training))
     values = {name: tensor.detach().cpu().clone() for name, tensor in old.model.kept().items()}
     start = StartingPoint(values, parts_named(old.model, parts), l1)

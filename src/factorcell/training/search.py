@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from factorcell import files
+from factorcell import files, limits
 from factorcell.choices import PRUNERS, SAMPLERS
 from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
@@ -78,8 +78,7 @@ def search(
     count, target = options.trials, options.target
     if target and dev is None:
         raise UserError("texts are classified in a development table: give --dev with --target")
-    if count < 1:
-        raise UserError(f"{count} trials are no search; it takes at least 1")
+    limits.check(trials=count)
     choose("sampler", options.sampler, SAMPLERS)
     _optuna()
     folder = Path(folder)

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from factorcell import files
+from factorcell import files, memory
 from factorcell.config import TrainingConfig, UserError, check_format
 from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
+from factorcell.model import sizes
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
@@ -115,6 +116,9 @@ class Trainer:
     """A run, its data and its optimiser between two steps; of several processes, each with its share of the rows."""
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, world: World | None = None) -> None:
+        most = int(corpus.offsets[-1])
+        what = f"training with batches of {min(most, run.config.training.batch_tokens):,} tokens"
+        memory.check(sizes.step_bytes(run.config, len(run.vocabulary), run.schema, most), what)
         library.keep_memory()
         self.world = world or World(device=find_device(run.config.training.device))
         self.run, self.corpus, self.config = run.to(self.world.device), corpus, run.config.training

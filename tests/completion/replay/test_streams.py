@@ -296,7 +296,7 @@ def test_other_streams_are_refused(tmp_path: Path) -> None:
         ),
         ([*ROWS, {"text": "a", "user": "u", "time": "12:30"}], {}, "row 7: time is '12:30'"),
         ([*ROWS, {"text": "a", "user": "u", "time": float("nan")}], {}, "row 7: time is nan"),
-        (ROWS, {"most_rows": 0}, "rows per user is 0"),
+        (ROWS, {"most_rows": 0}, "rows_per_user is 0"),
     ],
 )
 def test_mistakes_are_told(rows: list[dict[str, Any]], options: dict[str, Any], message: str) -> None:

@@ -289,7 +289,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row.get("column") for row in rows] == ["city", "stars", None, None]
     assert rows[3]["expected"] == rows[2]["expected"]
     assert main(["advise", str(source), "--context", "city", "--rows", "3"]) == 2
-    assert "--rows is 3; it must be at least 20" in capsys.readouterr().err
+    assert "rows is 3; it must be at least 20" in capsys.readouterr().err
 
 
 def test_charts_hold_every_figure(found: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ def specificity(verb: Parser) -> None:
     verb.add_argument("--resume", action="store_true", help="go on with a folder begun with the same options")
     options.json(verb)
     options.threads_of(verb)
+    options.max_memory_of(verb)
     _writing(verb)
     verb.set_defaults(again="; the same command with --resume goes on")
 

@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from factorcell import files
+from factorcell import files, limits
 from factorcell.completion.search import Suggestion
 from factorcell.completion.texts import checked
 from factorcell.config import DataConfig, UserError
@@ -68,8 +68,7 @@ class PrefixDraw:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UserError(f"every is {self.every}; it must be at least 1")
+        limits.check(every=self.every, seed=self.seed)
 
     def prefix(self, user: str, text: str, place: int) -> str | None:
         """The prefix to complete of the text at `place` in a stream; None for short texts and those not judged."""
@@ -99,8 +98,7 @@ def read(
     Texts are normalised as a run with `data` reads them. The first `most_rows` of each user are kept. `UserError` where
     a column is missing or a value cannot be read.
     """
-    if most_rows is not None and most_rows < 1:
-        raise UserError(f"rows per user is {most_rows}; it must be at least 1")
+    limits.check(rows_per_user=most_rows)
     table, normal = open_table(source), _normaliser(data)
     columns = tuple(dict.fromkeys((data.text, user, moment, *others)))
     people: defaultdict[str, list[tuple[float, Row]]] = defaultdict(list)
@@ -252,4 +250,7 @@ def _seconds(value: Any, where: str) -> float:
         raise UserError(f"{where} is {quoted(value)}; it must be a number or a time, as 2026-11-21T18:30")
     if not isinstance(moment, datetime):
         moment = datetime(moment.year, moment.month, moment.day)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    try:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (OverflowError, ValueError):  # its zone puts it before the year 1 or after 9999
+        raise UserError(f"{where} is {quoted(value)}, which is out of range") from None

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell import limits
 from factorcell.choices import REPLAY_WINDOW
 from factorcell.config import UserError, choose
 
@@ -95,6 +96,7 @@ def summarise(
     queries or users, their numbers, every figure with `_low` and `_high`, and its `_difference` to `base` with these;
     `curve` has the improvement over `base` by the number of queries seen.
     """
+    limits.check(window=window, seed=seed)
     table = judged(rows)
     choose("base system", base, table.systems)
     users = int(table.users.max()) + 1

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell import limits
 from factorcell.choices import ADVICE_ROWS
 from factorcell.config import DataConfig, UserError
 from factorcell.data.cache import prepare
@@ -60,6 +61,7 @@ def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int 
 
     In `columns` a row of figures each, the best first; all together in `all`. `UserError` where there is no column.
     """
+    limits.check(rows=rows, seed=seed)
     if not data.columns:
         raise UserError("no context column to judge; name one by --context NAME")
     data = replace(data, max_vocabulary=min(data.max_vocabulary, VOCABULARY))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import files
+from factorcell import files, limits
 from factorcell.choices import OBJECTIVES
 from factorcell.config import UserError, choose
 from factorcell.data.corpus import Corpus
@@ -54,8 +54,7 @@ class ScoreWeights:
     @classmethod
     def shared(cls, names: Sequence[str], share: float = 0.5) -> "ScoreWeights":
         """All scores count alike, but the model takes a `share` of the weight of the first pass's language model."""
-        if not 0 <= share <= 1:
-            raise UserError(f"the model's share is {share:g}; it must be from 0 to 1")
+        limits.check(share=share)
         values = {name: 1 - share if name == LM else 1.0 for name in names}
         return cls({**values, MODEL: share, WORDS: 0.0})
 
@@ -215,6 +214,7 @@ def fit(
     first pass's language model to share with.
     """
     choose("objective", objective, OBJECTIVES)
+    limits.check(seed=seed)
     nbest, names = scored.nbest, scored.names
     if not nbest.referenced:
         return _fit_share(scored)

@@ -1,0 +1,93 @@
+"""Standard input, output and error as they are: closed, full, of few characters, or read by nobody any more."""
+
+import codecs
+import errno
+import io
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from factorcell.config import UserError
+
+STOPPED = 130  # exit code of one who stops
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def prepare() -> None:
+    """Make the streams ready for any text. `UserError` where standard output is closed: results would be lost.
+
+    What a stream cannot show is escaped. Where nothing is said of an encoding (the locale is C) it is UTF-8, as files.
+    """
+    for number in range(3):  # a file that is opened later must not become a standard stream
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    closed = sys.stdout is None
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            silent = codecs.lookup(stream.encoding).name == "ascii" and "PYTHONIOENCODING" not in os.environ
+            stream.reconfigure(encoding="utf-8" if silent else None, errors="backslashreplace")
+    if closed:
+        raise UserError("standard output is closed: results would be lost")
+
+
+def as_json(row: object) -> str:
+    """One line of JSON; what standard output cannot hold is escaped as JSON has it."""
+    line = json.dumps(row, ensure_ascii=False)
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(row)
+    return line
+
+
+def flush() -> None:
+    """Have on its way what was shown, while there is somebody to say that it could not be."""
+    sys.stdout.flush()
+
+
+def abandon() -> None:
+    """Drop what standard output did not take, which Python would try again at the end."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def system_error(error: OSError) -> str:
+    """What the system refused, in one line."""
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    what = "the output cannot be written" if error.errno in FULL else "reading or writing failed"
+    return f"{what} ({error.strerror or error})"
+
+
+@contextmanager
+def stopping_at_once() -> Iterator[None]:
+    """Within it Ctrl-C ends the process with a line.
+
+    While modules load nothing is to be saved, and an interrupted import fails in ways of its own.
+    """
+    there = threading.current_thread() is threading.main_thread()
+    if not there or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        os.write(2, b"\nstopped\n")
+        os._exit(STOPPED)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

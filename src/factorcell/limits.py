@@ -1,0 +1,112 @@
+"""The range of every number that somebody can give, and the error that says what is wrong with one.
+
+A field of the config has its `Limits` beside its help text. `NUMBERS` has those of the options that are no fields:
+the command line holds what it parses against them, and the functions that take these numbers call `check`.
+"""
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+MANY = 1_000_000_000  # rows, tokens, values: more than any table here has, and 32 bits hold it
+LARGEST = 1e38  # which 32-bit floats hold
+SHORT = 100  # a range up to here is shown whole
+SEEDS = 1 << 43  # training multiplies a seed by a million, and 63 bits hold that
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave: one line that says what was got, where, and what is valid."""
+
+
+def choose(kind: str, name: str, valid: Iterable[str]) -> str:
+    """`name`, if it is one of `valid`; otherwise a `UserError` that lists them and names the nearest."""
+    names = list(valid)
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise UserError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names) or 'nothing: there are none'}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The numbers from `low` to `high`, both included unless `above` (not `low`) or `below` (not `high`) is set.
+
+    `whole`: no fractions.
+    """
+
+    low: float
+    high: float = MANY
+    whole: bool = True
+    above: bool = False
+    below: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """`UserError` unless `value`, which the message calls `name`, is such a number."""
+        kind: Any = numbers.Integral if self.whole else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise UserError(f"{name} is {value!r:.60}; it must be {'a whole number' if self.whole else 'a number'}")
+        enough = value > self.low if self.above else value >= self.low
+        little = value < self.high if self.below else value <= self.high
+        if not (enough and little):  # not a number is neither
+            raise UserError(f"{name} is {_short(value)}; it must be {self._wanted(enough)}")
+
+    def _wanted(self, enough: bool) -> str:
+        """What is valid: all of a short range, of a long one the bound that was missed."""
+        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        high = f"below {self.high:g}" if self.below else f"at most {self.high:{'g' if not self.whole else ''}}"
+        if self.high > SHORT:
+            return high if enough else low
+        return f"{low} and {high}" if self.above or self.below else f"from {self.low:g} to {self.high:g}"
+
+
+def _short(value: Any) -> str:
+    """A number as a message has it; one of hundreds of digits is cut."""
+    return f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
+
+
+# The options that are no fields of the config, by the name that the command line and Python share.
+NUMBERS = {
+    "count": Limits(1, 100_000),
+    "epochs": Limits(0, 1_000_000, whole=False),
+    "every": Limits(1),
+    "examples": Limits(0),
+    "frequent": Limits(1),
+    "groups": Limits(1),
+    "grow": Limits(1, 1_000_000),
+    "l1": Limits(0, LARGEST, whole=False),
+    "length_penalty": Limits(0, 10, whole=False),
+    "max_memory": Limits(0, 1_000_000, whole=False, above=True),
+    "max_tokens": Limits(1, 1_000_000),
+    "min_tokens": Limits(0, 1_000_000),
+    "no_repeat_ngram": Limits(0, 1_000_000),
+    "number": Limits(1, 10_000_000),
+    "order": Limits(1, 7),
+    "repeats": Limits(1, 1_000_000),
+    "rows": Limits(20),  # fewer say nothing of a column
+    "rows_per_user": Limits(1),
+    "samples": Limits(0),
+    "seconds": Limits(0, MANY, whole=False),
+    "seed": Limits(0, (1 << 63) - 1),
+    "share": Limits(0, 1, whole=False),
+    "slips": Limits(0, 2),
+    "temperature": Limits(0, LARGEST, whole=False, above=True),
+    "threads": Limits(0, 1024),
+    "top_k": Limits(0),
+    "top_p": Limits(0, 1, whole=False, above=True),
+    "trials": Limits(1, 1_000_000),
+    "width": Limits(1, 1_000_000),
+    "window": Limits(1),
+    "within": Limits(0, math.inf, whole=False),
+    "words": Limits(0),
+}
+
+
+def check(**given: float | None) -> None:
+    """`UserError` unless each of the numbers `given`, by its name in `NUMBERS`, is valid; None is not given."""
+    for name, value in given.items():
+        if value is not None:
+            NUMBERS[name].check(name, value)

@@ -1,0 +1,163 @@
+"""How large a model is, from its config alone: before it is made, and before a file of weights is taken for its own.
+
+    bytes of a model = 4 P + filter        bytes of a step = 4 (7 P + tokens per batch * values per token)
+
+P is the number of parameters. A step keeps the gradient and two moments of each, and writes three values of it into a
+checkpoint. It is an estimate of what must not be exceeded, within a factor of about two of what is used.
+
+Shapes: V vocabulary, E embedding, H hidden, K context, R rank, D inputs of a layer with H, G gate columns.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from factorcell import memory
+from factorcell.config import Config, ModelConfig, UserError
+from factorcell.data.schema import ContextSchema
+from factorcell.model.adaptive_softmax import cluster_widths, cutoffs
+from factorcell.model.cells import CELLS
+from factorcell.model.output_bias import table_sizes
+
+Shapes = dict[str, tuple[int, ...]]
+
+FLOAT = 4  # bytes
+KEPT = 7  # values of each parameter in training
+PER_UNIT = 4  # values that a step keeps of each gate, with their gradients
+
+
+def shapes(config: ModelConfig, vocabulary: int, schema: ContextSchema) -> Shapes:
+    """The shape of everything that a run keeps, by its name there, as `LanguageModel.kept`."""
+    adapt = [name for name in config.adapt if schema.variables and (name != "factor" or config.rank)]
+    shifts = [name for name in adapt if name != "prefix"]
+    encoded = bool(schema.variables and (shifts or config.output_bias))
+    found: Shapes = {"embedding": (vocabulary, config.embedding_size)}
+    if encoded:
+        found |= _encoder(config, schema)
+    if "prefix" in adapt:
+        found |= _embeddings("prefix", config.embedding_size, schema)
+        found |= _linear("prefix.linear", _inputs(schema), config.embedding_size)
+    for layer in range(config.layers):
+        found |= {f"cells.{layer}.{name}": shape for name, shape in _cell(config, layer, shifts).items()}
+    found |= {f"output.{name}": shape for name, shape in _output(config, vocabulary, schema, encoded).items()}
+    return found
+
+
+def _cell(config: ModelConfig, layer: int, shifts: list[str]) -> Shapes:
+    kind, hidden, context, rank = CELLS[config.cell], config.hidden_size, config.context_size, config.rank
+    inputs, gates = (hidden if layer else config.embedding_size) + hidden, kind.gates * hidden
+    normed = (gates + hidden if kind.memory else gates,)
+    adapters: dict[str, Shapes] = {
+        "concat": {"weight": (context, gates)},
+        "scale": {"weight": (context, gates)},
+        "scale_split": {"weight": (context, 2 * gates)},
+        "factor": {"left": (context, inputs, rank), "right": (context, rank, gates)},
+    }
+    own = {f"adapters.{name}.{key}": shape for name in shifts for key, shape in adapters[name].items()}
+    norm: Shapes = {"gain": normed, "shift": normed} if config.layer_norm else {}
+    return {"matrix": (inputs, gates), "bias": (gates,), **norm, **own}
+
+
+def _encoder(config: ModelConfig, schema: ContextSchema) -> Shapes:
+    """The embeddings of all variables, the network over numbers, and what joins them."""
+    found, width = _embeddings("encoder", config.variable_size, schema), config.number_size
+    if schema.numbers:
+        found |= _linear("encoder.network.0", _inputs(schema), width) | _linear("encoder.network.2", width, width)
+    return found | _linear("encoder.joint", sum(_sizes(config, schema)), config.context_size)
+
+
+def _embeddings(of: str, size: int, schema: ContextSchema) -> Shapes:
+    tables = {f"{of}.tables.{i}": (len(v.values), size) for i, v in enumerate(schema.categories)}
+    texts = {f"{of}.texts.{i}.table": (len(v.values), size) for i, v in enumerate(schema.texts)}
+    return {
+        **tables,
+        **texts,
+        **{f"{of}.vectors.{i}.weight": (size, len(v.means)) for i, v in enumerate(schema.vectors)},
+    }
+
+
+def _linear(name: str, inputs: int, outputs: int) -> Shapes:
+    """A linear layer; of no inputs there is none."""
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)} if inputs else {}
+
+
+def _inputs(schema: ContextSchema) -> int:
+    """Numbers and waves that all numeric variables make."""
+    return sum(len(variable.means) if variable.period else 1 for variable in schema.numbers)
+
+
+def _sizes(config: ModelConfig, schema: ContextSchema) -> list[int]:
+    embedded = len(schema.categories) + len(schema.texts) + len(schema.vectors)
+    return [config.variable_size] * embedded + ([config.number_size] if schema.numbers else [])
+
+
+def _output(config: ModelConfig, vocabulary: int, schema: ContextSchema, encoded: bool) -> Shapes:
+    size, hidden = config.embedding_size, config.hidden_size
+    names, rows, found = config.output_bias if encoded else (), vocabulary, {"projection": (hidden, size)}
+    bias: Shapes = {"bias": (vocabulary,)}
+    if config.softmax == "adaptive":
+        starts = cutoffs(config.cutoffs, vocabulary)
+        wide = sum(cluster_widths(config, len(starts)))
+        bias = {"clusters": (len(starts), size), "narrow": (size, wide), "bias": (vocabulary + len(starts),)}
+        rows = (starts[0] if starts else vocabulary) + len(starts) + wide
+    values = sum(len(variable.values) for variable in schema.categories)
+    columns = {"low_rank": config.context_size, "low_rank_each": sum(_sizes(config, schema))}
+    for name in names:
+        if name != "hash":
+            found[f"adapters.{name}.weight"] = (rows, columns.get(name, values))
+        elif schema.categories:
+            buckets, bits = table_sizes(config)
+            bias |= {"hashed.weight": (buckets, 1), "hashed.bits": (-(-bits // 8),)}
+    return {**found, **bias}
+
+
+def parameters(kept: Mapping[str, tuple[int, ...]]) -> int:
+    """The number of learned values among what is `kept`."""
+    return sum(math.prod(shape) for name, shape in kept.items() if not name.endswith(".bits"))
+
+
+def check(config: ModelConfig, vocabulary: int, schema: ContextSchema, *, trained: bool = False) -> None:
+    """`UserError` if a model, or if it is to be `trained` all that training keeps of it, does not fit into memory."""
+    kept = shapes(config, vocabulary, schema)
+    count = parameters(kept)
+    filters = sum(math.prod(shape) for name, shape in kept.items() if name.endswith(".bits"))
+    what = f"{'training ' if trained else ''}a model of {count:,} parameters"
+    memory.check(FLOAT * count * (KEPT if trained else 1) + filters, what)
+
+
+def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: int) -> int:
+    """About the bytes of a training whose batches have at most so many `tokens`."""
+    model, training = config.model, config.training
+    tokens = min(tokens, training.batch_tokens + config.data.max_tokens)
+    texts, factor = max(1, tokens // 4), "factor" in model.adapt and bool(schema.variables)
+    gates = CELLS[model.cell].gates * model.hidden_size
+    of_token = 4 * model.embedding_size + model.layers * PER_UNIT * (gates + model.hidden_size)
+    of_text = model.layers * model.rank * (model.embedding_size + model.hidden_size + gates) * 2 if factor else 0
+    drawn = training.samples * (texts if training.loss == "sampled_text" else 1) if training.loss != "full" else 0
+    read = KEPT * parameters(shapes(model, vocabulary, schema))
+    return FLOAT * (read + tokens * of_token + texts * of_text + 6 * drawn)
+
+
+def beam_bytes(config: ModelConfig, vocabulary: int, contexts: int, width: int, across: int, tokens: int) -> int:
+    """About the bytes of a beam: of each context so many beginnings of `tokens`, each grown `across` tokens."""
+    of_beginning = 4 * 2 * config.layers * config.hidden_size + 4 * tokens + 8 * min(across, vocabulary)
+    return FLOAT * contexts * width * of_beginning
+
+
+def check_header(path: Path, expected: Shapes) -> None:
+    """`UserError` unless the tensors in the file of weights `path` have the `expected` shapes; none of them is read."""
+    if not path.is_file():
+        return  # who reads it says so
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
+    if found != expected:
+        name = next(name for name in {**expected, **found} if found.get(name) != expected.get(name))
+        has, wanted = (str(shape) if shape else "nothing" for shape in (found.get(name), expected.get(name)))
+        raise UserError(
+            f"{path}: does not belong to this config, schema and vocabulary (its {name} is {has}, they make {wanted})"
+        )

@@ -1,0 +1,272 @@
+"""Every option of every verb with values that nobody should give: one line says what is wrong, or it is taken.
+
+The cases follow from the parsers, so a new option is tried as soon as it is there.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from factorcell import files, limits
+from factorcell.commands import main as cli
+from factorcell.commands.main import Verb
+from factorcell.commands.parser import Parser
+from factorcell.config import Config
+
+SECONDS = 60  # that a case may take on a busy machine
+NUMBERS = ("nan", "inf", "-inf", "-1", "0", "1e400", str(10**30), "")
+TEXTS = ("", "folder", "missing/file", "/dev/null", "/dev/full", "binary", "two\nlines\x1b[31m", "\udcff")
+SIZES = "--hidden-size 4 --embedding-size 4 --variable-size 2 --context-size 2 --number-size 2 --rank 1"
+SMALL = f"--epochs 0.1 --evaluations 1 --min-context-count 1 --min-count 1 --threads 1 --device cpu {SIZES}"
+QUICK = "--epochs 0.1 --evaluations 1 --device cpu --threads 1"
+COLUMNS = "--context city --context lat:number"
+
+# A small command of each verb.
+COMMANDS = {
+    "train": f"train.csv --out new {COLUMNS} {SMALL}",
+    "compare": f"train.csv --dev train.csv --out new --models unadapted {COLUMNS} {SMALL}",
+    "tune": f"train.csv --out new --trials 1 {COLUMNS} {SMALL}",
+    "finetune": f"run train.csv --out new {QUICK}",
+    "separate": f"train.csv --by city --out new {SMALL}",
+    "mix": "run run --dev train.csv --out new --threads 1",
+    "report": "run --out new.html",
+    "evaluate": "run train.csv --threads 1",
+    "classify": "run train.csv --target city --threads 1",
+    "score": "run train.csv --threads 1",
+    "baseline ngram": "train.csv --out new",
+    "baseline bayes": "train.csv --test train.csv --target city",
+    "baseline linear": "train.csv --test train.csv --target city",
+    "advise": "train.csv --context city --threads 1",
+    "rescore": "run lists.jsonl --threads 1",
+    "complete": "letters a --seconds 0.1 --threads 1",
+    "tune-online": "letters train.csv --rows-per-user 1 --seconds 0.01 --optimiser sgd --threads 1",
+    "replay": "letters train.csv --compare plain --rows-per-user 1 --seconds 0.01 --out new --threads 1",
+    "generate": "run --max-tokens 3 --threads 1",
+    "specificity": "run --target city --train train.csv --dev train.csv --number 1 --max-tokens 3 --out new",
+    "explain": "run --text sea --between city=Oslo city=Nice --threads 1",
+    "contexts": "run --threads 1",
+    "units": "run train.csv --target city --examples 1 --repeats 1 --threads 1",
+}
+LONG = {"demo", "baseline fasttext"}  # minutes, or what is not installed; their options are those of others
+FIELDS = {field.name for section in dataclasses.fields(Config) for field in dataclasses.fields(section.type)}  # type: ignore[arg-type]
+FAST = {"generate", "complete", "report", "train"}  # verbs whose numbers are tried each time
+
+
+def verbs(path: tuple[Verb, ...] = (cli.ALL,)) -> Iterator[tuple[Verb, ...]]:
+    """Every verb, after those that it is a kind of."""
+    for verb in path[-1].kinds:
+        yield from verbs((*path, verb)) if verb.kinds else [(*path, verb)]
+
+
+@cache
+def parsers() -> dict[str, Parser]:
+    """The parser of every verb, by its words."""
+    return {" ".join(verb.name for verb in path[1:]): cli.parser_of(path) for path in verbs()}
+
+
+def options(verb: str) -> list[argparse.Action]:
+    """What is tried of a verb: fields of the config, which all share, only with `train`."""
+    return [
+        action
+        for action in parsers()[verb]._actions
+        if action.nargs != 0 and action.choices is None and (verb == "train" or action.default != argparse.SUPPRESS)
+    ]
+
+
+def cases(numbers: bool) -> Iterator[tuple[str, str, str]]:
+    """Verb, option and value: of numbers, or of all else."""
+    for verb in COMMANDS:
+        for action in options(verb):
+            name = action.option_strings[-1] if action.option_strings else f"<{action.dest}>"
+            if (action.type in (int, float)) == numbers:
+                yield from ((verb, name, value) for value in (NUMBERS if numbers else TEXTS))
+
+
+def words(verb: str, name: str, value: str) -> list[str]:
+    """The command of a verb, with a `value` for an option, or in place of a `<positional>`."""
+    given = COMMANDS[verb].split()
+    if name.startswith("<"):
+        places = [action.dest for action in parsers()[verb]._actions if not action.option_strings]
+        given[places.index(name.strip("<>"))] = value
+        return [*verb.split(), *given]
+    action = next(action for action in parsers()[verb]._actions if name in action.option_strings)
+    if action.nargs is None and not isinstance(action, argparse._AppendAction):
+        return [*verb.split(), *given, f"{name}={value}"]
+    return [*verb.split(), *given, name, *[value] * (action.nargs if isinstance(action.nargs, int) else 1)]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the commands name."""
+    folder = tmp_path_factory.mktemp("hostile")
+    texts = ("sea and sun", "cold sea", "the sun", "a cold room", "no sun")
+    cities = ("Oslo", "Nice")
+    rows = [f"{texts[i % 5]},{cities[i % 2]},5{i % 7}.5,user {i % 3},2026-01-{i % 28 + 1:02}" for i in range(40)]
+    (folder / "train.csv").write_text("\n".join(["text,city,lat,user,time", *rows, ""]), encoding="utf-8")
+    (folder / "binary").write_bytes(bytes(range(256)) * 9)
+    (folder / "folder").mkdir()
+    (folder / "folder" / "file").touch()
+    files.write_rows(
+        folder / "lists.jsonl",
+        [{"id": "1", "hypotheses": [{"text": text, "lm": -1.0, "am": -2.0} for text in texts[:2]]}],
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert cli.main(["train", "train.csv", "--out", "run", *COLUMNS.split(), *SMALL.split()]) == 0
+        letters = "--unit char --user user --min-user-count 1"
+        assert cli.main(["train", "train.csv", "--out", "letters", *letters.split(), *SMALL.split()]) == 0
+    return folder
+
+
+def attempt(world: Path, given: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and last line of messages of a command, which must end in time and leave devices as they are."""
+
+    def late(_number: int, _frame: FrameType | None) -> None:
+        raise AssertionError(f"{given} hangs")
+
+    before, handler = os.environ.copy(), signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(world)
+            code = cli.main(given)
+    except SystemExit as end:
+        code = int(str(end.code))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+        os.environ.clear()
+        os.environ.update(before)
+        for name in ("new", "new.html"):
+            subprocess.run(["rm", "-rf", str(world / name)], check=True)
+    assert all(stat.S_ISCHR(os.stat(name).st_mode) for name in ("/dev/null", "/dev/full"))
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    return code, said
+
+
+def refuse_or_take(world: Path, given: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """A command goes through, or says in one line of factorcell what is wrong."""
+    code, said = attempt(world, given, capfd)
+    assert code in (0, 2), said
+    if code == 2:
+        assert said.splitlines()[-1].startswith("factorcell"), said
+
+
+@pytest.mark.parametrize("case", [case for case in cases(numbers=True) if case[0] in FAST - {"train"}], ids=repr)
+def test_numbers_of_quick_verbs(world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    """Numbers that are none, endless, negative or huge."""
+    refuse_or_take(world, words(*case), capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in cases(numbers=True) if case[0] not in FAST - {"train"}], ids=repr)
+def test_numbers(world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    """The same of all other verbs."""
+    refuse_or_take(world, words(*case), capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*cases(numbers=False)], ids=repr)
+def test_texts_and_files(world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    """Names of nothing, of folders and devices, of what is no text."""
+    refuse_or_take(world, words(*case), capfd)
+
+
+def test_every_number_has_limits() -> None:
+    """In the config beside its help, or in the table of the others."""
+    for verb, parser in parsers().items():
+        for action in parser._actions:
+            known = action.dest in limits.NUMBERS or action.dest in FIELDS
+            assert action.type not in (int, float) or known, f"{verb} {action.dest}"
+    for section in dataclasses.fields(Config):
+        for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
+            about = field.metadata["limits"]
+            assert (about is not None) == (field.type in (int, float)), field.name
+    assert set(parsers()) == set(COMMANDS) | LONG
+
+
+@pytest.mark.parametrize("name", [*limits.NUMBERS])
+def test_the_limits_of_a_number(name: str) -> None:
+    """Both ends are valid, what is beyond them is not, nor what is no number; None is not given."""
+    own = limits.NUMBERS[name]
+    limits.check(**{name: None})
+    for value in (*([] if own.above else [own.low]), own.high):
+        limits.check(**{name: int(value) if own.whole else value})
+    wrong: list[Any] = [math.nan, own.low - 1, own.high + max(1, own.high / 1000), True, "3"]
+    for number in wrong if own.high < math.inf else wrong[:2]:
+        with pytest.raises(limits.UserError, match=f"^{name} is"):
+            limits.check(**{name: number})
+
+
+STREAMS = [
+    ("score run train.csv >&-", 2, "factorcell: standard output is closed: results would be lost"),
+    ("score run train.csv > /dev/full", 2, "factorcell: the output cannot be written (No space left on device)"),
+    ("train --help > /dev/full", 2, "factorcell: the output cannot be written (No space left on device)"),
+    ("--help >&-", 2, "factorcell: standard output is closed: results would be lost"),
+    ("score run train.csv 2>&- | head -n 1", 0, ""),
+    ("train --help | head -n 1", 0, ""),
+    ("score run train.csv <&- >/dev/null", 0, ""),
+    ("report run --out /dev/full", 2, "factorcell: /dev/full: cannot be written (No space left on device)"),
+    (
+        "report run --out no/page",
+        2,
+        "factorcell: no/page: cannot be saved (No such file or directory)",
+    ),
+    ("report run --out folder", 2, "factorcell: folder: cannot be saved (Is a directory)"),
+    ("report run --out /dev/stdout > /dev/null", 0, "the page: /dev/stdout"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "code", "said"), STREAMS)
+def test_streams(world: Path, line: str, code: int, said: str) -> None:
+    """Output that is closed, full, or read by nobody; pages to where none can be."""
+    shell = f"set -o pipefail; '{sys.executable}' -m factorcell {line}"
+    done = subprocess.run(["bash", "-c", shell], cwd=world, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (code, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", [None, "ascii", "latin-1"])
+def test_characters_that_the_output_lacks(world: Path, encoding: str | None) -> None:
+    """In the locale C all is UTF-8, unless another encoding is asked for; then rows of JSON say the same in escapes."""
+    (world / "café.csv").write_text("text,city,lat\nčafé sun,Oslo,50\n", encoding="utf-8")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
+    own = {**kept, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    own |= {"PYTHONIOENCODING": encoding} if encoding else {}
+    for more in ((), ("--json",)):
+        command = [sys.executable, "-m", "factorcell", "explain", "run", "--text", "čafé", *more]
+        command += ["--between", "city=Oslo", "city=Nice", "--threads", "1"]
+        done = subprocess.run(
+            [os.fsencode(word) for word in command], cwd=world, env=own, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert "ca" in json.dumps(json.loads(done.stdout.decode(encoding or "utf-8").splitlines()[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.3, 0.6, 1.0, 1.5, 2.0])
+def test_stopped_while_modules_load(world: Path, after: float) -> None:
+    """Ctrl-C at any moment: exit code 130, one line, no traceback."""
+    command = [sys.executable, "-m", "factorcell", "score", "run", "train.csv"]
+    process = subprocess.Popen(command, cwd=world, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        process.wait(after)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+        assert (process.returncode, said.strip()) == (130, "stopped")

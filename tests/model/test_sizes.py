@@ -1,0 +1,120 @@
+"""The formula of a model's size is that of the model, whatever it consists of; what is too large is never begun."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from factorcell import memory
+from factorcell.config import ADAPTERS, CELLS, OUTPUT_BIASES, Config, UserError
+from factorcell.data.schema import ContextSchema, Variable
+from factorcell.model import sizes
+from factorcell.model.language_model import LanguageModel
+from factorcell.model.run import Run
+from tests.small import make_run
+
+NUMBERS = (0.0,) * 6
+VARIABLES = (
+    Variable("city", "category", values=("<unknown>", "Oslo", "Nice"), counts=(0, 2, 1)),
+    Variable("stars", "category", values=("<unknown>", "1"), counts=(1, 1)),
+    Variable("lat", "number"),
+    Variable("hour", "hour", period=24.0, means=NUMBERS, deviations=(1.0,) * 6),
+    Variable("title", "text", values=("a", "b", "c"), shares=(0.5, 0.3, 0.2)),
+    Variable("topics", "vector", means=NUMBERS[:4], deviations=(1.0,) * 4),
+)
+SCHEMAS = [(), VARIABLES, VARIABLES[:1], VARIABLES[2:3], VARIABLES[3:]]
+SMALL = {"embedding_size": 5, "hidden_size": 7, "context_size": 3, "variable_size": 2, "number_size": 4, "rank": 2}
+KINDS: list[dict[str, Any]] = [
+    *({"cell": cell, "layer_norm": norm, "layers": 2} for cell, norm in itertools.product(CELLS, (False, True))),
+    *({"adapt": (name,), "output_bias": ()} for name in ADAPTERS),
+    *({"adapt": (), "output_bias": (name,)} for name in OUTPUT_BIASES),
+    {"adapt": ADAPTERS, "output_bias": OUTPUT_BIASES, "layers": 3},
+    {"adapt": (), "output_bias": ()},
+    {"rank": 0},
+    {"bloom_size": 0, "output_bias": ("hash",)},
+    {"softmax": "adaptive"},
+    {"softmax": "adaptive", "cutoffs": ("10", "30"), "output_bias": ("low_rank", "low_rank_each"), "shrink": 2.0},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: json.dumps(kind)[:60])
+def test_the_formula_is_the_model(kind: dict[str, Any]) -> None:
+    """Every name and shape, and so the number of parameters, in every kind of context."""
+    config = Config.from_dict({"model": {**SMALL, "hash_size": 50, "bloom_size": 500, **kind}}).model
+    for variables in SCHEMAS:
+        model = LanguageModel(config, 60, schema := ContextSchema(variables))
+        found = sizes.shapes(config, 60, schema)
+        assert found == {name: tuple(tensor.shape) for name, tensor in model.kept().items()}
+        assert sizes.parameters(found) == model.parameter_count()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"rank": 1_000_000, "hidden_size": 200, "embedding_size": 150, "context_size": 16},
+        {"layers": 10_000, "hidden_size": 1000},
+        {"hidden_size": 1_000_000},
+        {"embedding_size": 1_000_000, "hidden_size": 1_000_000, "context_size": 1_000_000, "rank": 1_000_000},
+    ],
+)
+def test_what_does_not_fit_is_not_begun(tmp_path: Path, model: dict[str, Any]) -> None:
+    """One line with the estimate and the limit; no folder is left."""
+    with pytest.raises(
+        UserError, match=r"parameters would take about [\d,.]+ GiB of memory; this machine has [\d.]+ GiB"
+    ):
+        make_run(tmp_path / "run", **model)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_limit_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds for what is made and for what is opened."""
+    make_run(tmp_path / "run").save_weights({})
+    Run.open(tmp_path / "run")
+    monkeypatch.setenv(memory.VARIABLE, "1e-6")
+    with pytest.raises(
+        UserError, match=r"a model of .* parameters would take about 0 MiB of memory; the limit is 0 MiB"
+    ):
+        Run.open(tmp_path / "run")
+    for wrong in ("much", "nan", "-1", "0"):
+        monkeypatch.setenv(memory.VARIABLE, wrong)
+        with pytest.raises(UserError, match=r"FACTORCELL_MAX_MEMORY is|max_memory is"):
+            memory.limit()
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "expected"),
+    [
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "5000"}, 5000),
+        ("0::/", {"memory.max": "7000"}, 7000),
+        ("4:cpu,memory:/c", {"memory/c/memory.limit_in_bytes": "6000"}, 6000),
+        ("0::/a", {}, 2048 << 10),
+    ],
+)
+def test_memory_of_a_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, files: dict[str, str], expected: int
+) -> None:
+    """The smallest limit on the way from the root to the process's own group counts, or what the machine has."""
+    for name, content in {"info": "MemTotal: 2048 kB\n", "group": group, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content + "\n", encoding="utf-8")
+    monkeypatch.setattr(memory, "GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_GROUP", tmp_path / "group")
+    monkeypatch.setattr(memory, "INFO", tmp_path / "info")
+    assert memory.machine() == expected
+
+
+def test_a_config_that_is_not_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused by the header of the weights, before a model is made."""
+    make_run(tmp_path / "run").save_weights({})
+    path = tmp_path / "run" / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["model"]["hidden_size"] = 1_000_000
+    path.write_text(json.dumps(content), encoding="utf-8")
+    monkeypatch.setattr(torch, "rand", None)  # nothing is drawn for a model
+    with pytest.raises(
+        UserError, match=r"does not belong to this config, schema and vocabulary \(its cells.0.matrix is"
+    ):
+        Run.open(tmp_path / "run")
