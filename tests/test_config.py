@@ -83,7 +83,7 @@ def test_mistakes(values: dict[str, Any], message: str) -> None:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     """Missing, and not TOML."""
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="there is no such file"):
         Config.load(tmp_path / "no.toml")
     (tmp_path / "c.toml").write_text("rank: 3", encoding="utf-8")
     with pytest.raises(UserError, match="not valid TOML"):

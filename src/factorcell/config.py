@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from factorcell import inputs
 from factorcell.limits import LARGEST, MANY, SEEDS, Limits
 from factorcell.limits import UserError as UserError
 from factorcell.limits import choose as choose
@@ -308,11 +309,9 @@ class Config:
         `UserError` names a file that is not valid and a key that does not exist.
         """
         path = Path(path)
+        content = inputs.text(path)
         try:
-            content = path.read_text(encoding="utf-8")
             loaded = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from None
         except (ValueError, RecursionError) as error:  # of any parser: syntax, numbers too long, nested too deep
             raise UserError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'} ({error})") from None
         if path.suffix == ".json" and isinstance(loaded, dict):

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from factorcell import digests, lock
+from factorcell import digests, inputs, lock
 from factorcell.config import UserError, check_format
 from factorcell.digests import Digests
 
@@ -34,7 +34,9 @@ def write(path: Path, content: bytes) -> None:
     The manifest of the folder, if it lists the file, accepts both until then. A device or a pipe is written to; it
     stays what it is.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if path.is_dir():  # also of no name: the folder of work
+        raise UserError(f"{path}: cannot be saved (Is a directory)")
+    if path.exists() and not path.is_file():
         return _write_to(path, content)
     with digests.alone(path.parent):
         listed = Digests.read(path.parent)
@@ -53,12 +55,7 @@ def list_files(folder: Path, names: Iterable[str]) -> None:
 
 def read(path: Path) -> bytes:
     """What `path` holds. `UserError` where it cannot be read, or is not what the manifest of its folder lists."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    content = inputs.content(path)
     Digests.read(path.parent).vouch(path, digests.of(content))
     return content
 

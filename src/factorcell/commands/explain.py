@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import files
+from factorcell import files, inputs
 from factorcell.commands import options, terminal
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
@@ -90,9 +90,7 @@ def _texts(given: argparse.Namespace) -> list[str]:
     if given.text:
         return list(dict.fromkeys(given.text))
     try:
-        content = sys.stdin.read() if given.file == "-" else Path(given.file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{given.file}: cannot be read ({error.strerror})") from None
+        content = sys.stdin.read() if given.file == "-" else inputs.text(Path(given.file))
     except UnicodeDecodeError as error:
         raise UserError(f"{given.file}: not UTF-8 (byte {error.start})") from None
     texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))

@@ -107,7 +107,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     except (UserError, OSError) as error:
         streams.abandon()
-        terminal.say(f"{PROG}: {streams.system_error(error) if isinstance(error, OSError) else error}")
+        said = streams.system_error(error) if isinstance(error, OSError) else str(error)
+        terminal.say(f"{PROG}: {said}")
         return 2
 
 

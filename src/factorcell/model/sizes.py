@@ -3,7 +3,7 @@
     bytes of a model = 4 P + filter        bytes of a step = 4 (7 P + tokens per batch * values per token)
 
 P is the number of parameters. A step keeps the gradient and two moments of each, and writes three values of it into a
-checkpoint. It is an estimate of what must not be exceeded, within a factor of about two of what is used.
+checkpoint. It is rather too much than too little, by up to a factor of three.
 
 Shapes: V vocabulary, E embedding, H hidden, K context, R rank, D inputs of a layer with H, G gate columns.
 """
@@ -127,11 +127,12 @@ def check(config: ModelConfig, vocabulary: int, schema: ContextSchema, *, traine
     memory.check(FLOAT * count * (KEPT if trained else 1) + filters, what)
 
 
-def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: int) -> int:
-    """About the bytes of a training whose batches have at most so many `tokens`."""
+def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: int, texts: int) -> int:
+    """About the bytes of a training on so many `tokens` in so many `texts`, or on batches of them."""
     model, training = config.model, config.training
-    tokens = min(tokens, training.batch_tokens + config.data.max_tokens)
-    texts, factor = max(1, tokens // 4), "factor" in model.adapt and bool(schema.variables)
+    batch = min(tokens, training.batch_tokens + config.data.max_tokens)
+    texts, tokens = -(-texts * batch // max(1, tokens)), batch
+    factor = "factor" in model.adapt and bool(schema.variables)
     gates = CELLS[model.cell].gates * model.hidden_size
     of_token = 4 * model.embedding_size + model.layers * PER_UNIT * (gates + model.hidden_size)
     of_text = model.layers * model.rank * (model.embedding_size + model.hidden_size + gates) * 2 if factor else 0

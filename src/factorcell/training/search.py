@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from factorcell import files, limits
+from factorcell import files, inputs, limits
 from factorcell.choices import PRUNERS, SAMPLERS
 from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
@@ -89,6 +89,8 @@ def search(
         kind = corpus.schema.variable(target).kind
         raise UserError(f"{target} is a {kind}; only a category can be the target of a search")
     name = options.study or folder.resolve().name
+    if not name.isprintable():  # half of a surrogate pair neither
+        raise UserError(f"the study is named {name!r:.60}; a name has no control characters and is valid Unicode")
     study, guard = opened(folder, options.storage, name, options.pruner)
     begun = {
         "study": name,
@@ -127,6 +129,8 @@ def opened(folder: Path, storage: str | None, name: str, pruner: str) -> "tuple[
     kinds = {"median": pruners.MedianPruner, "halving": pruners.SuccessiveHalvingPruner, "none": pruners.NopPruner}
     chosen = kinds[choose("pruner", pruner, PRUNERS)]()
     where = storage or str(folder / "study.journal")
+    if "://" not in where and Path(where).exists():
+        inputs.check(Path(where))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         guard = FileLock(folder / "study.lock")

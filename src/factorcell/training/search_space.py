@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from factorcell import inputs
 from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, choose
 
 if TYPE_CHECKING:
@@ -52,11 +53,10 @@ CONTEXT_SIZES = ("context_size", "variable_size", "number_size")
 
 def read(path: str | Path) -> Space:
     """The space of a TOML file: `option = [choices]` or `option = {low = 1, high = 9, log = true}`."""
+    text = inputs.text(Path(path))
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    except tomllib.TOMLDecodeError as error:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid TOML ({error})") from None
     try:
         return {choose("option of a search", name, SECTIONS): _values(name, given) for name, given in content.items()}

@@ -79,10 +79,11 @@ def perplexities(run: Run, corpus: Corpus, world: World) -> Row:
     known = known_targets(corpus)
     own = torch.tensor([nats.sum(), len(nats), nats[known].sum(), known.sum()], dtype=torch.float64)
     total, count, total_known, count_known = world.sum(own).tolist()
-    return {
-        "perplexity": float(np.exp(total / count)),
-        "perplexity_known": float(np.exp(total_known / count_known)) if count_known else math.nan,
-    }
+    with np.errstate(over="ignore"):  # a model that got lost has an infinite perplexity
+        return {
+            "perplexity": float(np.exp(total / count)),
+            "perplexity_known": float(np.exp(total_known / count_known)) if count_known else math.nan,
+        }
 
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
@@ -118,7 +119,7 @@ class Trainer:
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, world: World | None = None) -> None:
         most = int(corpus.offsets[-1])
         what = f"training with batches of {min(most, run.config.training.batch_tokens):,} tokens"
-        memory.check(sizes.step_bytes(run.config, len(run.vocabulary), run.schema, most), what)
+        memory.check(sizes.step_bytes(run.config, len(run.vocabulary), run.schema, most, len(corpus)), what)
         library.keep_memory()
         self.world = world or World(device=find_device(run.config.training.device))
         self.run, self.corpus, self.config = run.to(self.world.device), corpus, run.config.training

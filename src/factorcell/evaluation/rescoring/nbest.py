@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell import inputs
 from factorcell.choices import NBEST_FORMATS
 from factorcell.config import UserError, choose
 from factorcell.data.tables import open_table
@@ -114,13 +115,12 @@ def _form(path: Path) -> str:
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Lines that are not blank, each with where it is."""
+    inputs.check(path)
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if text := line.decode("utf-8-sig").strip():
                     yield f"{path} line {number}", text
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; convert it first") from None
     except (OSError, EOFError) as error:

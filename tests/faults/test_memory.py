@@ -1,0 +1,48 @@
+"""What a training takes is near what was estimated for it."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Peak memory beyond that of the libraries, over the estimate.
+MEASURED = """
+import resource, sys, tempfile, json, random
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.model import sizes
+from factorcell.model.run import Run
+from factorcell.training.trainer import train
+model = json.loads(sys.argv[1])
+words = [f"w{i}" for i in range(8000)]
+rows = [{"text": " ".join(words[(17 * i + j) % 8000] for j in range(40)), "city": f"c{i % 5}"} for i in range(400)]
+training = {"epochs": 0.5, "batch_tokens": 4000, "evaluations": 1, "threads": 1, "device": "cpu", "save_every": 1}
+config = Config.from_dict({"data": {"context": ["city"], "min_count": 1}, "model": model, "training": training})
+small = Config.from_dict({"data": {"context": ["city"], "min_count": 1}, "training": {**training, "batch_tokens": 100}})
+def peak(config, rows):
+    corpus = prepare(rows, config.data)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(folder + "/run", config, corpus.vocabulary, corpus.schema)
+        for _ in train(run, corpus, corpus.select(range(3))):
+            pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, run, corpus
+before, _, _ = peak(small, rows[:3])
+after, run, corpus = peak(config, rows)
+size = int(corpus.offsets[-1]), len(corpus)
+print((after - before) / sizes.step_bytes(config, len(run.vocabulary), run.schema, *size))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model",
+    [
+        '{"hidden_size": 600, "embedding_size": 300}',
+        '{"hidden_size": 400, "layers": 3, "rank": 60, "context_size": 40}',
+        '{"hidden_size": 1000, "embedding_size": 100, "cell": "lstm", "adapt": [], "output_bias": []}',
+    ],
+)
+def test_a_training_takes_what_was_estimated(model: str) -> None:
+    """Rather less, by up to a factor of three."""
+    done = subprocess.run([sys.executable, "-c", MEASURED, model], capture_output=True, text=True, check=True)
+    assert 1 / 3 < float(done.stdout) < 1.2
