@@ -84,7 +84,7 @@ def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
     assert again.complete("")[0].log_probability == pytest.approx(math.log(4 / 14))
     for rows in ([], [{"text": "a", "count": 1}], [{"total": 3}, {"text": "a"}], [{"total": 3}, ["a", 1]]):
         path.write_text("".join(f"{row}\n" for row in map(str, rows)).replace("'", '"'), encoding="utf-8")
-        with pytest.raises(UserError, match=r"popular\.jsonl( line 2)?: (not a file of counted texts|a row of JSON must be)"):
+        with pytest.raises(UserError, match=r"popular\.jsonl( line 2)?: (not a file|a row of JSON)"):
             TextCounts.open(path)
     with pytest.raises(UserError, match="not Unicode text"):
         Popularity.fit(["\ud800"], min_count=1)

@@ -43,6 +43,7 @@ COMMANDS = {
     "separate": f"train.csv --by city --out new {SMALL}",
     "mix": "run run --dev train.csv --out new --threads 1",
     "report": "run --out new.html",
+    "check": "run",
     "evaluate": "run train.csv --threads 1",
     "classify": "run train.csv --target city --threads 1",
     "score": "run train.csv --threads 1",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import memory
+from factorcell import files, memory
 from factorcell.config import ADAPTERS, CELLS, OUTPUT_BIASES, Config, UserError
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.model import sizes
@@ -112,7 +112,7 @@ def test_a_config_that_is_not_of_its_weights(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "run" / "config.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     content["model"]["hidden_size"] = 1_000_000
-    path.write_text(json.dumps(content), encoding="utf-8")
+    files.write_json(path, content)
     monkeypatch.setattr(torch, "rand", None)  # nothing is drawn for a model
     with pytest.raises(
         UserError, match=r"does not belong to this config, schema and vocabulary \(its cells.0.matrix is"

@@ -10,13 +10,14 @@ An adapter maps c to a `Shift`; `shifted` sums the shifts into `AdaptedWeights`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from factorcell.config import ADAPTERS as NAMES
 from factorcell.model.kernels.recurrence import Packed
+
+Shapes = dict[str, tuple[int, ...]]  # of parameters, by their names
 
 
 @dataclass(frozen=True)
@@ -98,25 +99,33 @@ def shifted(matrix: Tensor, bias: Tensor, shifts: Sequence[Shift]) -> AdaptedWei
     )
 
 
-class Adapter(Protocol):
-    """An adapter turns context vectors (B, K) into a `Shift`."""
+class Adapter(nn.Module):
+    """What turns context vectors (B, K) into a `Shift`; made of K, D, G and R."""
 
-    def __call__(self, vector: Tensor) -> Shift: ...
+    @classmethod
+    def shapes(cls, context_size: int, inputs: int, gates: int, rank: int) -> Shapes:
+        """Those of its parameters: a model is known to fit into memory before it is made."""
+        raise NotImplementedError
 
 
-class Concat(nn.Module):
+class Concat(Adapter):
     """ConcatCell: the context as one more input, which is a shifted bias (TACL 2018, equation 2)."""
 
     def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(context_size, gates) * context_size**-0.5)
 
+    @classmethod
+    def shapes(cls, context_size: int, inputs: int, gates: int, rank: int) -> Shapes:
+        """See `Adapter`."""
+        return {"weight": (context_size, gates)}
+
     def forward(self, vector: Tensor) -> Shift:
         """`vector` (B, K) -> a shifted bias (B, G)."""
         return Shift(bias=vector @ self.weight)
 
 
-class Scale(nn.Module):
+class Scale(Adapter):
     """Row rescaling: W times 1 + C c (thesis 2018, equation 3.2).
 
     Printed there is C c alone, the same family where one number of c is constant; with the 1 it starts unadapted.
@@ -127,6 +136,11 @@ class Scale(nn.Module):
     def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(context_size, self.parts * gates) * 0.1 * context_size**-0.5)
+
+    @classmethod
+    def shapes(cls, context_size: int, inputs: int, gates: int, rank: int) -> Shapes:
+        """See `Adapter`."""
+        return {"weight": (context_size, cls.parts * gates)}
 
     def forward(self, vector: Tensor) -> Shift:
         """`vector` (B, K) -> what is added to the factors of the parts of W (B, parts, G)."""
@@ -139,7 +153,7 @@ class ScaleSplit(Scale):
     parts = 2
 
 
-class Factor(nn.Module):
+class Factor(Adapter):
     """FactorCell: a rank-r change of W by two basis tensors, (K, D, R) and (K, R, G) (TACL 2018, equation 3)."""
 
     def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
@@ -147,6 +161,11 @@ class Factor(nn.Module):
         # Left rows have unit expected norm; right starts small, so that training begins near the unadapted cell.
         self.left = nn.Parameter(torch.randn(context_size, inputs, rank) * inputs**-0.5)
         self.right = nn.Parameter(torch.randn(context_size, rank, gates) * 0.1 * rank**-0.5)
+
+    @classmethod
+    def shapes(cls, context_size: int, inputs: int, gates: int, rank: int) -> Shapes:
+        """See `Adapter`."""
+        return {"left": (context_size, inputs, rank), "right": (context_size, rank, gates)}
 
     def forward(self, vector: Tensor) -> Shift:
         """`vector` (B, K) -> left (B, D, R) and right (B, R, G)."""
@@ -156,6 +175,6 @@ class Factor(nn.Module):
 
 
 # The class of a name among the options has the same name in CamelCase: scale_split is ScaleSplit. A prefix has none.
-ADAPTERS: dict[str, type[nn.Module]] = {
+ADAPTERS: dict[str, type[Adapter]] = {
     name: globals()[name.title().replace("_", "")] for name in NAMES if name != "prefix"
 }

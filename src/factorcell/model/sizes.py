@@ -17,11 +17,10 @@ from safetensors import SafetensorError, safe_open
 from factorcell import memory
 from factorcell.config import Config, ModelConfig, UserError
 from factorcell.data.schema import ContextSchema
+from factorcell.model.adapters import ADAPTERS, Shapes
 from factorcell.model.adaptive_softmax import cluster_widths, cutoffs
 from factorcell.model.cells import CELLS
-from factorcell.model.output_bias import table_sizes
-
-Shapes = dict[str, tuple[int, ...]]
+from factorcell.model.output_bias import TABLES, table_sizes
 
 FLOAT = 4  # bytes
 KEPT = 7  # values of each parameter in training
@@ -49,13 +48,8 @@ def _cell(config: ModelConfig, layer: int, shifts: list[str]) -> Shapes:
     kind, hidden, context, rank = CELLS[config.cell], config.hidden_size, config.context_size, config.rank
     inputs, gates = (hidden if layer else config.embedding_size) + hidden, kind.gates * hidden
     normed = (gates + hidden if kind.memory else gates,)
-    adapters: dict[str, Shapes] = {
-        "concat": {"weight": (context, gates)},
-        "scale": {"weight": (context, gates)},
-        "scale_split": {"weight": (context, 2 * gates)},
-        "factor": {"left": (context, inputs, rank), "right": (context, rank, gates)},
-    }
-    own = {f"adapters.{name}.{key}": shape for name in shifts for key, shape in adapters[name].items()}
+    made = {name: ADAPTERS[name].shapes(context, inputs, gates, rank) for name in shifts}
+    own = {f"adapters.{name}.{key}": shape for name, parts in made.items() for key, shape in parts.items()}
     norm: Shapes = {"gain": normed, "shift": normed} if config.layer_norm else {}
     return {"matrix": (inputs, gates), "bias": (gates,), **norm, **own}
 
@@ -102,11 +96,10 @@ def _output(config: ModelConfig, vocabulary: int, schema: ContextSchema, encoded
         wide = sum(cluster_widths(config, len(starts)))
         bias = {"clusters": (len(starts), size), "narrow": (size, wide), "bias": (vocabulary + len(starts),)}
         rows = (starts[0] if starts else vocabulary) + len(starts) + wide
-    values = sum(len(variable.values) for variable in schema.categories)
-    columns = {"low_rank": config.context_size, "low_rank_each": sum(_sizes(config, schema))}
     for name in names:
-        if name != "hash":
-            found[f"adapters.{name}.weight"] = (rows, columns.get(name, values))
+        if name in TABLES:
+            one = TABLES[name](1, config, schema, _sizes(config, schema)).get_parameter("weight")  # of one token
+            found[f"adapters.{name}.weight"] = (rows, one.shape[1])
         elif schema.categories:
             buckets, bits = table_sizes(config)
             bias |= {"hashed.weight": (buckets, 1), "hashed.bits": (-(-bits // 8),)}
