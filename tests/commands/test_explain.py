@@ -154,7 +154,7 @@ def test_contexts_are_parsed() -> None:
         (["--text", "a"], ("lat=north", "lat=1"), "lat"),
         ([], ("stars=5", "stars=1"), "give either a FILE of texts, one a line, or --text"),
         (["nowhere.txt", "--text", "a"], ("stars=5", "stars=1"), "give either a FILE of texts, one a line, or --text"),
-        (["nowhere.txt"], ("stars=5", "stars=1"), "nowhere.txt: cannot be read (No such file or directory)"),
+        (["nowhere.txt"], ("stars=5", "stars=1"), "nowhere.txt: there is no such file"),
         (["--text", "a", "--words", "3"], ("stars=5", "stars=1", "city=Oslo"), "--words 3 with 3 contexts"),
         (["--text", "a", "--words", "-3"], ("stars=5", "stars=1"), "words is -3; it must be at least 0"),
         (["--text", "a", "--words", "3"], ("stars=5", "stars=1"), "no word is expected even once"),

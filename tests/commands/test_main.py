@@ -333,7 +333,7 @@ def test_damaged_weights(trained: Path, capsys: pytest.CaptureFixture[str]) -> N
     content = weights.read_bytes()
     weights.write_bytes(content[:-100])
     assert main(["score", str(trained / "run"), test]) == 2
-    assert "altered" in capsys.readouterr().err
+    assert "truncated" in capsys.readouterr().err
     weights.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
     assert main(["score", str(trained / "run"), test]) == 2
     assert "altered" in capsys.readouterr().err

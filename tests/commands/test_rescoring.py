@@ -127,7 +127,7 @@ def test_kaldi_lists_with_references_and_contexts_from_files(folder: Path, capsy
     ("more", "message"),
     [
         (["--by", "room"], "unknown column 'room'; choose from who, role, hall"),
-        (["--share", "2"], "the model's share is 2"),
+        (["--share", "2"], "share is 2; it must be from 0 to 1"),
         (["--tune", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
         (["--weights", "nowhere.json"], "nowhere.json: there is no such file"),
         (["--context", "age=3"], "unknown context column 'age'"),

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from factorcell.model import adapters
-from factorcell.model.adapters import Shift
+from factorcell.model.adapters import Adapter, Shapes, Shift
 from factorcell.model.kernels import library
 from factorcell.model.packing import PackedModel
 from tests.growing import regrown
@@ -14,7 +14,7 @@ from tests.small import make_letters
 compiled = pytest.mark.skipif(library.library() is None, reason="no compiled kernels here")
 
 
-class Odd(nn.Module):
+class Odd(Adapter):
     """An adapter of another name that changes what it is told to change."""
 
     change = "scale"
@@ -22,6 +22,11 @@ class Odd(nn.Module):
     def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
         super().__init__()
         self.sizes = inputs, gates
+
+    @classmethod
+    def shapes(cls, context_size: int, inputs: int, gates: int, rank: int) -> Shapes:
+        """None: it learns nothing."""
+        return {}
 
     def forward(self, vector: Tensor) -> Shift:
         """See `Adapter`."""

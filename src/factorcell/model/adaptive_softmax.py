@@ -40,9 +40,9 @@ def cutoffs(given: Sequence[str], size: int) -> list[int]:
     return found
 
 
-def cluster_widths(config: ModelConfig, clusters: int) -> list[int]:
-    """The size of the embeddings in each of so many clusters."""
-    return [max(1, int(config.embedding_size / config.shrink**place)) for place in range(1, clusters + 1)]
+def cluster_widths(width: int, shrink: float, clusters: int) -> list[int]:
+    """The size of the embeddings in each of so many clusters, whose head has embeddings of `width`."""
+    return [max(1, int(width / shrink**place)) for place in range(1, clusters + 1)]
 
 
 class AdaptiveOutput(nn.Module):
@@ -60,7 +60,7 @@ class AdaptiveOutput(nn.Module):
         size, width = embedding.shape
         starts = cutoffs(config.cutoffs, size)
         self.counts = [end - begin for begin, end in itertools.pairwise((0, *starts, size))]
-        self.widths = cluster_widths(config, len(starts))
+        self.widths = cluster_widths(width, config.shrink, len(starts))
         self.embedding = embedding
         self.projection = nn.Parameter(torch.randn(config.hidden_size, width) * config.hidden_size**-0.5)
         self.clusters = nn.Parameter(torch.randn(len(starts), width) * width**-0.5)

@@ -93,7 +93,7 @@ def _output(config: ModelConfig, vocabulary: int, schema: ContextSchema, encoded
     bias: Shapes = {"bias": (vocabulary,)}
     if config.softmax == "adaptive":
         starts = cutoffs(config.cutoffs, vocabulary)
-        wide = sum(cluster_widths(config, len(starts)))
+        wide = sum(cluster_widths(size, config.shrink, len(starts)))
         bias = {"clusters": (len(starts), size), "narrow": (size, wide), "bias": (vocabulary + len(starts),)}
         rows = (starts[0] if starts else vocabulary) + len(starts) + wide
     for name in names:
