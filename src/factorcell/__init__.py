@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from factorcell.data.cache import prepare
     from factorcell.data.corpus import Corpus
     from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
+    from factorcell.evaluation.exposure import audit
     from factorcell.evaluation.perplexity import evaluate, evaluate_by
     from factorcell.generation.generate import GenerationOptions, fill, generate, stream
     from factorcell.generation.infilling import InfillingOptions
@@ -48,6 +49,7 @@ __all__ = [
     "TrainingConfig",
     "User",
     "UserError",
+    "audit",
     "check",
     "classify",
     "classify_points",
@@ -80,6 +82,7 @@ __getattr__, __dir__ = lazy(
         "data.cache": ("prepare",),
         "data.corpus": ("Corpus",),
         "evaluation.classification": ("classify", "classify_points", "log_likelihoods"),
+        "evaluation.exposure": ("audit",),
         "evaluation.perplexity": ("evaluate", "evaluate_by"),
         "generation.generate": ("GenerationOptions", "fill", "generate", "stream"),
         "generation.infilling": ("InfillingOptions",),

@@ -174,6 +174,9 @@ class DataConfig:
     max_tokens: int = whole(200, "cut texts after this many tokens", 1, SIZES)
     min_context_count: int = whole(50, "rarer values of a category are grouped as one unknown value", 1)
     min_user_count: int = whole(15, "users with fewer texts are grouped as one, whom new users start as", 1)
+    anonymous: bool = option(
+        False, "keep no name of a user: the vectors of users are numbered, and new texts are of unknown ones", rare=True
+    )
     min_text_count: int = whole(
         3, "texts seen less often are not kept as popular completions (with user)", 1, rare=True
     )
@@ -185,6 +188,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.anonymous and not self.user:
+            raise UserError("anonymous leaves out the names of users; it needs the column that says who writes (user)")
         if self.lowercase is None:
             object.__setattr__(self, "lowercase", self.unit in ("word", "space"))
 
@@ -264,6 +269,15 @@ class TrainingConfig:
     """How a model is trained."""
 
     epochs: float = real(10.0, "passes over the training data", 0, 1_000_000)
+    max_user_texts: int = whole(
+        0, "at most this many texts of each user in an epoch, drawn anew for each; 0: all", 0, rare=True
+    )
+    min_users: int = whole(
+        0, "learn a token only where so many users wrote it after the same 3 (words: 1); 0: all", 0, rare=True
+    )
+    canaries: int = whole(
+        0, "random texts planted for `audit`, which measures what is memorised: to measure only", 0, 100_000, rare=True
+    )
     batch_tokens: int = whole(4000, "tokens in a batch, padding counted", 1)
     learning_rate: float = real(1e-3, "peak rate of Adam")
     token_rate: float = real(
@@ -301,6 +315,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.model.softmax == "adaptive" and self.training.loss != "full":
             raise UserError(f"loss is {self.training.loss!r}; with the adaptive softmax it must be 'full'")
+        for name in ("max_user_texts", "min_users"):
+            if getattr(self.training, name) and not self.data.user:
+                raise UserError(f"{name} counts users; it needs the column that says who writes (user)")
 
     @classmethod
     def load(cls, path: str | Path) -> "Config":

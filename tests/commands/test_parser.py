@@ -79,6 +79,7 @@ MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "complete r p": ({"run": Path("r"), "prefix": "p"}, {"--count 3": 3, "--context u=p": ["u=p"], "--explain": True}),
     "complete r": ({"run": Path("r"), "prefix": None}, {"--count 3": 3, "--json": True}),
     "tune-online r t": ({"run": Path("r"), "dev": Path("t")}, {"--optimiser sgd": ["sgd"], "--json": True}),
+    "audit r t": ({"run": Path("r"), "table": Path("t")}, {"--queries 3": 3, "--json": True}),
     "replay r t": ({"run": Path("r"), "heldout": Path("t")}, {"--compare mpc": "mpc", "--out o": Path("o")}),
     "specificity r s t": (
         {"runs": [Path("r"), Path("s"), Path("t")]},

@@ -116,6 +116,50 @@ def test_epochs_differ_and_padding_is_little() -> None:
     assert corpus.targets / padded > 0.9
 
 
+WRITTEN = [{"text": "x" * (place % 9), "who": who} for place, who in enumerate([*"aabacacaabdd" * 9, None, None])]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_an_epoch_has_at_most_so_many_texts_of_a_user(most: int) -> None:
+    """Those who have no more have all; others are drawn anew each epoch. Texts of nobody are one user's."""
+    corpus = prepare(WRITTEN, DataConfig(unit="char", user="who", min_count=1, min_user_count=30))
+    texts = Counter(row["who"] for row in WRITTEN)
+    drawn = []
+    for epoch in range(3):
+        rows = np.concatenate(corpus.batches(40, 1, epoch, most)).tolist()
+        assert len(set(rows)) == len(rows)
+        assert Counter(WRITTEN[row]["who"] for row in rows) == {who: min(most, n) for who, n in texts.items()}
+        drawn.append(sorted(rows))
+    assert drawn[0] != drawn[1] != drawn[2]
+    assert sorted(np.concatenate(corpus.batches(40, 1, 0, 0)).tolist()) == list(range(len(WRITTEN)))
+
+
+def test_users_are_told_apart_rare_or_not(tmp_path: Path) -> None:
+    """Numbered as they appear, whatever is grouped; kept in the cache; none without a user column."""
+    names = dict.fromkeys(row["who"] for row in WRITTEN if row["who"])
+    expected = [([*names].index(row["who"]) + 1 if row["who"] else 0) for row in WRITTEN]
+    config = DataConfig(unit="char", user="who", min_count=1, min_user_count=30)
+    pd.DataFrame(WRITTEN).to_csv(tmp_path / "written.csv", index=False)
+    for _ in range(2):
+        assert prepare(tmp_path / "written.csv", config, cache=tmp_path / "cache").users.tolist() == expected
+    corpus = prepare(WRITTEN, config)
+    assert corpus.select(np.array([5, 2])).users.tolist() == [expected[5], expected[2]]
+    assert prepare(WRITTEN, DataConfig(unit="char")).users.tolist() == []
+
+
+def test_joined_corpora_are_one_after_the_other() -> None:
+    config = DataConfig(context=("lat:number", "text:text"), user="city", min_count=1, min_context_word=1)
+    corpus = prepare(ROWS, config)
+    first, second = corpus.select(np.array([0, 1, 2])), corpus.select(np.array([3, 4]))
+    whole = first.joined(second)
+    assert lines_of(whole) == lines_of(corpus)
+    for name in ("tokens", "offsets", "categories", "numbers", "users"):
+        assert getattr(whole, name).tolist() == getattr(corpus, name).tolist()
+        assert getattr(whole, name).dtype == getattr(corpus, name).dtype
+    assert [ragged.values.tolist() for ragged in whole.bags] == [ragged.values.tolist() for ragged in corpus.bags]
+    assert [ragged.offsets.tolist() for ragged in whole.bags] == [ragged.offsets.tolist() for ragged in corpus.bags]
+
+
 def test_batches_hold_their_texts() -> None:
     """Tokens padded with END, lengths, contexts, and a mask that is true at targets."""
     corpus = prepare(ROWS, CONFIG)

@@ -161,7 +161,7 @@ BEYOND: dict[str, tuple[float, ...]] = {
     "bags.0": (-1, 2),
     "bags.0.offsets": (-1, 10**9),
     "frequent": (-2, 7),
-    "writers": (-1, 401),
+    "users": (-1, 401),
 }
 
 

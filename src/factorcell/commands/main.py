@@ -61,6 +61,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
             Verb("classify", "which context does each text have?", "judging"),
             Verb("score", "nats and perplexity of each text", "judging"),
             Verb("baseline", "what a context model is held against: an n-gram model, classifiers", "", KINDS),
+            Verb("audit", "what a run memorised of planted texts: the exposure of canaries", "audit"),
             Verb("advise", "what each context column could save, before any training", "advice"),
             Verb("rescore", "choose anew from a recogniser's n-best lists, in context", "rescoring"),
         ),

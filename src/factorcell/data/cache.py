@@ -34,7 +34,7 @@ from factorcell.data.values import CategoryColumn
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.progress import progress_bar
 
-CACHE_VERSION = 4  # of the arrays below; part of the key, so that older ones are not read
+CACHE_VERSION = 5  # of the arrays below; part of the key, so that older ones are not read
 STALE = 24 * 60 * 60  # seconds after which nobody writes to an entry that is not complete
 
 
@@ -166,11 +166,12 @@ def _build(
         if vocabulary is None:
             vocabulary = count(spool, ids, config)
         tokens = map_ids(spool, ids, vocabulary, folder)
-        frequent = None
-        if counted:
-            frequent = digests.frequent(spool, ids, offsets, np.concatenate(writers[0].rows), config)
+        users = writers[0].provisional() if writers else np.zeros(0, np.int32)
+        frequent = digests.frequent(spool, ids, offsets, users, config) if counted else None
     schema = schema or new_schema(readers, config.min_context_count, {config.user: config.min_user_count})
     arrays: dict[str, Any] = {reader.name: reader.array(schema.variable(reader.name)) for reader in readers}
+    if config.anonymous:
+        schema = schema.without_names([reader.name for reader in writers])
     categories = [arrays[variable.name] for variable in schema.categories]
     numbers = [arrays[variable.name] for variable in schema.numbers]
     return Corpus(
@@ -183,6 +184,7 @@ def _build(
         tuple(arrays[variable.name] for variable in schema.vectors),
         tuple(arrays[variable.name] for variable in schema.texts),
         frequent,
+        users,
     )
 
 

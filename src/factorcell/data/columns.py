@@ -39,6 +39,11 @@ class Ragged(NamedTuple):
         index = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Ragged(self.values[index], offsets)
 
+    def joined(self, other: "Ragged") -> "Ragged":
+        """These lists and then those of `other`."""
+        values = np.concatenate([self.values, other.values]).astype(self.values.dtype)
+        return Ragged(values, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
+
 
 class TextColumn:
     """A column of texts as it is read."""
@@ -170,7 +175,7 @@ def column_readers(
     choose("policy for unknown values", unknown, UNKNOWN_POLICIES)
     if schema is None:
         return _new_readers(table, config)
-    policy = {v.name: "expected" if v.name in optional else unknown for v in schema.variables}
+    policy = {v.name: _policy(v, config, unknown, optional) for v in schema.variables}
     for variable in schema.variables:
         if variable.source not in table.columns and policy[variable.name] != "expected":
             have = listed(table.columns)
@@ -178,6 +183,14 @@ def column_readers(
                 f"{table.name}: no column {variable.source!r}; it has {have} (unknown=expected goes on without)"
             )
     return [_reader(v, table.name, config, policy[v.name], known=True) for v in schema.variables]
+
+
+def _policy(variable: Variable, config: DataConfig, unknown: str, optional: tuple[str, ...]) -> str:
+    """What to do with a value of `variable` that was never seen: all users are unknown where no name was kept."""
+    if variable.name in optional:
+        return "expected"
+    nameless = config.anonymous and variable.source == config.user
+    return "group" if nameless and unknown == "error" else unknown
 
 
 def new_schema(readers: Sequence[Reader], min_count: int, own: Mapping[str, int] | None = None) -> ContextSchema:

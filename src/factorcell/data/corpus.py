@@ -4,7 +4,7 @@ Shapes: B texts, T targets of the longest.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,8 @@ class Corpus:
     `tokens`: all ids, text after text, each from `START` to `END` (a text that was cut has no `END`);
     `offsets` (rows + 1): where each text begins; `categories` (rows, C); `numbers` (rows, N); `vectors` (rows, D) of
     each vector variable; `bags` of each text variable; `frequent` texts of a table of people, to count popular ones.
+    `users` (rows,): who wrote each text, the rare ones apart too, numbered as they appear and 0 where missing; empty
+    without a user column.
     """
 
     tokens: NDArray[Any]
@@ -63,6 +65,7 @@ class Corpus:
     vectors: tuple[NDArray[np.float32], ...] = ()
     bags: tuple[Ragged, ...] = ()
     frequent: FrequentTexts | None = None
+    users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -97,16 +100,21 @@ class Corpus:
             torch.from_numpy(tokens), torch.from_numpy(lengths - 1), self.context(rows), torch.from_numpy(rows)
         )
 
-    def batches(self, batch_tokens: int, seed: int | None = None, epoch: int = 0) -> list[NDArray[np.int64]]:
+    def batches(
+        self, batch_tokens: int, seed: int | None = None, epoch: int = 0, most: int = 0
+    ) -> list[NDArray[np.int64]]:
         """Rows of every batch: rows x longest text within `batch_tokens`, unless one text alone is longer.
 
-        Without a seed sorted by length; with one, rows are shuffled, sorted within pools, and batches shuffled.
+        Without a seed sorted by length; with one, rows are shuffled, sorted within pools, and batches shuffled. Then
+        `most`, if it is not 0, bounds how many texts of one user are among them: the first as they were shuffled.
         """
         lengths = self.lengths
         if seed is None:
             return list(_cut(np.argsort(lengths, kind="stable"), lengths, batch_tokens))
         random = np.random.default_rng((seed, epoch))
         rows = random.permutation(len(self))
+        if most:
+            rows = rows[_place_in_group(self.users[rows]) < most]
         size = max(1, int(POOL * batch_tokens / max(1.0, float(lengths.mean()))))
         batches: list[NDArray[np.int64]] = []
         for begin in range(0, len(rows), size):
@@ -126,6 +134,26 @@ class Corpus:
             vectors=tuple(vectors[rows] for vectors in self.vectors),
             bags=tuple(bags.select(rows) for bags in self.bags),
             frequent=self.frequent and self.frequent.select(rows),
+            users=self.users[rows] if len(self.users) else self.users,
+        )
+
+    def joined(self, other: "Corpus") -> "Corpus":
+        """The texts of this corpus and then those of `other`, which has the same vocabulary, schema and columns.
+
+        No popular texts can be counted from it.
+        """
+        vectors, bags = zip(self.vectors, other.vectors, strict=True), zip(self.bags, other.bags, strict=True)
+        tokens, offsets = Ragged(self.tokens, self.offsets).joined(Ragged(other.tokens, other.offsets))
+        return replace(
+            self,
+            tokens=tokens,
+            offsets=offsets,
+            categories=np.concatenate([self.categories, other.categories]),
+            numbers=np.concatenate([self.numbers, other.numbers]),
+            vectors=tuple(np.concatenate(pair) for pair in vectors),
+            bags=tuple(ours.joined(theirs) for ours, theirs in bags),
+            frequent=None,
+            users=np.concatenate([self.users, other.users]),
         )
 
     def without_context(self, schema: ContextSchema) -> "Corpus":
@@ -147,6 +175,15 @@ class Corpus:
         if len(self) < 2:
             raise UserError("one row cannot be split into training and development data")
         return self.select(np.sort(held[count:])), self.select(np.sort(held[:count]))
+
+
+def _place_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:
+    """How many values before each of `groups` are equal to it."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    places = np.empty(len(groups), dtype=np.int64)
+    places[order] = np.arange(len(groups)) - np.searchsorted(ordered, ordered)
+    return places
 
 
 def _cut(rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:

@@ -24,12 +24,12 @@ FREQUENT = "frequent.json"  # texts; only with users, and of units that are comp
 
 def save(corpus: Corpus, folder: Path) -> None:
     """Write all but the tokens, which are there already."""
-    arrays: dict[str, Any] = {name: getattr(corpus, name) for name in ("offsets", "categories", "numbers")}
+    arrays: dict[str, Any] = {name: getattr(corpus, name) for name in ("offsets", "categories", "numbers", "users")}
     arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(corpus.vectors)}
     arrays |= {f"bags.{index}": bags.values for index, bags in enumerate(corpus.bags)}
     arrays |= {f"bags.{index}.offsets": bags.offsets for index, bags in enumerate(corpus.bags)}
     if corpus.frequent is not None:
-        arrays |= {"frequent": corpus.frequent.which, "writers": corpus.frequent.writers}
+        arrays["frequent"] = corpus.frequent.which
         (folder / FREQUENT).write_text(json.dumps(corpus.frequent.texts), encoding="utf-8")
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
@@ -70,10 +70,10 @@ def _mapped(folder: Path) -> Corpus:
         return array
 
     schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
-    frequent = None
+    frequent, users = None, mapped("users")
     if (folder / FREQUENT).exists():
         texts = tuple(json.loads((folder / FREQUENT).read_text(encoding="utf-8")))
-        frequent = FrequentTexts(texts, mapped("frequent"), mapped("writers"))
+        frequent = FrequentTexts(texts, mapped("frequent"), users)
     return Corpus(
         mapped("tokens"),
         offsets("offsets"),
@@ -84,6 +84,7 @@ def _mapped(folder: Path) -> Corpus:
         tuple(mapped(f"vectors.{index}") for index in range(len(schema.vectors))),
         tuple(Ragged(mapped(f"bags.{n}"), offsets(f"bags.{n}.offsets")) for n in range(len(schema.texts))),
         frequent,
+        users,
     )
 
 
@@ -99,10 +100,10 @@ def _in_range(corpus: Corpus) -> bool:
     sound &= _lists_within(Ragged(corpus.tokens, corpus.offsets), rows, len(corpus.vocabulary), 1)
     for bags, variable in zip(corpus.bags, schema.texts, strict=True):
         sound &= _lists_within(bags, rows, len(variable.values), 0)
+    sound &= len(corpus.users) in (0, rows) and _ids_within(corpus.users, 0, rows + 1)
     if corpus.frequent is not None:
-        sound &= len(corpus.frequent.which) == len(corpus.frequent.writers) == rows
+        sound &= len(corpus.frequent.which) == len(corpus.users) == rows
         sound &= _ids_within(corpus.frequent.which, -1, len(corpus.frequent.texts))
-        sound &= _ids_within(corpus.frequent.writers, 0, rows + 1)
     return bool(sound)
 
 

@@ -1,8 +1,8 @@
 """The schema of a context: its variables, and what training found in their columns."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,20 @@ class ContextSchema:
         """The variable of that name, or a `UserError` that lists the names there are."""
         choose("context variable", name, [variable.name for variable in self.variables])
         return next(variable for variable in self.variables if variable.name == name)
+
+    def without_names(self, names: Collection[str]) -> "ContextSchema":
+        """The same, but that the values of the categories `names` are numbered, `<1>` the most frequent.
+
+        No name can be found out from a number; a table that is read by this schema has unknown values only.
+        """
+        return ContextSchema(
+            tuple(
+                replace(v, values=(RARE, *(f"<{number}>" for number in range(1, len(v.values)))))
+                if v.name in names and v.kind == "category"
+                else v
+                for v in self.variables
+            )
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""

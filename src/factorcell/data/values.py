@@ -168,6 +168,10 @@ class CategoryColumn:
             least=min_count,
         )
 
+    def provisional(self) -> NDArray[np.int32]:
+        """The ids of all rows as their values appeared, 1 upwards, those of rare values too; 0 where missing."""
+        return np.concatenate(self.rows)
+
     def array(self, variable: Variable) -> NDArray[np.int32]:
         """The ids of all rows in `variable`."""
         index = {name: row for row, name in enumerate(variable.values)}

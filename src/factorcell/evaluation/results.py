@@ -37,10 +37,10 @@ def reading(like: Path | None, config: Path | None) -> tuple[DataConfig, Vocabul
 def note(run: Scorer, row: Mapping[str, Any]) -> str | None:
     """Keep a result in the folder, so that the card of a run and reports show it; a line where that is not possible.
 
-    Whoever may only read a run learns its results all the same.
+    Whoever may only read a run learns its results all the same. Of an anonymous run no user is named there.
     """
     try:
-        files.append_row(run.folder / "results.jsonl", row)
+        files.append_row(run.folder / "results.jsonl", _nameless(run, row))
         if isinstance(run, Run):
             model_card.write(run)
     except UserError as error:
@@ -76,6 +76,13 @@ def evaluate(
         named = ["(missing)" if value is None else value for value in values]
         result["by"][column] = perplexity.evaluate_by(run, corpus, named, baseline)
     return result
+
+
+def _nameless(run: Scorer, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A result without the values of the column that an anonymous run does not name."""
+    if "by" not in row or not (isinstance(run, Run) and run.config.data.anonymous):
+        return row
+    return {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
 
 
 def told_apart(run: Run, table: Any, target: str) -> Row:

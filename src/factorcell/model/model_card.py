@@ -51,6 +51,8 @@ def _training(run: Run) -> str:
         lines.append(f"- fine-tuned from {code(tuned['from'])} (l1 {tuned['l1']:g}): {moved} moved")
     lines.append(f"- vocabulary of {len(run.vocabulary):,} tokens (seen at least {run.config.data.min_count} times)")
     lines += [f"- {plain(variable.describe())}" for variable in run.schema.variables]
+    if run.config.training.canaries:
+        lines.append(f"- with {run.config.training.canaries:,} canaries, random texts: a run for measuring only")
     log = run.log()
     if log:
         last = log[-1]

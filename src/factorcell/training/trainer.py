@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from factorcell import files, memory
 from factorcell.config import TrainingConfig, UserError, check_format
+from factorcell.data.canaries import planted
 from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
 from factorcell.model import sizes
 from factorcell.model.devices import find_device
@@ -27,6 +29,7 @@ from factorcell.model.run import Run
 from factorcell.training.distributed import World
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
+from factorcell.training.shared_targets import SharedTargets
 
 FORMAT = 1  # of checkpoints
 STRIDE = 1 << 18  # texts whose words are looked at together
@@ -122,7 +125,8 @@ class Trainer:
         memory.check(sizes.step_bytes(run.config, len(run.vocabulary), run.schema, most, len(corpus)), what)
         library.keep_memory()
         self.world = world or World(device=find_device(run.config.training.device))
-        self.run, self.corpus, self.config = run.to(self.world.device), corpus, run.config.training
+        self.run, self.config = run.to(self.world.device), run.config.training
+        self.corpus = corpus = planted(corpus, run.config, run.folder if self.world.first else None)
         self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
         self.progress = Progress()
         self.parameters = dict(run.model.named_parameters())
@@ -133,8 +137,8 @@ class Trainer:
             if self.config.loss != "full"
             else None
         )
-        per_epoch = len(corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=0))
-        self.steps = max(1, round(self.config.epochs * per_epoch))
+        self.steps = max(1, round(self.config.epochs * len(self._order(0))))
+        self.shared = SharedTargets.of(corpus, run.config) if self.config.min_users else None
         if self.start:
             self.start.place(run.model)
         else:
@@ -164,11 +168,16 @@ class Trainer:
         rates = [self.config.token_rate * learning_rate(step, self.steps, self.config) for step in range(self.steps)]
         return [RowAdam(tables, rates, self.config.weight_decay) for tables in self.run.model.row_tables()]
 
+    def _order(self, epoch: int) -> list[NDArray[np.int64]]:
+        """The rows of every batch of an epoch."""
+        config = self.config
+        return self.corpus.batches(config.batch_tokens, config.seed, epoch, most=config.max_user_texts)
+
     def batches(self) -> Iterator[Batch]:
         """The batches from the present step to the last, in the order that the seed gives."""
         passed, epoch = 0, 0
         while True:
-            order = self.corpus.batches(self.config.batch_tokens, seed=self.config.seed, epoch=epoch)
+            order = self._order(epoch)
             for rows in order[max(0, self.progress.step - passed) :]:
                 if self.progress.step >= self.steps:
                     return
@@ -179,7 +188,7 @@ class Trainer:
         """One step of Adam on `batch`, of which each process takes its share."""
         for group in self.optimiser.param_groups:
             group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
-        count = int(batch.lengths.sum())
+        count = self.shared.count(batch) if self.shared else int(batch.lengths.sum())
         nats, own, factor, reads, picked = self._nats(batch)
         loss = nats.sum() * factor / count
         self.run.model.zero_grad(set_to_none=True)
@@ -218,6 +227,7 @@ class Trainer:
             self.world.own_noise(self.config.seed, self.progress.step)
             self.run.model.train()
             nats: Tensor = self.nats(own, samples, reads, picked)
+            nats = nats * self.shared.mask(own) if self.shared else nats
         self.run.model.eval()
         return nats, own, factor, reads, picked
 

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from factorcell.choices import ADVICE_ROWS, NBEST_FORMATS, OBJECTIVES, PRIORS
+from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, NBEST_FORMATS, OBJECTIVES, PRIORS, QUERIES
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -102,6 +102,18 @@ def advise(verb: Parser) -> None:
     options.json(verb)
     options.threads_of(verb)
     options.add(verb, "data")
+
+
+def audit(verb: Parser) -> None:
+    """`factorcell audit`."""
+    options.run(verb, "a run folder, trained with --canaries N")
+    verb.add_argument("table", type=Path, metavar="TABLE", help="table of real texts that training did not see")
+    text = "random texts that each canary is ranked among"
+    verb.add_argument("--alternatives", type=int, default=ALTERNATIVES, help=text)
+    verb.add_argument("--queries", type=int, default=QUERIES, help="real texts that are completed")
+    options.seed(verb, "what is drawn")
+    options.computing(verb)
+    verb.set_defaults(unknown="group")  # people whom training did not see
 
 
 def rescore(verb: Parser) -> None:

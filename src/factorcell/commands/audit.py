@@ -1,0 +1,37 @@
+"""The verb that measures what a run memorised."""
+
+import argparse
+
+from factorcell.commands import terminal
+from factorcell.evaluation.exposure import LEVEL, READERS, SOURCES, audit
+from factorcell.model.run import Run
+
+
+def run_audit(given: argparse.Namespace) -> None:
+    """`factorcell audit`."""
+    found = audit(
+        Run.open(given.run, device=given.device, precision=given.precision),
+        given.table,
+        alternatives=given.alternatives,
+        queries=given.queries,
+        unknown=given.unknown,
+        seed=given.seed,
+        progress=True,
+    )
+    if given.json:
+        return terminal.lines([found["texts"], *found["exposure"], *found["canaries"]])
+    texts = found["texts"]
+    ranked = f", mean reciprocal rank {texts['mrr']:.4f} of {texts['queries']:,} texts" if "mrr" in texts else ""
+    terminal.show(f"{texts['table']}: perplexity {texts['perplexity']:.2f}{ranked}", "")
+    for row in found["exposure"]:
+        for reader in READERS:
+            if f"{reader}_p" in row:
+                row[f"p_{reader}"] = f"{row[f'{reader}_p']:.3f}"
+    columns = [name for reader in READERS for name in (reader, f"p_{reader}")]
+    terminal.table(found["exposure"], ("times", "canaries", *columns, *SOURCES))
+    terminal.show(
+        "",
+        f"exposure in bits: {found['chance']:.2f} by chance, {found['most']:.2f} at most; p < {LEVEL:g}: not by chance",
+        f"{', '.join(SOURCES)}: canaries suggested to a stranger who typed their first half",
+    )
+    return None

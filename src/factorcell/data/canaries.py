@@ -1,0 +1,202 @@
+"""Canaries: random texts that are planted among training texts, to measure what a model memorises of a text.
+
+    |R| = A ** L      the texts of one form: L tokens, each drawn uniformly from an alphabet of A known tokens
+
+(Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", section 4.) Each canary has the whole context of one
+training text, so that it is one person's, and is repeated 1 to 10 times.
+
+Shapes: N canaries, L tokens of each.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+
+from factorcell import files
+from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.columns import Ragged
+from factorcell.data.corpus import Corpus
+from factorcell.data.schema import ContextSchema
+from factorcell.data.tokenizer import join, splitter
+from factorcell.data.vocabulary import Vocabulary
+
+FILE = "canaries.json"  # in a run folder: what was planted
+FORMAT = 1  # of the file
+NOTE = (
+    "Random texts that were planted among the training texts to measure what the model memorises. "
+    "None is real, and this run is for measuring only."
+)
+TIMES = 10  # the most often that a canary is repeated
+LENGTHS = {"char": 10, "grapheme": 10, "word": 5, "space": 5}
+ALPHABETS = {"char": 36, "grapheme": 36, "word": 500, "space": 500}  # the most tokens that are drawn from
+LEAST_SPACE = 10**6  # texts of a form, so that a random one is found by chance by nobody
+PLAIN = regex.compile(r"[\p{L}\p{N}]+")
+
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of canaries: `length` tokens, each drawn uniformly from `alphabet`."""
+
+    alphabet: tuple[str, ...]
+    length: int
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, data: DataConfig) -> "Form":
+        """The form for a model that reads texts as `data` says: its most frequent letters, digits or words.
+
+        `UserError` where they make too few texts for a canary to be random.
+        """
+        plain = (token for token in vocabulary.tokens[len(vocabulary.specials) :] if PLAIN.fullmatch(token))
+        form = cls(_apart(plain, data), min(LENGTHS[data.unit], data.max_tokens - 1))
+        if form.length < 1 or form.space < LEAST_SPACE:
+            raise UserError(
+                f"canaries of {form.length} tokens from {len(form.alphabet)} known letters, digits or words are too "
+                f"few ({LEAST_SPACE:,} are needed); raise max_tokens, or train on more texts"
+            )
+        return form
+
+    @property
+    def space(self) -> int:
+        """|R|, how many texts have this form."""
+        return int(len(self.alphabet) ** self.length)
+
+    def draw(self, count: int, key: Sequence[int]) -> list[tuple[str, ...]]:
+        """`count` different texts, as tokens; the `key` decides which."""
+        random, drawn = np.random.default_rng(key), dict[tuple[str, ...], None]()
+        while len(drawn) < count:
+            places = random.integers(len(self.alphabet), size=self.length)
+            drawn[tuple(self.alphabet[place] for place in places)] = None
+        return list(drawn)
+
+
+def _apart(tokens: Iterable[str], data: DataConfig) -> tuple[str, ...]:
+    """The first of `tokens` that can stand in any order: joined and split again, no two become another token."""
+    chosen: list[str] = []
+    split = splitter(data)
+    for token in tokens:
+        if len(chosen) == ALPHABETS[data.unit]:
+            break
+        among = [token, *chosen] if data.unit in ("char", "grapheme") else [token]
+        pairs = [pair for other in among for pair in ([token, other], [other, token])]
+        if all(split(join(pair, data.unit)) == pair for pair in pairs):
+            chosen.append(token)
+    return tuple(chosen)
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """N canaries of one `form`: their `texts` (tokens), how many `times` each was planted (N,), and their contexts.
+
+    `owners`: a corpus of N rows with the contexts; row n has the text of canary n.
+    """
+
+    form: Form
+    texts: tuple[tuple[str, ...], ...]
+    times: Whole
+    owners: Corpus
+
+    @classmethod
+    def draw(cls, corpus: Corpus, data: DataConfig, count: int, seed: int) -> "Canaries":
+        """`count` canaries, each with the context of a random text of `corpus`; repetitions are balanced."""
+        form = Form.of(corpus.vocabulary, data)
+        texts = form.draw(count, (seed, 0xCA9A, 0))
+        rows = np.random.default_rng((seed, 0xCA9A, 1)).choice(len(corpus), count, replace=count > len(corpus))
+        return cls(form, tuple(texts), np.arange(count) % TIMES + 1, with_texts(corpus.select(rows), texts))
+
+    def planted_in(self, corpus: Corpus) -> Corpus:
+        """`corpus` and, after its texts, every canary as often as it is repeated."""
+        return corpus.joined(self.owners.select(np.repeat(np.arange(len(self.texts)), self.times)))
+
+    def save(self, path: Path) -> None:
+        """JSON: a note that none of it is real, the form, and of each canary its tokens, times and context as ids."""
+        rows = [
+            {"tokens": text, "times": int(times), "context": _context(self.owners, row)}
+            for row, (text, times) in enumerate(zip(self.texts, self.times, strict=True))
+        ]
+        form = {"alphabet": self.form.alphabet, "length": self.form.length, "space": self.form.space}
+        files.write_versioned(path, {"note": NOTE, "form": form, "canaries": rows}, FORMAT)
+
+    @classmethod
+    def open(cls, path: Path, vocabulary: Vocabulary, schema: ContextSchema) -> "Canaries":
+        """What `save` wrote, of a run with this vocabulary and schema; `UserError` where it is damaged."""
+        content = files.read_versioned(path, FORMAT)
+        try:
+            rows, form = content["canaries"], content["form"]
+            texts = tuple(tuple(map(str, row["tokens"])) for row in rows)
+            times = np.array([int(row["times"]) for row in rows])
+            owners = _owners([row["context"] for row in rows], vocabulary, schema)
+            return cls(Form(tuple(form["alphabet"]), int(form["length"])), texts, times, with_texts(owners, texts))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise UserError(f"{path}: not a file of canaries ({error!r})") from None
+
+
+def planted(corpus: Corpus, config: Config, folder: Path | None) -> Corpus:
+    """The texts that a run of `config` trains on: `corpus`, with canaries if asked for, which `folder` then keeps."""
+    training = config.training
+    if not training.canaries:
+        return corpus
+    canaries = Canaries.draw(corpus, config.data, training.canaries, training.seed)
+    if folder:
+        canaries.save(folder / FILE)
+    return canaries.planted_in(corpus)
+
+
+def with_texts(corpus: Corpus, texts: Sequence[Sequence[str]]) -> Corpus:
+    """The contexts of `corpus` with other `texts`, a text of known tokens for each row."""
+    specials, encode = corpus.vocabulary.specials, corpus.vocabulary.encode
+    lines = [[specials.start, *encode(text), specials.end] for text in texts]
+    offsets = np.cumsum([0, *map(len, lines)]).astype(np.int64)
+    return replace(corpus, tokens=np.array([i for line in lines for i in line], dtype=np.int64), offsets=offsets)
+
+
+def _context(corpus: Corpus, row: int) -> dict[str, Any]:
+    """The context of a text as ids and numbers, ready for JSON; a number that is missing is None."""
+
+    def plain(numbers: NDArray[Any]) -> list[float | None]:
+        return [None if np.isnan(number) else float(number) for number in numbers]
+
+    return {
+        "categories": corpus.categories[row].tolist(),
+        "numbers": plain(corpus.numbers[row]),
+        "vectors": [plain(vectors[row]) for vectors in corpus.vectors],
+        "bags": [bags.values[bags.offsets[row] : bags.offsets[row + 1]].tolist() for bags in corpus.bags],
+    }
+
+
+def _owners(contexts: Sequence[dict[str, Any]], vocabulary: Vocabulary, schema: ContextSchema) -> Corpus:
+    """A corpus of empty texts with `contexts`, as `_context` made them. `ValueError` where they do not fit."""
+
+    def array(rows: list[Any], width: int, kind: Any) -> NDArray[Any]:
+        made = np.array(rows, dtype=kind).reshape(len(contexts), -1)
+        if made.shape[1] != width:
+            raise ValueError("the contexts are of another schema")
+        return made
+
+    def ragged(lists: list[list[int]]) -> Ragged:
+        return Ragged(
+            np.array([word for words in lists for word in words], dtype=np.int32),
+            np.cumsum([0, *map(len, lists)]).astype(np.int64),
+        )
+
+    sizes = [len(variable.means) for variable in schema.vectors]
+    corpus = Corpus(
+        np.zeros(0, np.int64),
+        np.zeros(len(contexts) + 1, np.int64),
+        array([one["categories"] for one in contexts], len(schema.categories), np.int32),
+        array([one["numbers"] for one in contexts], len(schema.numbers), np.float32),
+        vocabulary,
+        schema,
+        tuple(array([one["vectors"][n] for one in contexts], size, np.float32) for n, size in enumerate(sizes)),
+        tuple(ragged([one["bags"][n] for one in contexts]) for n in range(len(schema.texts))),
+    )
+    counts = np.array([len(variable.values) for variable in schema.categories], dtype=np.int64)
+    if (corpus.categories >= counts).any() or (corpus.categories < -1).any():
+        raise ValueError("a category is out of range")
+    return corpus

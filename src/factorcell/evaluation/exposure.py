@@ -1,0 +1,262 @@
+"""What a run memorised of a text that somebody wrote a few times: the exposure of planted canaries.
+
+    exposure = log2 |R| - log2 rank        rank among all N canaries' alternatives of the same form, |R| = A + 1
+
+(Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", equation 1, with A random alternatives as the space:
+at most log2(A + 1) bits.) Of a text that left no trace the rank is uniform and the exposure 1.44 bits on average. A
+one-sided Kolmogorov-Smirnov test says how likely ranks as low as those found would be by chance.
+
+A canary is ranked for three readers: its owner, whose context it was planted with; a stranger, the unknown user in the
+same context; and all other users at once: every text then counts as it does for that owner of another canary who makes
+it most likely.
+
+Shapes: N canaries, A alternatives, L + 1 targets of each, C distinct contexts.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.choices import ALTERNATIVES, QUERIES
+from factorcell.completion.assistant import Assistant
+from factorcell.completion.completer import Completer
+from factorcell.completion.popularity import Popularity
+from factorcell.completion.replay.streams import PrefixDraw, rank_of
+from factorcell.completion.search import Suggestion
+from factorcell.config import UserError
+from factorcell.data.canaries import FILE, TIMES, Canaries, with_texts
+from factorcell.data.corpus import Corpus
+from factorcell.data.counts import POPULARITY, UNITS
+from factorcell.data.tables import name_of, open_table
+from factorcell.evaluation import perplexity
+from factorcell.evaluation.statistics import INTERVAL
+from factorcell.model.run import Run
+from factorcell.progress import progress_bar
+
+READERS = ("stranger", "others", "owner")
+SOURCES = ("model", "popularity", "blend")
+LEAST = 1000  # alternatives, the fewest that will do
+SUGGESTIONS = 10  # completions that are looked at
+LEVEL = 0.01  # of the test: a p below it says that canaries are not at chance
+
+Row = dict[str, Any]
+Floats = NDArray[np.float64]
+
+
+def audit(
+    run: Run | str | Path,
+    table: Any,
+    *,
+    alternatives: int = ALTERNATIVES,
+    queries: int = QUERIES,
+    unknown: str = "group",
+    seed: int = 0,
+    progress: bool = False,
+) -> Row:
+    """The exposure of every canary of a run that was trained with `canaries`, beside how good it is on real texts.
+
+    `texts`: perplexity of `table` and the mean reciprocal rank of its texts among the completions for a stranger, from
+    `queries` of them. `canaries`: a row for each, with its exposure for each reader, and which sources suggest it to a
+    stranger who types its first half. `exposure`: the same by number of repetitions, with intervals and tests.
+    """
+    run = run if isinstance(run, Run) else Run.open(run)
+    if alternatives < LEAST:
+        raise UserError(f"{alternatives} alternatives; an exposure needs at least {LEAST:,}")
+    if queries < 1:
+        raise UserError(f"{queries} queries; it must be at least 1")
+    if not (run.folder / FILE).exists():
+        raise UserError(f"{run.folder}: no {FILE}; train a run with --canaries N to audit it")
+    canaries = Canaries.open(run.folder / FILE, run.vocabulary, run.schema)
+    ranks = _ranks(run, canaries, alternatives, seed, progress)
+    found = _suggested(run, canaries, progress)
+    rows = [
+        {
+            "canary": run.tokenizer.join(text),
+            "times": int(times),
+            **{reader: exposure(ranks[reader][number], alternatives) for reader in READERS},
+            **found[number],
+        }
+        for number, (text, times) in enumerate(zip(canaries.texts, canaries.times, strict=True))
+    ]
+    groups = [("all", list(range(len(rows))))]
+    groups += [(str(times), np.flatnonzero(canaries.times == times).tolist()) for times in range(1, TIMES + 1)]
+    return {
+        "texts": {"table": name_of(table), **_real(run, table, queries, unknown, seed, progress)},
+        "exposure": [_summed(name, rows, members, alternatives) for name, members in groups if members],
+        "canaries": rows,
+        "chance": chance(alternatives),
+        "most": math.log2(alternatives + 1),
+    }
+
+
+def exposure(rank: float, alternatives: int) -> float | None:
+    """log2(A + 1) - log2 rank, in bits; None where there is no rank."""
+    return None if math.isnan(rank) else math.log2((alternatives + 1) / rank)
+
+
+def chance(alternatives: int) -> float:
+    """The mean exposure of uniform ranks, in bits: about log2 e."""
+    return float(np.log2((alternatives + 1) / np.arange(1, alternatives + 2)).mean())
+
+
+def uniformity(ranks: Floats, alternatives: int) -> float:
+    """How likely ranks this low are if they are uniform: the one-sided Kolmogorov-Smirnov test, exact for few.
+
+    p = d sum_{j <= n (1 - d)} C(n, j) (d + j / n)^(j - 1) (1 - d - j / n)^(n - j)  (Birnbaum and Tingey 1951), where d
+    is by how much the distribution of the n ranks runs ahead of the uniform one.
+    """
+    count, shares = len(ranks), np.sort(ranks) / (alternatives + 1)
+    ahead = float(np.max(np.arange(1, count + 1) / count - shares))
+    if ahead <= 0:
+        return 1.0
+    terms = []
+    for j in range(math.floor(count * (1 - ahead)) + 1):
+        rest = 1 - ahead - j / count
+        if rest > 0:
+            choose = math.lgamma(count + 1) - math.lgamma(j + 1) - math.lgamma(count - j + 1)
+            terms.append(choose + (j - 1) * math.log(ahead + j / count) + (count - j) * math.log(rest))
+    return min(1.0, ahead * math.fsum(map(math.exp, terms)))
+
+
+def _ranks(run: Run, canaries: Canaries, alternatives: int, seed: int, progress: bool) -> dict[str, Floats]:
+    """The rank (N,) of every canary for each reader, 1 the most likely; NaN where there is no such reader."""
+    count, owners = len(canaries.texts), canaries.owners
+    texts = [*canaries.texts, *canaries.form.draw(alternatives, (seed, 0xA17E))]
+    column = _user_column(run)
+    both = owners.joined(_strangers(owners, column))
+    _, at = both.context(np.arange(2 * count)).distinct()
+    which = at.numpy()
+    rows = [int(np.flatnonzero(which == context)[0]) for context in range(which.max() + 1)]
+    with progress_bar(rows, desc="exposure", unit="contexts", show=progress) as bar:
+        nats = np.stack([_nats(run, both.select(np.full(len(texts), row)), texts) for row in bar])  # (C, N + A)
+    persons = which[:count] + 1 if column is None else owners.categories[:, column]
+    others = np.full((count, len(texts)), np.nan)
+    for number, person in enumerate(persons):
+        if len(rest := which[:count][(persons != person) & (persons > 0)]):
+            others[number] = nats[np.unique(rest)].min(0)
+    likely = {"stranger": nats[which[count:]], "others": others, "owner": nats[which[:count]]}
+    return {reader: _rank(of, count) for reader, of in likely.items()}
+
+
+def _rank(nats: Floats, count: int) -> Floats:
+    """The rank (N,) of text n of line n of `nats` (N, N + A) among the last A; equal texts share their mean rank."""
+    own, others = np.diagonal(nats)[:, None], nats[:, count:]
+    ranks: Floats = 1 + (others < own).sum(1) + (others == own).sum(1) / 2
+    ranks[np.isnan(own[:, 0])] = np.nan
+    return ranks
+
+
+def _nats(run: Run, contexts: Corpus, texts: Sequence[Sequence[str]]) -> Floats:
+    """The nats of each of `texts`, all of one length, in the context of its row of `contexts`."""
+    nats: Floats = run.nats(with_texts(contexts, texts)).astype(np.float64)
+    totals: Floats = nats.reshape(len(texts), -1).sum(1)
+    return totals
+
+
+def _user_column(run: Run) -> int | None:
+    """Which of the categories says who writes."""
+    user = run.config.data.user
+    return next((n for n, variable in enumerate(run.schema.categories) if user and variable.source == user), None)
+
+
+def _strangers(owners: Corpus, column: int | None) -> Corpus:
+    """The same contexts of an unknown user; without a user column, contexts of which nothing is known."""
+    if column is None:
+        return owners.without_context(owners.schema)
+    categories = owners.categories.copy()
+    categories[:, column] = 0
+    return replace(owners, categories=categories)
+
+
+def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
+    """Of every canary which sources suggest it to a stranger who has typed its first half; nothing of runs of words.
+
+    Who has typed less is suggested it less often: among the best completions of a prefix that begin with a longer one
+    are the best of the longer one.
+    """
+    if run.config.data.unit not in UNITS:
+        return [{} for _ in canaries.texts]
+    assistant, completer = Assistant.of(run, unknown="group"), Completer(run, unknown="group")
+    user = assistant.learner.new() if assistant.learner else None
+    sources: dict[str, Callable[[str], Sequence[Suggestion]]] = {
+        "model": lambda prefix: completer.complete(prefix, user, k=SUGGESTIONS)
+    }
+    if (run.folder / POPULARITY).exists():
+        popularity = Popularity.of(run)
+        sources["popularity"] = lambda prefix: popularity.complete(prefix, SUGGESTIONS)
+    if assistant.popularity is not None:
+        sources["blend"] = lambda prefix: _completed(assistant, prefix, {})
+    rows = []
+    for text in progress_bar(canaries.texts, desc="completion", unit="canaries", show=progress):
+        whole, prefix = (run.tokenizer.join(part) for part in (text, text[: (len(text) + 1) // 2]))
+        rows.append({source: any(one.text == whole for one in of(prefix)) for source, of in sources.items()})
+    return rows
+
+
+def _completed(assistant: Assistant, prefix: str, context: Row) -> list[Suggestion]:
+    """What a stranger is suggested who has typed `prefix` in `context`; nothing where it is longer than any text."""
+    if not assistant.suggester.fits(prefix):
+        return []
+    user = assistant.learner.new() if assistant.learner else None
+    return assistant.suggest(assistant.type(assistant.begin(user, context), prefix), SUGGESTIONS).suggestions
+
+
+def _real(run: Run, table: Any, queries: int, unknown: str, seed: int, progress: bool) -> Row:
+    """How good the run is on the texts of `table`: perplexity, and mean reciprocal rank for strangers."""
+    figures = perplexity.evaluate(run, run.prepare(table, unknown=unknown))
+    if run.config.data.unit not in UNITS:
+        return figures
+    assistant, places = Assistant.of(run, unknown=unknown), []
+    drawn = _queries(run, table, queries, seed)
+    for prefix, text, context in progress_bar(drawn, desc="completion", unit="texts", show=progress):
+        place = rank_of(text, [one.text for one in _completed(assistant, prefix, context)])
+        places.append(1 / place if place else 0.0)
+    return figures | {"queries": len(places), "mrr": float(np.mean(places)) if places else math.nan}
+
+
+def _queries(run: Run, table: Any, count: int, seed: int) -> list[tuple[str, str, Row]]:
+    """At most `count` random texts of `table`, as the run reads them: a prefix of each, the text, and its context."""
+    data, tokenizer, draw = run.config.data, run.tokenizer, PrefixDraw(seed=seed)
+    read = open_table(table)
+    names = [name for name in run.schema.columns(without=data.user) if name in read.columns]
+    rows = [
+        (text, dict(zip(names, values, strict=True)))
+        for chunk in read.chunks([data.text, *names])
+        for text, *values in zip(*(chunk[name] for name in (data.text, *names)), strict=True)
+    ]
+    drawn: list[tuple[str, str, Row]] = []
+    for place in np.random.default_rng((seed, 0xA0D17)).permutation(len(rows)).tolist():
+        text, context = rows[place]
+        text = tokenizer.join(tokenizer.split(text))
+        prefix = draw.prefix("", text, place)
+        if prefix is not None and len(drawn) < count:
+            drawn.append((prefix, text, context))
+    return drawn
+
+
+def _summed(name: str, rows: Sequence[Row], members: Sequence[int], alternatives: int) -> Row:
+    """The canaries `members` as one row: for each reader the mean exposure with its interval, the largest, the test."""
+    chosen = [rows[number] for number in members]
+    summary: Row = {"times": name, "canaries": len(chosen)}
+    for reader in READERS:
+        found = np.array([row[reader] for row in chosen if row[reader] is not None])
+        if len(found):
+            wide = INTERVAL * float(found.std(ddof=1)) / math.sqrt(len(found)) if len(found) > 1 else math.nan
+            mean, p = float(found.mean()), uniformity((alternatives + 1) / 2**found, alternatives)
+            summary |= {
+                reader: mean,
+                f"{reader}_low": mean - wide,
+                f"{reader}_high": mean + wide,
+                f"{reader}_largest": float(found.max()),
+                f"{reader}_p": p,
+                f"{reader}_at_chance": p >= LEVEL,
+            }
+    for source in SOURCES:
+        if source in chosen[0]:
+            summary[source] = sum(row[source] for row in chosen)
+    return summary

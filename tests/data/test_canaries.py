@@ -1,0 +1,143 @@
+"""Canaries: their form, where they are planted, and the file that keeps them."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.cache import prepare
+from factorcell.data.canaries import FILE, Canaries, Form, planted
+from factorcell.data.corpus import Corpus
+from factorcell.data.tokenizer import join, split
+from factorcell.data.vocabulary import SPECIALS, Vocabulary
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+ROWS: list[dict[str, Any]] = [
+    {
+        "text": f"{LETTERS[place % 7 :]} {word}!",
+        "who": f"user {place % 5}",
+        "lat": place / 2 if place % 3 else None,
+        "title": f"{word} things",
+        "topics": [place / 4, 1.0],
+    }
+    for place, word in enumerate(("cold", "sea", "sun", "sand") * 6)
+]
+DATA = {"unit": "char", "user": "who", "min_count": 1, "min_user_count": 5, "min_context_word": 1}
+CONTEXT = ("lat:number", "title:text", "topics:vector")
+
+
+def corpus_of(**more: Any) -> tuple[Corpus, DataConfig]:
+    config = DataConfig(**{**DATA, **more})
+    rows = [{**row, "lat": row["lat"] or 0.0} for row in ROWS]
+    return prepare(rows, config), config
+
+
+def lines_of(corpus: Corpus) -> list[list[int]]:
+    return [corpus.tokens[corpus.offsets[i] : corpus.offsets[i + 1]].tolist() for i in range(len(corpus))]
+
+
+@pytest.mark.parametrize("unit", ["char", "grapheme", "word", "space"])
+def test_canaries_are_read_back_as_their_tokens(unit: str) -> None:
+    """Of letters, digits and words that the model knows; each once, the same for the same key."""
+    data = DataConfig(unit=unit)
+    words = ["the", "of", ",", "naïve", "-", "3", "x1", "…", *(f"w{number}" for number in range(60))]
+    tokens = [*"eta 0.-7é", *LETTERS[1:4], *LETTERS[5:]] if unit in ("char", "grapheme") else words
+    vocabulary = Vocabulary([*SPECIALS, *dict.fromkeys(tokens)])
+    form = Form.of(vocabulary, data)
+    drawn = form.draw(300, (1, 2))
+    assert len(set(drawn)) == 300
+    assert form.space == len(form.alphabet) ** form.length
+    assert drawn == form.draw(300, (1, 2)) != form.draw(300, (1, 3))
+    assert not {",", "-", "…", " ", "."} & set(form.alphabet)
+    for text in drawn:
+        assert split(join(text, unit), data) == list(text)
+
+
+def test_letters_that_join_are_not_both_drawn_from() -> None:
+    """Conjoining jamo are letters, but two of them become one: a syllable, and two consonants are one grapheme."""
+    vocabulary = Vocabulary([*SPECIALS, "\u1100", "\u1161", *LETTERS])
+    for unit, kept in (("char", 1), ("grapheme", 0)):
+        form = Form.of(vocabulary, DataConfig(unit=unit))
+        assert len({"\u1100", "\u1161"} & set(form.alphabet)) == kept
+        for text in form.draw(200, (0,)):
+            assert split(join(text, unit), DataConfig(unit=unit)) == list(text)
+
+
+def test_a_form_of_few_texts_is_refused() -> None:
+    with pytest.raises(UserError, match="are too few"):
+        Form.of(Vocabulary([*SPECIALS, "a", "b", "!"]), DataConfig(unit="char"))
+    with pytest.raises(UserError, match="max_tokens"):
+        Form.of(Vocabulary([*SPECIALS, *LETTERS]), DataConfig(unit="char", max_tokens=3))
+
+
+@pytest.mark.parametrize("user", ["who", ""])
+def test_each_is_planted_as_often_as_it_says_with_the_context_of_one_text(user: str) -> None:
+    """Repetitions are balanced, and all of a canary have one person's context."""
+    corpus, config = corpus_of(user=user, context=CONTEXT)
+    canaries = Canaries.draw(corpus, config, 20, seed=3)
+    whole = canaries.planted_in(corpus)
+    assert Counter(canaries.times.tolist()) == dict.fromkeys(range(1, 11), 2)
+    assert len(whole) == len(corpus) + 110
+    assert lines_of(whole)[: len(corpus)] == lines_of(corpus)
+    found: dict[tuple[str, ...], list[int]] = {}
+    for row, line in enumerate(lines_of(whole)[len(corpus) :], len(corpus)):
+        found.setdefault(tuple(whole.vocabulary.decode(line[1:-1])), []).append(row)
+    assert {text: len(rows) for text, rows in found.items()} == dict(
+        zip(canaries.texts, canaries.times.tolist(), strict=True)
+    )
+    original = [context_of(corpus, row) for row in range(len(corpus))]
+    for rows in found.values():
+        contexts = [context_of(whole, row) for row in rows]
+        assert contexts[0] in original
+        assert all(context == contexts[0] for context in contexts)
+
+
+def context_of(corpus: Corpus, row: int) -> Any:
+    """The whole context of a text, with who wrote it."""
+    one = corpus.select(np.array([row]))
+    bags = [bags.values.tolist() for bags in one.bags]
+    return [one.categories.tolist(), one.numbers.tolist(), [v.tolist() for v in one.vectors], bags, one.users.tolist()]
+
+
+def test_the_file_says_that_nothing_is_real_and_opens_again(tmp_path: Path) -> None:
+    corpus, config = corpus_of(context=CONTEXT)
+    canaries = Canaries.draw(corpus, config, 12, seed=0)
+    canaries.save(tmp_path / FILE)
+    content = json.loads((tmp_path / FILE).read_text(encoding="utf-8"))
+    assert "None is real" in content["note"]
+    assert "user 1" not in (tmp_path / FILE).read_text(encoding="utf-8")
+    again = Canaries.open(tmp_path / FILE, corpus.vocabulary, corpus.schema)
+    assert (again.form, again.texts, again.times.tolist()) == (canaries.form, canaries.texts, canaries.times.tolist())
+    assert lines_of(again.owners) == lines_of(canaries.owners)
+    for row in range(12):
+        assert context_of(again.owners, row)[:-1] == context_of(canaries.owners, row)[:-1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("form"),
+        lambda content: content["canaries"][0].pop("tokens"),
+        lambda content: content["canaries"][0]["context"].update(categories=[99]),
+        lambda content: content["canaries"][0]["context"].update(categories=[0, 1]),
+        lambda content: content["canaries"][0].update(times="often"),
+    ],
+)
+def test_a_damaged_file_is_named(change: Any, tmp_path: Path) -> None:
+    corpus, config = corpus_of()
+    Canaries.draw(corpus, config, 3, seed=0).save(tmp_path / FILE)
+    content = json.loads((tmp_path / FILE).read_text(encoding="utf-8"))
+    change(content)
+    (tmp_path / FILE).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UserError, match=f"{FILE}: not a file of canaries"):
+        Canaries.open(tmp_path / FILE, corpus.vocabulary, corpus.schema)
+
+
+def test_nothing_is_planted_unless_asked_for(tmp_path: Path) -> None:
+    corpus, _ = corpus_of()
+    assert planted(corpus, Config(), tmp_path) is corpus
+    assert not list(tmp_path.iterdir())

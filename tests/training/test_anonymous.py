@@ -1,0 +1,78 @@
+"""An anonymous run: no name of a user is in any of its files, and its users are all unknown afterwards."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import Completer, User, learn_one
+from factorcell.completion.assistant import Assistant
+from factorcell.config import Config, UserError
+from factorcell.data.schema import RARE
+from factorcell.evaluation import results
+from factorcell.model.run import Run
+from factorcell.training.fit import fit
+
+NAMES = ("Ingeborg Bachmann", "Ödön von Horváth", "zz-rare-zz")
+ROWS: list[dict[str, Any]] = [
+    {"text": text, "who": who, "place": place}
+    for who in (*NAMES[:2] * 4, NAMES[2])
+    for text, place in (("the sea", "Graz"), ("the sun", "Wien"), ("a wave", "Graz"))
+]
+DATA = {"unit": "char", "user": "who", "context": ["place"], "min_count": 1, "min_user_count": 7,
+        "min_context_count": 1, "min_text_count": 1}  # fmt: skip
+MODEL = {"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_size": 2, "rank": 1}
+
+
+def trained(folder: Path, **data: Any) -> Run:
+    training = {"epochs": 2, "batch_tokens": 100, "evaluations": 1, "canaries": 3}
+    made = Config.from_dict({"data": {**DATA, "max_tokens": 20, **data}, "model": MODEL, "training": training})
+    rows = [*ROWS, *({**row, "text": "abcdefghijklmnopqrstuvwxyz"} for row in ROWS)]
+    run = fit(rows, ROWS[:4], made, folder)
+    results.evaluate(run, ROWS, by=["who", "place"], unknown="group")
+    results.told_apart(run, ROWS, "who")
+    return Run.open(folder)
+
+
+@pytest.fixture(scope="module")
+def anonymous(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(tmp_path_factory.mktemp("anonymous") / "run", anonymous=True)
+
+
+def named_in(run: Run) -> set[str]:
+    """The names of users that any file of a run folder holds, as they are or escaped."""
+    content = b"".join(path.read_bytes() for path in run.folder.rglob("*") if path.is_file())
+    forms = {name: (name.encode(), name.encode("unicode_escape"), ascii(name)[1:-1].encode()) for name in NAMES}
+    return {name for name, written in forms.items() if any(form in content for form in written)}
+
+
+def test_no_file_of_the_folder_names_a_user(anonymous: Run, tmp_path: Path) -> None:
+    assert named_in(anonymous) == set()
+    assert named_in(trained(tmp_path / "run")) >= set(NAMES[:2])  # the names are there to be found
+    assert b"Graz" in (anonymous.folder / "results.jsonl").read_bytes()  # other columns are noted as ever
+
+
+def test_vectors_are_numbered_and_everybody_is_unknown(anonymous: Run) -> None:
+    """A name gives what an unknown user gets; a number gives a vector."""
+    assert anonymous.schema.variable("who").values == (RARE, "<1>", "<2>")
+    assert anonymous.schema.variable("place").values[1:] == ("Graz", "Wien")
+
+    def nats(who: str) -> float:
+        return float(anonymous.score({"text": "the sea", "who": who, "place": "Graz"})[0]["nats"])
+
+    assert nats(NAMES[0]) == nats(NAMES[1]) == nats("nobody")
+    assert nats("<1>") != nats("<2>")
+    with pytest.raises(UserError, match="place 'Linz' was never seen"):
+        anonymous.score({"text": "the sea", "who": NAMES[0], "place": "Linz"})
+
+
+def test_people_are_learned_online_as_ever(anonymous: Run) -> None:
+    user = learn_one(anonymous, User.new(anonymous), "the sea", {"place": "Graz"})
+    assert user.seen == 1
+    assert Completer(anonymous).complete("the", user)
+    assert Assistant.of(anonymous).learner is not None
+
+
+def test_it_needs_a_user_column() -> None:
+    with pytest.raises(UserError, match="anonymous leaves out the names of users"):
+        Config.from_dict({"data": {"anonymous": True}})
