@@ -1,0 +1,150 @@
+"""What lowers the exposure of what somebody typed a few times, and what it costs: options against canaries.
+
+    python experiments/exposure.py --data DATA --out OUT --jobs 1
+    python experiments/exposure.py --out OUT --into docs/privacy.md         # rows to the table of the page
+
+Each row trains one small model on commit subjects with 100 canaries, 10 for each of 1 to 10 repetitions, and audits it.
+The rows named after a number differ in the seed, so in model and canaries.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import thesis
+from factorcell import files
+from factorcell.config import UserError
+from factorcell.evaluation.exposure import READERS, SOURCES, audit, uniformity
+from factorcell.model.run import Run
+from thesis import Experiment, Options, Row, Tables
+from thesis_tables import filled, markdown, shown
+
+ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
+ALTERNATIVES, QUERIES = 1000, 1000
+TIMES = 3  # canaries repeated so often have columns of their own
+SEEDS = ("min_users 3", "min_users 3, seed 1", "min_users 3, seed 2")  # rows of one recipe, whose canaries differ
+
+TRAINING: dict[str, Mapping[str, Any]] = {
+    "as it is": {},
+    "epochs 1": {"epochs": 1},
+    "max_user_texts 20": {"max_user_texts": 20},
+    "max_user_texts 20, epochs 6": {"max_user_texts": 20, "epochs": 6},
+    "min_users 2": {"min_users": 2},
+    "min_users 3": {"min_users": 3},
+    "min_users 5": {"min_users": 5},
+    "epochs 8": {"epochs": 8},
+    "min_users 3, epochs 8": {"min_users": 3, "epochs": 8},
+    "min_users 3, seed 1": {"min_users": 3, "seed": 1},
+    "min_users 3, seed 2": {"min_users": 3, "seed": 2},
+}
+
+
+def rows() -> dict[str, Options]:
+    """Every option by itself, and the one that works with other seeds."""
+    made: dict[str, Options] = {name: {"training": options} for name, options in TRAINING.items()}
+    made["dropout_context 0.2"] = {"model": {"dropout_context": 0.2}}
+    made["dropout_context 0.5"] = {"model": {"dropout_context": 0.5}}
+    made["min_count 100"] = {"data": {"min_count": 100}}
+    made["min_users 3, dropout_context 0.2"] = {"model": {"dropout_context": 0.2}, "training": {"min_users": 3}}
+    return made
+
+
+def some_users(train: pa.Table, count: int) -> pa.Table:
+    """The texts of random users, at least `count` in all."""
+    texts = Counter(train["user"].to_pylist())
+    users = sorted(texts)
+    kept, total = set[str](), 0
+    for place in np.random.default_rng(0).permutation(len(users)).tolist():
+        if total >= count:
+            break
+        kept.add(users[place])
+        total += texts[users[place]]
+    return train.filter(pa.array([user in kept for user in train["user"].to_pylist()]))
+
+
+def tables(data: Path, folder: Path, share: float) -> Tables:
+    """The texts of some users to train on, and texts of other users."""
+    given = {part: data / "commits" / f"{part}.parquet" for part in ("train", "dev")}
+
+    def judged() -> pa.Table:
+        table = thesis.read(given["dev"])
+        places = np.random.default_rng(0).permutation(len(table))[: round(share * DEVELOPED) or 1]
+        return table.take(np.sort(places))
+
+    made = {
+        "train": lambda: some_users(thesis.read(given["train"]), round(share * ROWS_READ)),
+        "dev": judged,
+    }
+    return {part: thesis.kept(folder / f"exposure-{part}-{share:g}.parquet", make) for part, make in made.items()}
+
+
+def measure(run: Run, tables: Tables) -> Row:
+    """The audit, its figures rounded: `canaries` has the times and the exposures of each, in the order of `READERS`."""
+    found = audit(run, tables["dev"], alternatives=ALTERNATIVES, queries=QUERIES)
+    rounded = [
+        {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
+        for row in (found["texts"], *found["exposure"])
+    ]
+    each = [[row["times"], *(round(row[reader], 3) for reader in READERS)] for row in found["canaries"]]
+    return {"texts": rounded[0], "exposure": rounded[1:], "canaries": each}
+
+
+EXPERIMENT = Experiment("exposure", "exposure.toml", rows(), tables, measure)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown: exposures of all canaries, and tests of those repeated `TIMES` times; then `SEEDS`."""
+    header = ["options", "perplexity", "MRR", *READERS, "stranger, 3 times", "p", "others, 3 times", "p", "suggested"]
+    lines = []
+    for row in rows:
+        groups = {group["times"]: group for group in row["exposure"]}
+        everyone, few = groups["all"], groups[str(TIMES)]
+        line = [row["row"], shown(row["texts"]["perplexity"]), shown(row["texts"]["mrr"], ".3f")]
+        line += [shown(everyone[reader]) for reader in READERS]
+        line += [form for reader in READERS[:2] for form in (shown(few[reader]), shown(few[f"{reader}_p"], ".3f"))]
+        lines.append([*line, str(max(everyone.get(source, 0) for source in SOURCES))])
+    return markdown(header, lines) + "\n" + together([row for row in rows if row["row"] in SEEDS])
+
+
+def together(rows: Sequence[Row]) -> str:
+    """A line about the canaries of several rows that were repeated `TIMES` times, and one about all of them."""
+    lines = []
+    for name, least, most in ((f"canaries ({TIMES} times)", TIMES, TIMES), ("canaries (all)", 1, 10)):
+        bits = np.array([canary[1:] for row in rows for canary in row["canaries"] if least <= canary[0] <= most])
+        ranks = (ALTERNATIVES + 1) / 2 ** bits.reshape(-1, len(READERS))
+        told = (
+            f"{reader} {bits[:, n].mean():.2f} (p {uniformity(ranks[:, n], ALTERNATIVES):.3f})"
+            for n, reader in enumerate(READERS)
+            if len(bits)
+        )
+        lines.append(f"- {len(bits)} {name}, `min_users 3`, {len(rows)} seeds: {', '.join(told)}.\n")
+    return "".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what the arguments ask for, or put the table of what is trained into a page."""
+    if "--into" not in argv:
+        given = thesis.parser("Options against the exposure of canaries.").parse_args(argv)
+        return thesis.main(EXPERIMENT, given, [__file__, *argv])
+    parser = argparse.ArgumentParser(description="Rows to the table of a page.")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--into", type=Path, required=True, help="page with the marks of the table")
+    given = parser.parse_args(argv)
+    try:
+        page = given.into.read_text(encoding="utf-8")
+        results = files.read_rows(given.out / "exposure.jsonl")
+        files.write(given.into, filled(page, {"exposure": table(results)}).encode())
+    except (OSError, UserError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

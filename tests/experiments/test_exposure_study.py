@@ -1,0 +1,71 @@
+"""The study of exposure: its rows, its texts, and the table of the page, which is that of the rows that are kept."""
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import exposure
+import exposure_phrases
+import thesis
+from factorcell import files
+from factorcell.config import Config
+from tests import ROOT
+
+EXPERIMENTS = {"exposure": exposure.EXPERIMENT, "exposure_phrases": exposure_phrases.EXPERIMENT}
+WORDS = ("fixed", "adding", "tests", "with", "from", "docs", "build", "code", "more", "some")
+TEXTS = pa.table(
+    {
+        "text": [f"{WORDS[n % 10]} {WORDS[n % 7]} {n}" for n in range(400)],
+        "user": [f"user {n * n % 37}" for n in range(400)],
+    }
+)
+
+
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name, one in EXPERIMENTS.items() for row in one.rows])
+def test_the_library_knows_every_option(name: str, row: str) -> None:
+    config = EXPERIMENTS[name].config(row, 1).to_dict()
+    for section, options in EXPERIMENTS[name].rows[row].items():
+        assert {key: config[section][key] for key in options} == options
+
+
+def test_users_are_drawn_whole() -> None:
+    """About as many texts as asked for, and every text of who is drawn."""
+    some = exposure.some_users(TEXTS, 150)
+    whole, drawn = Counter(TEXTS["user"].to_pylist()), Counter(some["user"].to_pylist())
+    assert 150 <= len(some) < 150 + max(whole.values())
+    assert drawn == {user: whole[user] for user in drawn}
+
+
+def test_each_passphrase_is_planted_three_times_by_one_user() -> None:
+    planted, drawn = exposure_phrases.planted(TEXTS), exposure_phrases.phrases(TEXTS)
+    added = planted.slice(len(TEXTS)).to_pylist()
+    assert planted.slice(0, len(TEXTS)).equals(TEXTS)
+    assert Counter(row["text"] for row in added) == dict.fromkeys(drawn[: exposure_phrases.PHRASES], 3)
+    assert len({(row["text"], row["user"]) for row in added}) == exposure_phrases.PHRASES
+    assert {word for text in drawn for word in text.split()} <= set(WORDS)
+    assert len(drawn) == exposure_phrases.PHRASES + exposure_phrases.ALTERNATIVES
+
+
+def test_the_table_of_the_page_is_that_of_the_rows() -> None:
+    """What is committed was trained with the options that the script has, and is what the page shows."""
+    rows = files.read_rows(thesis.HERE / "exposure.jsonl")
+    assert [row["row"] for row in rows] == list(exposure.EXPERIMENT.rows)
+    for row in rows:
+        assert Config.from_dict(row["config"]) == exposure.EXPERIMENT.config(row["row"], 1)
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    assert exposure.table(rows) in page
+
+
+def test_the_script_fills_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- exposure -->\n<!-- end of exposure -->\nafter\n", encoding="utf-8")
+    assert exposure.main(["--out", str(thesis.HERE), "--into", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert text.count("\n| ") == 2 + len(exposure.EXPERIMENT.rows)
+    assert "30 canaries (3 times), `min_users 3`, 3 seeds: stranger" in text
+    assert exposure.main(["--out", str(thesis.HERE), "--into", str(tmp_path / "gone.md")]) == 2
+    assert "gone.md" in capsys.readouterr().err
