@@ -70,6 +70,7 @@ def _short(value: Any) -> str:
 
 # The options that are no fields of the config, by the name that the command line and Python share.
 NUMBERS = {
+    "alternatives": Limits(1000, 1_000_000),  # fewer tell no exposure
     "count": Limits(1, 100_000),
     "epochs": Limits(0, 1_000_000, whole=False),
     "every": Limits(1),
@@ -85,6 +86,7 @@ NUMBERS = {
     "no_repeat_ngram": Limits(0, 1_000_000),
     "number": Limits(1, 10_000_000),
     "order": Limits(1, 7),
+    "queries": Limits(1, 1_000_000),
     "repeats": Limits(1, 1_000_000),
     "rows": Limits(20),  # fewer say nothing of a column
     "rows_per_user": Limits(1),

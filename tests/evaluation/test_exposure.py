@@ -122,9 +122,9 @@ def test_rows_sum_up_what_single_canaries_have(run: Run) -> None:
 
 
 def test_mistakes(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="at least 1,000"):
+    with pytest.raises(UserError, match="alternatives is 999; it must be at least 1000"):
         audit(run, ROWS[:10], alternatives=999)
-    with pytest.raises(UserError, match="0 queries"):
+    with pytest.raises(UserError, match="queries is 0; it must be at least 1"):
         audit(run, ROWS[:10], queries=0)
     plain = trained(tmp_path / "plain", canaries=0)
     with pytest.raises(UserError, match="--canaries"):

@@ -44,6 +44,7 @@ COMMANDS = {
     "mix": "run run --dev train.csv --out new --threads 1",
     "report": "run --out new.html",
     "check": "run",
+    "audit": "audited train.csv --queries 1 --threads 1",
     "evaluate": "run train.csv --threads 1",
     "classify": "run train.csv --target city --threads 1",
     "score": "run train.csv --threads 1",
@@ -128,7 +129,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         assert cli.main(["train", "train.csv", "--out", "run", *COLUMNS.split(), *SMALL.split()]) == 0
         letters = "--unit char --user user --min-user-count 1"
-        assert cli.main(["train", "train.csv", "--out", "letters", *letters.split(), *SMALL.split()]) == 0
+        for name, more in (("letters", ()), ("audited", ("--canaries=2",))):
+            assert cli.main(["train", "train.csv", "--out", name, *letters.split(), *SMALL.split(), *more]) == 0
     return folder
 
 

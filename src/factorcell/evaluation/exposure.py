@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell import limits
 from factorcell.choices import ALTERNATIVES, QUERIES
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.completer import Completer
@@ -40,7 +41,6 @@ from factorcell.progress import progress_bar
 
 READERS = ("stranger", "others", "owner")
 SOURCES = ("model", "popularity", "blend")
-LEAST = 1000  # alternatives, the fewest that will do
 SUGGESTIONS = 10  # completions that are looked at
 LEVEL = 0.01  # of the test: a p below it says that canaries are not at chance
 
@@ -65,10 +65,7 @@ def audit(
     stranger who types its first half. `exposure`: the same by number of repetitions, with intervals and tests.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    if alternatives < LEAST:
-        raise UserError(f"{alternatives} alternatives; an exposure needs at least {LEAST:,}")
-    if queries < 1:
-        raise UserError(f"{queries} queries; it must be at least 1")
+    limits.check(alternatives=alternatives, queries=queries, seed=seed)
     if not (run.folder / FILE).exists():
         raise UserError(f"{run.folder}: no {FILE}; train a run with --canaries N to audit it")
     canaries = Canaries.open(run.folder / FILE, run.vocabulary, run.schema)

@@ -34,7 +34,7 @@ FINGERPRINT = 16  # bytes of the checksum of the weights, by which a run is know
 # Files that decide what the run says, whichever verb writes them; the others of its folder are records.
 LISTED = (
     *("config.json", "schema.json", "vocabulary.txt", "weights.safetensors", "start.safetensors", "training.json"),
-    *("popularity.jsonl", "online.json", "blend.json"),
+    *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
 )
 ADVICE = "choose another folder, or --resume to go on with it"  # where a folder is not new
 

@@ -120,6 +120,12 @@ def check(config: ModelConfig, vocabulary: int, schema: ContextSchema, *, traine
     memory.check(FLOAT * count * (KEPT if trained else 1) + filters, what)
 
 
+def check_step(config: Config, vocabulary: int, schema: ContextSchema, tokens: int, texts: int) -> None:
+    """`UserError` if a training on so many `tokens` in so many `texts` does not fit into memory."""
+    what = f"training with batches of {min(tokens, config.training.batch_tokens):,} tokens"
+    memory.check(step_bytes(config, vocabulary, schema, tokens, texts), what)
+
+
 def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: int, texts: int) -> int:
     """About the bytes of a training on so many `tokens` in so many `texts`, or on batches of them."""
     model, training = config.model, config.training

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from factorcell import files, memory
+from factorcell import files
 from factorcell.config import TrainingConfig, UserError, check_format
 from factorcell.data.canaries import planted
 from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
@@ -120,9 +120,7 @@ class Trainer:
     """A run, its data and its optimiser between two steps; of several processes, each with its share of the rows."""
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, world: World | None = None) -> None:
-        most = int(corpus.offsets[-1])
-        what = f"training with batches of {min(most, run.config.training.batch_tokens):,} tokens"
-        memory.check(sizes.step_bytes(run.config, len(run.vocabulary), run.schema, most, len(corpus)), what)
+        sizes.check_step(run.config, len(run.vocabulary), run.schema, int(corpus.offsets[-1]), len(corpus))
         library.keep_memory()
         self.world = world or World(device=find_device(run.config.training.device))
         self.run, self.config = run.to(self.world.device), run.config.training
@@ -132,11 +130,8 @@ class Trainer:
         self.parameters = dict(run.model.named_parameters())
         self.start = StartingPoint.read(run.folder)
         counts = target_counts(corpus, at_least=1 if self.start else 0)  # tokens that few texts lack are negatives too
-        self.proposal = (
-            Proposal(torch.from_numpy(counts), self.config.samples, self.world.device)
-            if self.config.loss != "full"
-            else None
-        )
+        sampled = self.config.loss != "full"
+        self.proposal = Proposal(torch.from_numpy(counts), self.config.samples, self.world.device) if sampled else None
         self.steps = max(1, round(self.config.epochs * len(self._order(0))))
         self.shared = SharedTargets.of(corpus, run.config) if self.config.min_users else None
         if self.start:
