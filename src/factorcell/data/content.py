@@ -10,14 +10,18 @@ import io
 import lzma
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from factorcell.config import UserError
+from factorcell.memory import shown
 
 BLOCK = 1 << 20  # bytes with one digest
+ROW = 1 << 24  # characters of the longest line of a text file, bytes of the longest row of a CSV file
+LARGE, RATIO = 1 << 30, 200  # a file that unpacks to more than so many bytes, and times its own size, is no table
 ARROW = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # what Arrow calls what it unpacks
 COMPRESSIONS = (*ARROW, ".xz")
 
@@ -44,10 +48,18 @@ class Content:
                 yield file
             elif self.compression == ".xz":
                 with lzma.open(file) as stream:
-                    yield stream
+                    yield io.BufferedReader(_Unpacked(self, stream), BLOCK)
             else:
                 with pa.CompressedInputStream(file, ARROW[self.compression]) as stream:
-                    yield stream
+                    yield io.BufferedReader(_Unpacked(self, stream), BLOCK)
+
+    def lines(self, encoding: str, newline: str | None = None, errors: str = "strict") -> Iterator[str]:
+        """The lines of a text file with their ends, which `newline` says as `open` does; none is longer than `ROW`."""
+        with self.unpacked() as stream, io.TextIOWrapper(stream, encoding, errors, newline) as text:
+            for number, line in enumerate(iter(partial(text.readline, ROW + 1), ""), 1):
+                if len(line) > ROW:
+                    raise UserError(f"{self.path} line {number}: longer than {ROW:,} characters")
+                yield line
 
     def digest(self) -> bytes:
         """Of all bytes: those that were read, and those that will be."""
@@ -63,6 +75,25 @@ class Content:
         if not whole or self.digests.setdefault(number, digest) != digest:
             raise UserError(f"{self.path}: changed while it was read; try again when nothing writes to it")
         return block
+
+
+class _Unpacked(io.RawIOBase):
+    """What a compressed file unpacks to, counted: a `UserError` where a small file grows without end."""
+
+    def __init__(self, content: Content, stream: Any) -> None:
+        self.content, self.stream, self.count = content, stream, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self.stream.read(len(buffer))
+        buffer[: len(part)] = part
+        self.count += len(part)
+        if self.count > LARGE and self.count > RATIO * self.content.size:
+            size = f"{RATIO} times its size, and more than {shown(LARGE)}"
+            raise UserError(f"{self.content.path}: unpacks to more than {size}; unpack it first if it is a table")
+        return len(part)
 
 
 class _Blocks(io.RawIOBase):

@@ -5,7 +5,6 @@ A chunk is a dict from column name to a list of at most `CHUNK` plain values. Te
 """
 
 import csv as text_csv
-import io
 import json
 import lzma
 from collections import Counter
@@ -19,10 +18,12 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from factorcell.config import UserError
-from factorcell.data.content import COMPRESSIONS, Content
+from factorcell.data.arrow import batches, one_line, plain
+from factorcell.data.content import COMPRESSIONS, ROW, Content
+from factorcell.visible import visible
 
 CHUNK = 8192
-PARSED = 1 << 22  # bytes of a CSV file that are parsed at once
+PARSED = ROW  # bytes of a CSV file that are parsed at once, and so those of the longest row
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 SHOWN = 20  # names of columns that an error lists
 
@@ -64,7 +65,8 @@ class Table:
 
 def listed(names: Sequence[str]) -> str:
     """`names` as an error shows them: the first few, and how many there are."""
-    return ", ".join(names[:SHOWN]) + (f", ... ({len(names):,} in all)" if len(names) > SHOWN else "")
+    shown = ", ".join(f"{visible(name):.60}" for name in names[:SHOWN])
+    return shown + (f", ... ({len(names):,} in all)" if len(names) > SHOWN else "")
 
 
 def open_table(source: Any) -> Table:
@@ -124,9 +126,7 @@ def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
 
 def _from_arrow(table: pa.Table, name: str = "the table given") -> Table:
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        for batch in table.select(list(names)).to_batches(max_chunksize=CHUNK):
-            if batch.num_rows:
-                yield batch.to_pydict()
+        return plain(table.select(list(names)).to_batches(max_chunksize=CHUNK), name)
 
     return Table(name, tuple(table.column_names), read, rows=table.num_rows)
 
@@ -172,19 +172,18 @@ def _parquet(content: Content) -> Table:
     path = content.path
     try:
         with content.open() as raw, pq.ParquetFile(raw) as file:
-            names, metadata = tuple(file.schema_arrow.names), file.metadata
+            names, rows = tuple(file.schema_arrow.names), file.metadata.num_rows
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not a Parquet file, or damaged ({error})") from None
+        raise UserError(f"{path}: not a Parquet file, or damaged ({one_line(error)})") from None
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         try:
-            with content.open() as raw, pq.ParquetFile(raw, metadata=metadata) as file:
-                for batch in file.iter_batches(CHUNK, columns=list(columns)):
-                    yield batch.to_pydict()
+            with content.open() as raw:
+                yield from plain(batches(raw, columns, CHUNK, str(path)), str(path))
         except (pa.ArrowInvalid, OSError) as error:
-            raise UserError(f"{path}: damaged ({error})") from None
+            raise UserError(f"{path}: damaged ({one_line(error)})") from None
 
-    return Table(str(path), names, read, content, metadata.num_rows)
+    return Table(str(path), names, read, content, rows)
 
 
 def _csv(content: Content) -> Table:
@@ -202,7 +201,10 @@ def _csv(content: Content) -> Table:
         try:
             with content.unpacked() as stream:
                 # A line without a mark is a text without a token only where a row is nothing but its text.
-                yield from _csv_chunks(stream, columns, delimiter, refuse, len(names) > 1)
+                wanted = tuple(dict.fromkeys((*columns, names[-1])))
+                parsed = _csv_batches(stream, wanted, delimiter, refuse, len(names) > 1)
+                whole = _closed(parsed, content, names[-1])
+                yield from plain((batch.select(list(columns)) for batch in whole), str(path))
         except pa.ArrowInvalid as error:
             if "Empty CSV file" in str(error):
                 return
@@ -212,14 +214,14 @@ def _csv(content: Content) -> Table:
                 raise UserError(f"{path} line {number}: {has}") from None
             raise UserError(_encoding(content, str(error))) from None
         except (OSError, EOFError, lzma.LZMAError) as error:
-            raise UserError(f"{path}: damaged ({error})") from None
+            raise UserError(f"{path}: damaged ({one_line(error)})") from None
 
     return Table(str(path), names, read, content)
 
 
-def _csv_chunks(
+def _csv_batches(
     stream: Any, columns: Sequence[str], delimiter: str, refuse: Callable[[Any], str], skip_empty: bool
-) -> Iterator[Chunk]:
+) -> Iterator[pa.RecordBatch]:
     reader = csv.open_csv(
         stream,
         read_options=csv.ReadOptions(use_threads=False, block_size=PARSED),
@@ -234,18 +236,29 @@ def _csv_chunks(
     )
     for batch in reader:
         for begin in range(0, batch.num_rows, CHUNK):
-            yield batch.slice(begin, CHUNK).to_pydict()
+            yield batch.slice(begin, CHUNK)
+
+
+def _closed(parsed: Iterator[pa.RecordBatch], content: Content, column: str) -> Iterator[pa.RecordBatch]:
+    """The batches; `UserError` where a quote opens in the last `column` and takes in the rest of the file."""
+    rows, last = 0, ""
+    for batch in parsed:
+        yield batch
+        rows, last = rows + batch.num_rows, batch[column][-1].as_py()
+    if "\n" in last or "\r" in last:
+        *_, line = content.lines("utf-8")
+        if not line.rstrip().endswith('"'):
+            raise UserError(f"{content.path} row {rows}: {column} begins with a quote that is not closed")
 
 
 def _header(content: Content, delimiter: str) -> tuple[str, ...]:
     """The names of the columns of a CSV file, which its first line gives."""
     try:
-        with content.unpacked() as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
-            names = tuple(next(text_csv.reader(text, delimiter=delimiter), ()))
+        names = tuple(next(text_csv.reader(content.lines("utf-8-sig", ""), delimiter=delimiter), ()))
     except UnicodeDecodeError:
         raise UserError(_encoding(content, "not UTF-8")) from None
     except (OSError, EOFError, lzma.LZMAError, text_csv.Error) as error:
-        raise UserError(f"{content.path}: damaged ({error})") from None
+        raise UserError(f"{content.path}: damaged ({one_line(error)})") from None
     if not names:
         raise UserError(f"{content.path} line 1: empty; it must name the columns")
     return names
@@ -253,28 +266,29 @@ def _header(content: Content, delimiter: str) -> tuple[str, ...]:
 
 def _ragged(content: Content, delimiter: str, columns: int) -> tuple[int, int] | None:
     """Line and columns of the first row that has not as many `columns`; Arrow counts rows, and not the empty ones."""
-    with content.unpacked() as stream, io.TextIOWrapper(stream, "utf-8", "replace", newline="") as text:
-        reader, begin = text_csv.reader(text, delimiter=delimiter), 1
-        try:
-            for row in reader:
-                if row and len(row) != columns:
-                    return begin, len(row)
-                begin = reader.line_num + 1
-        except text_csv.Error:  # a field beyond the limit of the csv module
-            return None
+    reader, begin = text_csv.reader(content.lines("utf-8", "", "replace"), delimiter=delimiter), 1
+    try:
+        for row in reader:
+            if row and len(row) != columns:
+                return begin, len(row)
+            begin = reader.line_num + 1
+    except text_csv.Error:  # a field beyond the limit of the csv module
+        return None
     return None
 
 
 def _encoding(content: Content, error: str) -> str:
     """What is wrong with a text file that does not parse: the line that is not UTF-8, or the parser's own word."""
-    with content.unpacked() as stream:
-        for number, line in enumerate(io.BufferedReader(stream), 1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as fault:
-                byte = f"byte 0x{line[fault.start]:02x} at column {fault.start + 1}"
-                return f"{content.path} line {number}: not UTF-8 ({byte}); convert it first"
-    return f"{content.path}: {error}"
+    for number, line in enumerate(content.lines("utf-8", "\n", "surrogateescape"), 1):
+        try:
+            line.encode("utf-8")
+        except UnicodeEncodeError as fault:
+            place = len(line[: fault.start].encode("utf-8")) + 1
+            byte = f"byte 0x{ord(line[fault.start]) - 0xDC00:02x} at column {place}"
+            return f"{content.path} line {number}: not UTF-8 ({byte}); convert it first"
+    if "straddling" in error:
+        return f"{content.path}: a row is longer than {PARSED:,} bytes (a quote that is not closed?)"
+    return f"{content.path}: {one_line(error)}"
 
 
 def _json_row(line: str, where: str) -> dict[str, Any]:
@@ -295,32 +309,31 @@ def _json_row(line: str, where: str) -> dict[str, Any]:
 def _json_lines(content: Content) -> Table:
     path = content.path
 
-    def lines() -> Iterator[tuple[int, dict[str, Any]]]:
+    def lines() -> Iterator[tuple[int, int, dict[str, Any]]]:
         try:
-            with content.unpacked() as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
-                for number, line in enumerate(text, 1):
-                    if line.strip():
-                        yield number, _json_row(line, f"{path} line {number}")
+            for number, line in enumerate(content.lines("utf-8-sig"), 1):
+                if line.strip():
+                    yield number, len(line), _json_row(line, f"{path} line {number}")
         except UnicodeDecodeError:
             raise UserError(_encoding(content, "not UTF-8")) from None
         except (OSError, EOFError, lzma.LZMAError) as error:
-            raise UserError(f"{path}: damaged ({error})") from None
+            raise UserError(f"{path}: damaged ({one_line(error)})") from None
 
     first = next(lines(), None)
-    names = tuple(first[1]) if first else ()
+    names = tuple(first[2]) if first else ()
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         chunk: Chunk = {name: [] for name in columns}
-        size = 0
-        for number, row in lines():
+        size = length = 0
+        for number, characters, row in lines():
             for name in columns:
                 if name not in row:
                     raise UserError(f"{path} line {number}: no {name!r}; the first line has {listed(names)}")
                 chunk[name].append(row[name])
-            size += 1
-            if size == CHUNK:
+            size, length = size + 1, length + characters
+            if size == CHUNK or length > ROW:
                 yield chunk
-                chunk, size = {name: [] for name in columns}, 0
+                chunk, size, length = {name: [] for name in columns}, 0, 0
         if size:
             yield chunk
 

@@ -40,6 +40,8 @@ def is_missing(value: Any) -> bool:
 
 
 def _is_nan(value: Any) -> bool:
+    if isinstance(value, np.datetime64):
+        return bool(np.isnat(value))
     return isinstance(value, (float, np.floating)) and math.isnan(value)
 
 
@@ -50,7 +52,9 @@ def quoted(value: Any) -> str:
 
 
 def to_number(value: Any) -> float | None:
-    """A number that 32 bits hold, or None."""
+    """A number that 32 bits hold, or None. A time is none: its number would have a unit of its own."""
+    if isinstance(value, np.datetime64):
+        return None
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -61,8 +65,8 @@ def to_number(value: Any) -> float | None:
 def to_time(value: Any) -> date | time | None:
     """A date, a time of day, or both (a `datetime` is a `date`), from ISO 8601 text or as Python or NumPy has it."""
     if isinstance(value, np.datetime64):
-        exact = value.item()  # of nanoseconds Python knows only the number
-        value = value.astype("datetime64[us]").item() if isinstance(exact, int) else exact
+        fine = np.datetime_data(value.dtype)[0] in ("ns", "ps", "fs", "as")  # of which Python knows only the number
+        value = (value.astype("datetime64[us]") if fine else value).item()  # a number too beyond the year 9999
     if isinstance(value, (date, time)):
         return None if is_missing(value) else value
     if not isinstance(value, str):

@@ -1,0 +1,152 @@
+"""A small table in every encoding, and what becomes of one in each role."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+from pyarrow import parquet as pq
+
+from factorcell import Corpus, DataConfig, Run, UserError, prepare
+
+Row = dict[str, Any]
+Write = Callable[[list[Row], Path], Any]
+Expected = str | int  # what the error says, or how many texts there are
+
+ROWS: list[Row] = [
+    {
+        "text": text,
+        "city": city,
+        "temp": temp,
+        "note": note,
+        "vec": vector,
+        "turn": turn,
+        "when": when,
+        "who": who,
+    }
+    for text, city, temp, note, vector, turn, when, who in (
+        ("the sea is cold", "Oslo", "1.5", "grey sky", "[1, 2]", "0", "2026-01-05T08:00", "ann"),
+        ("the sun is warm", "Nice", "25", "blue sky", "[0.5, 1]", "1", "2026-07-11T20:30:00", "bob"),
+        ("cold sand and snow", "Oslo", "-3", "white sky", "[3, -1]", "2.5", "2026-02-05 08:00", "ann"),
+        ("warm sand", "Nice", "31", "blue sea", "[0, 0]", "5", "2025-07-11T20:30:00+02:00", "bob"),
+    )
+]
+DATA = DataConfig(
+    context=("city:category", "temp:number", "note:text", "vec:vector", "turn:cyclic=6"),
+    user="who",
+    time="when",
+    min_count=1,
+    min_context_count=1,
+    min_user_count=1,
+    min_context_word=1,
+)
+ROLES = ("train", "dev", "score")
+ROLE = ["train", pytest.param("dev", marks=pytest.mark.slow), pytest.param("score", marks=pytest.mark.slow)]
+
+
+def taken(source: Any, role: str, run: Run) -> Corpus:
+    """The corpus of a source in its role."""
+    if role == "train":
+        return prepare(source, DATA)
+    return run.prepare(source, unknown="group" if role == "dev" else "expected")
+
+
+def judge(source: Any, role: str, run: Run, expected: Expected, record: Callable[[str, object], None]) -> Corpus | None:
+    """Hold what becomes of a source against what is `expected`."""
+    if isinstance(expected, str):
+        with pytest.raises(UserError) as error:
+            taken(source, role, run)
+        said = str(error.value)
+        assert expected in said
+        assert "\n" not in said
+        assert len(said) < 1000
+        assert not isinstance(source, Path) or str(source) in said
+        record("outcome", "clear error")
+        return None
+    corpus = taken(source, role, run)
+    assert len(corpus) == expected
+    if role != "train":
+        assert np.isfinite(run.nats(corpus)).all()
+    record("outcome", "accepted")
+    return corpus
+
+
+def scores(run: Run, rows: list[Row] = ROWS) -> NDArray[np.float32]:
+    """Nats of plain rows."""
+    return run.nats(run.prepare(rows, unknown="expected"))
+
+
+# How rows are written.
+
+
+def delimited(rows: list[Row], delimiter: str = ",", newline: str = "\n", encoding: str = "utf-8") -> bytes:
+    """Rows as a CSV file."""
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter, lineterminator=newline)
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue().encode(encoding)
+
+
+def json_lines(rows: list[Row], newline: str = "\n") -> bytes:
+    """Rows as JSON lines."""
+    return "".join(json.dumps(row) + newline for row in rows).encode()
+
+
+def parquet(rows: list[Row], **options: Any) -> bytes:
+    """Rows as a Parquet file."""
+    stream = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), stream, **options)
+    return stream.getvalue()
+
+
+def zstd(content: bytes) -> bytes:
+    """Content compressed by Zstandard."""
+    stream = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(stream, "zstd") as out:
+        out.write(content)
+    return stream.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
+
+
+def file(name: str, encode: Callable[[list[Row]], bytes]) -> Write:
+    """A writer of files of this name."""
+
+    def write(rows: list[Row], folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(encode(rows))
+        return path
+
+    return write
+
+
+PLAIN, PARQUET, LINES = delimited(ROWS), parquet(ROWS), json_lines(ROWS)
+
+
+def changed(row: int, **cells: Any) -> list[Row]:
+    """`ROWS` with other values in one row."""
+    return [{**one, **cells} if number == row else one for number, one in enumerate(ROWS, 1)]
+
+
+def without(name: str) -> list[Row]:
+    """The plain rows without a column."""
+    return [{key: value for key, value in row.items() if key != name} for row in ROWS]
+
+
+WIDE = [{**row, **{f"c{number}": "" for number in range(10_000)}} for row in ROWS]

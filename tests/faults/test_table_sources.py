@@ -1,0 +1,237 @@
+"""What is no table, the same table in other dress, and what grows without end."""
+
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from factorcell import Run
+from factorcell.data import arrow, tables
+from factorcell.data import content as contents
+from factorcell.data.tables import open_table
+from tests.faults.tables import (
+    LINES,
+    PACKED,
+    PLAIN,
+    ROWS,
+    WIDE,
+    Expected,
+    changed,
+    delimited,
+    json_lines,
+    judge,
+    parquet,
+    scores,
+    without,
+)
+
+# Sources in Python that are no tables, or strange ones.
+SOURCES: list[tuple[str, Any, Expected]] = [
+    ("no rows", [], "empty, no columns and no rows"),
+    ("one row", ROWS[0], 1),
+    ("empty row", {}, "empty, no columns and no rows"),
+    ("row of nothing", [{}], "empty, no columns and no rows"),
+    ("a number", 5, "cannot read a table from int"),
+    ("nothing", None, "cannot read a table from NoneType"),
+    ("bytes", PLAIN, "cannot read a table from bytes"),
+    ("a set", {1}, "cannot read a table from set"),
+    ("an iterator", iter(ROWS), "cannot read a table from list_iterator"),
+    ("rows and a number", [*ROWS, 5], "row 5 is int; a row is a dict"),
+    ("lists", [list(row.values()) for row in ROWS], "row 1 is list; a row is a dict"),
+    ("columns of two lengths", {"text": ["a", "b"], "city": ["a"]}, "the columns given: city has 1 rows"),
+    ("columns of no length", {name: [] for name in ROWS[0]}, "no rows"),
+    ("rows that lack a key", [ROWS[0], without("city")[1]], 2),
+    ("no text", without("text"), "no column 'text'"),
+    ("half a pair in a name", [{**row, "\ud800": 1} for row in without("text")], "it has city"),
+    ("10,000 columns", WIDE, 4),
+    ("an array", np.zeros((2, 2)), "cannot read a table from ndarray"),
+    ("frame of nothing", pd.DataFrame(), "empty, no columns and no rows"),
+    ("frame of no rows", pd.DataFrame(ROWS)[:0], "no rows"),
+    ("frame with a column twice", pd.DataFrame([["a", "b"]], columns=["text", "text"]), "the header has 'text' twice"),
+    ("frame that mixes types", pd.DataFrame(changed(2, city=5)), "a column mixes types"),
+    ("frame with an index", pd.DataFrame(ROWS, index=list("abcd")), 4),
+    ("frame of categories", pd.DataFrame(ROWS).astype({"city": "category", "who": "category"}), 4),
+    ("frame of numbers", pd.DataFrame(ROWS).astype({"temp": float}), 4),
+    ("frame of times", pd.DataFrame(ROWS).assign(when=pd.Timestamp("2026-01-01T10:00")), 4),
+    ("frame of the last times", pd.DataFrame(ROWS).assign(when=pd.Timestamp.max), 4),
+    ("frame of no times", pd.DataFrame(ROWS).assign(when=pd.NaT), "row 1: when is empty"),
+    ("a series", pd.Series(["a"]), "cannot read a table from Series"),
+    ("table of nothing", pa.table({}), "empty, no columns and no rows"),
+    ("table of no rows", pa.Table.from_pylist(ROWS)[:0], "no rows"),
+    ("table with a column twice", pa.Table.from_arrays([pa.array(["a"])] * 2, ["text"] * 2), "has 'text' twice"),
+    ("batch", pa.RecordBatch.from_pylist(ROWS), 4),
+    ("chunks", pa.concat_tables([pa.Table.from_pylist([row]) for row in ROWS]), 4),
+]
+
+
+@pytest.mark.parametrize("role", ["train", pytest.param("dev", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("source", "expected"), [one[1:] for one in SOURCES], ids=[one[0] for one in SOURCES])
+def test_sources(
+    source: Any, expected: Expected, role: str, run: Run, record_property: Callable[[str, object], None]
+) -> None:
+    """What somebody may give in Python as a table."""
+    judge(source, role, run, expected, record_property)
+
+
+# Places that are no regular file.
+
+
+def fifo(path: Path) -> None:
+    """A pipe to which nobody writes."""
+    os.mkfifo(path)
+
+
+def loop(path: Path) -> None:
+    """A link to itself."""
+    path.symlink_to(path)
+
+
+def locked(path: Path) -> None:
+    """A file that nobody may read."""
+    path.write_bytes(PLAIN)
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("whoever runs this may read all files")
+
+
+PLACES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "nothing": (lambda path: None, "there is no such file"),
+    "folder": (Path.mkdir, "there is no such file"),
+    "pipe": (fifo, "there is no such file"),
+    "loop": (loop, "there is no such file"),
+    "link to nothing": (lambda path: path.symlink_to("none.csv"), "there is no such file"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "there is no such file"),
+    "null": (lambda path: path.symlink_to("/dev/null"), "there is no such file"),
+    "locked": (locked, "cannot be read (Permission denied)"),
+}
+
+
+@pytest.mark.parametrize("end", [".csv", ".jsonl", ".parquet", ".tsv.gz"])
+@pytest.mark.parametrize("place", PLACES)
+def test_places(place: str, end: str, run: Run, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """A folder, a pipe, a device: refused at once."""
+    path, (make, said) = tmp_path / f"table{end}", PLACES[place]
+    make(path)
+    judge(path, "train", run, said, record_property)
+
+
+# The same rows in other dress.
+DRESSES: dict[str, bytes] = {
+    "bom.csv": b"\xef\xbb\xbf" + PLAIN,
+    "windows.csv": delimited(ROWS, newline="\r\n"),
+    "carriage.csv": delimited(ROWS, newline="\r"),
+    "blank-lines.csv": PLAIN.replace(b"\n", b"\n\n"),
+    "no-end.csv": PLAIN.rstrip(),
+    "tabs.tsv": delimited(ROWS, "\t"),
+    "more.csv": delimited(WIDE),
+    "carriage.jsonl": json_lines(ROWS, "\r"),
+    "escaped.jsonl": LINES.replace(b"sea", rb"\u0073ea"),
+    "turned.jsonl": json_lines([dict(reversed(row.items())) for row in ROWS]),
+    "groups.parquet": parquet(ROWS, row_group_size=1),
+    "pages.parquet": parquet(ROWS, data_page_size=1, use_dictionary=False),
+    **{f"packed.csv{end}": pack(PLAIN) for end, pack in PACKED.items()},
+    **{f"packed.jsonl{end}": pack(LINES) for end, pack in PACKED.items()},
+    "members.csv.gz": gzip.compress(PLAIN[:50]) + gzip.compress(PLAIN[50:]),
+}
+
+
+@pytest.mark.parametrize("name", DRESSES)
+def test_the_same_rows_have_the_same_scores(
+    name: str, run: Run, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Each encoding against plain rows, bit by bit."""
+    path = tmp_path / name
+    path.write_bytes(DRESSES[name])
+    corpus = judge(path, "dev", run, len(ROWS), record_property)
+    assert corpus is not None
+    assert run.nats(corpus).tobytes() == scores(run).tobytes()
+
+
+# What grows without end.
+
+
+@pytest.mark.parametrize("end", PACKED)
+@pytest.mark.parametrize("kind", [".csv", pytest.param(".jsonl", marks=pytest.mark.slow)])
+def test_a_small_file_that_unpacks_to_a_large_one(
+    kind: str,
+    end: str,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """It is refused before it is read to its end; one that is packed as tables are is read."""
+    path, rows = tmp_path / f"t{kind}{end}", changed(2, text="sand")
+    rows *= 2000
+    path.write_bytes(PACKED[end](delimited(rows) if kind == ".csv" else json_lines(rows)))
+    assert len(open_table(path).columns) == len(ROWS[0])
+    monkeypatch.setattr(contents, "LARGE", 1 << 18)
+    monkeypatch.setattr(contents, "RATIO", 20)
+    judge(path, "train", run, "unpacks to more than 20 times its size", record_property)
+    monkeypatch.setattr(contents, "LARGE", 1 << 30)
+    judge(path, "train", run, 8_000, record_property)
+
+
+@pytest.mark.parametrize("end", ["", *(pytest.param(end, marks=pytest.mark.slow) for end in PACKED)])
+@pytest.mark.parametrize(
+    ("kind", "content", "said"),
+    [
+        (".csv", PLAIN + b"x" * 100_000, "line 6: longer than 4,096 characters"),
+        (".csv", PLAIN + b'"' + b"x\n" * 50_000, "a row is longer than 4,096 bytes"),
+        (".csv", PLAIN + b"\xff" * 100_000, "line 6: longer than 4,096 characters"),
+        (".csv", b"x" * 100_000, "line 1: longer than 4,096 characters"),
+        (".csv", b'"' + b"x\n" * 100_000, "field larger than field limit"),
+        (".jsonl", LINES + b"[" * 100_000, "line 5: longer than 4,096 characters"),
+        (".jsonl", LINES + b" " * 100_000, "line 5: longer than 4,096 characters"),
+        (".jsonl", b'{"text": "' + b"x" * 100_000, "line 1: longer than 4,096 characters"),
+    ],
+    ids=["long row", "open quote", "no letters", "long header", "open header", "deep line", "blank line", "long line"],
+)
+def test_rows_without_end(
+    kind: str,
+    content: bytes,
+    said: str,
+    end: str,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """A field, a line or a header that never ends is not read to its end."""
+    monkeypatch.setattr(contents, "ROW", 4096)
+    monkeypatch.setattr(tables, "PARSED", 4096)
+    path = tmp_path / f"t{kind}{end}"
+    path.write_bytes(PACKED.get(end, bytes)(content))
+    judge(path, "train", run, said, record_property)
+
+
+@pytest.mark.parametrize("columns", [("text",), ("text", "city"), ("words",)])
+def test_dictionaries_of_large_values(
+    columns: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[..., None]
+) -> None:
+    """A value of a dictionary stands in many rows of a small Parquet file: few of them are in memory at a time."""
+    monkeypatch.setattr(arrow, "BATCH", 1 << 20)
+    rows = [{"text": "x" * 200_000, "city": "Oslo", "words": ["y" * 200_000]}, {"text": "a", "city": "b", "words": []}]
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_pylist(rows * 500), path, row_group_size=600)
+    chunks = list(open_table(path).chunks(columns))
+    assert max(len(chunk[columns[0]]) for chunk in chunks) <= 5
+    assert [row for chunk in chunks for row in chunk[columns[0]]] == [row[columns[0]] for row in rows * 500]
+    record_property("outcome", "accepted")
+
+
+def test_row_groups_beyond_memory(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    """A row group that does not fit is not read."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_pylist(changed(2, text="x" * 2_000_000)), path)
+    monkeypatch.setenv("FACTORCELL_MAX_MEMORY", "0.001")
+    judge(path, "train", run, "its largest row group would take about 2 MiB of memory", record_property)

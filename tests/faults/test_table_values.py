@@ -1,0 +1,257 @@
+"""Strange values in every kind of column, in every encoding and role: one clear line, or as many texts as rows."""
+
+import gzip
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from factorcell import DataConfig, Run, UserError
+from factorcell.completion.replay import streams
+from tests.faults.tables import ROLES, ROWS, Expected, Write, delimited, file, json_lines, judge, parquet, scores, zstd
+
+TEXTUAL: dict[str, Write] = {  # for values that are text
+    "csv": file("t.csv", delimited),
+    "tsv": file("t.tsv", lambda rows: delimited(rows, "\t")),
+    "csv.gz": file("t.csv.gz", lambda rows: gzip.compress(delimited(rows))),
+    "parquet": file("t.parquet", parquet),
+    "arrow": lambda rows, _: pa.Table.from_pylist(rows),
+    "frame": lambda rows, _: pd.DataFrame(rows),
+    "columns": lambda rows, _: {name: [row[name] for row in rows] for name in rows[0]},
+}
+TYPED: dict[str, Write] = {
+    "rows": lambda rows, _: rows,
+    "jsonl": file("t.jsonl", json_lines),
+    "jsonl.zst": file("t.jsonl.zst", lambda rows: zstd(json_lines(rows))),
+}
+
+# Values of each column: what must come of them in training, and (third) with unknown=expected if that is another.
+BAD_NUMBERS = ("abc", "1e999", "-inf", "nan", "NaN", "0x10", "1,5", "--1", " ", "\x00", "\u202e5", "1e39", "9" * 5000)
+BAD_TIMES = (
+    *("0000-01-01T00:00", "10000-01-01T00:00", "9999-12-31T23:59:60", "2026-02-30T10:00", "2026-13-01T10:00", "now"),
+    *("-0001-01-01T00:00", "1768291200", "1e18", "NaT", "nan", "2026-01-01T25:00", "2026-01-01T10:00+99:00", "\x00"),
+    *("9" * 5000, "10:00", "\u202e2026-01-01T10:00", "2026-01-01T10:00:00.5.5"),
+)
+GOOD_TIMES = ("9999-12-31T23:59:59.999999", "0001-01-01T00:00", "9999-12-31T23:59-14:00", "0001-01-01T00:00+14:00")
+BAD_VECTORS = (
+    *("[1,]", "[1]", "[]", "[1, NaN]", "[1e999, 2]", "[[1], [2]]", '["a", "b"]', "[true, false]", "[1, null]", "{}"),
+    *("5", "abc", "[" * 100_000, f"[{'9' * 400}, 1]", "[1, 2", "[1, 1e39]", "null", "[1, 2] x", "\x00"),
+)
+NAMED = ("\x1b[2J", "\u202egnp.exe", "a\x00b", " ", "\u2028", "é" * 1000, "x" * 1_000_000, '"', "'; --", "<b>", "nan")
+DATETIME: Any = np.datetime64  # of any number and unit
+Value = tuple[str, Any, Expected, Expected]
+
+TEXTS: list[Value] = [
+    *(("temp", value, "row 2: temp is ", "row 2: temp is ") for value in BAD_NUMBERS),
+    *(("temp", value, 4, 4) for value in (" 5 ", "1_000", "-0", "1e38", "1e-400")),
+    ("temp", "", "row 2: temp is empty", 4),
+    *(("turn", value, "row 2: turn is ", "row 2: turn is ") for value in BAD_NUMBERS),
+    *(("turn", value, 4, 4) for value in ("-1", "1e30", "6", "1e-300")),
+    *(("when", value, "row 2: when is ", "row 2: when is ") for value in BAD_TIMES),
+    *(("when", value, 4, 4) for value in GOOD_TIMES),
+    ("when", "", "row 2: when is empty", 4),
+    *(("vec", value, "row 2: vec ", "row 2: vec ") for value in BAD_VECTORS),
+    *(("vec", value, 4, 4) for value in ("[1,2]", " [1e38, -0.0] ")),
+    ("vec", "", "row 2: vec is empty", 4),
+    *((name, value, 4, 4) for name in ("text", "city", "note", "who") for value in (*NAMED, "")),
+]
+OBJECT: Any = {"a": 1}
+OTHERS: list[Value] = [  # no text
+    *(("temp", value, "row 2: temp is ", "row 2: temp is ") for value in ([1], OBJECT, 10**400, float("inf"), [])),
+    *(("temp", value, "row 2: temp is empty", 4) for value in (None, float("nan"))),
+    *(("turn", value, "row 2: turn is ", "row 2: turn is ") for value in ([1], OBJECT, 10**400, float("-inf"))),
+    *(("when", value, "row 2: when is ", "row 2: when is ") for value in (0, -1, 10**30, 1e300, [1], OBJECT, True)),
+    *(("when", value, "row 2: when is empty", 4) for value in (None, float("nan"))),
+    *(("vec", value, "row 2: vec ", "row 2: vec ") for value in (5, [[1, 2]], [1, "a"], [1, 10**400], OBJECT, [])),
+    *(("vec", value, "row 2: vec ", "row 2: vec ") for value in ([float("nan"), 1], [None, 1], [float("inf"), 1])),
+    ("vec", None, "row 2: vec is empty", 4),
+    *(
+        (name, value, f"row 2: {name} is a ", f"row 2: {name} is a ")
+        for name in ("city", "who")
+        for value in ([1], OBJECT)
+    ),
+    *(("city", value, 4, 4) for value in (None, 5, 5.0, True, float("nan"), float("inf"), 10**400)),
+    *(("note", value, "row 2: note is ", "row 2: note is ") for value in (5, [1], OBJECT, True, float("inf"))),
+    ("note", None, 4, 4),
+    *(("text", value, "row 2: text is ", "row 2: text is ") for value in (5, None, [1], OBJECT, True, float("nan"))),
+]
+PYTHON: list[Value] = [  # what only Python holds
+    *(("when", value, 4, 4) for value in (datetime.max, datetime.min, np.datetime64("9999-12-31T23:59:59"))),
+    *(("when", value, "row 2: when is ", "row 2: when is ") for value in (date.max, time.max, b"2026-01-01T10:00")),
+    *(
+        ("when", DATETIME(value, unit), "row 2: when is ", "row 2: when is ")
+        for value, unit in ((2**62, "s"), (-(2**62), "us"), (2**40, "D"), (10**15, "ms"), (8000, "Y"), (2**50, "h"))
+    ),
+    *(("when", value, "row 2: when is empty", 4) for value in (pd.NaT, np.datetime64("NaT"), pd.NA)),
+    *(("temp", value, 4, 4) for value in (Decimal("1.5"), np.float16(2), np.int64(3), np.bool_(True))),
+    *(("temp", value, "row 2: temp is ", "row 2: temp is ") for value in (Decimal("1e999"), 1j, b"\xff", object())),
+    *(("vec", value, 4, 4) for value in (np.zeros(2), (1, 2), np.ones(2, np.int8))),
+    *(("vec", value, "row 2: vec ", "row 2: vec ") for value in (np.zeros((2, 2)), np.zeros(0), {1, 2}, b"[1, 2]")),
+]
+
+
+def values() -> Iterator[Any]:
+    """Each value in each encoding and role."""
+    tried = [(one, writers) for one in TEXTS for writers in ({**TEXTUAL, **TYPED},)]
+    tried += [(one, TYPED) for one in OTHERS]
+    tried += [(one, {"rows": TYPED["rows"]}) for one in PYTHON]
+    for (name, value, expected, unknown), writers in tried:
+        for kind, write in writers.items():
+            for role in ROLES:
+                slow = role != "train" or kind != ("csv" if "csv" in writers else "rows") or len(repr(value)) > 99_999
+                marks = (pytest.mark.slow,) if slow else ()
+                what = unknown if role == "score" else expected
+                label = f"{role}-{kind}-{name}-{ascii(value)[:30]}"
+                yield pytest.param(name, value, write, role, what, marks=marks, id=label)
+
+
+@pytest.mark.parametrize(("name", "value", "write", "role", "expected"), list(values()))
+def test_values(
+    name: str,
+    value: Any,
+    write: Write,
+    role: str,
+    expected: Expected,
+    run: Run,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """A strange value in the second row of a column."""
+    rows = [ROWS[0], {**ROWS[1], name: value}, *ROWS[2:]]
+    corpus = judge(write(rows, tmp_path), role, run, expected, record_property)
+    if corpus is not None and role == "score" and write is not TYPED["rows"]:
+        assert run.nats(corpus).tobytes() == scores(run, rows).tobytes()
+
+
+# Columns of Arrow types, in the place of a plain one.
+SECONDS = 253_402_300_800  # of 10000-01-01
+LIMITS = (SECONDS, 1 << 52, -(1 << 52), -62_135_596_801)
+
+
+def column(name: str, kind: pa.DataType, *values: Any) -> tuple[str, str, pa.Array]:
+    """A name for the case, and `values` in the first rows of a column whose other values are null."""
+    label = f"{name}-{kind}-{ascii(values)[:30]}"
+    return label, name, pa.array([*values, *[None] * (len(ROWS) - len(values))], kind)
+
+
+def moments() -> Iterator[tuple[str, str, pa.Array]]:
+    """Times that Arrow holds and Python does not."""
+    for unit, factor in (("s", 1), ("ms", 10**3), ("us", 10**6)):
+        for seconds in LIMITS:
+            if abs(seconds * factor) < 1 << 63:
+                yield column("when", pa.timestamp(unit), 0, seconds * factor)
+                yield column("when", pa.timestamp(unit, "UTC"), 0, seconds * factor)
+    yield column("when", pa.date32(), 0, 2**31 - 1)
+    yield column("when", pa.date32(), 0, -(2**31))
+    yield column("when", pa.timestamp("s", "Asia/Tokyo"), 0, SECONDS - 1)
+
+
+TEXT = pa.string()
+BROKEN = pa.Array.from_buffers(TEXT, 4, [None, pa.py_buffer(np.array([0, 1, 2, 3, 4], "i4")), pa.py_buffer(b"a\xffbc")])
+COLUMNS: list[tuple[str, str, pa.Array, Expected]] = [
+    *((*one, "row 2: when is no value that can be read") for one in moments()),
+    (*column("when", pa.timestamp("ns"), *[2**63 - 1] * 4), 4),
+    (*column("when", pa.timestamp("ns"), *[-(2**63) + 1] * 4), 4),
+    (*column("when", pa.timestamp("us"), *[0] * 4), 4),
+    (*column("when", pa.timestamp("us"), 0), "row 2: when is empty"),
+    (*column("when", pa.duration("s"), 0, 1 << 62), "row 2: when is no value that can be read"),
+    (*column("when", pa.duration("s"), 0, 1, 2, 3), "row 1: when is "),
+    (*column("when", pa.time32("s"), 0, 1, 2, 86_399), "row 1: when is datetime.time"),
+    (*column("when", pa.date32(), 0, 1), "row 1: when is "),
+    (*column("when", pa.int64(), 0, 1), "row 1: when is 0"),
+    ("text-broken", "text", BROKEN, "row 2: text is no value that can be read"),
+    ("city-broken", "city", BROKEN, "row 2: city is no value that can be read"),
+    (*column("text", pa.binary(), b"a", b"b"), "row 1: text is b'a', not a text"),
+    (*column("text", pa.large_string(), *"abcd"), 4),
+    (*column("text", pa.string_view(), *"abcd"), 4),
+    (*column("text", TEXT, "a"), "row 2: text is None, not a text"),
+    (*column("text", pa.null()), "row 1: text is None, not a text"),
+    (*column("text", pa.list_(TEXT), ["a"]), "row 1: text is ['a'], not a text"),
+    (*column("text", pa.int8(), 1), "row 1: text is 1, not a text"),
+    ("text-dictionary", "text", pa.array(list("abab")).dictionary_encode(), 4),
+    ("text-dictionary-null", "text", pa.array(["a", None, "b", "a"]).dictionary_encode(), "row 2: text is None"),
+    ("city-dictionary", "city", pa.array(["Oslo", "Nice", "Oslo", None]).dictionary_encode(), 4),
+    (*column("city", pa.bool_(), True, False), 4),
+    (*column("city", pa.binary(), b"\xff", b"a"), 4),
+    (*column("city", pa.list_(TEXT), ["a"]), "row 1: city is a list"),
+    (*column("city", pa.struct([("a", TEXT)]), {"a": "b"}), "row 1: city is a dict"),
+    (*column("city", pa.decimal128(38, 0), 10**37), 4),
+    (*column("temp", pa.decimal256(60, 0), 10**59, 1, 1, 1), "row 1: temp is "),
+    (*column("temp", pa.decimal128(5, 2), *[1] * 4), 4),
+    (*column("temp", pa.float64(), 1.0, 1e300), "row 2: temp is 1e+300"),
+    (*column("temp", pa.float64(), 1.0, float("nan")), "row 2: temp is empty"),
+    (*column("temp", pa.float16(), *np.ones(4, np.float16)), 4),
+    (*column("temp", pa.uint64(), *[2**64 - 1] * 4), 4),
+    (*column("temp", pa.bool_(), *[True] * 4), 4),
+    (*column("temp", pa.binary(), b"\xff"), "row 1: temp is "),
+    (*column("temp", pa.timestamp("us"), 0), "row 1: temp is "),
+    (*column("temp", pa.list_(pa.int8()), [1]), "row 1: temp is "),
+    (*column("note", pa.int8(), 1), "row 1: note is 1, not a text"),
+    (*column("note", pa.binary(), b"a"), "row 1: note is b'a', not a text"),
+    (*column("note", TEXT, *["sky"] * 4), 4),
+    (*column("vec", pa.list_(pa.float32()), *[[1.0, 2.0]] * 4), 4),
+    (*column("vec", pa.list_(pa.float32(), 2), *[[1.0, 2.0]] * 4), 4),
+    (*column("vec", pa.list_(pa.float32()), [1.0, 2.0], [1.0]), "row 2: vec has 1 numbers"),
+    (*column("vec", pa.list_(pa.float32()), [1.0, None]), "row 1: vec is "),
+    (*column("vec", pa.list_(TEXT), ["1", "2"]), "row 1: vec is "),
+    (*column("vec", pa.list_(pa.list_(pa.int8())), [[1], [2]]), "row 1: vec is "),
+    (*column("vec", pa.list_(pa.float64()), [1.0, 1e300]), "row 1: vec is "),
+    (*column("vec", pa.struct([("a", TEXT)]), {"a": "b"}), "row 1: vec is "),
+    (*column("vec", pa.map_(TEXT, pa.int8()), [("a", 1)]), "row 1: vec is "),
+]
+
+
+@pytest.mark.parametrize("kind", ["arrow", pytest.param("parquet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("role", ["train", pytest.param("dev", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "values", "expected"), [one[1:] for one in COLUMNS], ids=[one[0] for one in COLUMNS])
+def test_columns_of_arrow(
+    name: str,
+    values: pa.Array,
+    expected: Expected,
+    role: str,
+    kind: str,
+    run: Run,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Columns of every type, in a table in memory and in a Parquet file."""
+    table = pa.Table.from_pylist(ROWS)
+    source: Any = table.set_column(table.column_names.index(name), name, values)
+    if kind == "parquet":
+        table, source = source, tmp_path / "t.parquet"
+        pq.write_table(table, source)
+    judge(source, role, run, expected, record_property)
+
+
+MOMENTS: list[tuple[Any, str]] = [
+    *((value, "in time order") for value in ("2026-11-21T18:30", *GOOD_TIMES, 0, -1.5, "1e18", date.max)),
+    *((value, "t is ") for value in (*BAD_TIMES[:6], "", "1e39", "NaT", None)),
+    *((value, "t is ") for value in (float("nan"), 10**400, pd.NaT)),
+    ([1], "t is "),
+    (OBJECT, "t is "),
+    (DATETIME(2**62, "s"), "t is "),
+    (DATETIME(-(2**62), "us"), "t is "),
+    (DATETIME(2**50, "h"), "t is "),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), MOMENTS, ids=[ascii(value)[:40] for value, _ in MOMENTS])
+def test_moments_of_a_stream(value: Any, said: str, record_property: Callable[[str, object], None]) -> None:
+    """The time of a text that is replayed."""
+    rows = [{"text": "warm sand", "user": "ann", "t": moment} for moment in (0, value)]
+    if said == "in time order":
+        (found,) = streams.read(rows, DataConfig(), moment="t")
+        assert len(found.rows) == 2
+        record_property("outcome", "accepted")
+        return
+    with pytest.raises(UserError, match="the rows given row 2: t is ") as error:
+        streams.read(rows, DataConfig(), moment="t")
+    assert said in str(error.value)
+    record_property("outcome", "clear error")

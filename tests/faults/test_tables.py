@@ -1,0 +1,203 @@
+"""Hostile files and sources, as training table and development table and to score: one clear line, or their texts.
+
+Where two encodings hold the same data, all scores are those of the plain table.
+"""
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from factorcell import Run
+from tests.faults.tables import (
+    LINES,
+    PARQUET,
+    PLAIN,
+    ROLE,
+    ROWS,
+    WIDE,
+    Expected,
+    changed,
+    delimited,
+    json_lines,
+    judge,
+    parquet,
+    without,
+    zstd,
+)
+
+
+# Files that no reader expects: their name, what is in them, and what must come of them in every role.
+def ragged(cells: str) -> bytes:
+    """The plain table with a row of `cells` before its last."""
+    lines = PLAIN.splitlines(keepends=True)
+    return b"".join([*lines[:-1], cells.encode() + b"\n", lines[-1]])
+
+
+def quoteless() -> bytes:
+    """The plain table whose last column begins with a quote in its fourth row, which nothing closes."""
+    return PLAIN.rstrip().removesuffix(b"bob") + b'"bob\nwarm,sea\n'
+
+
+def crossed(content: bytes) -> bytes:
+    """Content with a byte in its middle turned round."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
+
+
+TABLES: list[tuple[str, bytes, Expected]] = [
+    ("empty.csv", b"", "the file is empty"),
+    ("empty.tsv", b"", "the file is empty"),
+    ("empty.jsonl", b"", "the file is empty"),
+    ("empty.parquet", b"", "the file is empty"),
+    ("empty.csv.gz", b"", "the file is empty"),
+    ("nothing.csv.gz", gzip.compress(b""), "it must name the columns"),
+    ("nothing.jsonl.gz", gzip.compress(b""), "empty, no columns and no rows"),
+    ("nothing.csv.zst", zstd(b""), "line 1: empty; it must name the columns"),
+    ("header.csv", PLAIN.splitlines(keepends=True)[0], "no rows"),
+    ("header.tsv", b"\t".join(name.encode() for name in ROWS[0]), "no rows"),
+    ("header.csv.bz2", bz2.compress(PLAIN.splitlines(keepends=True)[0]), "no rows"),
+    ("newline.csv", b"\n", "line 1: empty"),
+    ("newlines.csv", b"\n" * 1000, "line 1: empty"),
+    ("newlines.jsonl", b"\n" * 1000, "empty, no columns and no rows"),
+    ("blanks.csv", b"   \n  \n", "no column "),
+    ("blanks.jsonl", b"   \n  \n", "empty, no columns and no rows"),
+    ("twice.csv", b"text,text\na,b\n", "the header has 'text' twice"),
+    ("bare.parquet", b"PAR1PAR1", "not a Parquet file, or damaged"),
+    ("bidi.csv", b"te\xe2\x80\xaext,city\na,b\n", "it has te\\u202ext, city"),
+    ("escape.csv", b"te\x1b[2Jxt,city\na,b\n", "it has te\\x1b[2Jxt, city"),
+    ("break.csv", b'"te\nxt",city\na,b\n', "it has te\\nxt, city"),
+    ("spaces.csv", PLAIN.replace(b"text,", b" text ,", 1), "no column 'text'"),
+    ("capital.csv", PLAIN.replace(b"text,", b"Text,", 1), "no column 'text'"),
+    ("no-text.csv", delimited(without("text")), "no column 'text'"),
+    ("no-text.jsonl", json_lines(without("text")), "no column 'text'"),
+    ("no-text.parquet", parquet(without("text")), "no column 'text'"),
+    ("bom.csv", b"\xef\xbb\xbf" + PLAIN, 4),
+    ("bom.jsonl", b"\xef\xbb\xbf" + LINES, 4),
+    ("boms.csv", b"\xef\xbb\xbf" * 2 + PLAIN, "no column 'text'"),
+    *((f"{code}.csv", delimited(ROWS, encoding=code), "line 1: not UTF-8") for code in ("utf-16", "utf-32")),
+    ("utf-16-le.csv", delimited(ROWS, encoding="utf-16-le"), "no column "),
+    ("utf-16.jsonl", LINES.decode().encode("utf-16"), "line 1: not UTF-8"),
+    ("utf-16-be.jsonl", LINES.decode().encode("utf-16-be"), "line 1: not valid JSON"),
+    ("latin.csv", PLAIN.replace(b"Nice", b"N\xeece"), "line 3: not UTF-8 (byte 0xee at column"),
+    ("latin.tsv", delimited(ROWS, "\t").replace(b"Nice", b"N\xeece"), "line 3: not UTF-8 (byte 0xee at column"),
+    ("latin.jsonl", LINES.replace(b"Nice", b"N\xeece"), "line 2: not UTF-8 (byte 0xee at column"),
+    ("latin.csv.gz", gzip.compress(PLAIN.replace(b"Nice", b"N\xeece")), "line 3: not UTF-8"),
+    ("latin-header.csv", b"\xe9" + PLAIN, "line 1: not UTF-8 (byte 0xe9 at column 1)"),
+    ("surrogate.csv", PLAIN.replace(b"Nice", b"\xed\xa0\x80"), "line 3: not UTF-8"),
+    ("overlong.csv", PLAIN.replace(b"Nice", b"\xc0\x80"), "line 3: not UTF-8"),
+    ("zeros.csv", b"\0" * 1000, "no column "),
+    ("zeros.jsonl", b"\0" * 1000, "line 1: not valid JSON"),
+    ("zeros.parquet", b"\0" * 1000, "not a Parquet file, or damaged"),
+    ("noise.csv", bytes(range(256)) * 50, "not UTF-8"),
+    ("noise.jsonl", bytes(range(256)) * 50, "not "),
+    ("noise.parquet", bytes(range(256)) * 50, "not a Parquet file, or damaged"),
+    ("noise.csv.gz", bytes(range(256)) * 50, "damaged"),
+    ("noise.csv.xz", bytes(range(256)) * 50, "damaged"),
+    ("noise.jsonl.zst", bytes(range(256)) * 50, "damaged"),
+    ("noise.jsonl.bz2", bytes(range(256)) * 50, "damaged"),
+    ("quote-opens.csv", quoteless(), "row 4: who begins with a quote that is not closed"),
+    ("quote-opens.csv.gz", gzip.compress(quoteless()), "row 4: who begins with a quote that is not closed"),
+    ("quote-header.csv", b'"' + PLAIN, "no column "),
+    ("quote-first.csv", PLAIN.replace(b"the sun", b'"the sun'), "line 3: 5 columns, the header has 8"),
+    ("quote-inside.csv", PLAIN.replace(b"the sun", b'the "sun'), 4),
+    ("short.csv", ragged("a,b"), "line 5: 2 columns, the header has 8"),
+    ("one.csv", ragged("a"), "line 5: 1 columns, the header has 8"),
+    ("long.csv", ragged(",".join("abcdefghi")), "line 5: 9 columns, the header has 8"),
+    ("short.tsv", delimited(ROWS, "\t") + b"a\tb\n", "line 6: 2 columns, the header has 8"),
+    ("blank.csv", ragged("   "), "line 5: 1 columns, the header has 8"),
+    ("blank-lines.csv", ragged("\n\n"), 4),
+    ("short.csv.xz", lzma.compress(ragged("a,b")), "line 5: 2 columns, the header has 8"),
+    ("carriage.csv", delimited(ROWS, newline="\r"), 4),
+    ("windows.csv", delimited(ROWS, newline="\r\n"), 4),
+    ("carriage.jsonl", json_lines(ROWS, "\r"), 4),
+    ("windows.jsonl", json_lines(ROWS, "\r\n"), 4),
+    ("no-end.csv", PLAIN.rstrip(), 4),
+    ("no-end.jsonl", LINES.rstrip(), 4),
+    ("wide.csv", delimited(WIDE), 4),
+    ("wide.jsonl", json_lines(WIDE), 4),
+    ("semicolons.csv", PLAIN.replace(b",", b";"), "no column "),
+    ("commas.tsv", PLAIN, "no column "),
+    ("tabs.csv", delimited(ROWS, "\t"), "no column "),
+    *((f"plain{end}", PLAIN, "damaged") for end in (".csv.gz", ".csv.bz2", ".csv.zst", ".csv.xz")),
+    ("plain.parquet", PLAIN, "not a Parquet file, or damaged"),
+    ("plain.jsonl", PLAIN, "line 1: not valid JSON"),
+    ("lines.csv", LINES, "no column "),
+    ("packed.csv", gzip.compress(PLAIN), "not UTF-8"),
+    ("packed.jsonl", gzip.compress(LINES), "not UTF-8"),
+    ("parquet.csv", PARQUET, ""),
+    ("parquet.jsonl", PARQUET, "not "),
+    *((f"table{end}", PLAIN, "unknown kind of file") for end in ("", ".txt", ".xlsx", ".csv.zip", ".gz", ".pickle")),
+    ("table.parquet.gz", gzip.compress(PARQUET), "unknown kind of file"),
+    ("CAPITALS.CSV", PLAIN, 4),
+    ("CAPITALS.JSONL.GZ", gzip.compress(LINES), 4),
+    *(
+        (f"half{end}", pack(PLAIN)[: len(pack(PLAIN)) // 2], "")
+        for end, pack in (
+            (".csv.gz", gzip.compress),
+            (".csv.bz2", bz2.compress),
+            (".csv.xz", lzma.compress),
+            (".csv.zst", zstd),
+        )
+    ),
+    *(
+        (f"cut{end}", pack(PLAIN)[:-3], "damaged")
+        for end, pack in ((".csv.gz", gzip.compress), (".csv.bz2", bz2.compress), (".csv.xz", lzma.compress))
+    ),
+    *(
+        (f"flip{end}", crossed(pack(PLAIN)), "")
+        for end, pack in ((".csv.gz", gzip.compress), (".csv.bz2", bz2.compress), (".csv.xz", lzma.compress))
+    ),
+    ("members.csv.gz", gzip.compress(PLAIN[:50]) + gzip.compress(PLAIN[50:]), 4),
+    ("streams.csv.xz", lzma.compress(PLAIN[:50]) + lzma.compress(PLAIN[50:]), 4),
+    ("streams.csv.bz2", bz2.compress(PLAIN[:50]) + bz2.compress(PLAIN[50:]), 4),
+    *((f"cut-{size}.parquet", PARQUET[:size], "not a Parquet file") for size in (4, 8, 100, len(PARQUET) - 1)),
+    ("headless.parquet", b"\0" * 4 + PARQUET[4:], 4),
+    ("hole.parquet", PARQUET[:4] + b"\xff" * 400 + PARQUET[404:], "damaged"),
+    ("footer.parquet", PARQUET[:-8] + b"\xff\xff\xff\x7fPAR1", "not a Parquet file, or damaged"),
+    ("brotli.parquet", parquet(ROWS, compression="brotli"), 4),
+    ("dictionaries.parquet", parquet(ROWS, use_dictionary=True), 4),
+    ("no-dictionaries.parquet", parquet(ROWS, use_dictionary=False, version="1.0"), 4),
+    ("groups.parquet", parquet(ROWS, row_group_size=1), 4),
+    ("array.jsonl", json.dumps(ROWS).encode(), "line 1: not an object"),
+    ("pretty.jsonl", json.dumps(ROWS[0], indent=1).encode(), "line 1: not valid JSON"),
+    ("cut.jsonl", LINES[:-20], "line 4: not valid JSON"),
+    ("number.jsonl", LINES + b"5\n", "line 5: not an object"),
+    ("null.jsonl", LINES + b"null\n", "line 5: not an object"),
+    ("empty-object.jsonl", LINES + b"{}\n", "line 5: no 'text'"),
+    ("objects.jsonl", b"{}\n" * 5, "empty, no columns and no rows"),
+    ("deep.jsonl", b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 1: not valid JSON"),
+    ("digits.jsonl", LINES.replace(b'"25"', b"9" * 5000), "line 2: not valid JSON"),
+    ("half.jsonl", LINES.replace(b"Nice", rb"N\ud800ce"), "line 2: not valid JSON (half of a surrogate pair)"),
+    ("half-key.jsonl", b'{"te\\udfffxt": "a"}\n', "line 1: not valid JSON (half of a surrogate pair)"),
+    ("pair.jsonl", LINES.replace(b"blue", rb"\ud83d\ude00"), 4),
+    ("missing-key.jsonl", LINES + json_lines(without("temp")[:1]), "line 5: no 'temp'"),
+    ("single.jsonl", LINES.replace(b'"', b"'"), "line 1: not valid JSON"),
+    ("comma.jsonl", LINES.replace(b"}", b",}"), "line 1: not valid JSON"),
+    ("comment.jsonl", b"// rows\n" + LINES, "line 1: not valid JSON"),
+    ("separators.jsonl", LINES.replace(b"blue", "\u2028\x85\u2029".encode()), 4),
+    ("long.csv", delimited(changed(2, text="sand " * 200_000)), 4),
+    ("long.jsonl", json_lines(changed(2, text="sand " * 200_000)), 4),
+    ("long-name.csv", b"x" * 1_000_000 + b",text\na,b\n", "damaged (field larger than field limit (131072))"),
+]
+
+
+@pytest.mark.parametrize("role", ROLE)
+@pytest.mark.parametrize(("name", "content", "expected"), TABLES, ids=[name for name, _, _ in TABLES])
+def test_files(
+    name: str,
+    content: bytes,
+    expected: Expected,
+    role: str,
+    run: Run,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """A file that is empty, damaged, of another encoding, of a wrong name or shape."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    judge(path, role, run, expected, record_property)
