@@ -1,8 +1,18 @@
 # PYTHON_ARGCOMPLETE_OK
-"""`python -m factorcell` is the command `factorcell`."""
+"""The command `factorcell`, also as `python -m factorcell`."""
 
+import importlib
 import sys
 
-from factorcell.commands.main import main
+from factorcell import interrupts
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command that the words of the process are; the exit code."""
+    interrupts.end_at_once()
+    code: int = importlib.import_module("factorcell.commands.main").main()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

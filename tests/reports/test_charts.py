@@ -111,6 +111,14 @@ def test_svg_is_the_same_each_time_and_keeps_its_text(name: str) -> None:
     assert all(word in found for label in labels for word in label.split())
 
 
+def test_signs_that_the_font_lacks_are_no_warning() -> None:
+    """Warnings are errors here."""
+    figure = Figure()
+    figure.text(0.5, 0.5, "a\x1b\u202e\U0001f600 ክ")
+    assert "ክ" in charts.svg(figure, "signs")
+    assert charts.png(figure)
+
+
 def test_png_has_the_size_asked_for() -> None:
     data = charts.png(Figure(figsize=(3, 2)), scale=2)
     assert data[:8] == b"\x89PNG\r\n\x1a\n"

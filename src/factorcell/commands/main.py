@@ -3,8 +3,6 @@
 Exit code 2 and one line for a user's mistake or what the system refuses, 130 for one who stops.
 """
 
-# PYTHON_ARGCOMPLETE_OK
-
 import argparse
 import importlib
 import os
@@ -12,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from factorcell import interrupts
 from factorcell.commands import options, parser, streams, terminal
 from factorcell.commands.parser import Parser
 from factorcell.config import UserError
@@ -117,12 +116,13 @@ def _main(words: Sequence[str]) -> int:
     """Run the command that `words` are; the exit code."""
     given: argparse.Namespace | None = None
     try:
-        with streams.stopping_at_once():
-            path = find(words)
-            if path[-1].kinds:
-                return _without_verb(path, words[len(path) - 1 :])
-            given = parser_of(path).parse(words[len(path) - 1 :])
-            run = _loaded(path[-1])
+        interrupts.end_at_once()
+        path = find(words)
+        if path[-1].kinds:
+            return _without_verb(path, words[len(path) - 1 :])
+        given = parser_of(path).parse(words[len(path) - 1 :])
+        run = _loaded(path[-1])
+        interrupts.raise_again()
         _run(path[-1], run, given)
     except SystemExit:  # of the parser: the help, or a mistake
         streams.flush()
@@ -130,7 +130,9 @@ def _main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         resume = "; the same command with --resume goes on from the last checkpoint" if hasattr(given, "resume") else ""
         terminal.say("", f"stopped{getattr(given, 'again', resume)}")
-        return streams.STOPPED
+        return interrupts.STOPPED
+    finally:
+        interrupts.raise_again()
     return 0
 
 

@@ -57,7 +57,9 @@ class Parser(argparse.ArgumentParser):
         """
         before = list(itertools.takewhile("--".__ne__, words))
         if {"-h", "--help"}.intersection(before):
-            self.print_help()
+            terminal.manual(
+                self.format_help().removesuffix("\n")
+            )  # `print_help` is silent where nothing can be written
             self.exit()
         for word in before:
             name = word.partition("=")[0]

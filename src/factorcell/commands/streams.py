@@ -5,16 +5,11 @@ import errno
 import io
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
+from contextlib import suppress
 
 from factorcell.config import UserError
 
-STOPPED = 130  # exit code of one who stops
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -69,25 +64,3 @@ def system_error(error: OSError) -> str:
         return f"{error.filename}: {error.strerror}"
     what = "the output cannot be written" if error.errno in FULL else "reading or writing failed"
     return f"{what} ({error.strerror or error})"
-
-
-@contextmanager
-def stopping_at_once() -> Iterator[None]:
-    """Within it Ctrl-C ends the process with a line.
-
-    While modules load nothing is to be saved, and an interrupted import fails in ways of its own.
-    """
-    there = threading.current_thread() is threading.main_thread()
-    if not there or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        os.write(2, b"\nstopped\n")
-        os._exit(STOPPED)
-
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)

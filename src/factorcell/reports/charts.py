@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,15 +49,22 @@ def svg(figure: Figure, name: str) -> str:
     """The figure as SVG text; `name` makes its ids its own, so that several can stand in one page."""
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        _save(figure, stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return stream.getvalue()
 
 
 def png(figure: Figure, scale: float = 2.0) -> bytes:
     """The figure as PNG, `scale` times 100 pixels an inch."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=100 * scale, facecolor=figure.get_facecolor(), metadata={"Software": None})
+    _save(figure, stream, format="png", dpi=100 * scale, facecolor=figure.get_facecolor(), metadata={"Software": None})
     return stream.getvalue()
+
+
+def _save(figure: Figure, stream: io.StringIO | io.BytesIO, **how: Any) -> None:
+    """Draw a figure, whatever its names: what our font has no sign for is drawn as a box, and a browser has others."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(stream, **how)
 
 
 def colours(models: Sequence[str]) -> dict[str, str]:
