@@ -17,13 +17,14 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fast check-slow bench docs wheel lint types format clean
+.PHONY: help setup demo test fast check-slow faults bench docs wheel lint types format clean
 
 help:
 	@echo 'make setup       install everything into $(VENV); the other targets do so first'
 	@echo 'make demo        train four models of place names, write demo.html (minutes)'
 	@echo 'make test        lint, types and tests'
 	@echo 'make check-slow  the tests that take minutes'
+	@echo 'make faults      hostile inputs and faults, fast and slow, and a table of what came of them'
 	@echo 'make bench       every measurement in benchmarks/, into $(BENCH) and runs/speed.md; on a quiet machine'
 	@echo 'make docs        the documentation site, into site/; a broken link is an error'
 	@echo 'make wheel       source distribution and wheel in dist/, for manylinux if auditwheel can'
@@ -63,6 +64,13 @@ fast: setup
 
 check-slow: setup
 	$(BIN)/pytest -m slow $(ARGS)
+
+# Where hostile inputs, faults and kills are counted.
+FAULTS := tests/faults tests/completion/test_hostile_users.py tests/training/test_begun.py \
+  tests/model/kernels/test_signatures.py
+
+faults: setup
+	$(BIN)/pytest $(FAULTS) -n $(WORKERS) $(ARGS)
 
 bench: setup
 	mkdir -p runs

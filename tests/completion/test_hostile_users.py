@@ -1,18 +1,22 @@
 """Bytes and values that are no user, texts that are no text, and learning that would spoil somebody: each refused."""
 
 import itertools
+import os
+import random
 import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from factorcell import files
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
@@ -22,6 +26,7 @@ from factorcell.completion.replay.streams import read
 from factorcell.completion.texts import LONGEST, checked
 from factorcell.config import UserError
 from factorcell.model.run import Run
+from tests.kills import forks, killed
 from tests.small import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
@@ -45,6 +50,7 @@ def forged(vector: list[float], state: list[float], rows: int = 1, rest: bytes =
     return sealed(struct.pack("<3sB16sHHI", b"fcu", 1, bytes(16), len(vector), rows, 3) + numbers + rest)
 
 
+counting = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # outcomes of all examples
 NAN, INF = float("nan"), float("inf")
 
 
@@ -71,11 +77,12 @@ NAN, INF = float("nan"), float("inf")
         (b"\1\0\1\0" + b"\0" * 4 + struct.pack("<ff", 1, -1), "negative"),
     ],
 )
-def test_bytes_that_no_learning_leads_to_are_refused(content: bytes, message: str) -> None:
+def test_bytes_that_no_learning_leads_to_are_refused(content: bytes, message: str, outcome: dict[str, int]) -> None:
     with pytest.raises(UserError, match="not a user") as error:
         User.from_bytes(content)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+    outcome["clear error"] += 1
 
 
 @pytest.mark.parametrize(
@@ -92,12 +99,13 @@ def test_bytes_that_no_learning_leads_to_are_refused(content: bytes, message: st
         ({"fingerprint": b"run"}, "fingerprint of 3 bytes"),
     ],
 )
-def test_there_is_no_user_that_cannot_be(change: dict[str, Any], message: str) -> None:
+def test_there_is_no_user_that_cannot_be(change: dict[str, Any], message: str, outcome: dict[str, int]) -> None:
     with pytest.raises(UserError, match=message):
         replace(GOOD, **change)
+    outcome["clear error"] += 1
 
 
-def test_every_flipped_bit_is_refused() -> None:
+def test_every_flipped_bit_is_refused(outcome: dict[str, int]) -> None:
     content = GOOD.to_bytes()
     assert User.from_bytes(content).to_bytes() == content
     for place, bit in itertools.product(range(len(content)), range(8)):
@@ -105,10 +113,12 @@ def test_every_flipped_bit_is_refused() -> None:
         altered[place] ^= 1 << bit
         with pytest.raises(UserError):
             User.from_bytes(bytes(altered))
+        outcome["clear error"] += 1
 
 
-@given(st.data())
-def test_cut_joined_and_spoiled_bytes_are_refused(data: st.DataObject) -> None:
+@counting
+@given(data=st.data())
+def test_cut_joined_and_spoiled_bytes_are_refused(data: st.DataObject, outcome: dict[str, int]) -> None:
     """Cut anywhere, anything added, before or behind, users one after the other, any stretch of 32 bits altered."""
     content = GOOD.to_bytes()
     place = data.draw(st.integers(0, len(content) - 1))
@@ -127,20 +137,25 @@ def test_cut_joined_and_spoiled_bytes_are_refused(data: st.DataObject) -> None:
     for wrong in (content[:place], content[place + 1 :], *joined, content + residue, sealed(content[:-4] + extra[:3])):
         with pytest.raises(UserError):
             User.from_bytes(wrong)
+        outcome["clear error"] += 1
     if bytes(spoiled) != content:
         with pytest.raises(UserError):
             User.from_bytes(bytes(spoiled))
+        outcome["clear error"] += 1
 
 
-@given(st.binary(max_size=80))
-def test_any_bytes_are_a_user_or_refused(content: bytes) -> None:
+@counting
+@given(content=st.binary(max_size=80))
+def test_any_bytes_are_a_user_or_refused(content: bytes, outcome: dict[str, int]) -> None:
     for one in (content, sealed(b"fcu\1" + content), sealed(GOOD.to_bytes()[:24] + content)):
         try:
             user = User.from_bytes(one)
         except UserError:
+            outcome["clear error"] += 1
             continue
         assert np.isfinite(user.vector).all()
         assert User.from_bytes(user.to_bytes()).to_bytes() == user.to_bytes()
+        outcome["accepted"] += 1
 
 
 # A text, and what is said of it wherever a text goes in; None where it is a text like all others.
@@ -180,7 +195,7 @@ def entries(run: Run) -> dict[str, Callable[[str], object]]:
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if TEXTS[name][1] is not None])
-def test_one_rule_refuses_texts_wherever_they_go_in(name: str) -> None:
+def test_one_rule_refuses_texts_wherever_they_go_in(name: str, outcome: dict[str, int]) -> None:
     text, message = TEXTS[name]
     run = make()
     completer = Completer(run)
@@ -193,33 +208,39 @@ def test_one_rule_refuses_texts_wherever_they_go_in(name: str) -> None:
         assert message in str(error.value), where
         assert len(str(error.value)) < 500
         str(error.value).encode()
+        outcome["clear error"] += 1
     with pytest.raises(UserError):
         Blend(completer, None).complete(text, User.new(run))
+    outcome["clear error"] += 1
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if TEXTS[name][1] is None and name != "largest"])
-def test_one_rule_accepts_all_other_texts(name: str) -> None:
+def test_one_rule_accepts_all_other_texts(name: str, outcome: dict[str, int]) -> None:
     text, run = TEXTS[name][0], make()
     for entered in entries(run).values():
         entered(text)
+        outcome["accepted"] += 1
     user = learn_one(run, User.new(run), text)
     assert user.history.texts == (text,)
     assert User.from_bytes(user.to_bytes()).history == user.history
     assert Blend(Completer(run), None).complete("", user, k=3)
 
 
-def test_what_is_longer_than_the_run_reads_is_cut_as_in_training() -> None:
+def test_what_is_longer_than_the_run_reads_is_cut_as_in_training(outcome: dict[str, int]) -> None:
     run = make()
     long, read_ = "abc" * 1000, ("abc" * 1000)[: run.config.data.max_tokens]
     user, cut = learn_one(run, User.new(run), long), learn_one(run, User.new(run), read_)
     assert np.array_equal(user.vector, cut.vector)
     assert user.history.texts == (long,)
+    outcome["accepted"] += 1
 
 
+@counting
 @given(
-    st.lists(st.integers(0, LONGEST), max_size=8), st.lists(st.sampled_from(["a", "é", "😀"]), min_size=1, max_size=8)
+    sizes=st.lists(st.integers(0, LONGEST), max_size=8),
+    letters=st.lists(st.sampled_from(["a", "é", "😀"]), min_size=1, max_size=8),
 )
-def test_a_history_is_bounded_in_bytes(sizes: list[int], letters: list[str]) -> None:
+def test_a_history_is_bounded_in_bytes(sizes: list[int], letters: list[str], outcome: dict[str, int]) -> None:
     """The newest texts that fit, as adding one by one or all at once keeps them; the newest is always there."""
     texts = [letter * (count // 4) for letter, count in zip(itertools.cycle(letters), sizes, strict=False)]
     history = History()
@@ -234,9 +255,10 @@ def test_a_history_is_bounded_in_bytes(sizes: list[int], letters: list[str]) -> 
     user = replace(GOOD, history=history)
     assert len(user.to_bytes()) <= LONGEST + 4 * 100 + 32 + 16
     assert User.from_bytes(user.to_bytes()).history == history
+    outcome["accepted"] += 1
 
 
-def test_learning_spoils_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_spoils_nobody(monkeypatch: pytest.MonkeyPatch, outcome: dict[str, int]) -> None:
     """Gradients that overflow what is kept of them: a clear line, and the user as before."""
     run = make()
     for rule, slope in ((LearningRule("adagrad", 0.1), 1e30), (LearningRule("sgd", FASTEST), 3e38)):
@@ -252,6 +274,7 @@ def test_learning_spoils_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
             learner.learn([user], ["abc"])
         assert user.to_bytes() == before
         assert Completer(run).complete("a", user)
+        outcome["clear error"] += 1
 
 
 @pytest.mark.parametrize(
@@ -271,7 +294,7 @@ def test_learning_spoils_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         ('{"pace": 1}', "not a rule"),
     ],
 )
-def test_a_rule_that_cannot_be_is_refused(content: str, message: str, tmp_path: Path) -> None:
+def test_a_rule_that_cannot_be_is_refused(content: str, message: str, tmp_path: Path, outcome: dict[str, int]) -> None:
     run = make()
     run.folder = tmp_path
     (tmp_path / "online.json").write_text(content)
@@ -280,10 +303,11 @@ def test_a_rule_that_cannot_be_is_refused(content: str, message: str, tmp_path: 
     assert message in str(error.value)
     assert str(tmp_path / "online.json") in str(error.value)
     assert "\n" not in str(error.value)
+    outcome["clear error"] += 1
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
-def test_a_user_of_another_size_is_refused_everywhere(size: int) -> None:
+def test_a_user_of_another_size_is_refused_everywhere(size: int, outcome: dict[str, int]) -> None:
     run, stranger = make(), User(np.zeros(size, np.float32), np.zeros((1, size), np.float32))
     completer = Completer(run)
     blend = Blend(completer, None)
@@ -297,3 +321,34 @@ def test_a_user_of_another_size_is_refused_everywhere(size: int) -> None:
     for ask in asked:
         with pytest.raises(UserError, match=f"a user of {size} numbers; those of letters have 2"):
             ask()
+        outcome["clear error"] += 1
+
+
+def learn_without_end(run: Run, path: Path, told: int) -> None:
+    """Learn, write the user, and only then say how many texts are learned."""
+    user = User.from_bytes(path.read_bytes()) if path.exists() else User.new(run)
+    while True:
+        user = learn_one(run, user, "abc")
+        files.write(path, user.to_bytes())
+        os.pwrite(told, struct.pack("<I", user.seen), 0)
+
+
+@pytest.mark.slow
+@forks
+def test_killed_at_any_moment_nothing_learned_is_lost(tmp_path: Path, outcome: dict[str, int]) -> None:
+    """`kill -9` while a user is learned and written, again and again."""
+    run, path, draw = make(), tmp_path / "user", random.Random(7)
+    with (tmp_path / "told").open("w+b") as told:
+        for _ in range(40):
+            assert killed(partial(learn_without_end, run, path, told.fileno()), draw.uniform(0, 0.1))
+            seen = struct.unpack("<I", os.pread(told.fileno(), 4, 0) or bytes(4))[0]
+            user = User.from_bytes(path.read_bytes()) if path.exists() else User.new(run)
+            assert seen <= user.seen <= seen + 1
+            assert user.vector.tobytes() == after(run, user.seen).vector.tobytes()
+            outcome["killed, whole"] += 1
+    assert seen > 40
+
+
+def after(run: Run, count: int) -> User:
+    """A new user who has learned so many texts."""
+    return reduce(lambda user, text: learn_one(run, user, text), ["abc"] * count, User.new(run))

@@ -4,12 +4,11 @@ import json
 import os
 import random
 import shutil
-import signal
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from factorcell.data import cache as caching
 from factorcell.data import content, entry, tables
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from tests.kills import forks, killed
 
 CONFIG = DataConfig(
     context=("city:category", "lat:number", "said:text", "place:vector"),
@@ -85,7 +85,12 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("moment", ["after its hash", "after a chunk"])
 def test_a_table_that_changes_is_never_kept(
-    change: str, moment: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: str,
+    moment: str,
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: dict[str, int],
 ) -> None:
     """Wherever the change falls it is one line or nothing, and later readers get what the file has then."""
     monkeypatch.setattr(content, "BLOCK", 512)
@@ -102,18 +107,25 @@ def test_a_table_that_changes_is_never_kept(
     monkeypatch.setattr(caching, name, changing)
     if moment == "after a chunk" and change in ("replaced", "gone"):  # the file that is open has not changed
         same(prepare(table, CONFIG, cache=cache), prepare(ROWS, CONFIG))
+        outcome["accepted"] += 1
     else:
         with pytest.raises(UserError, match="No such file" if change == "gone" else "changed while it was") as error:
             prepare(table, CONFIG, cache=cache)
         assert "\n" not in str(error.value)
         assert list(cache.iterdir()) == []
+        outcome["clear error"] += 1
     rows = ROWS if change == "gone" else [json.loads(line) for line in table.read_text().splitlines()[:100]]
     write(table, rows)
     for _ in range(2):
         same(prepare(table, CONFIG, cache=cache), prepare(rows, CONFIG))
 
 
-def test_a_table_that_grows_is_read_as_it_was(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_grows_is_read_as_it_was(
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: dict[str, int],
+) -> None:
     """Rows that are appended meanwhile are those of the next reader."""
     monkeypatch.setattr(content, "BLOCK", 512)
     was = caching._key
@@ -127,9 +139,10 @@ def test_a_table_that_grows_is_read_as_it_was(table: Path, tmp_path: Path, monke
     same(prepare(table, CONFIG, cache=tmp_path / "cache"), prepare(ROWS, CONFIG))
     monkeypatch.setattr(caching, "_key", was)
     same(prepare(table, CONFIG, cache=tmp_path / "cache"), prepare([*ROWS, ROWS[0]], CONFIG))
+    outcome["accepted"] += 1
 
 
-def test_any_byte_of_an_entry_counts(table: Path, tmp_path: Path) -> None:
+def test_any_byte_of_an_entry_counts(table: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
     """Altered, cut, grown, gone: each file of an entry is found out, and the entry made again."""
     cache, expected, chosen = tmp_path / "cache", prepare(ROWS, CONFIG), random.Random(1)
     prepare(table, CONFIG, cache=cache)
@@ -144,6 +157,7 @@ def test_any_byte_of_an_entry_counts(table: Path, tmp_path: Path) -> None:
             if damaged is not None:
                 (folder / name).write_bytes(damaged)
             assert entry.load(folder) is None, name
+            outcome["accepted"] += 1
             (folder / name).unlink(missing_ok=True)
             (folder / name).write_bytes(whole)
     assert entry.load(folder) is not None
@@ -166,7 +180,9 @@ BEYOND: dict[str, tuple[float, ...]] = {
 
 
 @pytest.mark.parametrize("name", BEYOND)
-def test_ids_beyond_what_they_name_are_not_read(name: str, table: Path, tmp_path: Path) -> None:
+def test_ids_beyond_what_they_name_are_not_read(
+    name: str, table: Path, tmp_path: Path, outcome: dict[str, int]
+) -> None:
     """Although the checksum is right, as where somebody else has made the entry; first row, middle, end."""
     cache = tmp_path / "cache"
     prepare(table, CONFIG, cache=cache)
@@ -183,11 +199,13 @@ def test_ids_beyond_what_they_name_are_not_read(name: str, table: Path, tmp_path
             np.save(path, array)
             (folder / "complete").write_text(json.dumps({**checksums, path.name: entry.checksum(path)}))
             assert entry.load(folder) is None, (value, place)
+            outcome["accepted"] += 1
     for array in (whole[:-1], whole.astype(np.float16), whole[None]):
         np.save(path, array)
         (folder / "complete").write_text(json.dumps({**checksums, path.name: entry.checksum(path)}))
         if name not in ("numbers", "vectors.0") or array.dtype != np.float16:
             assert entry.load(folder) is None, (array.dtype, array.shape)
+            outcome["accepted"] += 1
 
 
 def no_space(*given: Any) -> None:
@@ -202,7 +220,11 @@ def no_home() -> Path:
 
 @pytest.mark.parametrize("fault", ["a file", "below a file", "full", "no home", "not writable"])
 def test_a_cache_that_cannot_be_written_is_one_line_and_no_error(
-    fault: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str,
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: dict[str, int],
 ) -> None:
     """The table is kept in memory."""
     (tmp_path / "file").touch()
@@ -228,11 +250,16 @@ def test_a_cache_that_cannot_be_written_is_one_line_and_no_error(
     same(found, prepare(ROWS, CONFIG))
     if fault == "full":
         assert list((tmp_path / "cache").iterdir()) == []
+    outcome["accepted"] += 1
 
 
 @pytest.mark.filterwarnings("always::factorcell.config.Notice")
 def test_a_command_says_it_in_one_line(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    outcome: dict[str, int],
 ) -> None:
     """And goes on."""
     (tmp_path / "file").touch()
@@ -241,6 +268,7 @@ def test_a_command_says_it_in_one_line(
     assert main(["baseline", "ngram", str(table), "--out", str(out), "--order", "2"]) == 0
     found = [line for line in capsys.readouterr().err.splitlines() if "cache" in line]
     assert found == [f"Notice: the cache cannot be written ({tmp_path}/file: File exists); {table} is kept in memory"]
+    outcome["accepted"] += 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
@@ -259,7 +287,7 @@ def test_entries_are_as_open_to_others_as_other_files(table: Path, tmp_path: Pat
         shutil.rmtree(cache)
 
 
-def test_what_a_killed_process_left_goes_after_a_day(table: Path, tmp_path: Path) -> None:
+def test_what_a_killed_process_left_goes_after_a_day(table: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
     """Not before: somebody may be writing to it."""
     cache = tmp_path / "cache"
     for name, age in (("new", 0), ("old", caching.STALE + 60)):
@@ -268,35 +296,28 @@ def test_what_a_killed_process_left_goes_after_a_day(table: Path, tmp_path: Path
     prepare(table, CONFIG, cache=cache)
     assert len(list(cache.iterdir())) == 2
     assert (cache / "new.partial").exists()
+    outcome["accepted"] += 2
 
 
-READ = """
-import sys
-from pathlib import Path
-from factorcell.data.cache import prepare
-from tests.faults.test_cache import CONFIG
-print("reading", flush=True)
-for number in range(1000):
-    prepare(Path(sys.argv[1]), CONFIG, cache=Path(sys.argv[2], str(number)))
-"""
+def fill(table: Path, cache: Path) -> None:
+    """Write one entry after the other."""
+    for number in range(1000):
+        prepare(table, CONFIG, cache=cache / str(number))
 
 
 @pytest.mark.slow
-def test_kill_at_any_moment(table: Path, tmp_path: Path) -> None:
-    """A dozen processes that write entries without end: what they leave is whole, or made again."""
+@forks
+def test_kill_at_any_moment(table: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
+    """Processes that write entries without end: what they leave is whole, or made again."""
     write(table, ROWS * 20)
     expected, chosen = prepare(ROWS * 20, CONFIG), random.Random(0)
-    for trial in range(12):
+    for trial in range(40):
         cache = tmp_path / f"cache {trial}"
-        words = [sys.executable, "-c", READ, str(table), str(cache)]
-        with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(chosen.uniform(0, 1.5))
-            process.send_signal(signal.SIGKILL)
+        assert killed(partial(fill, table, cache), chosen.uniform(0, 1))
         begun = sorted(cache.iterdir(), key=lambda path: int(path.name)) if cache.exists() else []
         for folder in begun[-2:]:
             for found in folder.glob("*"):
                 assert found.suffix == ".partial" or entry.load(found) is not None
             same(prepare(table, CONFIG, cache=folder), expected)
             same(prepare(table, CONFIG, cache=folder), expected)
+        outcome["killed, whole"] += 1

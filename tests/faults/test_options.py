@@ -161,33 +161,39 @@ def attempt(world: Path, given: list[str], capfd: pytest.CaptureFixture[str]) ->
     return code, said
 
 
-def refuse_or_take(world: Path, given: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    """A command goes through, or says in one line of factorcell what is wrong."""
+def refuse_or_take(world: Path, given: list[str], capfd: pytest.CaptureFixture[str]) -> str:
+    """What came of a command: it goes through, or says in one line of factorcell what is wrong."""
     code, said = attempt(world, given, capfd)
     assert code in (0, 2), said
     if code == 2:
         assert said.splitlines()[-1].startswith("factorcell"), said
+    return "clear error" if code else "accepted"
 
 
 @pytest.mark.parametrize("case", [case for case in cases(numbers=True) if case[0] in FAST - {"train"}], ids=repr)
-def test_numbers_of_quick_verbs(world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_numbers_of_quick_verbs(
+    world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str], outcome: dict[str, int]
+) -> None:
     """Numbers that are none, endless, negative or huge."""
-    refuse_or_take(world, words(*case), capfd)
+    outcome[refuse_or_take(world, words(*case), capfd)] += 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in cases(numbers=True) if case[0] not in FAST - {"train"}], ids=repr)
-def test_numbers(world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_numbers(
+    world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str], outcome: dict[str, int]
+) -> None:
     """The same of all other verbs."""
-    refuse_or_take(world, words(*case), capfd)
+    outcome[refuse_or_take(world, words(*case), capfd)] += 1
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Glyph")  # fonts lack what charts of strange names show
 @pytest.mark.parametrize("case", [*cases(numbers=False)], ids=repr)
-def test_texts_and_files(world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_texts_and_files(
+    world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str], outcome: dict[str, int]
+) -> None:
     """Names of nothing, of folders and devices, of what is no text."""
-    refuse_or_take(world, words(*case), capfd)
+    outcome[refuse_or_take(world, words(*case), capfd)] += 1
 
 
 def test_every_number_has_limits() -> None:
@@ -204,21 +210,24 @@ def test_every_number_has_limits() -> None:
 
 
 @pytest.mark.parametrize("name", [*limits.NUMBERS])
-def test_the_limits_of_a_number(name: str) -> None:
+def test_the_limits_of_a_number(name: str, outcome: dict[str, int]) -> None:
     """Both ends are valid, what is beyond them is not, nor what is no number; None is not given."""
     own = limits.NUMBERS[name]
     limits.check(**{name: None})
     for value in (*([] if own.above else [own.low]), own.high):
         limits.check(**{name: int(value) if own.whole else value})
+        outcome["accepted"] += 1
     wrong: list[Any] = [math.nan, own.low - 1, own.high + max(1, own.high / 1000), True, "3"]
     for number in wrong if own.high < math.inf else wrong[:2]:
         with pytest.raises(limits.UserError, match=f"^{name} is"):
             limits.check(**{name: number})
+        outcome["clear error"] += 1
 
 
 STREAMS = [
     ("score run train.csv >&-", 2, "factorcell: standard output is closed: results would be lost"),
     ("score run train.csv > /dev/full", 2, "factorcell: the output cannot be written (No space left on device)"),
+    ("train --help > /dev/full", 2, "factorcell: the output cannot be written (No space left on device)"),
     ("--help >&-", 2, "factorcell: standard output is closed: results would be lost"),
     ("score run train.csv 2>&- | head -n 1", 0, ""),
     ("train --help | head -n 1", 0, ""),
@@ -236,16 +245,17 @@ STREAMS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "code", "said"), STREAMS)
-def test_streams(world: Path, line: str, code: int, said: str) -> None:
+def test_streams(world: Path, line: str, code: int, said: str, outcome: dict[str, int]) -> None:
     """Output that is closed, full, or read by nobody; pages to where none can be."""
     shell = f"set -o pipefail; '{sys.executable}' -m factorcell {line}"
     done = subprocess.run(["bash", "-c", shell], cwd=world, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (code, said)
+    outcome["clear error" if code else "accepted"] += 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", [None, "ascii", "latin-1"])
-def test_characters_that_the_output_lacks(world: Path, encoding: str | None) -> None:
+def test_characters_that_the_output_lacks(world: Path, encoding: str | None, outcome: dict[str, int]) -> None:
     """In the locale C all is UTF-8, unless another encoding is asked for; then rows of JSON say the same in escapes."""
     (world / "café.csv").write_text("text,city,lat\nčafé sun,Oslo,50\n", encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
@@ -258,12 +268,35 @@ def test_characters_that_the_output_lacks(world: Path, encoding: str | None) -> 
             [os.fsencode(word) for word in command], cwd=world, env=own, capture_output=True, check=False
         )
         assert (done.returncode, done.stderr) == (0, b"")
+        outcome["accepted"] += 1
     assert "ca" in json.dumps(json.loads(done.stdout.decode(encoding or "utf-8").splitlines()[0]))
+
+
+MODULES = "limits commands commands.main commands.options commands.parser commands.terminal commands.streams".split()
+INTERRUPTED = """
+import os, signal, sys
+from factorcell.__main__ import main
+class Finder:
+    def find_spec(name, *_):
+        if name == "factorcell." + sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+main()
+"""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_stopped_before_the_command_is_loaded(module: str, outcome: dict[str, int]) -> None:
+    """Ctrl-C as soon as the first module of the command line is imported."""
+    command = [sys.executable, "-c", INTERRUPTED, module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "stopped")
+    outcome["clear error"] += 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [0.3, 0.6, 1.0, 1.5, 2.0])
-def test_stopped_while_modules_load(world: Path, after: float) -> None:
+def test_stopped_while_modules_load(world: Path, after: float, outcome: dict[str, int]) -> None:
     """Ctrl-C at any moment: exit code 130, one line, no traceback."""
     command = [sys.executable, "-m", "factorcell", "score", "run", "train.csv"]
     process = subprocess.Popen(command, cwd=world, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
@@ -273,3 +306,4 @@ def test_stopped_while_modules_load(world: Path, after: float) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
         assert (process.returncode, said.strip()) in ((130, "stopped"), (0, ""))  # or it was done already
+    outcome["clear error" if process.returncode else "accepted"] += 1

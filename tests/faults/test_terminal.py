@@ -25,7 +25,7 @@ COLUMN, OTHER = "ci\x1b[2Jty\u202e", "ki\x9bnd"
 CITIES = [f"Oslo{EVIL['screen']}", f"Nice{EVIL['round']}"]
 SAID = [f"the sea {evil} is cold" for evil in EVIL.values()] + ["sun and sand", "the sun"]
 SIZES = "--hidden-size 6 --embedding-size 4 --variable-size 2 --context-size 3 --epochs 1 --evaluations 1".split()
-FEW = "--min-count 1 --min-context-count 1 --min-user-count 1 --min-text-count 1 --threads 1".split()
+FEW = "--min-count 1 --min-context-count 1 --min-user-count 1 --min-text-count 1 --min-text-users 1 --threads 1".split()
 
 # What a command is given; {words} is a run of words, {letters} one of letters that knows users.
 COMMANDS: dict[str, str] = {
@@ -52,9 +52,6 @@ SLOW: dict[str, str] = {
     "compare": "compare {table} --dev {table} --test {table} --context {column} --out {fresh} {small}",
 }
 UNTHREADED = ("report",)
-
-# Matplotlib has no picture for a control character; the page has it in letters.
-pytestmark = pytest.mark.filterwarnings("ignore:Glyph")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +97,11 @@ def filled(command: str, folder: Path, fresh: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", [*COMMANDS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_nothing_hostile_reaches_the_terminal(
-    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    outcome: dict[str, int],
 ) -> None:
     assert main(filled({**COMMANDS, **SLOW}[name], folder, tmp_path)) == 0, capsys.readouterr().err
     shown = capsys.readouterr()
@@ -108,13 +109,18 @@ def test_nothing_hostile_reaches_the_terminal(
     assert r"\x" in shown.out + shown.err or r"\u" in shown.out + shown.err, "nothing hostile was shown"
     for path in (*tmp_path.rglob("*.html"), *tmp_path.rglob("*.md")):
         assert not came_through(page_of(path)), path.name
+    outcome["accepted"] += 1
 
 
 @pytest.mark.parametrize(
     "name", ["evaluate", "classify", "score", "generate", "fill", "explain", "complete", "contexts"]
 )
 def test_rows_are_json_whatever_is_in_them(
-    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    outcome: dict[str, int],
 ) -> None:
     assert main([*filled(COMMANDS[name], folder, tmp_path), "--json"]) == 0
     shown = capsys.readouterr().out
@@ -123,6 +129,7 @@ def test_rows_are_json_whatever_is_in_them(
     assert rows
     if name != "evaluate":
         assert "\x1b" in "".join(map(str, strings(rows)))
+    outcome["accepted"] += 1
 
 
 def strings(value: object) -> list[str]:
@@ -158,7 +165,11 @@ ESCAPES = ("\x1b[2J", "\x9b2J", "\u202eexe", "\r\nfactorcell: done", "a\u2028b",
     ids=" ".join,
 )
 def test_mistakes_are_one_line_whatever_is_in_them(
-    words: Sequence[str], evil: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    words: Sequence[str],
+    evil: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    outcome: dict[str, int],
 ) -> None:
     places = {"{words}": str(folder / "words"), "{table}": str(folder / "ta\x1bble.jsonl")}
     given = [places.get(word, word).replace("{}", evil) for word in words]
@@ -172,13 +183,15 @@ def test_mistakes_are_one_line_whatever_is_in_them(
     (shown.out + shown.err).encode()
     assert shown.err.count("\n") == 1
     assert shown.err.startswith("factorcell")
+    outcome["clear error"] += 1
 
 
-def test_cards_hold_nothing_hostile(folder: Path) -> None:
+def test_cards_hold_nothing_hostile(folder: Path, outcome: dict[str, int]) -> None:
     for name in ("words", "letters"):
         card = page_of(folder / name / "README.md")
         assert not came_through(card)
         assert r"ci\\x1b\[2Jty\\u202e: category" in card
+        outcome["accepted"] += 1
 
 
 class Screen:
@@ -203,7 +216,7 @@ class Screen:
         raise OSError
 
 
-def test_progress_shows_nothing_hostile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_nothing_hostile(monkeypatch: pytest.MonkeyPatch, outcome: dict[str, int]) -> None:
     """As bar and as lines, at the start and when renamed."""
     screen = Screen()
     monkeypatch.setattr("sys.stderr", screen)
@@ -220,9 +233,10 @@ def test_progress_shows_nothing_hostile(monkeypatch: pytest.MonkeyPatch) -> None
     job.update()
     assert lines.sent.count("\n") == 1
     assert r"a\x1b[2J\n" in lines.sent
+    outcome["accepted"] += 2
 
 
-def test_warnings_show_nothing_hostile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_show_nothing_hostile(capsys: pytest.CaptureFixture[str], outcome: dict[str, int]) -> None:
     """Those of Python and those that factorcell logs; afterwards all is as before."""
     import logging
     import warnings
@@ -237,10 +251,15 @@ def test_warnings_show_nothing_hostile(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().err.splitlines()
     assert r"UserWarning: a\x1b[2J\nb" in shown
     assert r"li\x9bb cannot be loaded" in shown
+    outcome["accepted"] += 2
 
 
 def test_colours_of_ours_hold_nothing_hostile(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: dict[str, int],
 ) -> None:
     """With colours, all that starts with an escape is one of them."""
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -252,9 +271,14 @@ def test_colours_of_ours_hold_nothing_hostile(
         assert part[0] == "["
         assert set(part[1 : part.index("m")]) <= set("0123456789;")
     assert terminal.coloured("\x1b[2J", "1") == "\x1b[1m\\x1b[2J\x1b[0m"
+    outcome["accepted"] += 1
 
 
-def test_the_menu_and_the_line_show_nothing_hostile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_menu_and_the_line_show_nothing_hostile(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    outcome: dict[str, int],
+) -> None:
     """Suggestions as they are, shown as they are safe; on the line a sign stands for each mark, in its place."""
     run = Run.open(folder / "letters")
     menu = Menu(Assistant.of(run), None, {}, 5)
@@ -264,10 +288,14 @@ def test_the_menu_and_the_line_show_nothing_hostile(folder: Path, capsys: pytest
     given = TransformationInput(None, Document(""), 0, lambda place: place, fragments, 80, 1)  # type: ignore[arg-type]
     drawn = Veil().apply_transformation(given)
     assert drawn.fragments == [("class:a", "ab\ufffd"), ("", "\ufffdcd"), ("class:b", "\ufffd")]
+    outcome["accepted"] += 2
 
 
 def test_a_line_that_cannot_be_learned_is_said(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: dict[str, int],
 ) -> None:
     """And the next one is read."""
     monkeypatch.setattr(texts, "LONGEST", 5)
@@ -281,3 +309,4 @@ def test_a_line_that_cannot_be_learned_is_said(
     assert user is not None
     assert user.history.texts == ("sun",)
     assert "a text takes at most 5 bytes" in capsys.readouterr().err
+    outcome["clear error"] += 1

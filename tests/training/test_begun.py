@@ -5,8 +5,9 @@ import os
 import random
 import shutil
 import signal
-import warnings
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from factorcell.model.run import LISTED
 from factorcell.training.check import check
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer
+from tests.kills import forks, killed
 from tests.training.test_resume import same
 
 ROWS = [{"text": text, "who": who} for who in ("ann", "bob") for text in ("bake bread", "ball", "bat and ball") * 3]
@@ -179,34 +181,43 @@ def test_a_table_that_is_none_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def killed(folder: Path, number: int) -> bool:
-    """Train in a process of its own that is killed at a synchronisation; whether it came so far."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a fork where there are threads; the child has none
-        child = os.fork()
-    if not child:
-        try:
-            deadly = at_synchronisation(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
-            os.fsync = deadly  # type: ignore[assignment]
-            go_again(folder)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, -signal.SIGKILL)
-    return status != 0
+def dies_at(number: int, folder: Path) -> None:
+    """Train, and be killed at a synchronisation if it comes so far."""
+    deadly = at_synchronisation(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    os.fsync = deadly  # type: ignore[assignment]
+    go_again(folder)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_killed_at_any_write_it_ends_the_same(whole: Path, tmp_path: Path) -> None:
-    """`kill -9` at random writes of config, weights, checkpoints, counts, manifest and card, again and again."""
-    draw, kills, folders = random.Random(5), 0, 0
-    while kills < 120:
-        folder, folders = tmp_path / f"{folders}", folders + 1
-        while killed(folder, draw.randrange(70)):
+def dies_often(attempt: Callable[[Path], bool], count: int, whole: Path, tmp_path: Path) -> Iterator[int]:
+    """Begin and go on in new folders until `attempt` was killed `count` times; the kills of each folder, once whole."""
+    kills = folders = 0
+    while kills < count or folders < 5:
+        folder, before, folders = tmp_path / f"{folders}", kills, folders + 1
+        while attempt(folder):
             kills += 1
             if (folder / "training.json").exists():
                 Run.open(folder)
         ends_the_same(folder, whole)
-    assert folders > 5
+        yield kills - before
+
+
+@pytest.mark.slow
+@forks
+def test_killed_at_any_write_it_ends_the_same(whole: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
+    """`kill -9` at random writes of config, weights, checkpoints, counts, manifest and card, again and again."""
+    draw = random.Random(5)
+    for kills in dies_often(lambda folder: killed(partial(dies_at, draw.randrange(70), folder)), 120, whole, tmp_path):
+        outcome["killed, whole"] += kills
+
+
+@pytest.mark.slow
+@forks
+def test_killed_at_any_moment_it_ends_the_same(whole: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
+    """`kill -9` after random times, wherever the training is then."""
+    draw, begun = random.Random(6), time.monotonic()
+    go(tmp_path / "timed")
+    seconds = time.monotonic() - begun
+    for kills in dies_often(
+        lambda folder: killed(partial(go_again, folder), draw.uniform(0, seconds)), 40, whole, tmp_path
+    ):
+        outcome["killed, whole"] += kills
