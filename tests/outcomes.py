@@ -27,7 +27,7 @@ def counted(reports: Sequence[Any]) -> dict[str, Counter[str]]:
     """How often each outcome came, per file that counts them."""
     found: dict[str, Counter[str]] = {}
     for report in reports:
-        if (said := dict(report.user_properties).get(PROPERTY)) is not None:
+        if (said := dict(getattr(report, "user_properties", ())).get(PROPERTY)) is not None:
             found.setdefault(_file(report), Counter()).update(said)
     for report in reports:
         if report.failed and _file(report) in found:  # a test that crashes leaves no counts

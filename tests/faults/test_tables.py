@@ -7,7 +7,6 @@ import bz2
 import gzip
 import json
 import lzma
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -195,9 +194,9 @@ def test_files(
     role: str,
     run: Run,
     tmp_path: Path,
-    record_property: Callable[[str, object], None],
+    outcome: dict[str, int],
 ) -> None:
     """A file that is empty, damaged, of another encoding, of a wrong name or shape."""
     path = tmp_path / name
     path.write_bytes(content)
-    judge(path, role, run, expected, record_property)
+    judge(path, role, run, expected, outcome)
