@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from factorcell.training.mixture import Mixture, mix, open_scorer
     from factorcell.training.per_value import Separate, separate
     from factorcell.training.trainer import train
+    from factorcell.version import __version__
 
 __all__ = [
     "Blend",
@@ -49,6 +50,7 @@ __all__ = [
     "TrainingConfig",
     "User",
     "UserError",
+    "__version__",
     "audit",
     "check",
     "classify",
@@ -96,5 +98,6 @@ __getattr__, __dir__ = lazy(
         "training.mixture": ("Mixture", "mix", "open_scorer"),
         "training.per_value": ("Separate", "separate"),
         "training.trainer": ("train",),
+        "version": ("__version__",),
     },
 )

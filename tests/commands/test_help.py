@@ -120,6 +120,14 @@ def test_grouped_help_has_every_verb_once(capsys: pytest.CaptureFixture[str]) ->
     assert len(names) == len(set(names))
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command and the package say the same; of a verb it is no option."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"factorcell {factorcell.__version__}\n"
+    with pytest.raises(SystemExit):
+        main(["baseline", "--version"])
+
+
 def test_every_verb_has_its_function() -> None:
     """The table names what is there."""
     for words in LEAVES:

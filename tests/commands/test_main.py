@@ -77,6 +77,26 @@ def test_evaluate_and_score_agree(trained: Path, capsys: pytest.CaptureFixture[s
     assert "gain" in capsys.readouterr().out
 
 
+def test_scores_have_named_columns_and_rows_from_one(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every line has all columns; the nats of the tokens of a row are those of its text."""
+    files = ["score", str(trained / "run"), str(trained / "test.csv")]
+    capsys.readouterr()
+    assert main(files) == 0
+    header, *texts = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert header == ["row", "nats", "targets", "perplexity"]
+    assert [int(text[0]) for text in texts] == list(range(1, 81))
+    assert main([*files, "--tokens"]) == 0
+    header, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert header == ["row", "nats", "targets", "perplexity", "token"]
+    assert {len(row) for row in rows} == {5}
+    assert [row[:4] for row in rows if row[2]] == texts
+    tokens = [row for row in rows if row[0] == "1" and not row[2]]
+    assert len(tokens) == int(texts[0][2])
+    assert sum(float(row[1]) for row in tokens) == pytest.approx(float(texts[0][1]), abs=0.01)
+    assert main([*files, "--json"]) == 0
+    assert [json.loads(line)["row"] for line in capsys.readouterr().out.splitlines()] == list(range(1, 81))
+
+
 def test_a_run_that_may_only_be_read_is_judged(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Results are shown all the same, and one line says that they are not kept; the exit code is that of success."""
     run, test = str(trained / "run"), str(trained / "test.csv")

@@ -36,6 +36,15 @@ def test_scores_of_one_row_and_of_many(tmp_path: Path) -> None:
         assert [token["token"] for token in scored["tokens"]] == [*str(row["text"]).split(), "</s>"]
 
 
+def test_no_rows_have_no_scores_and_a_run_says_what_it_is(tmp_path: Path) -> None:
+    """Neither is an error or an address in memory."""
+    run = make_run(tmp_path / "run")
+    assert run.score([]) == run.score(()) == []
+    count = run.model.parameter_count()
+    assert repr(run) == f"Run('{tmp_path}/run': words, city, stars, lat, lon, {count:,} parameters)"
+    assert "no context" in repr(make_run(tmp_path / "plain", context=()))
+
+
 def test_targets_are_all_tokens_but_the_start(tmp_path: Path) -> None:
     """Flat targets and where each text's begin."""
     corpus = make_run(tmp_path / "run").prepare(ROWS)

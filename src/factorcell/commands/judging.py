@@ -79,10 +79,13 @@ def run_score(given: argparse.Namespace) -> None:
     rows = Run.open(given.run, device=given.device, precision=given.precision).score(
         given.table, tokens=given.tokens, unknown=given.unknown
     )
+    rows = [{**row, "row": row["row"] + 1} for row in rows]
     if given.json:
         return terminal.lines(rows)
+    terminal.fields("row", "nats", "targets", "perplexity", *(["token"] if given.tokens else []))
     for row in rows:
-        terminal.fields(f"{row['row'] + 1}", f"{row['nats']:.4f}", f"{row['targets']}", f"{row['perplexity']:.4f}")
+        number, empty = f"{row['row']}", [""] if given.tokens else []
+        terminal.fields(number, f"{row['nats']:.4f}", f"{row['targets']}", f"{row['perplexity']:.4f}", *empty)
         for token in row.get("tokens", ()):
-            terminal.fields("", token["token"], f"{token['nats']:.4f}")
+            terminal.fields(number, f"{token['nats']:.4f}", "", "", token["token"])
     return None

@@ -160,6 +160,9 @@ def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
     prog, names = " ".join(verb.name for verb in path), [verb.name for verb in path[-1].kinds]
     if not words:
         parser.fail(prog, "missing: VERB")
+    if words[0] == "--version" and path == [ALL]:
+        terminal.show(f"{PROG} {importlib.import_module('factorcell.version').__version__}")
+        return 0
     if words[0] not in ("-h", "--help"):
         parser.fail(prog, parser.unknown("option" if words[0].startswith("-") else "verb", words[0], names))
     groups = {"": path[-1].kinds} if len(path) > 1 else {title: verbs for title, (_, verbs) in GROUPS.items()}
@@ -167,6 +170,8 @@ def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
     for title, verbs in groups.items():
         terminal.manual(parser.listed(title, ((verb.name, verb.text) for verb in verbs), left=16))
     terminal.show(f"{prog} VERB --help lists the options of a verb.")
+    if path == [ALL]:
+        terminal.show(f"{prog} --version says which version this is.")
     return 0
 
 

@@ -116,10 +116,10 @@ def read_points(path: str | Path) -> dict[str, dict[str, float]]:
 
 
 def write_predictions(path: Path, result: Classification) -> None:
-    """One row of JSON a text: what was predicted, with the probability of every value."""
+    """One row of JSON a text, counted from one: what was predicted, with the probability of every value."""
     rows = []
     for row, (best, probabilities) in enumerate(zip(result.predicted, result.probabilities, strict=True)):
         named = {name: round(float(p), 6) for name, p in zip(result.names, probabilities, strict=True)}
         true = result.names[result.truth[row]] if result.truth[row] >= 0 else None
-        rows.append({"row": row, "predicted": result.names[best], "true": true, "probabilities": named})
+        rows.append({"row": row + 1, "predicted": result.names[best], "true": true, "probabilities": named})
     files.write_rows(path, rows)

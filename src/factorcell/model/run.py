@@ -57,6 +57,10 @@ class Run:
         self.model.eval()
         self.precision, self.fingerprint = "float32", b""
 
+    def __repr__(self) -> str:
+        size, columns = self.model.parameter_count(), ", ".join(v.name for v in self.schema.variables) or "no context"
+        return f"Run({str(self.folder)!r}: {self.config.data.unit}s, {columns}, {size:,} parameters)"
+
     @classmethod
     def create(cls, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> "Run":
         """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
@@ -216,8 +220,10 @@ class Run:
     def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
         """One row a text: `nats`, `targets`, `perplexity`; with `tokens` also each target and its nats.
 
-        `source` is one row, `{"text": "lovely stay", "stars": 5}`, a list of rows, a table or a file.
+        `source` is one row, `{"text": "lovely stay", "stars": 5}`, a list of rows, a table or a file; no rows have none.
         """
+        if isinstance(source, (list, tuple)) and not source:
+            return []
         corpus = self.prepare(source, unknown=unknown)
         nats, starts = self.nats(corpus), target_offsets(corpus)
         rows = []

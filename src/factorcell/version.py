@@ -1,0 +1,5 @@
+"""Which factorcell this is."""
+
+from importlib.metadata import version
+
+__version__ = version("factorcell")
