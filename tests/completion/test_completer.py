@@ -1,5 +1,6 @@
 """A prefix and a context to suggestions: whatever is typed, from any thread, from the command line."""
 
+import io
 import json
 import unicodedata
 from collections.abc import Iterator
@@ -103,20 +104,30 @@ def test_one_text_is_suggested_once_however_it_is_cut() -> None:
     assert "🇳🇴" in ours
 
 
-@pytest.mark.parametrize(
-    ("prefix", "message"),
-    [
-        ("a" * 10_000, "a prefix of 10,000 chars; this run completes texts of up to 11"),
-        ("a\ud800", "not Unicode text (character 2)"),
-    ],
-)
-def test_what_cannot_be_completed_is_one_clear_error(prefix: str, message: str) -> None:
+def test_what_is_no_text_is_one_clear_error() -> None:
     """Before anything is computed."""
     with pytest.raises(UserError) as error:
-        Completer(make_letters()).complete(prefix)
-    assert message in str(error.value)
+        Completer(make_letters()).complete("a\ud800")
+    assert "not Unicode text (character 2)" in str(error.value)
     assert "\n" not in str(error.value)
     assert str(error.value).isascii()
+
+
+@pytest.mark.parametrize("slips", [0, 1])
+def test_nothing_goes_on_from_what_is_too_long(slips: int) -> None:
+    """No more than the run's texts are long, 11 letters, is read; those that share the batch keep their own."""
+    completer = Completer(make_letters(), slips=slips)
+    start = completer.begin()
+    long, short = completer.type(start, "a" * 10_000), completer.type(start, "ab")
+    assert completer.suggest_all([long, short, long]) == [
+        *completer.suggest_all([long]),
+        completer.suggest(short),
+        completer.suggest(long),
+    ]
+    assert completer.suggest(long).suggestions == []
+    assert completer.suggest(short).suggestions
+    assert completer.complete("a" * 12) == []
+    assert completer.suggest(completer.type(long, "ab")).suggestions == completer.suggest(short).suggestions
 
 
 def test_other_mistakes_are_told(tmp_path: Path) -> None:
@@ -207,6 +218,37 @@ def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str
     ):
         assert main([*command, *wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_each_line_of_standard_input_is_completed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row each, as the same prefix alone has it; the run is opened once."""
+    prefixes = ["a", "ab", "", "a" * 500, "zß"]
+    command = ["complete", str(folder), "--stdin", "--context", "city=Oslo", "--count", "3", "--threads", "1"]
+    opened: list[Path] = []
+
+    def opening(folder: Path, **more: Any) -> Run:
+        opened.append(folder)
+        return real(folder, **more)
+
+    real = Run.open
+    monkeypatch.setattr(Run, "open", opening)
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{prefix}\n" for prefix in prefixes)))
+    assert main(command) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["prefix"] for row in rows] == prefixes
+    assert len(opened) == 1
+    completer = Completer(real(folder))
+    for row in rows:
+        found = completer.complete(row["prefix"], context={"city": "Oslo"}, k=3)
+        assert [one["text"] for one in row["suggestions"]] == [one.text for one in found]
+    assert [len(row["suggestions"]) for row in rows] == [3, 3, 3, 0, 3]
+    assert main([*command, "--explain"]) == 2
+    assert "neither PREFIX nor --explain" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\xfe\n"), encoding="utf-8"))
+    assert main(command) == 2
+    assert "standard input: not utf-8 (byte 0xff)" in capsys.readouterr().err
 
 
 def test_a_suggestion_cannot_steer_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

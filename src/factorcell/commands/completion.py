@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from factorcell.choices import ONLINE_OPTIMISERS
-from factorcell.commands import options, terminal
+from factorcell.commands import options, streams, terminal
 from factorcell.completion import online
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import SOURCES, Blend, BlendWeights
@@ -30,6 +30,8 @@ def run_complete(given: argparse.Namespace) -> None:
     run = Run.open(given.run, device=given.device, precision=given.precision)
     assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), options.context(given.context)
     user = _told(assistant, _somebody(assistant, context), given.history)
+    if given.stdin:
+        return _each_line(assistant, user, context, given)
     if given.prefix is None:
         return _talk(assistant, user, context, given.count)
     written = assistant.type(assistant.begin(user, context), given.prefix)
@@ -138,9 +140,28 @@ def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argpars
     return None
 
 
+def _each_line(assistant: Assistant, user: User | None, context: dict[str, str], given: argparse.Namespace) -> None:
+    """Complete each line of standard input as a prefix of its own: a row of JSON for each, at once."""
+    if given.prefix is not None or given.explain:
+        raise UserError("--stdin takes its prefixes from standard input: give neither PREFIX nor --explain")
+    written = assistant.begin(user, context)
+    for number, line in enumerate(streams.lines_in(), 1):
+        prefix = line.rstrip("\r\n")
+        try:
+            written = assistant.type(written, prefix)
+            found = assistant.suggest(written, given.count)
+        except UserError as error:
+            raise UserError(f"standard input line {number}: {error}") from None
+        rows = [dataclasses.asdict(suggestion) for suggestion in found.suggestions]
+        terminal.lines([{"prefix": prefix, "suggestions": rows, "cut": found.cut}])
+        streams.flush()
+
+
 def _talk(assistant: Assistant, user: User | None, context: dict[str, str], count: int) -> None:
     if not sys.stdin.isatty():
-        raise UserError("no PREFIX is given, and the input is no terminal to type in")
+        raise UserError(
+            "no PREFIX is given, and the input is no terminal to type in; --stdin completes each line of it"
+        )
     try:
         from factorcell.commands.interactive import Menu, talk
     except ModuleNotFoundError as error:

@@ -45,6 +45,14 @@ def as_json(row: object) -> str:
     return line
 
 
+def lines_in() -> Iterator[str]:
+    """The lines of standard input, each as soon as it is there. `UserError` for one that is no text."""
+    try:
+        yield from iter(sys.stdin.readline, "")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input: not {error.encoding} (byte 0x{error.object[error.start]:02x})") from None
+
+
 def flush() -> None:
     """Have on its way what was shown, while there is somebody to say that it could not be."""
     sys.stdout.flush()

@@ -104,11 +104,11 @@ class Completer:
     def type(self, written: TypedText, text: str) -> TypedText:
         """The same person with `text` typed instead; what it shares with what was typed is not read again.
 
-        `UserError` for a text that is too long for the run, or that breaks the rule of `texts`.
+        Of a text that is too long for the run no more is read. `UserError` for one that breaks the rule of `texts`.
         """
         tokens = self._tokens(text)
         with self.run.scoring():
-            ids = self.tokenizer.encode(tokens)
+            ids = self.tokenizer.encode(tokens[: self.most])
             plain = None if written.plain is None else written.plain.to(self.run.model, ids)
             return TypedText(tokens, self.engine.type(written.typed, ids), written.user, plain)
 
@@ -119,17 +119,21 @@ class Completer:
     def suggest(self, written: TypedText, k: int = 10) -> Suggestions:
         """The `k` most probable texts that go on from what is written, or where slips are forgiven from what was meant.
 
-        Those that go on from what is written come first.
+        Those that go on from what is written come first. None go on from what is longer than the run's texts.
         """
         return self.suggest_all([written], k)[0]
 
     def suggest_all(self, written: Sequence[TypedText], k: int = 10, threads: int = 1) -> list[Suggestions]:
         """The same for many who type, each done by one of `threads`."""
         limits.check(count=k, threads=threads)
+        fitting = [one for one in written if len(one.tokens) <= self.most]
         with self.run.scoring():
             if self.slips.most:
-                return [self._forgive(one, k) for one in written]
-            return self._finish([self._wanted(one, k) for one in written], written, self.seconds, threads)
+                found = [self._forgive(one, k) for one in fitting]
+            else:
+                found = self._finish([self._wanted(one, k) for one in fitting], fitting, self.seconds, threads)
+        of_fitting = iter(found)
+        return [next(of_fitting) if len(one.tokens) <= self.most else Suggestions([], 0, False) for one in written]
 
     def _finish(
         self,
@@ -192,8 +196,4 @@ class Completer:
         checked(text, "prefix")
         # Lower-casing can leave letters that NFC would join: split again, so that suggestions are read as they were.
         split = self.tokenizer.split
-        tokens = tuple(split(self.tokenizer.join(split(text))))
-        if len(tokens) > self.most:
-            unit = self.run.config.data.unit
-            raise UserError(f"a prefix of {len(tokens):,} {unit}s; this run completes texts of up to {self.most:,}")
-        return tokens
+        return tuple(split(self.tokenizer.join(split(text))))

@@ -220,7 +220,7 @@ class Run:
     def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
         """One row a text: `nats`, `targets`, `perplexity`; with `tokens` also each target and its nats.
 
-        `source` is one row, `{"text": "lovely stay", "stars": 5}`, a list of rows, a table or a file; no rows have none.
+        `source` is one row, `{"text": "lovely stay", "stars": 5}`, rows, a table or a file; `[]` has none.
         """
         if isinstance(source, (list, tuple)) and not source:
             return []

@@ -12,6 +12,7 @@ def complete(verb: Parser) -> None:
     options.run(verb, "the run folder, of unit char or grapheme")
     text = "what is typed so far (default: in the terminal)"
     verb.add_argument("prefix", metavar="PREFIX", nargs="?", help=text)
+    verb.add_argument("--stdin", action="store_true", help="complete each line of standard input: a row of JSON each")
     options.add_context(verb)
     verb.add_argument("--history", metavar="TEXT;TEXT", help="what the person wrote before, learned in order")
     verb.add_argument("--explain", action="store_true", help="what each source adds, and what the history has changed")
