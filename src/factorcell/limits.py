@@ -18,7 +18,28 @@ SEEDS = 1 << 43  # training multiplies a seed by a million, and 63 bits hold tha
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: one line that says what was got, where, and what is valid."""
+    """A mistake in what the user gave: one line that says what was got, where, and what is valid.
+
+    `remedies` are options, name and value, each of which goes on all the same; they are spelled as in Python.
+    """
+
+    def __init__(self, message: str, remedies: Iterable[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.message, self.remedies = message, tuple(remedies)
+
+    def __str__(self) -> str:
+        return self._with([f'{name}="{value}"' for name, value in self.remedies])
+
+    def as_command(self) -> str:
+        """The same line with the remedies as flags of the command line."""
+        return self._with([f"--{name.replace('_', '-')} {value}" for name, value in self.remedies])
+
+    def saying(self, message: str) -> "UserError":
+        """An error of another message with the same remedies."""
+        return UserError(message, self.remedies)
+
+    def _with(self, remedies: list[str]) -> str:
+        return f"{self.message}; {' or '.join(remedies)} goes on all the same" if remedies else self.message
 
 
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """What context columns hold: guessed kinds, names of categories, numbers, and what does not fit."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
+from factorcell.data.cache import prepare
 from factorcell.data.columns import column_readers, parse_column
+from factorcell.data.rare_values import bloom_filter, holds
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import CategoryColumn, NumberColumn, category_name, is_missing
@@ -131,6 +134,52 @@ def test_values_never_seen() -> None:
     assert read_known(rows, "error", ("city",)) == [[2, MISSING], [1, 2]]
     with pytest.raises(UserError, match="unknown policy for unknown values 'ignore'"):
         read_known(rows, "ignore")
+
+
+ROWS = [{"text": "a", "city": city} for city in ["Oslo"] * 3 + ["Nice", "Bergen"]]
+GROUPING = DataConfig(context=("city",), min_context_count=2, min_count=1)
+
+
+def test_values_that_training_grouped_are_no_error() -> None:
+    """The table of training is read again as it was; a value never seen is refused; without a filter all rare ones."""
+    first = prepare(ROWS, GROUPING)
+    again = prepare(ROWS, GROUPING, vocabulary=first.vocabulary, schema=first.schema)
+    assert again.categories.tolist() == first.categories.tolist() == [[1]] * 3 + [[0]] * 2
+    with pytest.raises(UserError) as error:
+        prepare([{"text": "a", "city": "Olso"}], GROUPING, vocabulary=first.vocabulary, schema=first.schema)
+    assert str(error.value) == (
+        "the rows given row 1: city 'Olso' was never seen in training; it knows 1 values (Oslo); "
+        'unknown="group" or unknown="expected" goes on all the same'
+    )
+    assert error.value.as_command().endswith("; --unknown group or --unknown expected goes on all the same")
+    (city,) = first.schema.variables
+    older = ContextSchema((replace(city, grouped=""),))
+    with pytest.raises(UserError, match="city 'Nice' was never seen in training or is a rare one"):
+        prepare(ROWS, GROUPING, vocabulary=first.vocabulary, schema=older)
+
+
+def test_no_message_names_a_user() -> None:
+    """Their number is told, their names are not; nothing of the rare ones is kept if they are anonymous."""
+    config = replace(GROUPING, context=(), user="city", min_user_count=2)
+    first = prepare(ROWS, config)
+    with pytest.raises(
+        UserError, match=r"city 'Osla' was never seen in training; it knows 1 values; unknown="
+    ) as error:
+        prepare([{"text": "a", "city": "Osla"}], config, vocabulary=first.vocabulary, schema=first.schema)
+    assert "Oslo" not in str(error.value)
+    assert first.schema.variables[0].grouped
+    assert not prepare(ROWS, replace(config, anonymous=True)).schema.variables[0].grouped
+
+
+@pytest.mark.parametrize("count", [1, 10, 3000])
+def test_a_filter_holds_what_it_was_made_of_and_little_else(count: int) -> None:
+    """None is missed; of others under 2 % pass, where chance has under 1 %."""
+    names = [f"name {number}" for number in range(count)]
+    bits = bytes.fromhex(bloom_filter(names))
+    assert len(bits) <= max(8, 1.25 * count + 1)
+    assert all(holds(bits, name) for name in names)
+    assert sum(holds(bits, f"other {number}") for number in range(3000)) < 60
+    assert not holds(bytes.fromhex(bloom_filter([])), "name 0")
 
 
 def test_missing_columns_and_values() -> None:

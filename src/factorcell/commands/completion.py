@@ -151,7 +151,7 @@ def _each_line(assistant: Assistant, user: User | None, context: dict[str, str],
             written = assistant.type(written, prefix)
             found = assistant.suggest(written, given.count)
         except UserError as error:
-            raise UserError(f"standard input line {number}: {error}") from None
+            raise error.saying(f"standard input line {number}: {error.message}") from None
         rows = [dataclasses.asdict(suggestion) for suggestion in found.suggestions]
         terminal.lines([{"prefix": prefix, "suggestions": rows, "cut": found.cut}])
         streams.flush()

@@ -107,7 +107,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     except (UserError, OSError) as error:
         streams.abandon()
-        said = streams.system_error(error) if isinstance(error, OSError) else str(error)
+        said = streams.system_error(error) if isinstance(error, OSError) else error.as_command()
         terminal.say(f"{PROG}: {said}")
         return 2
 

@@ -179,9 +179,8 @@ def column_readers(
     for variable in schema.variables:
         if variable.source not in table.columns and policy[variable.name] != "expected":
             have = listed(table.columns)
-            raise UserError(
-                f"{table.name}: no column {variable.source!r}; it has {have} (unknown=expected goes on without)"
-            )
+            message = f"{table.name}: no column {variable.source!r}; it has {have}"
+            raise UserError(message, (("unknown", "expected"),))
     return [_reader(v, table.name, config, policy[v.name], known=True) for v in schema.variables]
 
 
@@ -227,7 +226,7 @@ def _reader(variable: Variable, where: str, config: DataConfig, unknown: str, *,
     """The reader of a variable, which is `known` if training has read its column."""
     name, column, found = variable.name, variable.source, variable if known else None
     if variable.kind == "category":
-        return CategoryColumn(name, column, where, found, unknown)
+        return CategoryColumn(name, column, where, found, unknown, private=column == config.user)
     if variable.kind == "text":
         return TextColumn(name, column, where, config)
     if variable.kind == "vector":

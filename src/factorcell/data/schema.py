@@ -33,7 +33,9 @@ class Variable:
 
     `values` and `counts` of a category (row 0 is `RARE`); moments and range of a number, and its `period` (0: none);
     `means` and `deviations` of a vector (D) or of the waves of a periodic number; of a text, its words as `values` and
-    their `shares` of the mean embedding of all texts. `column` is where it is read, if not in the column of its name.
+    their `shares` of the mean embedding of all texts. `grouped` is the filter of the rare values of a category
+    (`rare_values`); without one it cannot be told which values were rare. `column` is where it is
+    read, if not in the column of its name.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Variable:
     deviations: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
     least: int = 0
+    grouped: str = ""
 
     @property
     def source(self) -> str:
@@ -114,11 +117,12 @@ class ContextSchema:
     def without_names(self, names: Collection[str]) -> "ContextSchema":
         """The same, but that the values of the categories `names` are numbered, `<1>` the most frequent.
 
-        No name can be found out from a number; a table that is read by this schema has unknown values only.
+        No name can be found out from a number, and nothing of rare ones is kept; a table that is read by this schema
+        has unknown values only.
         """
         return ContextSchema(
             tuple(
-                replace(v, values=(RARE, *(f"<{number}>" for number in range(1, len(v.values)))))
+                replace(v, values=(RARE, *(f"<{number}>" for number in range(1, len(v.values)))), grouped="")
                 if v.name in names and v.kind == "category"
                 else v
                 for v in self.variables
@@ -168,6 +172,10 @@ def _variable(entry: Mapping[str, Any]) -> Variable:
     return variable
 
 
+def _hexadecimal(value: Any) -> bool:
+    return isinstance(value, str) and len(value) % 2 == 0 and set(value) <= set("0123456789abcdef")
+
+
 def _finite(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
@@ -175,6 +183,7 @@ def _finite(value: Any) -> bool:
 # Fields, what each value of them must be, and what a message calls that.
 VALID: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("name", "column", "values"), lambda value: isinstance(value, str), "text"),
+    (("grouped",), _hexadecimal, "bytes as hexadecimal digits"),
     (("counts", "rare", "least"), lambda value: type(value) is int and value >= 0, "whole numbers from 0 on"),
     (("mean", "low", "high", "means"), _finite, "finite numbers"),
     (("period", "shares"), lambda value: _finite(value) and value >= 0, "finite numbers from 0 on"),

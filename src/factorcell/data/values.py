@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import UserError
+from factorcell.data.rare_values import bloom_filter, holds
 from factorcell.data.schema import MISSING, RARE, Variable, waves
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -122,10 +123,15 @@ class _Names(dict[Any, int]):
 
 
 class CategoryColumn:
-    """A categorical column as it is read."""
+    """A categorical column as it is read; messages name no values of one that is `private`."""
 
-    def __init__(self, name: str, column: str, where: str, known: Variable | None, unknown: str) -> None:
+    def __init__(
+        self, name: str, column: str, where: str, known: Variable | None, unknown: str, private: bool = False
+    ) -> None:
         self.name, self.column, self.where, self.known, self.unknown = name, column, where, known, unknown
+        self.private = private
+        self.valid = set(known.values[1:]) if known else set()
+        self.grouped = bytes.fromhex(known.grouped) if known else b""
         self.ids = _Names()
         self.rows: list[NDArray[np.int32]] = []
 
@@ -143,25 +149,26 @@ class CategoryColumn:
         self.rows.append(rows)
         if self.known and self.unknown == "error" and len(self.ids.names) > seen:
             for name in islice(self.ids.names, seen, None):
-                if name not in self.known.values[1:]:
+                if name not in self.valid and not holds(self.grouped, name):
                     row = before + int(np.flatnonzero(rows == self.ids.names[name])[0]) + 1
-                    raise UserError(self._never(name, row))
+                    raise UserError(self._never(name, row), (("unknown", "group"), ("unknown", "expected")))
 
     def _never(self, name: str, row: int) -> str:
         values = self.known.values[1:] if self.known else ()
+        rare = " or is a rare one" if self.known and self.known.rare and not self.grouped else ""
+        said = f"{self.where} row {row}: {self.column} {name!r} was never seen in training{rare}; it knows "
+        if self.private:
+            return f"{said}{len(values):,} values"
         near = difflib.get_close_matches(name, values, n=3) or values[:5]
         more = ", ..." if len(values) > len(near) else ""
-        rare = " or is a rare one" if self.known and self.known.rare else ""
-        return (
-            f"{self.where} row {row}: {self.column} {name!r} was never seen in training{rare}; it knows "
-            f"{len(values)} values ({', '.join(near)}{more}); choose unknown=group or unknown=expected to go on"
-        )
+        return f"{said}{len(values):,} values ({', '.join(near)}{more})"
 
     def variable(self, min_count: int) -> Variable:
         """The variable that this column makes: frequent values by falling count, rare ones grouped."""
         counts = np.bincount(np.concatenate(self.rows), minlength=len(self.ids.names) + 1)[1:].tolist()
         named = sorted(zip(self.ids.names, counts, strict=True), key=lambda pair: (-pair[1], pair[0]))
         kept = [(name, count) for name, count in named if count >= min_count and name != RARE]
+        names = {name for name, _ in kept}
         grouped = sum(counts) - sum(count for _, count in kept)
         return Variable(
             self.name,
@@ -170,6 +177,7 @@ class CategoryColumn:
             counts=(grouped, *(count for _, count in kept)),
             rare=len(named) - len(kept),
             least=min_count,
+            grouped=bloom_filter([name for name in self.ids.names if name not in names]),
         )
 
     def provisional(self) -> NDArray[np.int32]:

@@ -178,7 +178,7 @@ class Run:
         try:
             return self.prepare(rows, unknown=unknown, optional=missing)
         except UserError as error:
-            raise UserError(str(error).replace("the rows given row", "context", 1)) from None
+            raise error.saying(error.message.replace("the rows given row", "context", 1)) from None
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

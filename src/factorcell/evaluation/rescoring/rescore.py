@@ -134,7 +134,7 @@ def checked(model: Run | NGram, nbest: NBest, rows: Sequence[Row], unknown: str)
         try:
             read(model, [replace(utterance, texts=("",))], [row], optional, unknown)
         except UserError as error:
-            raise UserError(f"utterance {utterance.id}: {str(error).removeprefix(ROW)}") from None
+            raise error.saying(f"utterance {utterance.id}: {error.message.removeprefix(ROW)}") from None
     return optional
 
 
