@@ -147,8 +147,12 @@ def test_classify_prints_and_writes_probabilities(trained: Path, capsys: pytest.
     out = trained / "predictions.jsonl"
     assert main(["classify", *files, "--target", "dialect", "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "accuracy" in said
+    assert "the most frequent value, has a share of 0." in said
+    assert "with --priors training" in said
+    assert "left out since" not in said
     assert "confusion" in said
+    assert main(["classify", *files, "--target", "stars", "--values", "1", "2"]) == 0
+    assert "48 left out since their value is no candidate" in capsys.readouterr().out
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 80
     for row in rows:
@@ -312,6 +316,7 @@ def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) 
     config = _write(trained / "config.toml", "[model]\nrnk = 3\n")
     for command, message in [
         (["score", str(run), str(other)], "row 1: dialect 'Cornish' was never seen in training"),
+        (["evaluate", str(run), str(other)], "; --unknown group or --unknown expected goes on all the same\n"),
         (["score", str(trained / "no"), test], "not a run folder"),
         (["classify", str(run), test, "--target", "town"], "unknown context variable 'town'"),
         (["classify", str(run), test], "give either --target COLUMN or --points TABLE"),

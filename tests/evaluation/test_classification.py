@@ -86,6 +86,33 @@ def test_training_priors(run: Run) -> None:
     np.testing.assert_allclose(shift[:, oslo] - shift[:, nice], math.log(6 / 4), atol=1e-6)
 
 
+def test_metrics_say_what_accuracy_is_worth_and_what_is_left_out(run: Run) -> None:
+    """The majority's share, the accuracy with training's priors, and why texts are not judged."""
+    rows = [*ROWS, {**ROWS[0], "city": "Rome"}, {**ROWS[0], "city": None}, {**ROWS[0], "city": ""}]
+    metrics = classify(run, rows, "city", distractors=["Rome"]).metrics()
+    assert (metrics["left_out"], metrics["left_out_missing"], metrics["left_out_other"]) == (2, 2, 0)
+    plain = classify(run, rows, "city")
+    metrics = plain.metrics()
+    assert (metrics["left_out"], metrics["left_out_missing"], metrics["left_out_other"]) == (3, 2, 1)
+    assert (metrics["majority"], metrics["majority_value"]) == (0.6, "Oslo")
+    weighed = classify(run, rows, "city", priors="training")
+    assert metrics["accuracy_training_priors"] == weighed.metrics()["accuracy"]
+    assert "accuracy_training_priors" not in weighed.metrics()
+    tilted = replace(plain, by_training=np.where(plain.truth < 0, 0, plain.truth)).metrics()
+    assert (tilted["accuracy_training_priors"], tilted["accuracy"]) == (1.0, metrics["accuracy"])
+
+
+def test_no_message_names_a_user(run: Run) -> None:
+    """Where the column of a target names users, its values are counted, not listed."""
+    run.config = replace(run.config, data=replace(run.config.data, user="city", context=("stars",)))
+    for values in (["Olso"], ["Oslo", "Niece"]):
+        with pytest.raises(UserError, match=r"unknown value of city .*; it knows 2 values$") as error:
+            classify(run, ROWS, "city", values=values)
+        assert not {"'Oslo'", "'Nice'"} & set(str(error.value).split())
+    with pytest.raises(UserError, match=r"unknown value of city 'Olso'; it knows 2 values$"):
+        log_likelihoods(run, run.prepare(ROWS), [{"city": "Olso"}])
+
+
 def test_bad_targets_are_refused_in_one_line(run: Run) -> None:
     """Unknown variables, values, priors and numeric targets."""
     for target, options, message in [

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -44,6 +45,18 @@ def test_perplexity_is_that_of_single_steps(run: Run) -> None:
     assert result["perplexity_known"] == pytest.approx(math.exp(sum(known) / len(known)), rel=1e-5)
     assert result["targets"] == len(flat)
     assert result["unknown_share"] == pytest.approx(1 / len(flat))
+
+
+def test_whatever_training_reads_is_evaluated(run: Run, tmp_path: Path) -> None:
+    """A corpus, rows, a data frame and a file alike; what is unknown is grouped where the caller says so."""
+    frame = pd.DataFrame(ROWS)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    whole = evaluate(run, run.prepare(ROWS))
+    assert evaluate(run, ROWS) == evaluate(run, frame) == evaluate(run, tmp_path / "rows.csv") == whole
+    other = {**ROWS[0], "city": "Rome"}
+    with pytest.raises(UserError, match="city 'Rome' was never seen"):
+        evaluate(run, [other])
+    assert evaluate(run, [other], unknown="group") == evaluate(run, run.prepare([other], unknown="group"))
 
 
 def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,16 @@ def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
     texts = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
     figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
     show(f"{figures} ({texts})")
+    if metrics["texts"]:
+        always = f"{metrics['majority_value']!r}, the most frequent value"
+        show(f"{always}, has a share of {metrics['majority']:.4f}: the accuracy of always guessing it")
+    if "accuracy_training_priors" in metrics:
+        show(f"accuracy {metrics['accuracy_training_priors']:.4f} with --priors training")
+    if metrics.get("left_out_missing"):
+        show(f"{metrics['left_out_missing']:,} left out since they have no value")
+    if metrics.get("left_out_other"):
+        why = "their value is no candidate: rare, never seen or not asked for"
+        show(f"{metrics['left_out_other']:,} left out since {why}")
     if "perplexity" in metrics:
         show(f"perplexity {metrics['perplexity']:.2f} given the right value")
     table(metrics["values"], ("value", "count", "precision", "recall", "f1", "auc"))

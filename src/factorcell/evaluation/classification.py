@@ -21,6 +21,7 @@ from factorcell.choices import PRIORS
 from factorcell.config import UserError, choose
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
+from factorcell.data.schema import Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.model.language_model import Conditioned
@@ -104,7 +105,7 @@ def _candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         variable = run.schema.variable(name)
         if variable.kind == "category":
             known = category_name(value)
-            choose(f"value of {name}", known, variable.values)
+            _choose_value(run, variable, known, variable.values)
             categories[run.schema.categories.index(variable)] = variable.values.index(known)
         elif variable in run.schema.numbers:
             number = to_number(value)
@@ -141,6 +142,8 @@ class Classification:
     """Texts judged by Bayes' rule: `names` (K) of the candidates, `log_posterior` (B, K), `truth` (B), -1: unknown.
 
     `score` (B, K) is minus the perplexity, z-normalised over the candidates: the detection score of the 2017 paper.
+    Where they are told: `missing` (B,) are the texts without any value, and `by_training` (B,) what would be predicted
+    with the priors of training.
     """
 
     names: tuple[str, ...]
@@ -148,6 +151,8 @@ class Classification:
     score: Floats
     truth: NDArray[np.int64]
     distractor: NDArray[np.bool_]
+    missing: NDArray[np.bool_] | None = None
+    by_training: NDArray[np.int64] | None = None
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -168,7 +173,10 @@ class Classification:
         return counts
 
     def metrics(self) -> Row:
-        """Accuracy, macro F1, mean AUC, and per value count, precision, recall, F1 and AUC."""
+        """Accuracy, macro F1, mean AUC, and per value count, precision, recall, F1 and AUC.
+
+        Beside the accuracy `majority`, the share of the most frequent value among the texts that are judged.
+        """
         counts = self.confusion()
         right, true, predicted = np.diag(counts), counts.sum(1), counts.sum(0)
         values: list[Row] = []
@@ -188,12 +196,30 @@ class Classification:
         return {
             "texts": int(counts.sum()),
             "distractors": int(self.distractor.sum()),
-            "left_out": int(((self.truth < 0) & ~self.distractor).sum()),
+            **self._left_out(),
             "accuracy": float(right.sum() / counts.sum()) if counts.sum() else math.nan,
+            **self._accuracy_by_training(),
+            "majority": float(true.max() / counts.sum()) if counts.sum() else math.nan,
+            "majority_value": self.names[int(true.argmax())] if counts.sum() else None,
             "macro_f1": _mean([value["f1"] for value in present]),
             "auc": _mean([value["auc"] for value in present]),
             "values": [{key: _plain(item) for key, item in value.items()} for value in values],
         }
+
+    def _left_out(self) -> Row:
+        """How many texts are not judged; where it is told, how many for want of a value, and of other values."""
+        left = (self.truth < 0) & ~self.distractor
+        if self.missing is None:
+            return {"left_out": int(left.sum())}
+        missing = int((left & self.missing).sum())
+        return {"left_out": int(left.sum()), "left_out_missing": missing, "left_out_other": int(left.sum()) - missing}
+
+    def _accuracy_by_training(self) -> Row:
+        """The accuracy that the priors of training would give, where they were not those used."""
+        judged = self.truth >= 0
+        if self.by_training is None or not judged.any():
+            return {}
+        return {"accuracy_training_priors": float((self.by_training == self.truth)[judged].mean())}
 
     def _auc(self, index: int) -> float:
         judged = (self.truth >= 0) | self.distractor
@@ -269,17 +295,30 @@ def classify(
         raise UserError(f"{target} is a {variable.kind}; only the values of a category can be told apart")
     names = [category_name(value) for value in values] or list(variable.values[1:])
     for name in names:
-        choose(f"value of {target}", name, variable.values[1:])
+        _choose_value(run, variable, name, variable.values[1:])
     corpus = run.prepare(source, unknown=unknown, optional=(target,))
     known = variable.source in open_table(source).columns
     truth = _names(source, variable.source) if known else [None] * len(corpus)
+    trained = dict(zip(variable.values, map(float, variable.counts), strict=True))
     weights = priors if isinstance(priors, Mapping) else None
     if priors == "training":
-        weights = dict(zip(variable.values, map(float, variable.counts), strict=True))
+        weights = trained
     elif weights is None:
         choose("priors", str(priors), PRIORS)
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], samples=samples, seed=seed)
-    return judge(names, likelihoods, corpus.lengths, truth, weights, distractors)
+    found = judge(names, likelihoods, corpus.lengths, truth, weights, distractors)
+    found = replace(found, missing=np.array([name is None for name in truth], dtype=bool))
+    if weights is trained or not any(trained[name] for name in names):
+        return found
+    return replace(found, by_training=judge(names, likelihoods, corpus.lengths, truth, trained).predicted)
+
+
+def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str]) -> None:
+    """`UserError` unless `name` is among the `valid` values of `variable`, which are not listed if they are users."""
+    if variable.source != run.config.data.user:
+        choose(f"value of {variable.name}", name, valid)
+    elif name not in valid:
+        raise UserError(f"unknown value of {variable.name} {name!r}; it knows {len(variable.values) - 1:,} values")
 
 
 def _names(source: Any, column: str) -> list[str | None]:

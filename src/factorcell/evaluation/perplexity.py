@@ -23,8 +23,13 @@ TOP = (1, 3, 5)  # a prediction is right if the target is among so many most pro
 Row = dict[str, Any]
 
 
-def evaluate(run: Scorer, corpus: Corpus) -> Row:
-    """Perplexity of a corpus, of all targets and of known ones, with the counts behind it."""
+def evaluate(run: Scorer, source: Any, *, unknown: str = "error") -> Row:
+    """Perplexity of texts, of all targets and of known ones, with the counts behind it.
+
+    `source` is a corpus, or whatever training reads: a path, rows, a data frame. `unknown` says what of context values
+    that training never saw, as `Run.prepare`.
+    """
+    corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
     nats = run.nats(corpus).astype(np.float64)
     known = known_targets(corpus)
     everything = Tally(float(nats.sum()), len(nats))
