@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 
 from factorcell.config import UserError
