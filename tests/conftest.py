@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,8 @@ _TORCH_RANDOM = _TorchRandom()  # hypothesis holds it by a weak reference
 def pytest_configure() -> None:
     """One thread for each process; examples fixed by the test's own code, never failed for being slow."""
     torch.set_num_threads(1)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes of tests inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.register_random(_TORCH_RANDOM)
     hypothesis.settings.register_profile("factorcell", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("factorcell")

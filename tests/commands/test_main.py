@@ -245,6 +245,7 @@ def test_report_of_runs(trained: Path) -> None:
     assert "confusion" in content.lower()
 
 
+@pytest.mark.slow
 def test_killed_training_resumes_to_the_same_weights(tables: Path) -> None:
     """`kill -9` in the middle, then --resume: the weights are those of a run that was left alone."""
     more = ["--epochs", "12", "--save-every", "5", "--log-every", "1", "--dropout-output", "0.2"]

@@ -328,10 +328,10 @@ def test_without_a_development_table_the_same_rows_are_held_out(tmp_path: Path) 
     assert rows[0]["perplexity"] == (run.best() or {})["perplexity"]
 
 
+@pytest.mark.slow
 def test_a_database_holds_many_studies(tmp_path: Path) -> None:
     """SQLite by its URL: two studies beside each other, each gone on with by its name."""
-    url = f"sqlite:///{tmp_path}/studies.db"
-    first = searched(tmp_path / "a", 1, storage=url)
+    first = searched(tmp_path / "a", 1, storage=(url := f"sqlite:///{tmp_path}/studies.db"))
     searched(tmp_path / "b", 2, storage=url, study="second", models=["unadapted"])
     assert not (tmp_path / "a" / "study.journal").exists()
     assert optuna.get_all_study_names(url) == ["a", "second"]

@@ -174,8 +174,12 @@ int64_t factorcell_packed_table(const Softmax *a, int variant) { return PACKED_T
 // Forward or backward.
 int factorcell_recurrence(Recurrence *a, int backward, int variant) { return run(a, backward != 0, RECURRENCE[variant]); }
 
-// `packed` from `weight`, for calls in that direction.
-int factorcell_recurrence_pack(Recurrence *a, int backward, int variant) { return run(a, backward != 0, PACK[variant]); }
+// `packed` from `weight`, for calls in that direction; by this thread alone.
+int factorcell_recurrence_pack(Recurrence *a, int backward, int variant) {
+    bool failed = false;
+    take_jobs(a, backward != 0, PACK[variant], &failed);
+    return failed;
+}
 
 // The table is packed first.
 int factorcell_softmax(Softmax *a, int variant) {
