@@ -1,0 +1,262 @@
+"""Which options fit which table? Trials of a few minutes on many tables: what rules for defaults are made from.
+
+    python experiments/defaults.py --data DATA --out OUT --jobs 2      # stop as you like: the same command goes on
+    python experiments/defaults.py --data DATA --out OUT --kind defaults --minutes 1 3 15
+    python experiments/defaults.py --out OUT --show
+
+Every table has a random search of 12 trials, as a yardstick, and is trained with the defaults. A trial measures on its
+first batches how long a step takes, and makes as many steps as its minutes hold, but no more than its passes. Time is
+that of the processor, on one thread: neighbours on the machine do not count. Rules are made from the `FITTED` tables
+and judged on the others.
+"""
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import thesis
+from factorcell import files
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.model.run import Run
+from factorcell.training.trainer import Trainer, train
+
+TRIALS, MINUTES = 12, 3.0
+JUDGED = 1000  # development texts, at most
+MEASURED = 4.0  # seconds of steps by which their speed is known
+WARM = 3  # first steps, which are slower
+EVALUATIONS = 4
+
+Row = dict[str, Any]
+Options = dict[str, dict[str, Any]]  # section -> option -> value
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` random texts of a data set, or all of them, and how they are read."""
+
+    source: str
+    data: Mapping[str, Any]
+    rows: int | None = None
+
+
+WORDS: Mapping[str, Any] = {"unit": "word"}
+LETTERS: Mapping[str, Any] = {"unit": "char"}
+CLOTHES = {**WORDS, "context": ["class", "rating"]}
+COMMITS = {**LETTERS, "user": "user"}
+FITTED = {
+    "clothes-5000": Table("womens_clothing", CLOTHES, 5000),
+    "agnews": Table("agnews", {**WORDS, "context": ["section"]}),
+    "hotels": Table("hotels", {**WORDS, "context": ["hotel", "rating"]}),
+    "dbpedia-3000": Table("dbpedia14", {**WORDS, "context": ["category"]}, 3000),
+    "scotus-200000": Table("scotus", {**WORDS, "context": ["role", "speaker"]}, 200_000),
+    "voices-20000": Table("commonvoice9", {**LETTERS, "context": ["language"]}, 20_000),
+    "places": Table("placenames", {**LETTERS, "context": ["lat:number", "lon:number"]}),
+    "commits": Table("commits", COMMITS),
+}
+JUDGED_ON = {
+    "clothes-1000": Table("womens_clothing", CLOTHES, 1000),
+    "clothes": Table("womens_clothing", {**WORDS, "context": ["department", "rating", "age:number"]}),
+    "imdb-6000": Table("imdb", {**WORDS, "context": ["rating"]}, 6000),
+    "sotu": Table("sotu", {**WORDS, "context": ["president", "year:number"]}),
+    "reddit-100000": Table("reddit_titles", {**WORDS, "context": ["subreddit"]}, 100_000),
+    "voices": Table("commonvoice9", {**LETTERS, "context": ["language"]}),
+    "tweets": Table("geotweets", {**LETTERS, "context": ["lat:number", "lon:number"]}),
+    "commits-10000": Table("commits", COMMITS, 10_000),
+}
+TABLES = {**FITTED, **JUDGED_ON}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training: of a `table`, of a `kind` (search or defaults), the `number` of a search, for so many `minutes`."""
+
+    table: str
+    kind: str
+    number: int
+    minutes: float
+
+    @property
+    def key(self) -> Row:
+        """What a row of the results is known by."""
+        return {"table": self.table, "kind": self.kind, "number": self.number, "minutes": self.minutes}
+
+    def options(self) -> Options:
+        """What it is trained with besides the defaults."""
+        if self.kind == "defaults":
+            return {}
+        places = list(TABLES)
+        return drawn(np.random.default_rng((places.index(self.table), self.number)), TABLES[self.table])
+
+
+def drawn(random: np.random.Generator, table: Table) -> Options:
+    """Options of a search, by the unit of the table; passes are at most that many."""
+    words = table.data["unit"] == "word"
+
+    def one(*among: Any) -> Any:
+        return among[random.integers(len(among))]
+
+    rate, passes = float(np.exp(random.uniform(np.log(1e-3), np.log(1.2e-2)))), one(3, 6, 12, 25)
+    context, drop = one(4, 8, 16, 24), one(0.0, 0.1, 0.2, 0.3)
+    sampled = {"loss": "sampled", "samples": one(500, 1000, 2000)} if words and one(True, True, False) else {}
+    model = {
+        "embedding_size": one(50, 100, 150, 200) if words else one(16, 24, 50),
+        "hidden_size": one(100, 150, 200, 300) if words else one(150, 300, 450),
+        "layer_norm": one(False, True),
+        "context_size": context,
+        "variable_size": context,
+        "rank": one(4, 12, 24),
+        "dropout_recurrent": drop,
+        "dropout_input": drop * one(0.0, 1.0) if words else 0.0,
+        "dropout_output": drop * one(1.0, 1.5) if words else 0.0,
+        "dropout_context": one(0.0, 0.0, 0.1, 0.2),
+    }
+    training = {
+        "batch_tokens": one(500, 1000, 1500, 2500, 4000),
+        "learning_rate": rate,
+        "token_rate": one(1.0, 3.0),
+        "weight_decay": one(0.0, 0.01),
+        "epochs": passes,
+        **sampled,
+    }
+    return {"model": model, "training": training}
+
+
+def config(trial: Trial) -> Config:
+    """All options of a trial; its epochs are those that it has at most."""
+    options = trial.options()
+    training = {**options.get("training", {}), "threads": 1, "evaluations": EVALUATIONS, "save_every": 1_000_000}
+    return Config.from_dict({"data": TABLES[trial.table].data, "model": options.get("model", {}), "training": training})
+
+
+def corpora(data: Path, table: Table, made: Config) -> tuple[Corpus, Corpus]:
+    """The texts of a table: to train on, and to measure on."""
+    source = data / table.source
+    train_rows = thesis.read(source / "train.parquet")
+    if table.rows is not None:
+        places = np.random.default_rng(0).permutation(len(train_rows))[: table.rows]
+        train_rows = train_rows.take(np.sort(places))
+    corpus = prepare(train_rows, made.data)
+    held = prepare(
+        thesis.read(source / "dev.parquet"),
+        made.data,
+        vocabulary=corpus.vocabulary,
+        schema=corpus.schema,
+        unknown="group",
+    )
+    judged = np.random.default_rng(0).permutation(len(held))[:JUDGED]
+    return corpus, held.select(np.sort(judged))
+
+
+def seconds_per_step(trainer: Trainer) -> float:
+    """The processor's time of a step, of the first ones; they are made, so `trainer` is spent afterwards."""
+    begun, first = time.process_time(), 0.0
+    for number, batch in enumerate(trainer.batches()):
+        trainer.step(batch)
+        if number == WARM:
+            first = time.process_time()
+        elif number > WARM and time.process_time() - begun > MEASURED:
+            return (time.process_time() - first) / (number - WARM)
+    return (time.process_time() - begun) / trainer.steps
+
+
+def made_row(trial: Trial, data: Path) -> Row:
+    """The outcome of a trial."""
+    torch.set_num_threads(1)
+    made = config(trial)
+    corpus, held = corpora(data, TABLES[trial.table], made)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(Run.create(Path(folder) / "speed", made, corpus.vocabulary, corpus.schema), corpus, held)
+        fit = trial.minutes * 60 / seconds_per_step(trainer)  # steps
+        epochs = made.training.epochs * min(1.0, fit / trainer.steps)
+        made = replace(made, training=replace(made.training, epochs=epochs))
+        run = Run.create(Path(folder) / "run", made, corpus.vocabulary, corpus.schema)
+        begun = time.process_time()
+        rows = [row for row in train(run, corpus, held) if row["split"] == "dev"]
+        spent = (time.process_time() - begun) / 60
+    best = min(rows, key=lambda row: float(row["perplexity"]))
+    figures = {name: round(best[name], 4) for name in ("perplexity", "perplexity_known")}
+    about = {"texts": len(corpus), "targets": corpus.targets, "vocabulary": len(corpus.vocabulary)}
+    told = {"epochs": round(epochs, 4), "spent": round(spent, 2), "best_at": best["step"] / best["steps"]}
+    return {**trial.key, **figures, **about, **told, "options": trial.options()}
+
+
+@dataclass
+class Study:
+    """The rows in a folder, and what is missing of those that are asked for."""
+
+    out: Path
+    rows: list[Row] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = files.read_rows(self.out / "defaults.jsonl")
+
+    def missing(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Those that have no row yet."""
+        done = [{name: row[name] for name in trials[0].key} for row in self.rows]
+        return [trial for trial in trials if trial.key not in done]
+
+    def make(self, trials: Sequence[Trial], data: Path, jobs: int) -> None:
+        """Train the missing ones, several side by side; each row is kept as soon as it is there."""
+        missing = self.missing(trials)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+            waiting = [pool.submit(made_row, trial, data) for trial in missing]
+            for done in tqdm(as_completed(waiting), total=len(waiting), unit="trial"):
+                self.rows.append(done.result())
+                files.append_row(self.out / "defaults.jsonl", self.rows[-1])
+
+    def show(self) -> Iterator[str]:
+        """A line per table: the best trials of the search, and the defaults."""
+        for table in TABLES:
+            found = sorted((row for row in self.rows if row["table"] == table), key=lambda row: row["perplexity"])
+            search = [row for row in found if row["kind"] == "search"]
+            plain = [f"{row['minutes']:g} min {row['perplexity']:.2f}" for row in found if row["kind"] == "defaults"]
+            if found:
+                best = ", ".join(f"{row['perplexity']:.2f}" for row in search[:3])
+                yield f"{table}: {len(search)} trials, best {best}; defaults {', '.join(plain)}"
+
+
+def trials(kind: str, tables: Sequence[str], minutes: Sequence[float]) -> list[Trial]:
+    """All of a kind, the first of every table before the second of any."""
+    count = TRIALS if kind == "search" else 1
+    return [Trial(table, kind, number, least) for number in range(count) for least in minutes for table in tables]
+
+
+def main() -> int:
+    """Train what is missing, and show what is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with a folder of Parquet files for each data set")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results; the same one to go on")
+    parser.add_argument("--kind", choices=("search", "defaults"), default="search")
+    parser.add_argument("--minutes", type=float, nargs="+", default=[MINUTES], help="of each trial (default: 3)")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), metavar="TABLE")
+    parser.add_argument("--jobs", type=int, default=2, help="trials side by side (default: 2)")
+    parser.add_argument("--show", action="store_true", help="print what is there")
+    given = parser.parse_args()
+    study = Study(given.out)
+    if not given.show:
+        given.out.mkdir(parents=True, exist_ok=True)
+        try:
+            study.make(trials(given.kind, given.tables, given.minutes), given.data, given.jobs)
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on", file=sys.stderr)
+            return 130
+    print("\n".join(study.show()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

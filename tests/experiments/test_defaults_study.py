@@ -1,0 +1,49 @@
+"""The study of defaults: its trials are valid, drawn anew for each, the same each time, and never made twice."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+import defaults
+from defaults import FITTED, JUDGED_ON, TABLES, TRIALS, Study, Table, Trial
+from factorcell import files
+from tests.small import ROWS
+
+
+def test_tables_are_fitted_or_judged() -> None:
+    assert len(FITTED) == len(JUDGED_ON) == 8
+    assert not FITTED.keys() & JUDGED_ON.keys()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_trial_can_be_trained(table: str) -> None:
+    """The library knows its options; no two of a table are the same, and a number always draws the same."""
+    found = [Trial(table, "search", number, 3.0) for number in range(TRIALS)]
+    for trial in found:
+        made = defaults.config(trial).to_dict()
+        for section, options in trial.options().items():
+            assert {name: made[section][name] for name in options} == options
+        assert trial.options() == trial.options()
+    assert len({str(trial.options()) for trial in found}) == TRIALS
+    assert Trial(table, "defaults", 0, 3.0).options() == {}
+
+
+def test_rows_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny table from its file to a row; what has a row is not missing any more."""
+    (tmp_path / "tiny").mkdir()
+    for part in ("train", "dev"):
+        pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "tiny" / f"{part}.parquet")
+    monkeypatch.setitem(TABLES, "tiny", Table("tiny", {"unit": "char", "context": ["city"]}, len(ROWS) - 1))
+    monkeypatch.setattr(defaults, "MEASURED", 0.05)
+    asked = defaults.trials("search", ["tiny"], [0.002])[:2]
+    assert [trial.number for trial in asked] == [0, 1]
+    row = defaults.made_row(asked[0], tmp_path)
+    assert row["texts"] == len(ROWS) - 1
+    assert 1 < row["perplexity"] < 1000
+    assert 0 < row["epochs"] <= row["options"]["training"]["epochs"]
+    files.append_row(tmp_path / "defaults.jsonl", row)
+    study = Study(tmp_path)
+    assert study.missing(asked) == asked[1:]
+    assert list(study.show()) == [f"tiny: 1 trials, best {row['perplexity']:.2f}; defaults "]
