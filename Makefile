@@ -62,7 +62,9 @@ test: lint
 fast: setup
 	$(BIN)/pytest -m 'not slow' -n $(WORKERS) --dist loadfile $(ARGS)
 
+# Triton, 200 MB, is for the GPU's kernels, which run in its interpreter here.
 check-slow: setup
+	$(PIP) install --quiet -c constraints.txt "triton; sys_platform == 'linux'"
 	$(BIN)/pytest -m slow $(ARGS)
 
 # Where hostile inputs, faults and kills are counted.

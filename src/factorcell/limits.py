@@ -23,7 +23,7 @@ class UserError(ValueError):
     `remedies` are options, name and value, each of which goes on all the same; they are spelled as in Python.
     """
 
-    def __init__(self, message: str, remedies: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, message: str = "", remedies: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(message)
         self.message, self.remedies = message, tuple(remedies)
 

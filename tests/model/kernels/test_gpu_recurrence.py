@@ -11,7 +11,7 @@ from factorcell.config import ModelConfig
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import gpu, gpu_recurrence
 
-pytestmark = pytest.mark.skipif(gpu.triton is None, reason="Triton is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(gpu.triton is None, reason="Triton is not installed")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Arrays = dict[str, Tensor | None]
 

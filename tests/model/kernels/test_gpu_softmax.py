@@ -10,7 +10,7 @@ from torch import Tensor
 
 from factorcell.model.kernels import gpu, gpu_softmax, softmax
 
-pytestmark = pytest.mark.skipif(gpu.triton is None, reason="Triton is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(gpu.triton is None, reason="Triton is not installed")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
