@@ -54,25 +54,21 @@ class Table:
 
 WORDS: Mapping[str, Any] = {"unit": "word"}
 LETTERS: Mapping[str, Any] = {"unit": "char"}
-CLOTHES = {**WORDS, "context": ["class", "rating"]}
 COMMITS = {**LETTERS, "user": "user"}
 FITTED = {
-    "clothes-5000": Table("womens_clothing", CLOTHES, 5000),
+    "clothes-5000": Table("womens_clothing", {**WORDS, "context": ["class", "rating"]}, 5000),
     "agnews": Table("agnews", {**WORDS, "context": ["section"]}),
-    "hotels": Table("hotels", {**WORDS, "context": ["hotel", "rating"]}),
-    "dbpedia-3000": Table("dbpedia14", {**WORDS, "context": ["category"]}, 3000),
     "scotus-200000": Table("scotus", {**WORDS, "context": ["role", "speaker"]}, 200_000),
     "voices-20000": Table("commonvoice9", {**LETTERS, "context": ["language"]}, 20_000),
     "places": Table("placenames", {**LETTERS, "context": ["lat:number", "lon:number"]}),
     "commits": Table("commits", COMMITS),
 }
+# Of other sources, but for the one that has users.
 JUDGED_ON = {
-    "clothes-1000": Table("womens_clothing", CLOTHES, 1000),
-    "clothes": Table("womens_clothing", {**WORDS, "context": ["department", "rating", "age:number"]}),
+    "dbpedia-1000": Table("dbpedia14", {**WORDS, "context": ["category"]}, 1000),
     "imdb-6000": Table("imdb", {**WORDS, "context": ["rating"]}, 6000),
-    "sotu": Table("sotu", {**WORDS, "context": ["president", "year:number"]}),
+    "hotels": Table("hotels", {**WORDS, "context": ["hotel", "rating"]}),
     "reddit-100000": Table("reddit_titles", {**WORDS, "context": ["subreddit"]}, 100_000),
-    "voices": Table("commonvoice9", {**LETTERS, "context": ["language"]}),
     "tweets": Table("geotweets", {**LETTERS, "context": ["lat:number", "lon:number"]}),
     "commits-10000": Table("commits", COMMITS, 10_000),
 }
