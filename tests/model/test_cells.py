@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import ADAPTERS as NAMES
@@ -15,8 +14,9 @@ from factorcell.config import CELLS as KINDS
 from factorcell.config import ModelConfig
 from factorcell.model.adapters import ADAPTERS, AdaptedWeights, Shift
 from factorcell.model.cells import CELLS, Cell, State
+from tests.model import oracles
+from tests.model.oracles import Array
 
-Array = NDArray[np.float64]
 E, H, K, R, B, T = 3, 4, 5, 2, 3, 6
 SIZES = ModelConfig(hidden_size=H, rank=R)
 COMBINATIONS = [names for count in range(len(ADAPTERS) + 1) for names in itertools.combinations(ADAPTERS, count)]
@@ -49,27 +49,11 @@ def weight(cell: Cell, name: str) -> Array:
     return array
 
 
-def sigmoid(value: float) -> float:
-    """1 / (1 + exp(-x))."""
-    return 1 / (1 + math.exp(-value))
-
-
 def matrices(cell: Cell, c: Tensor, adapt: tuple[str, ...]) -> tuple[Array, Array]:
-    """W' (D, G) and b' (G,) of one context: TACL 2018, equations 2 to 4; thesis 2018, equation 3.2."""
-    matrix, bias = cell.matrix.detach().numpy().copy(), cell.bias.detach().numpy().copy()
-    if "concat" in adapt:
-        bias += c.numpy() @ weight(cell, "concat.weight")
-    if "factor" in adapt:
-        left, right = weight(cell, "factor.left"), weight(cell, "factor.right")
-        matrix += np.einsum("k,kdr->dr", c, left) @ np.einsum("k,krg->rg", c, right)
-    scale, gates = np.ones(matrix.shape), len(bias)
-    if "scale" in adapt:
-        scale += c.numpy() @ weight(cell, "scale.weight")
-    if "scale_split" in adapt:
-        both = c.numpy() @ weight(cell, "scale_split.weight")
-        scale[:E] += both[:gates]
-        scale[E:] += both[gates:]
-    return matrix * scale, bias
+    """W' (D, G) and b' (G,) of one context."""
+    own = {name: {key: p.detach().numpy() for key, p in cell.adapters[name].named_parameters()} for name in adapt}
+    found = oracles.adapted(cell.matrix.detach().numpy(), cell.bias.detach().numpy(), own, c.numpy(), E)
+    return found.matrix, found.bias
 
 
 def slow(cell: Cell, x: Tensor, c: Tensor, adapt: tuple[str, ...], kind: str, feed: Array | None = None) -> Array:
@@ -88,25 +72,10 @@ def slow(cell: Cell, x: Tensor, c: Tensor, adapt: tuple[str, ...], kind: str, fe
 
 def stepped(cell: Cell, kind: str, given: Array, product: Array, h: Array, m: Array) -> tuple[Array, Array]:
     """h and m after a step with the gates `given` + `product`, one number after the other."""
-    if kind == "gru":
-        r = [sigmoid(value) for value in normalised(cell, 0, given[0] + product[0])]
-        z = [sigmoid(value) for value in normalised(cell, 1, given[1] + product[1])]
-        n = normalised(cell, 2, given[2] + np.array(r) * product[2])
-        return np.array([z[j] * h[j] + (1 - z[j]) * math.tanh(n[j]) for j in range(H)]), m
-    gates = [normalised(cell, j, gate) for j, gate in enumerate(given + product)]
-    if kind == "tanh":
-        return np.array([math.tanh(value) for value in gates[0]]), m
-    if kind == "relu":
-        return np.array([max(value, 0.0) for value in gates[0]]), m
-    after = np.zeros(H)
-    for j in range(H):
-        f = sigmoid(gates[1][j] + 1)
-        if kind == "coupled":
-            after[j] = f * m[j] + (1 - f) * math.tanh(gates[0][j])
-        else:
-            after[j] = f * m[j] + sigmoid(gates[0][j]) * math.tanh(gates[2][j])
-    shown = normalised(cell, len(gates), after)
-    return np.array([math.tanh(shown[j]) * sigmoid(gates[-1][j]) for j in range(H)]), after
+    after: tuple[Array, Array] = oracles.oracle(oracles.CELLS, kind)(
+        given, product, h, m, lambda which, values: normalised(cell, which, values)
+    )
+    return after
 
 
 def normalised(cell: Cell, which: int, values: Array) -> Array:
@@ -122,6 +91,16 @@ def test_names_are_those_of_the_config() -> None:
     """The command line offers what there is; a prefix is no shift of weights."""
     assert (*ADAPTERS, "prefix") == NAMES
     assert tuple(CELLS) == KINDS
+
+
+def test_whatever_has_no_oracle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that loop over all adapters or cells ask one table, and say what to add to it."""
+    assert list(oracles.ADAPTERS) == list(ADAPTERS)
+    assert list(oracles.CELLS) == list(CELLS)
+    for table, name, kind in ((oracles.ADAPTERS, "factor", "adapter 'factor'"), (oracles.CELLS, "gru", "cell 'gru'")):
+        monkeypatch.delitem(table, name)
+        with pytest.raises(AssertionError, match=f"no oracle of the {kind}: add its equation to .* of tests/model/o"):
+            test_forward_is_the_equations(name if kind.startswith("cell") else "coupled", False)
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])

@@ -1,6 +1,7 @@
 """The whole model, one number at a time, from the printed equations; and its gradients by finite differences.
 
-TACL 2018, equations 2 to 6, 8 and 9; thesis 2018, equation 2.4. Nothing here is shared with the code but parameters.
+TACL 2018, equations 2 to 6, 8 and 9; thesis 2018, equation 2.4. Nothing here is shared with the code but parameters;
+the equations of adapters are in `oracles`.
 """
 
 import itertools
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import ADAPTERS, OUTPUT_BIASES, ModelConfig, UserError
@@ -20,9 +20,10 @@ from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Proposal, Samples
+from tests.model import oracles
+from tests.model.oracles import Array
 from tests.small import place
 
-Array = NDArray[np.float64]
 V, SIZE = 6, {"embedding_size": 3, "hidden_size": 4, "context_size": 3, "variable_size": 2, "number_size": 3, "rank": 2}
 SIZE |= {"hash_size": 11, "bloom_size": 300}  # so few buckets that pairs collide
 SEEN = [(0, 1, 3), (0, 2, 3), (0, 2, 4), (0, 0, 5), (1, 0, 0), (1, 1, END)]  # pairs: variable, value, token
@@ -119,22 +120,15 @@ class Slow:
         return [self.p[f"{name}.{column}"] for column in range(len(self.rows)) if f"{name}.{column}" in self.p]
 
     def recurrent(self, layer: str) -> tuple[Array, Array]:
-        """TACL, equations 3 and 4: W' = W + Z_L(c) Z_R(c), and b' = b + V c."""
-        matrix, bias = self.p[f"{layer}.matrix"].copy(), self.p[f"{layer}.bias"].copy()
-        adapters = {n.removeprefix(f"{layer}.adapters."): v for n, v in self.p.items() if f"{layer}.adapters." in n}
-        factors = np.ones((2, bias.size))  # of inputs, of h
-        for k, value in enumerate(() if self.context is None else self.context):
-            if "concat.weight" in adapters:
-                bias += value * adapters["concat.weight"][k]
-            for j, other in enumerate(() if self.context is None else self.context):
-                if "factor.left" in adapters:
-                    matrix += value * other * (adapters["factor.left"][k] @ adapters["factor.right"][j])
-            # Thesis, equation 3.2: a factor on every row of W as printed, which is a column here, 1 + C c.
-            if "scale.weight" in adapters:
-                factors += value * adapters["scale.weight"][k]
-            if "scale_split.weight" in adapters:
-                factors += value * adapters["scale_split.weight"][k].reshape(2, -1)
-        return matrix * np.repeat(factors, [len(matrix) - SIZE["hidden_size"], SIZE["hidden_size"]], axis=0), bias
+        """W' and b' of a layer; `oracles` has the equation of each adapter."""
+        adapters: dict[str, dict[str, Array]] = {}
+        for name, value in self.p.items():
+            if name.startswith(f"{layer}.adapters."):
+                adapter, parameter = name.split(".")[-2:]
+                adapters.setdefault(adapter, {})[parameter] = value
+        matrix, c = self.p[f"{layer}.matrix"], np.zeros(0) if self.context is None else self.context
+        found = oracles.adapted(matrix, self.p[f"{layer}.bias"], adapters, c, len(matrix) - SIZE["hidden_size"])
+        return found.matrix, found.bias
 
     def softmax_bias(self) -> Array:
         """TACL, equation 6, b + Q c; thesis, A.1; vectors for every value, whole and thresholded (A.3); hashed ones."""
