@@ -20,6 +20,7 @@ import pytest
 
 import factorcell
 from factorcell.commands.main import ALL, find, main, parser_of
+from factorcell.config import EXTENSIBLE
 from tests import docs_world
 
 ROOT = Path(__file__).parent.parent
@@ -219,6 +220,8 @@ def test_code_runs(page: Path, world: Path, tmp_path: Path, monkeypatch: pytest.
     """Every block of a page runs, one after another, in a copy of the files that it names."""
     folder = shutil.copytree(world, tmp_path / "world")
     monkeypatch.chdir(folder)
+    for more in EXTENSIBLE.values():
+        monkeypatch.setattr(more, "registered", {})
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page.read_text(encoding="utf-8")):
         if not block.excused:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from factorcell.evaluation.perplexity import evaluate, evaluate_by
     from factorcell.generation.generate import GenerationOptions, fill, generate, stream
     from factorcell.generation.infilling import InfillingOptions
+    from factorcell.model.adapters import register_adapter
+    from factorcell.model.cells import register_cell
     from factorcell.model.language_model import LanguageModel
     from factorcell.model.run import Run
     from factorcell.model.scoring import Tally
@@ -67,6 +69,8 @@ __all__ = [
     "mix",
     "open_scorer",
     "prepare",
+    "register_adapter",
+    "register_cell",
     "separate",
     "stream",
     "train",
@@ -88,6 +92,8 @@ __getattr__, __dir__ = lazy(
         "evaluation.perplexity": ("evaluate", "evaluate_by"),
         "generation.generate": ("GenerationOptions", "fill", "generate", "stream"),
         "generation.infilling": ("InfillingOptions",),
+        "model.adapters": ("register_adapter",),
+        "model.cells": ("register_cell",),
         "model.language_model": ("LanguageModel",),
         "model.run": ("Run",),
         "model.scoring": ("Tally",),

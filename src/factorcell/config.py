@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import inputs
+from factorcell.extensions import Extensions
 from factorcell.limits import LARGEST, MANY, SEEDS, Limits
 from factorcell.limits import UserError as UserError
 from factorcell.limits import choose as choose
 
 FORMAT = 1  # of run folders: the number in their config.json; 1 too where there is none
 UNITS = ("word", "space", "char", "grapheme")
-ADAPTERS = ("concat", "scale", "scale_split", "factor", "prefix")
+PREFIX = "prefix"  # reads the context as control codes; the other adapters change weights
+ADAPTERS = ("concat", "scale", "scale_split", "factor", PREFIX)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
+EXTENSIBLE = {"adapt": Extensions("adapter", ADAPTERS), "cell": Extensions("cell", CELLS)}  # by the option of each
 INSIDE = ("low_rank", "low_rank_each")  # softmax biases of few columns, which join the product
 OUTPUT_BIASES = (*INSIDE, "one_hot", "sparse", "hash")
 SOFTMAXES = ("full", "adaptive")
@@ -41,7 +44,7 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "concatcell": (("concat",), ("low_rank",)),
     "factorcell": (("concat", "factor"), ("low_rank",)),
     "scalecell": (("concat", "scale"), ("low_rank",)),
-    "prefix": (("prefix",), ()),
+    "prefix": ((PREFIX,), ()),
 }
 PAPER_MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 
@@ -100,7 +103,9 @@ def _check(section: Any) -> None:
         value, limits = getattr(section, field.name), field.metadata["limits"]
         value = _typed(field.name, value, hints[field.name])
         for item in value if isinstance(value, tuple) else (value,):
-            if field.metadata["choices"]:
+            if field.name in EXTENSIBLE:
+                EXTENSIBLE[field.name].choose(field.name, item)
+            elif field.metadata["choices"]:
                 choose(field.name, item, field.metadata["choices"])
         if limits is not None:
             limits.check(field.name, value)
@@ -205,12 +210,16 @@ class ModelConfig:
     """Sizes of the language model, and what a context changes in it."""
 
     adapt: tuple[str, ...] = option(
-        ("concat", "factor"), "what context changes in the recurrent layer (repeatable)", choices=ADAPTERS
+        ("concat", "factor"),
+        "what context changes in the recurrent layer (repeatable); packages may add names",
+        choices=ADAPTERS,
     )
     output_bias: tuple[str, ...] = option(
         ("low_rank",), "what context changes in the softmax bias (repeatable)", choices=OUTPUT_BIASES
     )
-    cell: str = option("coupled", "kind of recurrent layer; coupled: the LSTM of the papers", choices=CELLS)
+    cell: str = option(
+        "coupled", "kind of recurrent layer; coupled: the LSTM of the papers; packages may add names", choices=CELLS
+    )
     layers: int = whole(1, "recurrent layers, each with adapters of its own", 1, LAYERS)
     embedding_size: int = whole(150, "e, size of a token embedding", 1, SIZES)
     hidden_size: int = whole(200, "d, size of the recurrent layer", 1, SIZES)

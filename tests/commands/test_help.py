@@ -24,7 +24,7 @@ from factorcell.training.proximal import PARTS
 from tests import ROOT
 from tests.commands.verbs import LEAVES, parser, paths
 
-HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pyarrow", "sklearn", "tqdm", "argcomplete")
+HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pyarrow", "sklearn", "tqdm", "argcomplete", "importlib.metadata")
 SOURCES = ROOT / "src" / "factorcell"
 
 

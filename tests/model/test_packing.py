@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from factorcell.model import adapters
-from factorcell.model.adapters import Adapter, Shapes, Shift
+from factorcell.model.adapters import Adapter, LayerSizes, Shapes, Shift
 from factorcell.model.kernels import library
 from factorcell.model.packing import PackedModel
 from tests.growing import regrown
@@ -19,12 +19,12 @@ class Odd(Adapter):
 
     change = "scale"
 
-    def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
-        super().__init__()
-        self.sizes = inputs, gates
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__(sizes)
+        self.sizes = sizes.rows, sizes.columns
 
     @classmethod
-    def shapes(cls, context_size: int, inputs: int, gates: int, rank: int) -> Shapes:
+    def shapes(cls, sizes: LayerSizes) -> Shapes:
         """None: it learns nothing."""
         return {}
 

@@ -12,7 +12,8 @@ from typing import Any
 from factorcell import memory
 from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.commands.parser import Parser
-from factorcell.config import DEVICES, PRECISIONS, Config, UserError, choose
+from factorcell.config import DEVICES, EXTENSIBLE, PRECISIONS, Config, UserError
+from factorcell.extensions import NONE
 
 
 def add(parser: Parser, *sections: str, otherwise: Mapping[str, Any] | None = None) -> None:
@@ -45,6 +46,8 @@ def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any, default: An
     elif typing.get_origin(hint) is tuple:
         names = f"{{none,{','.join(choices)}}}" if choices else metavar
         group.add_argument(flag, action="append", metavar=names, **common)
+    elif field.name in EXTENSIBLE:  # the config knows which there are
+        group.add_argument(flag, type=hint, metavar=f"{{{','.join(choices or ())}}}", **common)
     else:
         group.add_argument(flag, type=hint, choices=choices, metavar=metavar, **common)
 
@@ -72,12 +75,8 @@ def _value(field: dataclasses.Field[Any], value: Any) -> Any:
     """A list without `none`, which stands for an empty one."""
     if not isinstance(value, list):
         return value
-    valid = field.metadata["choices"]
-    names = [name for name in value if not (valid and name == "none")]
-    for name in names:
-        if valid:
-            choose(field.name, name, valid)
-    return tuple(names)
+    chosen = bool(field.metadata["choices"])
+    return tuple(name for name in value if not (chosen and name == NONE))
 
 
 def training_files(verb: Parser) -> None:

@@ -25,6 +25,7 @@ from factorcell.config import INSIDE, UserError, choose
 from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
+from factorcell.model.adapters import shifting
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -118,8 +119,7 @@ class Embeddings:
 def _learned(run: Run) -> bool:
     """Whether anything that is trained reads the embeddings: biases of single values have coefficients of their own."""
     config = run.config.model
-    shifts = [name for name in config.adapt if name != "prefix" and (name != "factor" or config.rank > 0)]
-    return bool(shifts or set(config.output_bias) & set(INSIDE))
+    return bool(shifting(config) or set(config.output_bias) & set(INSIDE))
 
 
 def _why_not(run: Run) -> str:

@@ -19,6 +19,7 @@ from factorcell.evaluation import perplexity
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.judge import Judge
 from factorcell.generation.generate import DEFAULT, GenerationOptions, every, generate, origin, resumed
+from factorcell.model.adapters import ranked
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -92,7 +93,7 @@ def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> Row:
     return {
         "name": run.folder.name,
         "model": run.config.model_name,
-        "rank": run.config.model.rank if "factor" in run.config.model.adapt else None,
+        "rank": run.config.model.rank if ranked(run.config.model) else None,
         "perplexity": whole["perplexity"],
         "accuracy": accuracy,
         "specificity": judged.pop("accuracy"),

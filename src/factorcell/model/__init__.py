@@ -5,15 +5,19 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
+    from factorcell.model.adapters import Adapter, LayerSizes, Shift
+    from factorcell.model.cells import Kind, State
     from factorcell.model.language_model import LanguageModel
     from factorcell.model.run import Run
     from factorcell.model.scoring import Ranker, Scorer, Tally
 
-__all__ = ["LanguageModel", "Ranker", "Run", "Scorer", "Tally"]
+__all__ = ["Adapter", "Kind", "LanguageModel", "LayerSizes", "Ranker", "Run", "Scorer", "Shift", "State", "Tally"]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "adapters": ("Adapter", "LayerSizes", "Shift"),
+        "cells": ("Kind", "State"),
         "language_model": ("LanguageModel",),
         "run": ("Run",),
         "scoring": ("Ranker", "Scorer", "Tally"),

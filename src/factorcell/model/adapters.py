@@ -10,11 +10,13 @@ An adapter maps c to a `Shift`; `shifted` sums the shifts into `AdaptedWeights`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from factorcell.config import ADAPTERS as NAMES
+from factorcell.config import EXTENSIBLE, PREFIX, ModelConfig, UserError
 from factorcell.model.kernels.recurrence import Packed
 
 Shapes = dict[str, tuple[int, ...]]  # of parameters, by their names
@@ -99,26 +101,63 @@ def shifted(matrix: Tensor, bias: Tensor, shifts: Sequence[Shift]) -> AdaptedWei
     )
 
 
+@dataclass(frozen=True)
+class LayerSizes:
+    """Of the layer that an adapter is made for: K `context`, E `inputs`, H `hidden`, how many `gates`, R `rank`."""
+
+    context: int
+    inputs: int
+    hidden: int
+    gates: int
+    rank: int
+
+    @property
+    def rows(self) -> int:
+        """Those of W: D = E + H."""
+        return self.inputs + self.hidden
+
+    @property
+    def columns(self) -> int:
+        """Those of W: G, first all H of one gate, then those of the next."""
+        return self.gates * self.hidden
+
+
+PROBE = LayerSizes(context=3, inputs=2, hidden=4, gates=3, rank=2)  # what an adapter is tried on
+
+
 class Adapter(nn.Module):
-    """What turns context vectors (B, K) into a `Shift`; made of K, D, G and R."""
+    """What turns context vectors (B, K) into a `Shift`; made of `LayerSizes`, for every layer anew.
+
+    Which parts of the `Shift` there are, and their sizes but for B, are the same for all vectors; each row follows from
+    its own vector. One that is `ranked` changes nothing at a rank of 0, and is not made then.
+    """
+
+    ranked: ClassVar[bool] = False
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__()
 
     @classmethod
-    def shapes(cls, context_size: int, inputs: int, gates: int, rank: int) -> Shapes:
+    def shapes(cls, sizes: LayerSizes) -> Shapes:
         """Those of its parameters: a model is known to fit into memory before it is made."""
+        raise NotImplementedError
+
+    def forward(self, vector: Tensor) -> Shift:
+        """The `Shift` of B contexts `vector` (B, K), of floats of the same kind."""
         raise NotImplementedError
 
 
 class Concat(Adapter):
     """ConcatCell: the context as one more input, which is a shifted bias (TACL 2018, equation 2)."""
 
-    def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(context_size, gates) * context_size**-0.5)
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__(sizes)
+        self.weight = nn.Parameter(torch.randn(self.shapes(sizes)["weight"]) * sizes.context**-0.5)
 
     @classmethod
-    def shapes(cls, context_size: int, inputs: int, gates: int, rank: int) -> Shapes:
+    def shapes(cls, sizes: LayerSizes) -> Shapes:
         """See `Adapter`."""
-        return {"weight": (context_size, gates)}
+        return {"weight": (sizes.context, sizes.columns)}
 
     def forward(self, vector: Tensor) -> Shift:
         """`vector` (B, K) -> a shifted bias (B, G)."""
@@ -133,14 +172,14 @@ class Scale(Adapter):
 
     parts = 1
 
-    def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(context_size, self.parts * gates) * 0.1 * context_size**-0.5)
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__(sizes)
+        self.weight = nn.Parameter(torch.randn(self.shapes(sizes)["weight"]) * 0.1 * sizes.context**-0.5)
 
     @classmethod
-    def shapes(cls, context_size: int, inputs: int, gates: int, rank: int) -> Shapes:
+    def shapes(cls, sizes: LayerSizes) -> Shapes:
         """See `Adapter`."""
-        return {"weight": (context_size, cls.parts * gates)}
+        return {"weight": (sizes.context, cls.parts * sizes.columns)}
 
     def forward(self, vector: Tensor) -> Shift:
         """`vector` (B, K) -> what is added to the factors of the parts of W (B, parts, G)."""
@@ -156,16 +195,22 @@ class ScaleSplit(Scale):
 class Factor(Adapter):
     """FactorCell: a rank-r change of W by two basis tensors, (K, D, R) and (K, R, G) (TACL 2018, equation 3)."""
 
-    def __init__(self, context_size: int, inputs: int, gates: int, rank: int) -> None:
-        super().__init__()
+    ranked = True
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__(sizes)
+        shapes = self.shapes(sizes)
         # Left rows have unit expected norm; right starts small, so that training begins near the unadapted cell.
-        self.left = nn.Parameter(torch.randn(context_size, inputs, rank) * inputs**-0.5)
-        self.right = nn.Parameter(torch.randn(context_size, rank, gates) * 0.1 * rank**-0.5)
+        self.left = nn.Parameter(torch.randn(shapes["left"]) * sizes.rows**-0.5)
+        self.right = nn.Parameter(torch.randn(shapes["right"]) * 0.1 * sizes.rank**-0.5)
 
     @classmethod
-    def shapes(cls, context_size: int, inputs: int, gates: int, rank: int) -> Shapes:
+    def shapes(cls, sizes: LayerSizes) -> Shapes:
         """See `Adapter`."""
-        return {"left": (context_size, inputs, rank), "right": (context_size, rank, gates)}
+        return {
+            "left": (sizes.context, sizes.rows, sizes.rank),
+            "right": (sizes.context, sizes.rank, sizes.columns),
+        }
 
     def forward(self, vector: Tensor) -> Shift:
         """`vector` (B, K) -> left (B, D, R) and right (B, R, G)."""
@@ -176,5 +221,78 @@ class Factor(Adapter):
 
 # The class of a name among the options has the same name in CamelCase: scale_split is ScaleSplit. A prefix has none.
 ADAPTERS: dict[str, type[Adapter]] = {
-    name: globals()[name.title().replace("_", "")] for name in NAMES if name != "prefix"
+    name: globals()[name.title().replace("_", "")] for name in NAMES if name != PREFIX
 }
+
+
+def register_adapter(name: str, made: type[Adapter]) -> None:
+    """Let `adapt` have a `name` for the class `made`, in this process.
+
+    `UserError` for a name that is taken, and for a class that does not keep to what `Adapter` says.
+    """
+    EXTENSIBLE["adapt"].register(name, made, _check)
+
+
+def adapter(name: str) -> type[Adapter]:
+    """The adapter called `name`: ours, one that was registered, or one that an installed package offers."""
+    found: type[Adapter] = ADAPTERS[name] if name in ADAPTERS else EXTENSIBLE["adapt"].find(name, _check)
+    return found
+
+
+def shifting(config: ModelConfig) -> tuple[str, ...]:
+    """The adapters of a config that change weights: no prefix, and none whose rank is 0."""
+    return tuple(name for name in config.adapt if name != PREFIX and (config.rank > 0 or not adapter(name).ranked))
+
+
+def ranked(config: ModelConfig) -> bool:
+    """Whether an adapter of a config has a use for the rank."""
+    return any(name != PREFIX and adapter(name).ranked for name in config.adapt)
+
+
+def _check(name: str, made: type[Adapter]) -> None:
+    """`UserError` unless `made` keeps to what `Adapter` says; it is tried on a layer of a few numbers."""
+    if not (isinstance(made, type) and issubclass(made, Adapter)):
+        raise UserError(f"adapter {name!r} is {made!r:.60}; it must be a class that extends factorcell.model.Adapter")
+    if hasattr(nn.ModuleDict(), name):
+        raise UserError(f"adapter {name!r}: PyTorch has that name for itself; choose another")
+    for sizes in (PROBE, replace(PROBE, rank=0)):
+        if sizes.rank or not made.ranked:
+            try:
+                fault = _fault(made, sizes)
+            except Exception as error:  # whatever a class of somebody else raises
+                fault = f"it fails ({type(error).__name__}: {error})".splitlines()[0]
+                raise UserError(f"adapter {name!r} of {sizes}: {fault}") from error
+            if fault:
+                raise UserError(f"adapter {name!r} of {sizes}: {fault}")
+
+
+def _fault(made: type[Adapter], sizes: LayerSizes) -> str:
+    """What is wrong with an adapter of these sizes; empty if nothing is."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        vectors = torch.linspace(-1, 1, 5 * sizes.context).view(5, -1)
+        own = made(sizes)
+        kept = {name: tuple(value.shape) for name, value in own.state_dict().items()}
+        shifts = [own(vectors), own(vectors[:1]), own(torch.zeros_like(vectors))]
+    if {name: tuple(shape) for name, shape in made.shapes(sizes).items()} != kept:
+        return f"its parameters are {kept}, and its shapes {made.shapes(sizes)}"
+    if not all(isinstance(shift, Shift) for shift in shifts):
+        return f"it must return a factorcell.model.Shift, not {type(shifts[0]).__name__}"
+    parts = [{part: value for part, value in vars(shift).items() if value is not None} for shift in shifts]
+    if any(own.keys() != parts[0].keys() for own in parts):
+        return "its shifts of two contexts have not the same parts"
+    for part, value in parts[0].items():
+        if not _fits(part, value, parts[0], sizes) or value.dtype != vectors.dtype:
+            return f"the {part} of 5 contexts is {tuple(value.shape)} of {value.dtype}; see factorcell.model.Shift"
+        if parts[1][part].shape != value[:1].shape or not torch.allclose(parts[1][part], value[:1], atol=1e-5):
+            return f"the {part} of a context is another beside other contexts"
+    return ""
+
+
+def _fits(part: str, value: Tensor, shift: dict[str, Tensor], sizes: LayerSizes) -> bool:
+    """Whether a part of the `shift` of 5 contexts has a shape that `Shift` allows."""
+    if part in ("left", "right"):
+        rank = shift["left"].shape[-1] if shift.keys() >= {"left", "right"} else None
+        return tuple(value.shape) == ((5, sizes.rows, rank) if part == "left" else (5, rank, sizes.columns))
+    if part == "bias":
+        return tuple(value.shape) == (5, sizes.columns)
+    return tuple(value.shape) in ((5, 1, sizes.columns), (5, 2, sizes.columns))

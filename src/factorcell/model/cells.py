@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import ModelConfig
-from factorcell.model.adapters import ADAPTERS, AdaptedWeights, shifted
+from factorcell.config import CELLS as NAMES
+from factorcell.config import EXTENSIBLE, ModelConfig, UserError
+from factorcell.model.adapters import AdaptedWeights, LayerSizes, adapter, shifted
 from factorcell.model.dropout import mask
 from factorcell.model.kernels import gpu_recurrence, library
 from factorcell.model.kernels.recurrence import Inputs, Packed, run, usable
@@ -45,7 +46,10 @@ Drop = Callable[[Tensor], Tensor]  # drops some of a candidate (B, H)
 
 
 class Kind(Protocol):
-    """A recurrent step: how many gates it has, whether a memory, whether x and h have to stay `apart` in its sums."""
+    """A recurrent step: how many gates it has, whether a memory, whether x and h have to stay `apart` in its sums.
+
+    A class that is called without arguments. It has no parameters: W, b and those of the normalisation are the layer's.
+    """
 
     gates: int
     memory: bool
@@ -95,26 +99,40 @@ class GRU:
         return State(z * state.hidden + (1 - z) * drop(n), state.memory)
 
 
-class Simple:
+class Tanh:
     """The plain recurrent layer: h is its own candidate (Elman 1990)."""
 
     gates, memory, apart = 1, False, False
-
-    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
-        self.activation = activation
+    activation: Callable[[Tensor], Tensor] = staticmethod(torch.tanh)
 
     def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
         """See `Kind`."""
         return State(drop(self.activation(norm(0, given + product))), state.memory)
 
 
-CELLS: dict[str, Kind] = {
-    "coupled": Coupled(),
-    "lstm": LSTM(),
-    "gru": GRU(),
-    "tanh": Simple(torch.tanh),
-    "relu": Simple(torch.relu),
-}
+class Relu(Tanh):
+    """The same of rectified linear units."""
+
+    activation = staticmethod(torch.relu)
+
+
+# The class of a name among the options has the same name but for its case and underscores.
+_CLASSES = {name.lower(): value for name, value in vars().items() if isinstance(value, type)}
+CELLS: dict[str, type[Kind]] = {name: _CLASSES[name.replace("_", "")] for name in NAMES}
+
+
+def register_cell(name: str, made: type[Kind]) -> None:
+    """Let `cell` be a `name` for the class `made`, in this process.
+
+    `UserError` for a name that is taken, and for a class that does not keep to what `Kind` says.
+    """
+    EXTENSIBLE["cell"].register(name, made, _check)
+
+
+def kind(name: str) -> type[Kind]:
+    """The recurrent step called `name`: ours, one that was registered, or one that an installed package offers."""
+    found: type[Kind] = CELLS[name] if name in CELLS else EXTENSIBLE["cell"].find(name, _check)
+    return found
 
 
 class Cell(nn.Module):
@@ -127,22 +145,21 @@ class Cell(nn.Module):
     def __init__(self, embedding_size: int, context_size: int, config: ModelConfig, adapt: Sequence[str]) -> None:
         """Of inputs (E) and context vectors (K), with the adapters `adapt`; all else as the config of the model."""
         super().__init__()
-        self.kind, self.dropout, self.variational = CELLS[config.cell], config.dropout_recurrent, config.variational
+        self.kind, self.dropout, self.variational = kind(config.cell)(), config.dropout_recurrent, config.variational
         hidden_size = config.hidden_size
-        inputs, gates = embedding_size + hidden_size, self.kind.gates * hidden_size
+        sizes = LayerSizes(context_size, embedding_size, hidden_size, self.kind.gates, config.rank)
+        inputs, gates = sizes.rows, sizes.columns
         self.embedding_size, self.hidden_size = embedding_size, hidden_size
         self.matrix = nn.Parameter((torch.rand(inputs, gates) * 2 - 1) * (6 / (inputs + hidden_size)) ** 0.5)
         self.bias = nn.Parameter(torch.zeros(gates))
         normed = gates + hidden_size if self.kind.memory else gates  # of the gates, and of m
         self.gain = nn.Parameter(torch.ones(normed)) if config.layer_norm else None
         self.shift = nn.Parameter(torch.zeros(normed)) if config.layer_norm else None
-        self.adapters = nn.ModuleDict(
-            {name: ADAPTERS[name](context_size, inputs, gates, config.rank) for name in adapt}
-        )
+        self.adapters = nn.ModuleDict({name: adapter(name)(sizes) for name in adapt})
 
     def adapt(self, vector: Tensor) -> AdaptedWeights:
         """The weights of B contexts `vector` (B, K): W and b with the shifts of all adapters, W' still factored."""
-        return shifted(self.matrix, self.bias, [adapter(vector) for adapter in self.adapters.values()])
+        return shifted(self.matrix, self.bias, [own(vector) for own in self.adapters.values()])
 
     def fold(self, weights: AdaptedWeights) -> AdaptedWeights:
         """The same weights with all that changes W multiplied into one matrix (B, D, G) per context."""
@@ -150,7 +167,7 @@ class Cell(nn.Module):
 
     def packed(self) -> Packed | None:
         """The hidden part of W as the compiled recurrence reads it, if it runs this layer."""
-        if not (isinstance(self.kind, Coupled) and library.usable(self.matrix)):
+        if not (type(self.kind) is Coupled and library.usable(self.matrix)):
             return None
         return Packed.of(self.matrix[self.embedding_size :])
 
@@ -174,7 +191,7 @@ class Cell(nn.Module):
         scale = None if recurrent.scale is None else recurrent.scale[:, 0]
         after = state.hidden, state.memory, lengths
         arrays = Inputs(given, bias, reduced, *factors, keep, self._norm(), scale, feed, *after, recurrent.packed)
-        if isinstance(self.kind, Coupled):
+        if type(self.kind) is Coupled:  # what extends it has a step of its own
             if usable(arrays):
                 outputs, hidden, memory = run(arrays)
                 return outputs, State(hidden, memory)
@@ -283,3 +300,48 @@ class Cell(nn.Module):
         if self.variational:
             return None, mask((batch, self.hidden_size), self.dropout, inputs)
         return mask((steps, batch, self.hidden_size), self.dropout, inputs), None
+
+
+def _check(name: str, made: type[Kind]) -> None:
+    """`UserError` unless `made` keeps to what `Kind` says; it is tried on a few numbers."""
+    try:
+        fault = _fault(made) if isinstance(made, type) else "it must be a class"
+    except Exception as error:  # whatever a class of somebody else raises
+        raise UserError(f"cell {name!r}: it fails ({type(error).__name__}: {error})".splitlines()[0]) from error
+    if fault:
+        raise UserError(f"cell {name!r}: {fault}")
+
+
+def _fault(made: type[Kind]) -> str:
+    """What is wrong with a cell; empty if nothing is."""
+    for own, right in {"gates": int, "memory": bool, "apart": bool}.items():
+        if type(getattr(made, own, None)) is not right:
+            return f"its {own} is {getattr(made, own, 'missing')!r}; it must be of type {right.__name__}"
+    if issubclass(made, nn.Module) or made.gates < 1:
+        return "it must have at least one gate, and no parameters of its own"
+    step, count, size = made(), 5, 4
+    given, product = torch.linspace(-1, 1, 2 * count * made.gates * size).view(2, count, -1).unbind()
+    before = State(torch.linspace(-1, 1, count * size).view(count, -1), torch.zeros(count, size if made.memory else 0))
+    normed: set[int] = set()
+
+    def norm(which: int, values: Tensor) -> Tensor:
+        normed.add(which)
+        return values
+
+    def run(given: Tensor, product: Tensor, state: State) -> State:
+        return step(given, product, state, norm, lambda candidate: candidate)
+
+    after = run(given, product, before)
+    for part in ("hidden", "memory"):
+        found, wanted = getattr(after, part), getattr(before, part)
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            return f"its {part} is {tuple(found.shape)} of {found.dtype}, not {tuple(wanted.shape)} of {wanted.dtype}"
+    if not normed <= set(range(made.gates + made.memory)):
+        return f"it normalises number {max(normed)}; the last is {made.gates + made.memory - 1}, counted from 0"
+    alone = run(given[:1], product[:1], before.select(torch.tensor([0])))
+    if not torch.allclose(alone.hidden, after.hidden[:1], atol=1e-5):
+        return "the step of a text is another beside other texts"
+    joined = run(given + product, torch.zeros_like(product), before)
+    if not made.apart and not torch.allclose(joined.hidden, after.hidden, atol=1e-5):
+        return "it reads the shares of x and of h apart, so that `apart` must be True"
+    return ""

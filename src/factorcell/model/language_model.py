@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import ModelConfig, UserError
+from factorcell.config import PREFIX, ModelConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Specials
+from factorcell.model.adapters import shifting
 from factorcell.model.adaptive_softmax import AdaptiveOutput
 from factorcell.model.backbone import Backbone, Conditions, State
 from factorcell.model.control_codes import Prefix
@@ -63,12 +64,11 @@ class LanguageModel(nn.Module):
         """`backbone` makes a module from the config, the size of the context vector and the adapters' names."""
         super().__init__()
         self.config = config
-        adapt = config.adapt if schema.variables else ()
-        adapt = tuple(name for name in adapt if name != "factor" or config.rank > 0)
-        shifts = tuple(name for name in adapt if name != "prefix")
-        self.adapted = bool(schema.variables and (adapt or config.output_bias))
-        self.encoder = ContextEncoder(config, schema) if schema.variables and (shifts or config.output_bias) else None
-        self.prefix = Prefix(schema, config.embedding_size) if "prefix" in adapt else None
+        shifts = shifting(config) if schema.variables else ()
+        encoded = bool(schema.variables and (shifts or config.output_bias))
+        self.encoder = ContextEncoder(config, schema) if encoded else None
+        self.prefix = Prefix(schema, config.embedding_size) if schema.variables and PREFIX in config.adapt else None
+        self.adapted = encoded or self.prefix is not None
         start = torch.randn(vocabulary_size, config.embedding_size) * config.embedding_size**-0.5
         self.embedding = nn.Parameter(start)
         # Run folders know the parameters of the backbone by this name.

@@ -9,17 +9,17 @@ Shapes: V vocabulary, E embedding, H hidden, K context, R rank, D inputs of a la
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from factorcell import memory
-from factorcell.config import Config, ModelConfig, UserError
+from factorcell.config import PREFIX, Config, ModelConfig, UserError
 from factorcell.data.schema import ContextSchema
-from factorcell.model.adapters import ADAPTERS, Shapes
+from factorcell.model.adapters import LayerSizes, Shapes, adapter, ranked, shifting
 from factorcell.model.adaptive_softmax import cluster_widths, cutoffs
-from factorcell.model.cells import CELLS
+from factorcell.model.cells import kind
 from factorcell.model.output_bias import TABLES, table_sizes
 
 FLOAT = 4  # bytes
@@ -29,13 +29,12 @@ PER_UNIT = 4  # values that a step keeps of each gate, with their gradients
 
 def shapes(config: ModelConfig, vocabulary: int, schema: ContextSchema) -> Shapes:
     """The shape of everything that a run keeps, by its name there, as `LanguageModel.kept`."""
-    adapt = [name for name in config.adapt if schema.variables and (name != "factor" or config.rank)]
-    shifts = [name for name in adapt if name != "prefix"]
+    shifts = shifting(config) if schema.variables else ()
     encoded = bool(schema.variables and (shifts or config.output_bias))
     found: Shapes = {"embedding": (vocabulary, config.embedding_size)}
     if encoded:
         found |= _encoder(config, schema)
-    if "prefix" in adapt:
+    if schema.variables and PREFIX in config.adapt:
         found |= _embeddings("prefix", config.embedding_size, schema)
         found |= _linear("prefix.linear", _inputs(schema), config.embedding_size)
     for layer in range(config.layers):
@@ -44,14 +43,14 @@ def shapes(config: ModelConfig, vocabulary: int, schema: ContextSchema) -> Shape
     return found
 
 
-def _cell(config: ModelConfig, layer: int, shifts: list[str]) -> Shapes:
-    kind, hidden, context, rank = CELLS[config.cell], config.hidden_size, config.context_size, config.rank
-    inputs, gates = (hidden if layer else config.embedding_size) + hidden, kind.gates * hidden
-    normed = (gates + hidden if kind.memory else gates,)
-    made = {name: ADAPTERS[name].shapes(context, inputs, gates, rank) for name in shifts}
-    own = {f"adapters.{name}.{key}": shape for name, parts in made.items() for key, shape in parts.items()}
+def _cell(config: ModelConfig, layer: int, shifts: Sequence[str]) -> Shapes:
+    step, inputs = kind(config.cell), config.hidden_size if layer else config.embedding_size
+    size = LayerSizes(config.context_size, inputs, config.hidden_size, step.gates, config.rank)
+    normed = (size.columns + size.hidden if step.memory else size.columns,)
+    made = {name: adapter(name).shapes(size) for name in shifts}
+    own = {f"adapters.{name}.{key}": tuple(shape) for name, parts in made.items() for key, shape in parts.items()}
     norm: Shapes = {"gain": normed, "shift": normed} if config.layer_norm else {}
-    return {"matrix": (inputs, gates), "bias": (gates,), **norm, **own}
+    return {"matrix": (size.rows, size.columns), "bias": (size.columns,), **norm, **own}
 
 
 def _encoder(config: ModelConfig, schema: ContextSchema) -> Shapes:
@@ -131,10 +130,10 @@ def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: i
     model, training = config.model, config.training
     batch = min(tokens, training.batch_tokens + config.data.max_tokens)
     texts, tokens = -(-texts * batch // max(1, tokens)), batch
-    factor = "factor" in model.adapt and bool(schema.variables)
-    gates = CELLS[model.cell].gates * model.hidden_size
+    gates = kind(model.cell).gates * model.hidden_size
     of_token = 4 * model.embedding_size + model.layers * PER_UNIT * (gates + model.hidden_size)
-    of_text = model.layers * model.rank * (model.embedding_size + model.hidden_size + gates) * 2 if factor else 0
+    of_text = model.layers * model.rank * (model.embedding_size + model.hidden_size + gates) * 2
+    of_text *= ranked(model) and bool(schema.variables)
     drawn = training.samples * (texts if training.loss == "sampled_text" else 1) if training.loss != "full" else 0
     read = KEPT * parameters(shapes(model, vocabulary, schema))
     return FLOAT * (read + tokens * of_token + texts * of_text + 6 * drawn)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factorcell import inputs
-from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, choose
+from factorcell.config import OUTPUT_BIASES, PREFIX, Config, ModelConfig, TrainingConfig, UserError, choose
+from factorcell.model.adapters import ranked
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -122,9 +123,9 @@ def matters(name: str, config: Config) -> bool:
     """Whether the option changes anything in a model of this config: the rank does in a FactorCell only."""
     adapt, output_bias = (config.model.adapt, config.model.output_bias) if config.data.columns else ((), ())
     if name == "rank":
-        return "factor" in adapt
+        return bool(adapt) and ranked(config.model)
     if name in CONTEXT_SIZES:
-        return any(part != "prefix" for part in adapt) or "low_rank" in output_bias
+        return any(part != PREFIX for part in adapt) or "low_rank" in output_bias
     if name == "min_context_count":
         return bool(adapt or output_bias)
     return name != "output_bias" or bool(output_bias)

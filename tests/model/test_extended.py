@@ -1,0 +1,151 @@
+"""Adapters and cells of another package: their equations, gradients and sizes, and a run that uses them."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell.completion.compiled import CompiledEngine, engine
+from factorcell.completion.completer import Completer
+from factorcell.config import EXTENSIBLE, Config
+from factorcell.data.schema import ContextSchema
+from factorcell.model.adapters import register_adapter
+from factorcell.model.cells import register_cell
+from factorcell.model.kernels import library
+from factorcell.model.language_model import LanguageModel
+from factorcell.model.model_card import text as card
+from factorcell.model.run import Run
+from tests import stranger
+from tests.completion import test_online
+from tests.model import oracles, test_cells, test_combinations, test_sizes
+from tests.model.oracles import Adapted, Array, Norm, Parameters, sigmoid
+from tests.small import ROWS, make_letters, make_run
+
+FACTORS = ("scale_split", "factor")
+
+
+def gate_shift(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
+    """The oracle of `GateShift`."""
+    hidden = len(to.bias) // p["weight"].shape[1]
+    for column in range(len(to.bias)):
+        to.bias[column] += sum(value * p["weight"][k, column // hidden] for k, value in enumerate(c))
+
+
+def everything(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
+    """The oracle of `Everything`."""
+    to.matrix += sum(value * p["left"][k] for k, value in enumerate(c)).T @ p["right"]
+    both = np.tanh(c @ p["both"])
+    to.bias += both
+    to.factors += both[0]
+
+
+def minimal(given: Array, product: Array, h: Array, m: Array, norm: Norm) -> tuple[Array, Array]:
+    """The oracle of `Minimal`."""
+    f = [sigmoid(value) for value in norm(0, given[0] + product[0])]
+    n = norm(1, given[1] + np.array(f) * product[1])
+    return np.array([(1 - f[j]) * h[j] + f[j] * math.tanh(n[j]) for j in range(len(h))]), m
+
+
+def leaky(given: Array, product: Array, h: Array, m: Array, norm: Norm) -> tuple[Array, Array]:
+    """The oracle of `Leaky`."""
+    i, f, o = (norm(j, gate) for j, gate in enumerate(given + product))
+    keep = [sigmoid(value + 1) for value in f]
+    after = np.array([keep[j] * m[j] + (1 - keep[j]) * math.tanh(i[j]) / 2 for j in range(len(h))])
+    shown = norm(3, after)
+    return np.array([math.tanh(shown[j]) * sigmoid(o[j]) for j in range(len(h))]), after
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stranger's adapters and cells, and their oracles."""
+    for more in EXTENSIBLE.values():
+        monkeypatch.setattr(more, "registered", {})
+    for name, adapter in stranger.ADAPTERS.items():
+        register_adapter(name, adapter)
+    for name, cell in stranger.CELLS.items():
+        register_cell(name, cell)
+    for function in (gate_shift, everything):
+        monkeypatch.setitem(oracles.ADAPTERS, function.__name__, function)
+    for step in (minimal, leaky):
+        monkeypatch.setitem(oracles.CELLS, step.__name__, step)
+    mixed = [names for count in (1, 2, 4) for names in itertools.combinations((*stranger.ADAPTERS, *FACTORS), count)]
+    monkeypatch.setattr(test_cells, "COMBINATIONS", mixed)
+    monkeypatch.setattr(test_combinations, "COMBINATIONS", mixed[-1:])
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("cell", ["coupled", *stranger.CELLS])
+def test_they_are_their_equations(cell: str, layer_norm: bool) -> None:
+    """Beside ours and alone, number by number; also step by step and folded."""
+    test_cells.test_forward_is_the_equations(cell, layer_norm)
+    test_cells.test_step_by_step_is_all_at_once(("everything", "gate_shift"), cell)
+
+
+@pytest.mark.parametrize("cell", ["coupled", *stranger.CELLS])
+def test_gradients_are_those_of_finite_differences(cell: str) -> None:
+    """Of a cell with all of them, and of a whole model, which is the same however it is computed."""
+    test_cells.test_gradients_by_finite_differences(("everything", "gate_shift"), cell)
+    test_combinations.test_every_way_gives_the_same(cell, layer_norm=True, layers=2)
+
+
+@pytest.mark.parametrize("cell", stranger.CELLS)
+def test_sizes_are_known_before_a_model_is_made(cell: str) -> None:
+    """Also of a rank of 0, where what is ranked is not made."""
+    for rank in (2, 0):
+        test_sizes.test_the_formula_is_the_model({"cell": cell, "adapt": tuple(stranger.ADAPTERS), "rank": rank})
+    config = Config.from_dict({"model": {"adapt": ["everything", "gate_shift"], "rank": 0}}).model
+    model = LanguageModel(config, 10, ContextSchema(test_sizes.VARIABLES))
+    assert {name.split(".")[3] for name in model.state_dict() if ".adapters." in name and "cells" in name} == {
+        "gate_shift"
+    }
+
+
+@pytest.mark.skipif(library.library() is None, reason="no compiled kernels here")
+@pytest.mark.parametrize(
+    ("options", "searched"),
+    [
+        ({"adapt": ["gate_shift"]}, True),
+        ({"adapt": ["gate_shift", "factor"]}, True),
+        ({"adapt": ["everything"]}, False),
+        ({"adapt": ["gate_shift"], "cell": "leaky"}, False),
+        ({"cell": "minimal"}, False),
+    ],
+)
+def test_compiled_code_takes_what_it_can(
+    options: dict[str, Any], searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values, gradients and completions are those of the plain path; what extends a cell of ours has its own step."""
+    run = make_letters(**options)
+    corpus = run.prepare([{"text": text, "city": city} for text in ("abc", "b") for city in ("Oslo", "Nice")])
+    assert isinstance(engine(run.model, "float32"), CompiledEngine) == searched
+    batch, found = corpus.batch(np.arange(4)), []
+    for kernel in (None, "off"):
+        if kernel:
+            monkeypatch.setenv("FACTORCELL_KERNEL", kernel)
+        nats = run.model(batch)
+        gradients = torch.autograd.grad(nats.sum(), list(run.model.parameters()))
+        texts = Completer(run).complete("a", context={"city": "Oslo"}, k=4)
+        found.append((nats.detach(), gradients, [one.text for one in texts]))
+    torch.testing.assert_close(found[0][:2], found[1][:2], atol=1e-5, rtol=1e-4)
+    assert found[0][2] == found[1][2]
+
+
+@pytest.mark.parametrize("model", [{"adapt": ("gate_shift",)}, {"adapt": ("everything",), "cell": "minimal"}], ids=str)
+def test_people_are_learned_online(model: dict[str, Any]) -> None:
+    """Through whatever adapts, by its gradient."""
+    test_online.test_gradients_are_those_of_finite_differences({**model, "output_bias": ()})
+
+
+def test_a_run_is_kept_and_opened(tmp_path: Path) -> None:
+    """With the same scores, and by its name alone."""
+    run = make_run(tmp_path / "run", adapt=["gate_shift", "everything"], cell="leaky")
+    run.save_weights({})
+    again = Run.open(tmp_path / "run")
+    assert np.array_equal(again.nats(again.prepare(ROWS)), run.nats(run.prepare(ROWS)))
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["adapt"] == ["gate_shift", "everything"]
+    assert "leaky" in card(again)

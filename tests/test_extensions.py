@@ -1,0 +1,285 @@
+"""Names that other packages add: registered or offered by an entry point, refused where they cannot be right."""
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from factorcell import Config, Run, UserError, register_adapter, register_cell
+from factorcell.commands.main import main
+from factorcell.config import ADAPTERS, CELLS, EXTENSIBLE, ModelConfig
+from factorcell.model import Adapter, LayerSizes, Shift, State
+from factorcell.model.adapters import Concat, adapter
+from factorcell.model.cells import GRU, LSTM, Coupled, Drop, Norm, kind
+from tests import ROOT, stranger
+from tests.small import ROWS
+from tests.stranger import MODULE, GateShift, Minimal, install
+
+WORDS = ["--text", "text", "--context", "city", "--context", "stars", "--min-context-count", "1", "--threads", "1"]
+SIZES = ["--hidden-size", "4", "--embedding-size", "4", "--context-size", "3", "--rank", "2", "--batch-tokens", "50"]
+THEIRS = ["--adapt", "gate_shift", "--adapt", "everything", "--cell", "minimal"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    for more in EXTENSIBLE.values():
+        monkeypatch.setattr(more, "registered", {})
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """The one line of a `UserError`."""
+    with pytest.raises(UserError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def table(folder: Path) -> Path:
+    """A few reviews."""
+    path = folder / "reviews.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ("text", "city", "stars"), extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(ROWS * 3)
+    return path
+
+
+def train(folder: Path) -> list[str]:
+    """The command that trains `folder/run` with a stranger's adapters and cell."""
+    path = str(table(folder))
+    few = ["--epochs", "1", "--evaluations", "1", "--unit", "char", *SIZES]
+    return ["train", path, "--dev", path, *WORDS, *few, *THEIRS, "--out", str(folder / "run")]
+
+
+def test_an_installed_package_is_asked_for_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it a run that needs it is refused in one line; once its names are registered the run opens again."""
+    run, reviews = str(tmp_path / "run"), str(tmp_path / "reviews.csv")
+    with monkeypatch.context() as installed:
+        installed.syspath_prepend(str(install(tmp_path / "site")))
+        assert main(train(tmp_path)) == 0
+        scores = Run.open(run).score(ROWS[:2])
+    for more in EXTENSIBLE.values():
+        monkeypatch.setattr(more, "registered", {})
+    capsys.readouterr()
+    assert main(["score", run, reviews]) == 2
+    assert capsys.readouterr().err == (
+        f"factorcell: {run}/config.json: unknown adapt 'gate_shift'; choose from {', '.join(ADAPTERS)}; one of another "
+        "package is known once that is installed or, in Python, its module is imported\n"
+    )
+    for name in ("gate_shift", "everything"):
+        register_adapter(name, stranger.ADAPTERS[name])
+    assert "unknown cell 'minimal'" in refusal(lambda: Run.open(run))
+    register_cell("minimal", Minimal)
+    assert Run.open(run).score(ROWS[:2]) == scores
+
+
+@pytest.mark.slow
+def test_every_verb_takes_the_names_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was trained in a process with the package on its path; one without it is told what to do."""
+    site, source = install(tmp_path / "site"), str(ROOT / "src")
+
+    def factorcell(path: str, *words: str) -> "subprocess.CompletedProcess[str]":
+        command, environment = [sys.executable, "-m", "factorcell", *words], {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(command, env=environment, cwd=tmp_path, check=False, capture_output=True, text=True)
+
+    assert factorcell(os.pathsep.join([source, str(site)]), *train(tmp_path)).returncode == 0
+    alone = factorcell(source, "score", "run", "reviews.csv")
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert "unknown adapt 'gate_shift'" in alone.stderr
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        "evaluate run reviews.csv --by city".split(),
+        "classify run reviews.csv --target city".split(),
+        "generate run --each city --number 1".split(),
+        "complete run the --context city=Oslo --seconds 0.1".split(),
+        "explain run --between city=Oslo city=Nice --text the".split(),
+        "contexts run --near Oslo".split(),
+        "finetune run reviews.csv --epochs 1 --evaluations 1 --out tuned".split(),
+        [*"tune reviews.csv --dev reviews.csv --trials 2 --epochs 1 --out trials".split(), *WORDS, *THEIRS],
+        "check run".split(),
+    ):
+        assert main(words) == 0, words
+
+
+def test_packages_are_asked_for_strange_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No module of theirs is imported by a config, and none by a name that they do not offer."""
+    monkeypatch.syspath_prepend(str(install(tmp_path / "site", source="raise SystemExit('imported')")))
+    Config()
+    ModelConfig(adapt=("gate_shift",), cell="minimal")
+    assert MODULE not in sys.modules
+    for name in (MODULE, f"{MODULE}:GateShift", "os:system", "none", ""):
+        assert f"unknown adapt {name!r}" in refusal(lambda name=name: ModelConfig(adapt=(name,)))  # type: ignore[misc]
+    assert "did you mean 'gate_shift'?" in refusal(lambda: ModelConfig(adapt=("gateshift",)))
+    assert MODULE not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import nothing_there", "cannot be imported (ModuleNotFoundError: No module named 'nothing_there')"),
+        ("GateShift = 1 / 0", "cannot be imported (ZeroDivisionError: division by zero)"),
+        ("", "cannot be imported (AttributeError: module 'their_package' has no attribute 'GateShift')"),
+        ("GateShift = 1", "is 1; it must be a class that extends factorcell.model.Adapter"),
+    ],
+)
+def test_what_a_package_cannot_give_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
+) -> None:
+    """Its module fails, or names no adapter; the line says which module."""
+    monkeypatch.syspath_prepend(str(install(tmp_path / "site", source=source or "#")))
+    said = refusal(lambda: adapter("gate_shift"))
+    assert said.startswith("adapter 'gate_shift'")
+    assert said.endswith(message)
+
+
+def test_a_name_that_two_packages_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused; one that a package registers itself while it is imported is the same one."""
+    own = "import factorcell\nfrom factorcell.model.cells import GRU\nclass Mine(GRU): pass\n"
+    points = "[factorcell.cells]\nmine = {0}:Mine\n[factorcell.adapters]\ngru = {0}:Mine\n"
+    registers = own + "factorcell.register_cell('mine', Mine)\n"
+    monkeypatch.syspath_prepend(str(install(tmp_path / "first", registers, points.format(MODULE))))
+    assert kind("mine").__module__ == MODULE
+    monkeypatch.setattr(EXTENSIBLE["cell"], "registered", {})
+    monkeypatch.syspath_prepend(str(install(tmp_path / "second", own, points.format("others"), "others")))
+    assert refusal(lambda: kind("mine")) == (
+        "cell 'mine' is offered by two packages, as others:Mine and their_package:Mine; uninstall one"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "none", "Gate", "gate-shift", "a.b", "1", "a b", "ü", 3, None])
+def test_names_are_words(name: Any) -> None:
+    """They stand in commands, files and names of parameters."""
+    said = refusal(lambda: register_adapter(name, GateShift))
+    assert said == f"adapter {name!r}: a name must be of lower-case letters, digits and _, not none"
+
+
+def test_a_name_is_taken_once() -> None:
+    """By ours, by PyTorch or by somebody else; the same class may come again, as from a notebook."""
+    for name in ADAPTERS:
+        assert "one of factorcell's own" in refusal(lambda name=name: register_adapter(name, GateShift))  # type: ignore[misc]
+    for name in CELLS:
+        assert "one of factorcell's own" in refusal(lambda name=name: register_cell(name, Minimal))  # type: ignore[misc]
+    for name in ("forward", "keys", "training"):
+        assert "PyTorch has that name" in refusal(lambda name=name: register_adapter(name, GateShift))  # type: ignore[misc]
+    register_adapter("mine", GateShift)
+    register_adapter("mine", GateShift)
+    again = type("GateShift", (GateShift,), {"__module__": GateShift.__module__, "__qualname__": "GateShift"})
+    register_adapter("mine", again)
+    assert adapter("mine") is again
+    said = refusal(lambda: register_adapter("mine", Concat))
+    assert said == "adapter 'mine' is registered already, as tests.stranger:GateShift; choose another name"
+    register_cell("mine", GRU)
+    assert "is registered already, as factorcell.model.cells:GRU" in refusal(lambda: register_cell("mine", LSTM))
+    assert ModelConfig(adapt=("mine", "factor"), cell="mine").adapt == ("mine", "factor")
+
+
+def wrong(change: Callable[[Tensor, LayerSizes], Any], **more: Any) -> type[Adapter]:
+    """A ConcatCell that returns what `change` makes of vectors."""
+
+    def init(self: Any, sizes: LayerSizes) -> None:
+        Concat.__init__(self, sizes)
+        self.forward = lambda vector: change(vector, sizes)
+
+    return type("Wrong", (Concat,), {"__init__": init, **more})
+
+
+def zeros(*shape: int) -> Tensor:
+    """A tensor of a shape."""
+    return torch.zeros(shape)
+
+
+VIOLATIONS: dict[str, tuple[Any, str]] = {
+    "no class": (object(), "it must be a class that extends factorcell.model.Adapter"),
+    "no adapter": (nn.Linear, "must be a class that extends factorcell.model.Adapter"),
+    "nothing": (type("Nothing", (Adapter,), {}), "it fails (NotImplementedError"),
+    "no shift": (wrong(lambda v, s: v), "it must return a factorcell.model.Shift, not Tensor"),
+    "shapes": (
+        wrong(lambda v, s: Shift(), shapes=classmethod(lambda cls, s: {"weight": (3, 12), "more": (1,)})),
+        "its parameters are {'weight': (3, 12)}, and its shapes {'weight': (3, 12), 'more': (1,)}",
+    ),
+    "bias": (wrong(lambda v, s: Shift(bias=zeros(len(v), 2))), "the bias of 5 contexts is (5, 2)"),
+    "shared": (wrong(lambda v, s: Shift(bias=zeros(1, s.columns))), "the bias of 5 contexts is (1, 12)"),
+    "scale": (wrong(lambda v, s: Shift(scale=zeros(len(v), s.columns))), "the scale of 5 contexts is (5, 12)"),
+    "left alone": (wrong(lambda v, s: Shift(left=zeros(len(v), s.rows, 2))), "the left of 5 contexts is (5, 6, 2)"),
+    "ranks": (
+        wrong(lambda v, s: Shift(zeros(len(v), s.rows, 2), zeros(len(v), 3, s.columns))),
+        "the right of 5 contexts is (5, 3, 12)",
+    ),
+    "doubles": (wrong(lambda v, s: Shift(bias=zeros(len(v), s.columns).double())), "of torch.float64"),
+    "numbers": (wrong(lambda v, s: Shift(bias=cast(Any, v.tolist()))), "it fails (AttributeError"),
+    "parts": (
+        wrong(lambda v, s: Shift(bias=zeros(len(v), s.columns)) if v.any() else Shift()),
+        "its shifts of two contexts have not the same parts",
+    ),
+    "rows": (
+        wrong(lambda v, s: Shift(bias=(v - v.mean(0)).sum(1, keepdim=True).expand(-1, s.columns))),
+        "the bias of a context is another beside other contexts",
+    ),
+    "rank of 0": (
+        wrong(lambda v, s: Shift(bias=zeros(len(v), s.columns) * (1 / s.rank))),
+        "rank=0): it fails (ZeroDivisionError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_an_adapter_that_breaks_the_protocol(name: str) -> None:
+    """One line that says how; nothing is registered, and no random number is drawn."""
+    (made, message), before = VIOLATIONS[name], torch.get_rng_state()
+    assert message in refusal(lambda: register_adapter("broken", made))
+    assert EXTENSIBLE["adapt"].registered == {}
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def step(change: Callable[[Any, Tensor, Tensor, State, Norm], Any]) -> Any:
+    """A step that returns what `change` makes of what the right one returns."""
+
+    def call(self: Any, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> Any:
+        return change(Minimal.__call__(self, given, product, state, norm, drop), given, product, state, norm)
+
+    return call
+
+
+CELL_VIOLATIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "gates": ({"gates": 2.0}, "its gates is 2.0; it must be of type int"),
+    "no gates": ({"gates": 0}, "it must have at least one gate"),
+    "memory": ({"memory": None}, "its memory is None; it must be of type bool"),
+    "apart": ({"apart": False}, "it reads the shares of x and of h apart, so that `apart` must be True"),
+    "argument": ({"__init__": lambda self, size: None}, "it fails (TypeError"),
+    "no state": ({"__call__": step(lambda after, *_: after.hidden)}, "it fails (AttributeError"),
+    "hidden": ({"__call__": step(lambda after, *_: State(after.hidden[:, :2], after.memory))}, "its hidden is (5, 2)"),
+    "no memory": ({"__call__": step(lambda after, *_: replace(after, memory=after.hidden))}, "its memory is (5, 4)"),
+    "norm": ({"__call__": step(lambda after, g, p, s, norm: (norm(2, g), after)[1])}, "it normalises number 2"),
+    "rows": (
+        {"__call__": step(lambda after, *_: State(after.hidden - after.hidden.mean(0), after.memory))},
+        "the step of a text is another beside other texts",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CELL_VIOLATIONS)
+def test_a_cell_that_breaks_the_protocol(name: str) -> None:
+    """One line that says how."""
+    own, message = CELL_VIOLATIONS[name]
+    assert message in refusal(lambda: register_cell("broken", type("Broken", (Minimal,), own)))
+    assert EXTENSIBLE["cell"].registered == {}
+
+
+def test_cells_are_classes_without_parameters() -> None:
+    """Weights are the layer's."""
+    assert "it must be a class" in refusal(lambda: register_cell("broken", Coupled()))  # type: ignore[arg-type]
+    learned = type("Learned", (nn.Linear,), {"gates": 1, "memory": False, "apart": False})
+    assert "no parameters of its own" in refusal(lambda: register_cell("broken", learned))
