@@ -32,7 +32,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 OWN_FILE = re.compile(r"\b(?:src|experiments|benchmarks|tests)/[a-z0-9_/*]+\.[a-z]+")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 VERB_ROW = re.compile(r"^\| `([a-z-]+)` \|.*\]\(", re.MULTILINE)
-FOREIGN = {"--upgrade", "--nproc-per-node", "--max-restarts", "--prefixes"}  # of pip, torchrun and benchmarks
+FOREIGN = {"--upgrade", "--index-url", "--nproc-per-node", "--max-restarts", "--prefixes"}  # not ours
 
 
 class Block(NamedTuple):
