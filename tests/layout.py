@@ -14,7 +14,7 @@ from pathlib import Path
 PACKAGE = "factorcell"
 
 # Rooms that do not know each other, although one stands above the other.
-STRANGERS = (("generation", "completion"), ("training", "reports"))
+STRANGERS = (("generation", "completion"), ("training", "reports"), ("training", "service"), ("reports", "service"))
 OUTSIDE = ("", "__main__")  # of the order: they may import all
 PRINTERS = {"commands.terminal"}
 WRITES = {"print", "sys.stdout.write", "sys.stderr.write"}

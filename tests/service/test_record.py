@@ -1,0 +1,128 @@
+"""What is kept of a person, as bytes: whole, of that person, or refused."""
+
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from factorcell.config import UserError
+from factorcell.service.record import (
+    MOST_KEYS,
+    MOST_STATES,
+    DamagedRecordError,
+    KeptText,
+    LearnedState,
+    Record,
+    checked_context,
+    checked_id,
+    checked_key,
+)
+
+TEXTS = (KeptText(1, "how to ba", 10, {"city": "Oslo", "stars": 5, "lat": 59.5}), KeptText(3, "é\x00 \U0001f600", 7))
+FULL = msgspec.structs.replace(
+    Record.new("Ann 1", 5),
+    accepted=3,
+    texts=TEXTS,
+    states=(LearnedState(b"m" * 16, 3, b"\x00\xff"),),
+    paused=True,
+)
+
+
+def test_bytes_hold_all_of_a_person() -> None:
+    full = msgspec.structs.replace(FULL, keys=FULL.with_key("a", 3))
+    assert Record.from_bytes(full.to_bytes(), "Ann 1") == full
+    assert full.oldest == 7
+    assert Record.new("Bob", 5).oldest == 5
+    assert (full.number_of("a"), full.number_of("b")) == (3, None)
+    assert full.state(b"m" * 16) == full.states[0]
+    assert full.state(b"n" * 16) is None
+
+
+def test_every_flipped_bit_is_refused() -> None:
+    content = FULL.to_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DamagedRecordError, match="truncated or altered"):
+            Record.from_bytes(bytes(flipped), "Ann 1")
+
+
+@pytest.mark.parametrize("content", [b"", b"fcp", b"fcp\x01", FULL.to_bytes()[:-1], FULL.to_bytes() + b"\0"], ids=len)
+def test_what_was_cut_off_or_added_to_is_refused(content: bytes) -> None:
+    with pytest.raises(DamagedRecordError, match="truncated or altered"):
+        Record.from_bytes(content, "Ann 1")
+
+
+def test_another_person_is_refused_without_a_name() -> None:
+    with pytest.raises(DamagedRecordError, match="another person") as caught:
+        Record.from_bytes(FULL.to_bytes(), "Bob")
+    assert "Ann" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        (b"fcp\x02" + FULL.to_bytes()[4:-4], UserError, "its format is 2, this factorcell reads up to 1"),
+        (b"fcp\x01" + b"\xc1", DamagedRecordError, "cannot be read"),
+        (b"fcp\x01" + msgspec.msgpack.encode(["Ann 1", "1"]), DamagedRecordError, "cannot be read"),
+    ],
+)
+def test_well_sealed_bytes_of_no_person_are_refused(body: bytes, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Record.from_bytes(body + zlib.crc32(body).to_bytes(4, "little"), "Ann 1")
+
+
+def test_a_person_who_comes_back_has_other_versions() -> None:
+    assert len({Record.new("Ann", 0).version for _ in range(100)}) == 100
+
+
+def test_keys_and_states_are_bounded() -> None:
+    person = Record.new("Ann", 0)
+    for number in range(MOST_KEYS + 5):
+        person = msgspec.structs.replace(person, keys=person.with_key(f"k{number}", number))
+    assert len(person.keys) == MOST_KEYS
+    assert (person.number_of("k4"), person.number_of("k5")) == (None, 5)
+    for number in range(MOST_STATES + 1):
+        state = LearnedState(bytes([number]) * 16, 1, b"")
+        person = msgspec.structs.replace(person, states=person.with_state(state))
+    assert [state.model[0] for state in person.states] == list(range(1, MOST_STATES + 1))
+    again = LearnedState(bytes([1]) * 16, 2, b"")
+    assert [(state.model[0], state.through) for state in person.with_state(again)] == [(2, 1), (1, 2)]
+
+
+def test_a_key_is_kept_as_a_digest() -> None:
+    person = msgspec.structs.replace(FULL, keys=FULL.with_key("my secret", 1))
+    assert b"my secret" not in person.to_bytes()
+
+
+@pytest.mark.parametrize("user", ["", "a" * 257, "é" * 129, "a\nb", "a\0", "\ud800", "a\u202eb", 7, None])
+def test_ids_that_are_none_are_refused(user: Any) -> None:
+    with pytest.raises(UserError, match="a user's id is 1 to 256 bytes of printable characters"):
+        checked_id(user)
+
+
+@pytest.mark.parametrize("user", ["a", "Ann 1", "é" * 128, "\U0001f600", "a'; --", "%", "*", "../x"])
+def test_ids_may_be_any_printable_text(user: str) -> None:
+    assert checked_id(user) == user
+
+
+@pytest.mark.parametrize("key", ["", "k" * 257, None])
+def test_keys_that_are_none_are_refused(key: Any) -> None:
+    with pytest.raises(UserError, match="an idempotency key has 1 to 256 characters"):
+        checked_key(key)
+
+
+@pytest.mark.parametrize(
+    "value", [True, None, [1], "x" * 1001, float("nan"), float("inf"), 10**30, "\ud800", b"x"], ids=ascii
+)
+def test_contexts_that_cannot_be_kept_are_refused(value: Any) -> None:
+    with pytest.raises(UserError, match="context"):
+        checked_context({"city": value})
+
+
+def test_contexts_come_back_as_they_were() -> None:
+    context = {"city": "Oslo", "stars": 5, "lat": 1e14}
+    person = msgspec.structs.replace(FULL, texts=(KeptText(1, "a", 0, checked_context(context)),))
+    assert Record.from_bytes(person.to_bytes(), "Ann 1").texts[0].context == context
+    assert checked_context(None) == {}
