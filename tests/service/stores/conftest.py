@@ -1,19 +1,24 @@
 """Every test of the contract runs against every store."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from factorcell.service.stores.store import Store
-from tests.service.stores import servers
-from tests.service.stores.servers import Server
+from tests.service.stores.servers import SERVERS, Server, emptied
 
 
-@pytest.fixture(params=["sqlite"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
-    """A store with nobody in it."""
-    return servers.sqlite(tmp_path)
+@pytest.fixture(scope="session", params=SERVERS)
+def started(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A store that runs; skipped where what it needs is not installed."""
+    with SERVERS[request.param]() as server:
+        yield server
+
+
+@pytest.fixture
+def server(started: Server) -> Server:
+    """The same with nobody in it."""
+    return emptied(started)
 
 
 @pytest.fixture

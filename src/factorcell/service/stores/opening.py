@@ -1,5 +1,8 @@
 """A store from its URL."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 from factorcell.config import UserError
 from factorcell.service.stores.store import Store
 
@@ -12,18 +15,38 @@ def open_store(url: str) -> Store:
     `sqlite:///users.db` is a file here, `sqlite:////var/lib/users.db` one from the root.
     """
     scheme, separator, rest = url.partition("://")
-    if not separator:
-        raise UserError(f"store {url!r}: valid is {VALID}")
-    if scheme == "sqlite":
-        return _sqlite(rest)
-    raise UserError(f"store {scheme}: valid is {VALID}")
+    if not separator or scheme not in OPENERS:
+        raise UserError(f"store {scheme if separator else url!r}: valid is {VALID}")
+    try:
+        return OPENERS[scheme](url, rest)
+    except ImportError as error:
+        raise UserError(f"a store of users needs {error.name}: pip install 'factorcell[serve]'") from None
 
 
-def _sqlite(rest: str) -> Store:
-    from pathlib import Path
-
+def _sqlite(url: str, rest: str) -> Store:
     from factorcell.service.stores.sqlite import SQLiteStore
 
     if not rest.startswith("/") or len(rest) == 1:
         raise UserError(f"store sqlite: no file in it; valid is {VALID}")
     return SQLiteStore(Path(rest[1:]))
+
+
+def _postgres(url: str, rest: str) -> Store:
+    from factorcell.service.stores.postgres import PostgresStore
+
+    return PostgresStore(url)
+
+
+def _redis(url: str, rest: str) -> Store:
+    from factorcell.service.stores.redis import RedisStore
+
+    return RedisStore(url)
+
+
+OPENERS: dict[str, Callable[[str, str], Store]] = {
+    "sqlite": _sqlite,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+    "redis": _redis,
+    "rediss": _redis,
+}

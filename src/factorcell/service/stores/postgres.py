@@ -1,0 +1,176 @@
+"""People in PostgreSQL: for several machines.
+
+Each writing is one statement, which commits by itself and is on disk before it is answered (`synchronous_commit`).
+Ids are kept as bytes, so that their order and equality depend on no locale; values are not compressed, and no
+statistics of either are gathered, which would outlive what was deleted.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from factorcell.config import UserError
+from factorcell.service.record import DamagedRecordError, Record, StoreError
+from factorcell.service.stores.store import PAGE
+
+CONNECTIONS = 16  # at once, of one process
+WAIT = 2  # seconds that one waits for a connection
+OPTIONS = "-c synchronous_commit=on -c statement_timeout=5s -c default_transaction_isolation=read\\ committed"
+LOCK = 0x66637573  # "fcus", which migrations hold
+
+# What leads from each version of the schema to the next.
+MIGRATIONS = (
+    (
+        "CREATE TABLE factorcell_users (user_id bytea PRIMARY KEY, version bigint NOT NULL, oldest bigint NOT NULL, "
+        "value bytea NOT NULL)",
+        "ALTER TABLE factorcell_users ALTER value SET STORAGE EXTERNAL, ALTER value SET STATISTICS 0, "
+        "ALTER user_id SET STATISTICS 0",
+        "CREATE INDEX factorcell_users_oldest ON factorcell_users (oldest, user_id)",
+    ),
+)
+
+
+class PostgresStore:
+    """The `Store` in a database of PostgreSQL, in tables of its own."""
+
+    def __init__(self, url: str) -> None:
+        """`UserError` where nothing answers at `url`, or a later version made the tables."""
+        options = {"autocommit": True, "connect_timeout": WAIT, "options": OPTIONS}
+        try:
+            psycopg.conninfo.conninfo_to_dict(url)
+            self._pool = ConnectionPool(
+                url, kwargs=options, min_size=1, max_size=CONNECTIONS, timeout=WAIT, reconnect_timeout=WAIT, open=True
+            )
+        except psycopg.Error as error:
+            raise UserError(f"store postgresql: {_line(error)}") from None
+        try:
+            with self._connection() as connection, connection.transaction():
+                _migrate(connection)
+        except StoreError as error:
+            self._pool.close()
+            raise UserError(f"store postgresql: cannot be opened ({error})") from None
+        except UserError:
+            self._pool.close()
+            raise
+
+    def read(self, user: str) -> Record | None:
+        """See `Store`."""
+        rows = self._rows("SELECT value FROM factorcell_users WHERE user_id = %b", (user.encode(),))
+        return Record.from_bytes(rows[0][0], user) if rows else None
+
+    def version(self, user: str) -> int | None:
+        """See `Store`."""
+        rows = self._rows("SELECT user_id, version FROM factorcell_users WHERE user_id = %b", (user.encode(),))
+        if rows and rows[0][0] != user.encode():
+            raise DamagedRecordError("the store answered with another person than the one asked for")
+        return int(rows[0][1]) if rows else None
+
+    def write(self, record: Record, expected: int | None) -> bool:
+        """See `Store`."""
+        values = (record.version, record.oldest, record.to_bytes(), record.user.encode())
+        if expected is None:
+            command = (
+                "INSERT INTO factorcell_users (version, oldest, value, user_id) VALUES (%b, %b, %b, %b) "
+                "ON CONFLICT DO NOTHING"
+            )
+            return self._changed(command, values)
+        command = (
+            "UPDATE factorcell_users SET version = %b, oldest = %b, value = %b WHERE user_id = %b AND version = %b"
+        )
+        return self._changed(command, (*values, expected))
+
+    def delete(self, user: str, expected: int | None = None) -> bool:
+        """See `Store`."""
+        if expected is None:
+            return self._changed("DELETE FROM factorcell_users WHERE user_id = %b", (user.encode(),))
+        command = "DELETE FROM factorcell_users WHERE user_id = %b AND version = %b"
+        return self._changed(command, (user.encode(), expected))
+
+    def users(self, after: str = "", limit: int = PAGE) -> list[str]:
+        """See `Store`."""
+        command = "SELECT user_id FROM factorcell_users WHERE user_id > %b ORDER BY user_id LIMIT %b"
+        return [user.decode() for (user,) in self._rows(command, (after.encode(), limit))]
+
+    def aged(self, before: int, limit: int = PAGE) -> list[str]:
+        """See `Store`."""
+        command = "SELECT user_id FROM factorcell_users WHERE oldest < %b ORDER BY oldest, user_id LIMIT %b"
+        return [user.decode() for (user,) in self._rows(command, (before, limit))]
+
+    def check(self) -> None:
+        """See `Store`: it writes what is there already."""
+        self._changed("UPDATE factorcell_schema SET version = version", ())
+
+    def purge(self) -> list[str]:
+        """See `Store`: the table is written anew, and the write-ahead log begins anew if the role may ask for it."""
+        left = []
+        with self._connection() as connection:
+            connection.execute("SET statement_timeout = 0")
+            try:
+                connection.execute("VACUUM FULL factorcell_users")
+                for command in ("SELECT pg_switch_wal()", "CHECKPOINT"):
+                    try:
+                        connection.execute(command)
+                    except psycopg.errors.InsufficientPrivilege:
+                        left.append(f"write-ahead log: this role may not run {command}; a superuser can")
+                kept = dict(connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [KEEPING]))
+            finally:
+                connection.execute("RESET statement_timeout")
+        if kept["wal_recycle"] != "off":
+            left.append("write-ahead log: its files are used again with what is in them until wal_recycle is off")
+        if kept["archive_mode"] != "off":
+            left.append("write-ahead log: archived files hold what was deleted; delete them after the next backup")
+        return left
+
+    def close(self) -> None:
+        """See `Store`."""
+        self._pool.close()
+
+    def _rows(self, command: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        with self._connection() as connection:
+            return connection.execute(command, values, prepare=True, binary=True).fetchall()
+
+    def _changed(self, command: str, values: tuple[object, ...]) -> bool:
+        """Whether a command, which commits by itself, has changed a row."""
+        with self._connection() as connection:
+            return connection.execute(command, values).rowcount == 1
+
+    @contextmanager
+    def _connection(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection that nobody else uses meanwhile. After one has failed, the idle ones are held to the test."""
+        connection = None
+        try:
+            with self._pool.connection() as connection:
+                yield connection
+        except (psycopg.Error, PoolTimeout, PoolClosed) as error:
+            if connection is not None and connection.broken and not self._pool.closed:
+                self._pool.check()
+            raise StoreError(f"the store failed: {_line(error)}") from error
+
+
+KEEPING = ["wal_recycle", "archive_mode"]  # settings of a server by which its log outlives a purge
+
+
+def _migrate(connection: psycopg.Connection[Any]) -> None:
+    """Bring the tables to this version, one process at a time. `UserError` for those of a later version."""
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+    connection.execute("CREATE TABLE IF NOT EXISTS factorcell_schema (version integer NOT NULL)")
+    row = connection.execute("SELECT version FROM factorcell_schema").fetchone()
+    done = row[0] if row else 0
+    if done > len(MIGRATIONS):
+        raise UserError(
+            f"store postgresql: its schema is {done}, this factorcell knows up to {len(MIGRATIONS)}; "
+            "upgrade factorcell (pip install --upgrade factorcell)"
+        )
+    for migration in MIGRATIONS[done:]:
+        for command in migration:
+            connection.execute(command)
+    connection.execute("DELETE FROM factorcell_schema")
+    connection.execute("INSERT INTO factorcell_schema VALUES (%s)", (len(MIGRATIONS),))
+
+
+def _line(error: Exception) -> str:
+    """What a server says, in one line."""
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,174 @@
+"""People in Redis or Valkey: for several machines.
+
+A person is a hash; a sorted set lists all of them, another one by their oldest text. Each writing is a script, which
+runs as one. With an append-only file that is synced at every writing, it is on disk before it is answered.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from factorcell.config import UserError
+from factorcell.service.record import DamagedRecordError, Record, StoreError
+from factorcell.service.stores.store import PAGE
+
+WAIT = 2.0  # seconds that one waits for an answer
+PURGE = 600.0  # seconds that the append-only file may take to be written anew
+SCHEMA, VERSION = b"factorcell:schema", 1
+ALL, OLDEST, PERSON = b"factorcell:users", b"factorcell:oldest", b"factorcell:user:"
+DURABLE = {"appendonly": "yes", "appendfsync": "always"}  # settings of a server that keeps what it has answered
+
+# KEYS: the person, all, by oldest text. ARGV: the version expected or nothing, the id, the version, oldest text, value.
+WRITE = """
+if (redis.call('HGET', KEYS[1], 'version') or '') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'user', ARGV[2], 'version', ARGV[3], 'value', ARGV[5])
+redis.call('ZADD', KEYS[2], 0, ARGV[2])
+redis.call('ZADD', KEYS[3], ARGV[4], ARGV[2])
+return 1
+"""
+DELETE = """
+local found = redis.call('HGET', KEYS[1], 'version')
+if not found or ARGV[1] ~= '' and found ~= ARGV[1] then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('ZREM', KEYS[3], ARGV[2])
+return 1
+"""
+
+
+class RedisStore:
+    """The `Store` in a database of Redis."""
+
+    def __init__(self, url: str) -> None:
+        """`UserError` where nothing answers at `url`, a later version was there, or the server may lose what it has.
+
+        A server that says nothing of its settings is taken at its word.
+        """
+        never = Retry(NoBackoff(), 0)  # a script that was sent twice might find what it has written itself
+        try:
+            pool: Any = redis.ConnectionPool.from_url(
+                url, socket_timeout=WAIT, socket_connect_timeout=WAIT, retry=never, protocol=2
+            )
+        except ValueError as error:
+            raise UserError(f"store redis: {error}") from None
+        self._client: Any = redis.Redis(connection_pool=pool)  # whose own types take every answer for a promise
+        self._closed = False
+        self._write, self._delete = self._client.register_script(WRITE), self._client.register_script(DELETE)
+        try:
+            with self._asking():
+                self._client.setnx(SCHEMA, VERSION)
+                schema = int(self._client.get(SCHEMA) or 0)
+        except StoreError as error:
+            raise UserError(f"store redis: cannot be opened ({error})") from None
+        if schema > VERSION:
+            raise UserError(
+                f"store redis: its schema is {schema}, this factorcell knows up to {VERSION}; "
+                "upgrade factorcell (pip install --upgrade factorcell)"
+            )
+        self._check_durable()
+
+    def read(self, user: str) -> Record | None:
+        """See `Store`."""
+        with self._asking():
+            value = self._client.hget(_key(user), "value")
+        return None if value is None else Record.from_bytes(value, user)
+
+    def version(self, user: str) -> int | None:
+        """See `Store`."""
+        with self._asking():
+            found, version = self._client.hmget(_key(user), "user", "version")
+        if version is not None and found != user.encode():
+            raise DamagedRecordError("the store answered with another person than the one asked for")
+        return None if version is None else int(version)
+
+    def write(self, record: Record, expected: int | None) -> bool:
+        """See `Store`."""
+        values = (record.user.encode(), record.version, record.oldest, record.to_bytes())
+        with self._asking():
+            return bool(self._write([_key(record.user), ALL, OLDEST], ["" if expected is None else expected, *values]))
+
+    def delete(self, user: str, expected: int | None = None) -> bool:
+        """See `Store`."""
+        values = ["" if expected is None else expected, user.encode()]
+        with self._asking():
+            return bool(self._delete([_key(user), ALL, OLDEST], values))
+
+    def users(self, after: str = "", limit: int = PAGE) -> list[str]:
+        """See `Store`."""
+        first = b"(" + after.encode() if after else b"-"
+        with self._asking():
+            found = self._client.zrange(ALL, first, b"+", bylex=True, offset=0, num=limit)
+        return [user.decode() for user in found]
+
+    def aged(self, before: int, limit: int = PAGE) -> list[str]:
+        """See `Store`."""
+        with self._asking():
+            found = self._client.zrange(OLDEST, b"-inf", b"(%d" % before, byscore=True, offset=0, num=limit)
+        return [user.decode() for user in found]
+
+    def check(self) -> None:
+        """See `Store`: it writes what is there already."""
+        with self._asking():
+            self._client.set(SCHEMA, VERSION)
+
+    def purge(self) -> list[str]:
+        """See `Store`: the append-only file is written anew, with what there is now."""
+        with self._asking():
+            stop = monotonic() + PURGE
+            self._wait(stop)  # one that runs already may have begun before the deletion
+            self._client.bgrewriteaof()
+            self._wait(stop)
+            info = self._client.info("persistence")
+        left = [] if info["aof_last_bgrewrite_status"] == "ok" else ["append-only file: its rewriting failed"]
+        if info.get("rdb_saves"):
+            left.append("snapshots (dump.rdb) hold what was deleted until the next one; SAVE makes it")
+        return left
+
+    def close(self) -> None:
+        """See `Store`."""
+        self._closed = True
+        self._client.close()
+        self._client.connection_pool.disconnect()
+
+    def _rewriting(self) -> bool:
+        info = self._client.info("persistence")
+        return bool(info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
+
+    def _wait(self, stop: float) -> None:
+        while self._rewriting():
+            if monotonic() > stop:
+                raise StoreError("the append-only file is still being written anew")
+            sleep(0.01)
+
+    def _check_durable(self) -> None:
+        """`UserError` if the server says that it may lose what it has answered, or throw people away for room."""
+        found: dict[str, str] = {}
+        try:
+            for name in (*DURABLE, "maxmemory", "maxmemory-policy"):
+                found |= self._client.config_get(name)
+        except redis.RedisError:  # many who rent out servers do not tell
+            return
+        wrong = [f"{name} {right}" for name, right in DURABLE.items() if found.get(name, right) != right]
+        if found.get("maxmemory", "0") != "0" and found.get("maxmemory-policy") != "noeviction":
+            wrong.append("maxmemory-policy noeviction")
+        if wrong:
+            self.close()
+            raise UserError(f"store redis: it may lose what it has answered; set {' and '.join(wrong)}")
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        if self._closed:
+            raise StoreError("the store is closed")
+        try:
+            yield
+        except redis.RedisError as error:
+            raise StoreError(f"the store failed: {' '.join(str(error).split())[:200]}") from error
+
+
+def _key(user: str) -> bytes:
+    return PERSON + user.encode()
