@@ -17,6 +17,7 @@ from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import SOURCES
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
+from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from tests.completion.test_completer import NASTY
@@ -105,6 +106,31 @@ def test_a_run_without_users_completes_all_the_same(tmp_path: Path) -> None:
     written = assistant.type(assistant.begin(), "a")
     assert assistant.suggest(written, 3) == assistant.suggester.suggest(written, 3)
     assert assistant.learn(None, "abc") is None
+
+
+def test_no_source_suggests_what_is_not_allowed(folder: Path) -> None:
+    run = Run.open(folder)
+    free, strict = Assistant.of(run), Assistant.of(run, allowed=lambda text: "bb" not in text)
+    user = learn_one(run, learn_one(run, User.new(run), "abba"), "abbc")
+    found = free.suggest(free.type(free.begin(user), "a")).suggestions
+    assert {"abba", "abbc"} <= {one.text for one in found}
+    found = strict.suggest(strict.type(strict.begin(user), "a")).suggestions
+    assert len(found) == 10
+    assert [one.text for one in found if "bb" in one.text] == []
+    assert "abc" in [one.text for one in found if "popularity" in one.source]
+
+
+def test_the_context_of_a_text_is_learned_with_it() -> None:
+    made = make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8)
+    assistant, user = Assistant.of(made, unknown="group"), User.new(made)
+    assert assistant.learner is not None
+    (expected,), _ = assistant.learner.learn([user], ["abc"], [{"city": "Oslo"}])
+    learned = assistant.learn(user, "abc", {"city": "Oslo"})
+    assert learned is not None
+    assert learned.to_bytes() == expected.to_bytes()
+    assert assistant.learn(user, "abc", {"city": "nowhere"}) is not None
+    with pytest.raises(UserError, match="nowhere"):
+        Assistant.of(made).learn(user, "abc", {"city": "nowhere"})
 
 
 def test_fifty_people_side_by_side_get_what_each_gets_alone(folder: Path) -> None:

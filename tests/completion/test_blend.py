@@ -66,6 +66,22 @@ def test_with_the_weight_of_one_source_its_order_comes_first() -> None:
         assert [one.text for one in found][: len(expected)] == [one.text for one in expected]
 
 
+def test_a_text_says_which_sources_propose_it() -> None:
+    run = make()
+    completer, user = Completer(run), replace(User.new(run), history=History(("abab", "abba")))
+    written = completer.type(completer.begin(user), "a")
+    proposed = {
+        "model": completer.suggest(written).suggestions,
+        "popularity": POPULAR.complete("a"),
+        "history": user.history.complete("a"),
+    }
+    found = Blend(completer, POPULAR).suggest(written, 10).suggestions
+    assert len({one.source for one in found}) > 2
+    for one in found:
+        names = [name for name, texts in proposed.items() if one.text in {other.text for other in texts}]
+        assert one.source == "+".join(names)
+
+
 def test_probabilities_and_parts_add_up() -> None:
     run = make()
     random = np.random.default_rng(3)

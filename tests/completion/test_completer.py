@@ -153,6 +153,37 @@ def test_a_search_out_of_time_says_so() -> None:
     assert not Completer(make_letters(), seconds=1e6).suggest(written).cut
 
 
+def test_a_search_has_its_own_time() -> None:
+    """`seconds` of a search go before those of the completer, for slips too."""
+    for slips in (0, 1):
+        patient, hasty = Completer(make_letters(), slips=slips), Completer(make_letters(), seconds=0.0, slips=slips)
+        written = patient.type(patient.begin(), "abc")
+        assert patient.suggest(written, seconds=0.0).cut
+        assert hasty.suggest(written).cut
+        assert hasty.suggest(written, seconds=60.0) == patient.suggest(written)
+    with pytest.raises(UserError, match="seconds is -1; it must be at least 0"):
+        patient.suggest(written, seconds=-1.0)
+
+
+@pytest.mark.parametrize("model", [{}, {"cell": "gru"}], ids=["compiled", "plain"])
+@pytest.mark.parametrize("slips", [0, 1])
+def test_what_is_not_allowed_makes_room(model: dict[str, Any], slips: int) -> None:
+    """The list is that of a search for more without what is not allowed: as long as without a rule."""
+    run = make_letters(seed=2, spread=1.0, **model)
+    plain, strict = Completer(run, slips=slips), Completer(run, slips=slips, allowed=lambda text: "ab" not in text)
+    assert type(plain.engine).__name__ == ("PlainEngine" if model else "CompiledEngine")
+    for prefix in ("", "a", "ca"):
+        every = plain.complete(prefix, k=400)
+        expected = [one.text for one in every if "ab" not in one.text and not one.slips]
+        found = [one.text for one in strict.complete(prefix, k=6) if not one.slips]
+        assert found == expected[: len(found)]
+        assert len(found) == 6 or slips
+        shown = [one.text for one in strict.complete(prefix, k=6)]
+        assert len(shown) == 6
+        assert "ab" not in " ".join(shown)
+    assert [one.slips for one in strict.complete("ab")] == [] or slips
+
+
 def test_threads_get_the_answers_that_they_get_alone() -> None:
     """Fifty people type at once, letter by letter, each in a city of theirs; answers are the same bit by bit."""
     run = make_letters(("abcdef", "fed"), seed=1, spread=0.8)

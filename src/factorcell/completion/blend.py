@@ -147,13 +147,13 @@ class Blend:
         """See `Completer`."""
         return self.completer.fits(prefix)
 
-    def suggest(self, written: TypedText, k: int = 10) -> Suggestions:
+    def suggest(self, written: TypedText, k: int = 10, seconds: float | None = None) -> Suggestions:
         """The best `k` texts that go on from what is written, with the shares of the sources in their scores.
 
         Where time is up before the model has found any, popular texts and those of the user's own remain. Of nobody
-        told apart there is no past to blend: they get what the model suggests.
+        told apart there is no past to blend: they get what the model suggests. `seconds` as `Completer.suggest`.
         """
-        model = self.completer.suggest(written, k)
+        model = self.completer.suggest(written, k, seconds)
         if written.user is None:
             return model
         candidates = self.candidates(written.text, model, written.user.history, k)
@@ -200,7 +200,7 @@ class Blend:
             Suggestion(
                 candidates[row].text,
                 float(logs[row]),
-                "blend",
+                "+".join(name for name, place in zip(SOURCES, at, strict=False) if candidates[row].features[place]),
                 candidates[row].slips,
                 parts=dict(zip(SOURCES, parts[row].tolist(), strict=True)),
             )

@@ -11,7 +11,7 @@ Nothing here changes once it is made, and what is typed is a value of the caller
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ from factorcell.config import UserError
 from factorcell.data.counts import UNITS
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.model.run import Run
+
+Allowed = Callable[[str], bool]  # whether a text may be suggested
 
 
 @dataclass(frozen=True)
@@ -62,19 +64,25 @@ class Completer:
     """Completions by a run of characters or graphemes. A text ends within the run's `max_tokens`."""
 
     def __init__(
-        self, run: Run, *, unknown: str = "error", seconds: float | None = None, slips: int | Slips = 0
+        self,
+        run: Run,
+        *,
+        unknown: str = "error",
+        seconds: float | None = None,
+        slips: int | Slips = 0,
+        allowed: Allowed | None = None,
     ) -> None:
         """`unknown`: what of context values that training never saw, as `Run.prepare`; `seconds` bounds a search.
 
-        `slips` of typing, at most 2, are forgiven (`slips.Slips`). The weights are those of now: a run that learns on
-        needs a completer anew.
+        `slips` of typing, at most 2, are forgiven (`slips.Slips`). Only texts that are `allowed` are suggested, as
+        many as without it. The weights are those of now: a run that learns on needs a completer anew.
         """
         limits.check(seconds=seconds)
         data = run.config.data
         if data.unit not in UNITS:
             raise UserError(f"{run.folder}: its unit is {data.unit}; completion needs {' or '.join(UNITS)}")
         self.run, self.unknown, self.seconds = run, unknown, seconds
-        self.slips = Slips.of(slips)
+        self.slips, self.allowed = Slips.of(slips), allowed
         self.tokenizer: Tokenizer = run.tokenizer
         self.most = data.max_tokens - 1  # a longer text was cut in training: it has no end
         self.engine: Engine[Any] = compiled.engine(run.model, run.precision)
@@ -116,22 +124,26 @@ class Completer:
         """Whether a prefix is no longer than the texts that the run completes."""
         return len(self.tokenizer.split(prefix)) <= self.most
 
-    def suggest(self, written: TypedText, k: int = 10) -> Suggestions:
+    def suggest(self, written: TypedText, k: int = 10, seconds: float | None = None) -> Suggestions:
         """The `k` most probable texts that go on from what is written, or where slips are forgiven from what was meant.
 
         Those that go on from what is written come first. None go on from what is longer than the run's texts.
+        `seconds` bounds this search instead of that of the completer.
         """
-        return self.suggest_all([written], k)[0]
+        return self.suggest_all([written], k, seconds=seconds)[0]
 
-    def suggest_all(self, written: Sequence[TypedText], k: int = 10, threads: int = 1) -> list[Suggestions]:
+    def suggest_all(
+        self, written: Sequence[TypedText], k: int = 10, threads: int = 1, seconds: float | None = None
+    ) -> list[Suggestions]:
         """The same for many who type, each done by one of `threads`."""
-        limits.check(count=k, threads=threads)
+        limits.check(count=k, threads=threads, seconds=seconds)
+        bound = self.seconds if seconds is None else seconds
         fitting = [one for one in written if len(one.tokens) <= self.most]
         with self.run.scoring():
             if self.slips.most:
-                found = [self._forgive(one, k) for one in fitting]
+                found = [self._forgive(one, k, bound) for one in fitting]
             else:
-                found = self._finish([self._wanted(one, k) for one in fitting], fitting, self.seconds, threads)
+                found = self._finish([self._wanted(one, k) for one in fitting], fitting, bound, threads)
         of_fitting = iter(found)
         return [next(of_fitting) if len(one.tokens) <= self.most else Suggestions([], 0, False) for one in written]
 
@@ -147,24 +159,28 @@ class Completer:
 
     def _wanted(self, written: TypedText, k: int, added: int = 1, least: float = -math.inf) -> SearchRequest[Any]:
         def accept(ids: Ids) -> bool:
-            """Something is added, and read again the text would be the same tokens: no two ways to write one text."""
-            return len(ids) >= added and self.tokenizer.follows(written.tokens, self.tokenizer.decode(ids))
+            """The text goes on, may be shown, and read again would be the same tokens: no two ways to write one."""
+            if len(ids) < added or not self.tokenizer.follows(written.tokens, self.tokenizer.decode(ids)):
+                return False
+            return self.allowed is None or self.allowed(self._text(written, ids))
 
         return SearchRequest(written.typed, k, self.most - len(written.tokens), accept, least)
 
     def _suggestions(self, written: TypedText, found: SearchResult) -> Suggestions:
-        typed = self.tokenizer.join(written.tokens)
         suggestions = [
-            Suggestion(typed + self.tokenizer.join(self.tokenizer.decode(one.ids)), one.log_probability, "model")
-            for one in found.completions
+            Suggestion(self._text(written, one.ids), one.log_probability, "model") for one in found.completions
         ]
         return Suggestions(suggestions, found.rows, found.cut)
 
-    def _forgive(self, written: TypedText, k: int) -> Suggestions:
+    def _text(self, written: TypedText, ids: Ids) -> str:
+        """What is written with `ids` after it."""
+        return self.tokenizer.join(written.tokens) + self.tokenizer.join(self.tokenizer.decode(ids))
+
+    def _forgive(self, written: TypedText, k: int, seconds: float | None) -> Suggestions:
         """The best with slips: half of the time is for what is written, the rest for what may have been meant."""
-        vocabulary, stop = self.run.vocabulary, None if self.seconds is None else time.monotonic() + self.seconds
+        vocabulary, stop = self.run.vocabulary, None if seconds is None else time.monotonic() + seconds
         if not self.slips.within(len(written.tokens)) or written.plain is None:
-            return self._finish([self._wanted(written, k)], [written], self.seconds)[0]
+            return self._finish([self._wanted(written, k)], [written], seconds)[0]
 
         def left() -> float | None:
             return None if stop is None else max(0.0, stop - time.monotonic())
@@ -172,12 +188,13 @@ class Completer:
         def finish(one: Correction, least: float) -> list[Suggestion]:
             if one.ended:
                 whole = self.tokenizer.join(one.tokens)
-                return [Suggestion(whole, 0.0, "model")] if self.tokenizer.follows(one.tokens, ()) else []
+                shown = self.tokenizer.follows(one.tokens, ()) and (self.allowed is None or self.allowed(whole))
+                return [Suggestion(whole, 0.0, "model")] if shown else []
             other = TypedText(one.tokens, self.engine.type(written.typed, self.tokenizer.encode(one.tokens)))
             parts.extend(self._finish([self._wanted(other, k, 0, least)], [other], left()))
             return parts[-1].suggestions
 
-        half = None if self.seconds is None else self.seconds / 2
+        half = None if seconds is None else seconds / 2
         parts = self._finish([self._wanted(written, k)], [written], half)
         meanings = meant(
             self.run.model,

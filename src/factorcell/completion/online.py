@@ -212,9 +212,13 @@ class Learner:
     length of text that it meets, megabytes each.
     """
 
-    def __init__(self, run: Run, rule: LearningRule | None = None) -> None:
-        """`rule`: that of the run, unless given. `UserError` for a run that does not tell users apart."""
+    def __init__(self, run: Run, rule: LearningRule | None = None, unknown: str = "error") -> None:
+        """`rule`: that of the run, unless given; `unknown`: what of values in contexts that training never saw.
+
+        `UserError` for a run that does not tell users apart.
+        """
         self.run, self.rule, self.variable = run, rule or LearningRule.of(run), user_variable(run)
+        self.unseen = unknown
         self.columns = run.schema.columns(without=self.variable.source)  # of the contexts of a text
         self.rows, self.update = OPTIMISERS[self.rule.optimiser]
         column = run.schema.categories.index(self.variable)
@@ -283,7 +287,7 @@ class Learner:
         return [(texts[row], float(rises[row])) for row in np.argsort(-rises, kind="stable")[:count]]
 
     def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-        batch = self.run.batch(self.run.read(texts, contexts), np.arange(len(texts)))
+        batch = self.run.batch(self.run.read(texts, contexts, unknown=self.unseen), np.arange(len(texts)))
         conditioned = self.run.model.condition(batch.context, {self.variable.name: own}, self.packed)
         nats: torch.Tensor = self.run.model(batch, conditioned)
         return nats.sum(1)

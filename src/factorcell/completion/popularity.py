@@ -9,7 +9,7 @@ Shapes: N texts.
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from typing import Any, ClassVar
@@ -58,14 +58,20 @@ class Popularity:
         return cls(TextCounts.of(queries, min_count, users, min_users))
 
     @classmethod
-    def of(cls, run: Run) -> "Popularity":
-        """Of the texts that `run` was trained on, or a `UserError`: only runs that tell users apart keep them."""
+    def of(cls, run: Run, allowed: Callable[[str], bool] | None = None) -> "Popularity":
+        """Of the texts that `run` was trained on, or a `UserError`: only runs that tell users apart keep them.
+
+        Only those that are `allowed`, if that is given.
+        """
         path = run.folder / POPULARITY
         if not path.exists():
             raise UserError(
                 f"{run.folder}: no {POPULARITY}; training keeps it with --user COLUMN and --unit char or grapheme"
             )
-        return cls(TextCounts.open(path))
+        counted = TextCounts.open(path)
+        if allowed is not None:
+            counted = replace(counted, kept={text: count for text, count in counted.kept.items() if allowed(text)})
+        return cls(counted)
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -43,7 +43,7 @@ class Suggestion:
     """A whole text that is proposed, how probable its `source` takes it to be given what is typed, and that source.
 
     `slips`: the typing errors that it takes for granted; without any it begins with what is typed. `parts`: what each
-    source of a blend adds to the score.
+    source of a blend adds to the score, whose `source` are those that propose the text, such as `model+history`.
     """
 
     text: str
