@@ -1,0 +1,85 @@
+"""One model that is served: what it has learned of a person's kept texts, and that person as it knows them.
+
+What is learned is a function of the model and of the kept texts, one after the other. So it can be computed again at
+any time, by another model too, and comes out bit for bit the same.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from factorcell.completion.assistant import Assistant
+from factorcell.completion.completer import Allowed
+from factorcell.completion.online import Learner, LearningRule, User
+from factorcell.completion.popularity import History
+from factorcell.config import UserError
+from factorcell.model.run import Run
+from factorcell.service.record import DIGEST, KeptText, LearnedState, Record
+
+
+class ServedModel:
+    """A run that completes for people and learns them. Nothing in it changes: any thread may use it.
+
+    `identity` is the same for the same weights and the same way of learning, wherever they are opened.
+    """
+
+    def __init__(self, run: Run, *, unknown: str = "group", slips: int = 0, allowed: Allowed | None = None) -> None:
+        """Options as `Assistant.of`. `UserError` for a run without trained weights, or that cannot complete."""
+        if not run.fingerprint:
+            raise UserError(f"{run.folder}: it has no trained weights")
+        self.run, self.unknown = run, unknown
+        self.assistant = Assistant.of(run, unknown=unknown, slips=slips, allowed=allowed)
+        rule = LearningRule() if self.assistant.learner is None else self.assistant.learner.rule
+        how = f"{rule.optimiser} {float(rule.rate)!r} {unknown}".encode()
+        self.identity = hashlib.blake2b(run.fingerprint + how, digest_size=DIGEST).digest()
+
+    @property
+    def learner(self) -> Learner:
+        """What learns, or a `UserError` for a run that does not tell people apart."""
+        if self.assistant.learner is None:
+            raise UserError("this model does not tell people apart, so it learns nobody; train it with --user COLUMN")
+        return self.assistant.learner
+
+    def check(self, text: str, context: Mapping[str, Any]) -> None:
+        """`UserError` for a text, or a context of it, that cannot be learned."""
+        self.run.read([text], [context], unknown=self.unknown)
+
+    def has_learned(self, record: Record) -> bool:
+        """Whether there is nothing of a person that it could still learn."""
+        state = record.state(self.identity)
+        return not record.texts if state is None else state.through == record.accepted
+
+    def user(self, record: Record | None) -> User | None:
+        """The person as the model knows them: as far as it has learned, with all of the history.
+
+        None if it does not tell people apart.
+        """
+        if self.assistant.learner is None:
+            return None
+        if record is None:
+            return self.assistant.learner.new()
+        history = History(tuple(text.text for text in record.texts))
+        return replace(self._before(record.state(self.identity)), history=history)
+
+    def learn(self, state: LearnedState | None, texts: Iterable[KeptText], through: int) -> LearnedState:
+        """The state after those of the texts, up to the one of number `through`, that it has not learned yet.
+
+        A context that this model does not know is left out; a text of which nothing can be learned changes nothing.
+        """
+        user, known = self._before(state), state.through if state else 0
+        for text in texts:
+            if text.number > known:
+                user = self._learn_one(user, text)
+        return LearnedState(self.identity, through, replace(user, history=History()).to_bytes())
+
+    def _before(self, state: LearnedState | None) -> User:
+        return self.learner.new() if state is None else User.from_bytes(state.user)
+
+    def _learn_one(self, user: User, text: KeptText) -> User:
+        for context in (text.context, {}) if text.context else ({},):
+            with suppress(UserError):
+                (after,), _ = self.learner.learn([user], [text.text], [context])
+                return after
+        return user

@@ -1,0 +1,132 @@
+"""What of a text is neither learned nor kept, and how many texts are kept for how long.
+
+What looks like a secret is found by rules of thumb, which err on the side of keeping nothing.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import regex
+
+from factorcell.completion.texts import LONGEST
+from factorcell.config import UserError
+from factorcell.service.record import KeptText
+
+MOST_TEXTS = 1000  # of one person
+MOST_BYTES = 4 * LONGEST  # of all texts of one person
+PATIENCE = 0.05  # seconds that one pattern may take for one text
+CARD = (13, 19)  # digits of a card's number
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+_EMAIL = regex.compile(r"(?<=[^\s@<>()\[\],;:])@[^\s@<>()\[\],;:]+\.[^\s@<>()\[\],;:]{2,}")
+_DIGITS = regex.compile(r"\d+(?:[ .\-\u00a0\u202f]\d+)*")
+_SECRETS = regex.compile(
+    r"\b(?:pass(?:word|wd|phrase|code)?|pwd|passwort|kennwort|contraseña)\s*[:=]\s*\S"
+    r"|\b(?:pin|secret|token|api[ _-]?key)\s*[:=]\s*(?=\S*\d)\S{4,}"
+    r"|\bmot de passe\s*[:=]?\s*\S"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\."  # a JSON web token
+    r"|\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,})",
+    regex.IGNORECASE,
+)
+_PLAIN = set("'’-.,:;()/\"?&#_")  # signs that texts have anyway, so that they make no password
+_SHORTEST, _LONG = 8, 20  # characters of a word that may be a password by its signs, or by its length
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The rules of one service: patterns of what is `never` kept; how many seconds (`keep`) and how many texts are."""
+
+    never: tuple[str, ...] = ()
+    keep: int | None = None
+    most: int = MOST_TEXTS
+    patterns: tuple[Any, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.most < 1 or (self.keep is not None and self.keep < 1):
+            raise UserError("at least 1 text is kept of a person, for at least 1 second")
+        object.__setattr__(self, "patterns", tuple(map(_compiled, self.never)))
+
+    def withholds(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
+        """Why a text, or what stands in its context, is neither learned nor kept; None if it may be."""
+        values = (value for value in (context or {}).values() if isinstance(value, str))
+        return next(filter(None, map(self._fault, itertools.chain([text], values))), None)
+
+    def fresh(self, texts: Iterable[KeptText], now: int) -> tuple[KeptText, ...]:
+        """Those that are not too old to be kept."""
+        return tuple(text for text in texts if self.keep is None or text.time >= now - self.keep)
+
+    def fitting(self, texts: tuple[KeptText, ...]) -> tuple[KeptText, ...]:
+        """The newest, as many as are kept."""
+        texts = texts[-self.most :]
+        sizes = itertools.accumulate(len(text.text.encode()) for text in reversed(texts))
+        count = sum(1 for _ in itertools.takewhile(MOST_BYTES.__ge__, sizes))
+        return texts[len(texts) - count :]
+
+    def _fault(self, text: str) -> str | None:
+        if _EMAIL.search(text):
+            return "an e-mail address"
+        if _has_card(text):
+            return "a card number"
+        if _SECRETS.search(text) or any(map(_like_password, text.split())):
+            return "a password"
+        return "a pattern" if any(_found(pattern, text) for pattern in self.patterns) else None
+
+
+def duration(text: str) -> int:
+    """Seconds of a time such as 90d, 12h or 30m, or a `UserError`."""
+    count, unit = text[:-1], text[-1:]
+    if not count.isascii() or not count.isdigit() or unit not in UNITS or not 0 < int(count) < 1_000_000:
+        raise UserError(f"a time of {text!r:.30}: valid is a whole number and one of {', '.join(UNITS)}, such as 90d")
+    return int(count) * UNITS[unit]
+
+
+def _compiled(pattern: str) -> Any:
+    try:
+        return regex.compile(pattern)
+    except regex.error as error:
+        raise UserError(f"never {pattern!r:.60}: not a regular expression ({error})") from None
+
+
+def _found(pattern: Any, text: str) -> bool:
+    """Whether a text has the pattern, or may have: it took too long to tell."""
+    try:
+        return pattern.search(text, timeout=PATIENCE, concurrent=True) is not None
+    except TimeoutError:
+        return True
+
+
+def _has_card(text: str) -> bool:
+    """Whether whole groups of digits in a row are a number that passes Luhn's check."""
+    for run in _DIGITS.finditer(text):
+        groups = regex.findall(r"\d+", run.group())
+        for first in range(len(groups)):
+            digits = ""
+            for group in groups[first:]:
+                digits += group
+                if len(digits) > CARD[1]:
+                    break
+                if len(digits) >= CARD[0] and _passes_luhn(digits):
+                    return True
+    return False
+
+
+def _passes_luhn(digits: str) -> bool:
+    """Whether the digits, every second one from the right doubled, add up to a multiple of ten (ISO/IEC 7812-1)."""
+    doubled = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
+    return len(set(digits)) > 1 and sum(number // 10 + number % 10 for number in doubled) % 10 == 0
+
+
+def _like_password(word: str) -> bool:
+    """Lower and upper case, digits and a sign in one word, or a long one of all but the sign; addresses are neither."""
+    if len(word) < _SHORTEST or "://" in word:
+        return False
+    kinds = [
+        any(map(str.islower, word)),
+        any(map(str.isupper, word)),
+        any(map(str.isdigit, word)),
+        any(not letter.isalnum() and letter not in _PLAIN for letter in word),
+    ]
+    return all(kinds) or (len(word) >= _LONG and word.isalnum() and sum(kinds) == 3)

@@ -1,0 +1,46 @@
+"""Two small models that all tests share, and a service in a file."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell.service.engine import Service
+from factorcell.service.learning import ServedModel
+from factorcell.service.stores.opening import open_store
+from tests.service import runs
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ServedModel, ServedModel]:
+    """A model and the one that takes its place."""
+    folder = tmp_path_factory.mktemp("models")
+    first, second = (ServedModel(runs.make(folder / str(seed), seed)) for seed in (0, 1))
+    return first, second
+
+
+@pytest.fixture
+def model(models: tuple[ServedModel, ServedModel]) -> ServedModel:
+    """The first."""
+    return models[0]
+
+
+@pytest.fixture
+def opened(model: ServedModel, tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """Opens services on one file, with options."""
+    services = []
+
+    def make(served: ServedModel = model, **options: Any) -> Service:
+        services.append(Service(served, open_store(f"sqlite:///{tmp_path / 'users.db'}"), **options))
+        return services[-1]
+
+    yield make
+    for service in services:
+        service.close()
+
+
+@pytest.fixture
+def service(opened: Callable[..., Service]) -> Service:
+    """The first model and a file."""
+    return opened()

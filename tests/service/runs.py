@@ -1,0 +1,38 @@
+"""Small runs of letters that tell people apart, as folders, for the tests of the service."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.model.run import Run
+from factorcell.training.trainer import observe
+
+WRITERS = ("ann", "bob")
+POPULAR = {"abc": 5, "abba": 3, "cab": 4, "acca b": 3}
+
+
+def make(folder: Path, seed: int = 0, **model: Any) -> Run:
+    """A run of random weights, as it opens: its people are in `who`, its context is a city."""
+    sizes = {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2}
+    reads = {"context": ("city",), "user": "who", "unit": "char", "min_user_count": 1, "min_context_count": 1}
+    config = Config.from_dict({"data": {**reads, "min_count": 1, "max_tokens": 14}, "model": {**sizes, **model}})
+    rows = [
+        {"text": text, "who": who, "city": city}
+        for text in ("abc", "cab a", "ba")
+        for who in WRITERS
+        for city in ("Oslo", "Nice")
+    ]
+    corpus = prepare(rows, config.data)
+    run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+    observe(run.model, corpus)
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.normal_(0, 0.8, generator=random)
+    run.save_weights({})
+    TextCounts(POPULAR, 15).save(folder / POPULARITY)
+    return Run.open(folder)

@@ -1,0 +1,435 @@
+"""People served: completed for as in Python, learned as alone, forgotten as if never learned."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from factorcell.completion.online import User
+from factorcell.completion.popularity import History
+from factorcell.config import UserError
+from factorcell.model.run import Run
+from factorcell.service import engine
+from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.learning import ServedModel
+from factorcell.service.privacy import Privacy
+from factorcell.service.record import Record, StoreError
+from factorcell.service.stores.opening import open_store
+from tests.small import make_letters
+
+Opened = Callable[..., Service]
+
+
+def alone(model: ServedModel, texts: list[Any]) -> bytes:
+    """Who accepted the texts, or texts with contexts, one after the other, learned by the library alone."""
+    user = model.learner.new()
+    for text in texts:
+        text, context = text if isinstance(text, tuple) else (text, {})
+        (user,), _ = model.learner.learn([user], [text], [context])
+    return user.to_bytes()
+
+
+def kept(service: Service, user: str) -> bytes:
+    """The same person as the service knows them."""
+    record = service.store.read(user)
+    known = service.model.user(record)
+    assert known is not None
+    assert service.model.has_learned(record) if record else True
+    return known.to_bytes()
+
+
+def words(seed: int, count: int) -> list[str]:
+    """Random texts, some twice."""
+    draw = random.Random(seed)
+    return ["".join(draw.choices("abc ", k=draw.randint(1, 9))).strip() or "a" for _ in range(count)]
+
+
+def test_completions_are_those_of_the_library(service: Service, model: ServedModel) -> None:
+    """Before and after somebody was learned, in a context, with a limit, keystroke by keystroke."""
+    texts = ["abab", "acca", "abab"]
+    user = User.new(model.run)
+    assistant = model.assistant
+    for turn in range(4):
+        for context in ({}, {"city": "Oslo"}, {"city": "nowhere"}):
+            for query in ("", "a", "ab", "aba", "ab", "b"):
+                written = assistant.type(assistant.begin(user, context), query)
+                found = service.complete(CompletionRequest(query, "ann", context=context, limit=7))
+                assert found.results == assistant.suggest(written, 7).suggestions
+                assert found.degraded is None
+                assert (found.user_version is None) == (turn == 0)
+        if turn < 3:
+            service.accept("ann", texts[turn])
+            (user,), _ = model.learner.learn([user], [texts[turn]])
+    found = service.complete(CompletionRequest("ab", "ann"))
+    assert "history" in next(one.source for one in found.results if one.text == "abab")
+
+
+def test_what_stands_before_the_cursor_is_completed(service: Service) -> None:
+    whole = service.complete(CompletionRequest("ab"))
+    assert service.complete(CompletionRequest("abcc", cursor=2)) == whole
+    assert service.complete(CompletionRequest("abcc", cursor=4)) == service.complete(CompletionRequest("abcc"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"query": "a", "cursor": 2}, "cursor is 2; valid are places in the query, from 0 to 1"),
+        ({"query": "a", "cursor": -1}, "cursor is -1"),
+        ({"query": "a", "cursor": True}, "cursor is True"),
+        ({"query": "\ud800"}, "not Unicode text"),
+        ({"query": "a" * 70_000}, "at most 65,536 bytes"),
+        ({"query": "a", "limit": 0}, "count is 0"),
+        ({"query": "a", "seconds": -1.0}, "seconds is -1"),
+        ({"query": "a", "user": ""}, "a user's id"),
+        ({"query": "a", "context": {"town": "Oslo"}}, "context column"),
+        ({"query": "a", "context": {"city": None}}, "context city"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(service: Service, request_: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        service.complete(CompletionRequest(**request_))
+
+
+def test_out_of_time_it_says_so(service: Service) -> None:
+    """Popular and own texts remain."""
+    service.accept("ann", "abbab")
+    found = service.complete(CompletionRequest("ab", "ann", seconds=0.0))
+    assert found.degraded == "time"
+    assert {one.text for one in found.results} >= {"abbab", "abba"}
+    assert service.complete(CompletionRequest("ab", "ann", seconds=60.0)).degraded is None
+
+
+def test_texts_are_learned_in_order_and_in_their_contexts(service: Service, model: ServedModel) -> None:
+    texts: list[Any] = [("abc", {"city": "Oslo"}), "cab", ("cab", {"city": "Nice"}), ("b", {"city": "nowhere"})]
+    for text in texts:
+        text, context = text if isinstance(text, tuple) else (text, None)
+        accepted = service.accept("ann", text, context=context)
+        assert accepted.outcome == "learned"
+    assert kept(service, "ann") == alone(model, [t if isinstance(t, tuple) else (t, {}) for t in texts])
+    assert kept(service, "ann") != alone(model, [t[0] if isinstance(t, tuple) else t for t in texts])
+    profile = service.show("ann")
+    assert profile is not None
+    assert [text.number for text in profile.texts] == [1, 2, 3, 4]
+    assert (profile.learned, profile.accepted, profile.version) == (True, 4, accepted.user_version)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"text": ""}, "an empty text"),
+        ({"text": " "}, "an empty text"),
+        ({"text": "\ud800"}, "not Unicode"),
+        ({"text": "a" * 70_000}, "at most 65,536 bytes"),
+        ({"text": "a", "user": "a\nb"}, "a user's id"),
+        ({"text": "a", "key": ""}, "an idempotency key"),
+        ({"text": "a", "context": {"town": "Oslo"}}, "context column"),
+    ],
+)
+def test_texts_that_cannot_be_learned_leave_no_trace(service: Service, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        service.accept(**{"user": "ann", **values})
+    assert service.store.users() == []
+
+
+def test_a_key_is_applied_once_even_after_a_restart(opened: Opened, model: ServedModel) -> None:
+    """Also when the text was forgotten since; another text with the same key is a mistake."""
+    first = opened()
+    assert first.accept("ann", "abc", key="k1").outcome == "learned"
+    assert first.accept("ann", "abc", key="k1").outcome == "repeated"
+    assert first.accept("bob", "abc", key="k1").outcome == "learned", "another person's key is another key"
+    with pytest.raises(UserError, match="this idempotency key came before, with another text"):
+        first.accept("ann", "cab", key="k1")
+    first.close()
+    second = opened()
+    again = second.accept("ann", "abc", key="k1")
+    assert (again.outcome, again.number) == ("repeated", 1)
+    assert kept(second, "ann") == alone(model, ["abc"])
+    assert second.forget("ann", "abc") == 1
+    assert second.accept("ann", "abc", key="k1").outcome == "repeated"
+    assert kept(second, "ann") == alone(model, [])
+    assert [second.accept("ann", "abc").outcome for _ in range(2)] == ["learned"] * 2, "without a key each counts"
+
+
+@pytest.mark.parametrize("text", ["ab", "cab", "c"])
+def test_forgetting_is_never_having_learned(service: Service, model: ServedModel, text: str) -> None:
+    texts = ["ab", "cab", "ab", "c", "ab", "b"]
+    for number, one in enumerate(texts):
+        service.accept("ann", one, key=str(number))
+    assert service.forget("ann", text) == texts.count(text)
+    without = [one for one in texts if one != text]
+    profile = service.show("ann")
+    assert profile is not None
+    assert [one.text for one in profile.texts] == without
+    assert service.settle()
+    assert kept(service, "ann") == alone(model, without)
+    found = service.complete(CompletionRequest(text[:-1], "ann")).results
+    assert text not in {one.text for one in found if "history" in one.source}
+    service.accept("ann", "acc")
+    assert kept(service, "ann") == alone(model, [*without, "acc"])
+    assert service.forget("ann", "never there") == 0
+    assert service.forget("nobody", "a") == 0
+    assert service.store.users() == ["ann"]
+
+
+def test_undo_takes_back_the_newest(service: Service, model: ServedModel) -> None:
+    for text in ("ab", "cab", "ab"):
+        service.accept("ann", text)
+    for left in (["ab", "cab"], ["ab"], []):
+        assert service.undo("ann") == 1
+        assert service.settle()
+        assert kept(service, "ann") == alone(model, left)
+    assert service.undo("ann") == 0
+    service.accept("ann", "b")
+    assert kept(service, "ann") == alone(model, ["b"])
+
+
+def test_paused_nothing_is_kept(service: Service, model: ServedModel) -> None:
+    service.accept("ann", "ab")
+    for user in ("ann", "bob"):
+        service.pause(user)
+        assert service.accept(user, "cab", key="k").outcome == "paused"
+    profile = service.show("bob")
+    assert profile is not None
+    assert profile.paused
+    assert kept(service, "ann") == alone(model, ["ab"])
+    service.pause("ann", False)
+    assert service.accept("ann", "cab", key="k").outcome == "learned"
+    assert kept(service, "ann") == alone(model, ["ab", "cab"])
+
+
+def test_nothing_is_kept_of_what_is_private_or_looks_secret(opened: Opened) -> None:
+    service = opened(privacy=Privacy(never=("x+",)))
+    assert service.accept("ann", "ab", private=True).outcome == "private"
+    withheld = service.accept("ann", "ann@example.org")
+    assert (withheld.outcome, withheld.why) == ("withheld", "an e-mail address")
+    assert service.accept("ann", "bxx").why == "a pattern"
+    assert service.store.users() == []
+
+
+def test_a_private_completion_is_that_of_nobody(service: Service) -> None:
+    for _ in range(3):
+        service.accept("ann", "abbab")
+    found = service.complete(CompletionRequest("ab", "ann", private=True))
+    assert found == service.complete(CompletionRequest("ab"))
+    assert found != service.complete(CompletionRequest("ab", "ann"))
+
+
+def test_deleted_is_never_there(service: Service, model: ServedModel) -> None:
+    service.accept("ann", "abbab", key="k")
+    service.complete(CompletionRequest("ab", "ann"))
+    assert service.delete("ann")
+    assert not service.delete("ann")
+    assert (service.show("ann"), service.export("ann")) == (None, None)
+    assert service.complete(CompletionRequest("ab", "ann")) == service.complete(CompletionRequest("ab"))
+    assert service.accept("ann", "c", key="k").outcome == "learned"
+    assert kept(service, "ann") == alone(model, ["c"])
+
+
+def test_exported_and_restored_somebody_is_the_same(service: Service) -> None:
+    for text, context in (("ab", None), ("cab", {"city": "Oslo"})):
+        service.accept("ann", text, context=context)
+    service.pause("ann")
+    before, values = kept(service, "ann"), service.export("ann")
+    values = msgspec.json.decode(msgspec.json.encode(values))
+    with pytest.raises(UserError, match="somebody of that id is kept already"):
+        service.restore(values)
+    service.delete("ann")
+    assert service.restore(values) == "ann"
+    assert service.settle()
+    assert kept(service, "ann") == before
+    assert service.export("ann") == values
+
+
+@pytest.mark.parametrize("values", [None, [], {}, {"format": 2}, {"format": 1, "user": "a", "paused": 0, "texts": [1]}])
+def test_what_is_no_export_is_refused(service: Service, values: Any) -> None:
+    with pytest.raises(UserError, match=r"not a person as they were exported|an export of format 2"):
+        service.restore(values)
+    assert service.store.users() == []
+
+
+def test_a_new_model_learns_everybody_again(opened: Opened, models: tuple[ServedModel, ServedModel]) -> None:
+    """Until it has, they complete by history, popularity and its unknown user; then as if it had always been there."""
+    old, new = models
+    service, texts = opened(), ["abab", "cab", "abab"]
+    for text in texts:
+        service.accept("ann", text)
+    service._relearner.close()
+    service._relearner.add = lambda user: None  # type: ignore[method-assign]
+    service.use(new)
+    other = opened(new)
+    assert new.identity != old.identity
+    unknown = replace(new.learner.new(), history=History(tuple(texts)))
+    written = new.assistant.type(new.assistant.begin(unknown), "a")
+    assert service.complete(CompletionRequest("a", "ann")).results == new.assistant.suggest(written).suggestions
+    profile = service.show("ann")
+    assert profile is not None
+    assert not profile.learned
+    waiting = other.accept("ann", "b")
+    assert waiting.outcome == "kept"
+    assert other.settle()
+    assert kept(other, "ann") == alone(new, [*texts, "b"])
+    assert other.accept("ann", "c").outcome == "learned"
+    back = opened(old)
+    assert back.relearn("ann")
+    assert kept(back, "ann") == alone(old, [*texts, "b", "c"]), "the old model goes on from what it knew"
+    assert kept(other, "ann") == alone(new, [*texts, "b", "c"]), "and the new one has not lost what it knows"
+
+
+def test_texts_that_are_too_old_leave_no_trace(opened: Opened, model: ServedModel) -> None:
+    now = 1_000_000.0
+    service = opened(privacy=Privacy(keep=100), clock=lambda: now)
+    lived = [(0, "ann", "ab"), (50, "ann", "cab"), (60, "ann", "b"), (0, "bob", "ab"), (55, "eve", "c")]
+    for time, user, text in lived:
+        now = 1_000_000.0 + time
+        service.accept(user, text)
+    service.pause("zoe")
+    assert service.expire() == 0
+    now = 1_000_000.0 + 120
+    assert service.expire() == 2
+    assert service.settle()
+    assert kept(service, "ann") == alone(model, ["cab", "b"])
+    assert service.store.users() == ["ann", "eve", "zoe"]
+    now += 1000
+    assert service.expire() == 3
+    assert service.store.users() == []
+    assert opened().expire() == 0
+
+
+def test_the_newest_texts_are_kept(opened: Opened) -> None:
+    service = opened(privacy=Privacy(most=3))
+    for text in ("a", "b", "ab", "ba"):
+        service.accept("ann", text)
+    profile = service.show("ann")
+    assert profile is not None
+    assert [one.text for one in profile.texts] == ["b", "ab", "ba"]
+    assert (profile.accepted, profile.learned) == (4, True)
+    assert service.forget("ann", "a") == 0
+    assert service.settle()
+    known = service.model.user(service.store.read("ann"))
+    assert known is not None
+    assert known.seen == 3, "a text that is no longer kept is forgotten too"
+
+
+class Failing:
+    """A store that fails when it is told to, and counts what it is asked."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.failing, self.asked = store, False, 0
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*given: Any) -> Any:
+            self.asked += 1
+            if self.failing:
+                raise StoreError("out of order")
+            return getattr(self.store, name)(*given)
+
+        return ask
+
+
+def test_without_the_store_there_are_suggestions_for_nobody(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = opened()
+    service.accept("ann", "abbab")
+    own, nobody = (service.complete(CompletionRequest("ab", user)) for user in ("ann", None))
+    store = Failing(service.store)
+    service.store = store
+    store.failing = True
+    found = service.complete(CompletionRequest("ab", "ann"))
+    assert (found.results, found.degraded, found.user_version) == (nobody.results, "store", None)
+    asked = store.asked
+    assert service.complete(CompletionRequest("ab", "ann")).degraded == "store"
+    assert store.asked == asked, "it is left alone for a moment"
+    with pytest.raises(StoreError):
+        service.accept("ann", "b")
+    with pytest.raises(StoreError):
+        service.check()
+    store.failing = False
+    monkeypatch.setattr(engine, "RETRY", 0.0)
+    assert service.complete(CompletionRequest("ab", "ann")) == own
+    service.check()
+    service.store = store.store
+
+
+def test_another_persons_record_is_never_served(service: Service) -> None:
+    """A store that answers with somebody else: suggestions for nobody, and no change."""
+    service.accept("bob", "abbab")
+    read = service.store.read
+    service.store.read = lambda user: Record.from_bytes(read("bob").to_bytes(), user)  # type: ignore[method-assign, union-attr]
+    service.store.version = lambda user: 7  # type: ignore[method-assign]
+    found = service.complete(CompletionRequest("ab", "ann"))
+    assert found.degraded == "store"
+    assert "abbab" not in [one.text for one in found.results]
+    with pytest.raises(StoreError, match="another person"):
+        service.accept("ann", "c")
+
+
+def test_the_cache_is_bounded_and_never_stale(opened: Opened) -> None:
+    """What another process accepted counts with the next request; so does its deletion."""
+    service, other = opened(cached=2), opened()
+    for user in ("ann", "bob", "eve"):
+        service.accept(user, "abbab")
+        service.complete(CompletionRequest("ab", user))
+    assert len(service._typed) == 2
+    before = service.complete(CompletionRequest("ab", "eve"))
+    other.accept("eve", "abcab")
+    after = service.complete(CompletionRequest("ab", "eve"))
+    assert after == other.complete(CompletionRequest("ab", "eve"))
+    assert after != before
+    other.delete("eve")
+    assert service.complete(CompletionRequest("ab", "eve")) == service.complete(CompletionRequest("ab"))
+
+
+def test_sixty_four_writers_lose_nothing(opened: Opened, model: ServedModel) -> None:
+    """Through two services, each with a key of its own, each sent twice; the order is that of the numbers."""
+    services, texts = [opened(), opened()], words(1, 64)
+
+    def write(number: int) -> None:
+        for attempt in range(2):
+            service = services[(number + attempt) % 2]
+            assert service.accept("ann", texts[number], key=f"key {number}").number is not None
+
+    with ThreadPoolExecutor(64) as pool:
+        list(pool.map(write, range(64)))
+    profile = services[0].show("ann")
+    assert profile is not None
+    assert sorted(one.text for one in profile.texts) == sorted(texts)
+    assert [one.number for one in profile.texts] == list(range(1, 65))
+    assert kept(services[1], "ann") == alone(model, [one.text for one in profile.texts])
+
+
+@pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_interleaved_people_are_as_alone(opened: Opened, model: ServedModel, requests: int) -> None:
+    """Requests of a hundred people in random order, by eight threads in two services: each as alone, bit for bit."""
+    services, people = [opened(), opened(cached=20)], [f"user {number}" for number in range(100)]
+    draw = random.Random(requests)
+    turns = [(draw.choice(people), text) for text in words(2, requests)]
+    lived = {user: [text for who, text in turns if who == user] for user in people}
+
+    def live(user: str) -> None:
+        for turn, text in enumerate(lived[user]):
+            service = services[(turn + len(user)) % 2]
+            service.accept(user, text, key=str(turn))
+            found = service.complete(CompletionRequest(text[:1], user, limit=3))
+            assert found.degraded is None
+            assert found.user_version is not None
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(live, people))
+    assert [user for user in people if lived[user] and kept(services[0], user) != alone(model, lived[user])] == []
+
+
+def test_a_run_without_people_completes_all_the_same(tmp_path: Path) -> None:
+    made = make_letters(spread=0.8)
+    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run.save_weights({})
+    service = Service(ServedModel(Run.open(tmp_path / "run")), open_store(f"sqlite:///{tmp_path / 'users.db'}"))
+    assert service.complete(CompletionRequest("a", "ann")).results
+    with pytest.raises(UserError, match="does not tell people apart"):
+        service.accept("ann", "abc")
+    service.close()
+    with pytest.raises(UserError, match="no trained weights"):
+        ServedModel(made)
