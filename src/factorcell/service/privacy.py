@@ -21,7 +21,7 @@ CARD = (13, 19)  # digits of a card's number
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 _EMAIL = regex.compile(r"(?<=[^\s@<>()\[\],;:])@[^\s@<>()\[\],;:]+\.[^\s@<>()\[\],;:]{2,}")
-_DIGITS = regex.compile(r"\d+(?:[ .\-\u00a0\u202f]\d+)*")
+_DIGITS = regex.compile(r"\d{3,}(?:[ .\-\u00a0\u202f]\d{3,})*")  # groups as cards have them
 _SECRETS = regex.compile(
     r"\b(?:pass(?:word|wd|phrase|code)?|pwd|passwort|kennwort|contraseña)\s*[:=]\s*\S"
     r"|\b(?:pin|secret|token|api[ _-]?key)\s*[:=]\s*(?=\S*\d)\S{4,}"

@@ -1,0 +1,125 @@
+"""What is withheld, and what is not; how much is kept; how times are written."""
+
+import time
+from typing import Any
+
+import pytest
+
+from factorcell.config import UserError
+from factorcell.service.privacy import MOST_BYTES, Privacy, duration
+from factorcell.service.record import KeptText
+
+WITHHELD = {
+    "an e-mail address": [
+        "ann@example.org",
+        "write to <Ann.Lee+x@mail.example.co.uk> now",
+        "ä@müller.de",
+        "mailto:a@b.io",
+    ],
+    "a card number": [
+        "4111111111111111",
+        "pay 4111 1111 1111 1111 today",
+        "4111-1111-1111-1111 123",
+        "12345 4111 1111 1111 1111",
+        "378282246310005",
+        "6304.0000.0000.0000.000",
+        "٤١١١١١١١١١١١١١١١",
+    ],
+    "a password": [
+        "password: hunter2",
+        "Passwort = geheim",
+        "mot de passe soleil",
+        "pwd=x",
+        "Tr0ub4dor$3",
+        "my login Summer2024! works",
+        "token=abc123def",
+        "API key: 9f8e7d6c",
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "ghp_" + "a1B2" * 9,
+        "AKIAIOSFODNN7EXAMPLE",
+        "eyJhbGciOiJI.eyJzdWIiOiIx.c2ln",
+        "aZ3kP9qL2mN8vB4xC7tR",
+    ],
+    "a pattern": ["project Zeus plans", "zeus"],
+}
+PLAIN = [
+    "how to bake bread",
+    "",
+    "forgot my password",
+    "password reset page",
+    "pinterest",
+    "Fix #1234: token handling",
+    "token: handle expiry",
+    "@ann thanks",
+    "meet @ 5.30 pm",
+    "iPhone 15 Pro Max",
+    "4111111111111112",
+    "0000 0000 0000 0000",
+    "2024-11-22 10:15:00",
+    "call +49 30 1234567",
+    "https://Example.org/A1b2?x=%20",
+    "C++20",
+    "src/Main_v2.java",
+    "1234567890 1234567890 1234567890",
+    "Don't-2nite(Again)",
+    "donaudampfschifffahrtsgesellschaft",
+    "\x00\n\t \u202e",
+]
+RULES = Privacy(never=("(?i)zeus",))
+
+
+@pytest.mark.parametrize(("reason", "text"), [(why, text) for why, texts in WITHHELD.items() for text in texts])
+def test_what_looks_secret_is_withheld(reason: str, text: str) -> None:
+    assert RULES.withholds(text) == reason
+    assert RULES.withholds("bread", {"city": "Oslo", "place": text, "stars": 4111111111111111}) == reason
+
+
+@pytest.mark.parametrize("text", PLAIN, ids=ascii)
+def test_what_people_type_is_not(text: str) -> None:
+    assert RULES.withholds(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 65_536, "@" * 65_536, "a@" * 32_768, "1" * 65_536, "1 " * 32_768, "41111 " * 10_000, "pass " * 13_000],
+    ids=lambda text: text[:6],
+)
+def test_no_text_takes_long(text: str) -> None:
+    begun = time.process_time()
+    RULES.withholds(text)
+    assert time.process_time() - begun < 2
+
+
+def test_a_pattern_that_never_ends_withholds() -> None:
+    begun = time.perf_counter()
+    assert Privacy(never=("(a|aa)+$",)).withholds("a" * 60 + "b") == "a pattern"
+    assert time.perf_counter() - begun < 5
+
+
+@pytest.mark.parametrize("values", [{"never": ("(",)}, {"most": 0}, {"keep": 0}])
+def test_rules_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"not a regular expression|at least 1 text"):
+        Privacy(**values)
+
+
+def test_the_newest_that_fit_are_kept() -> None:
+    texts = tuple(KeptText(number, "é" * 10, number) for number in range(10))
+    assert Privacy(most=3).fitting(texts) == texts[-3:]
+    assert Privacy().fitting(texts) == texts
+    assert Privacy(keep=5).fresh(texts, 10) == texts[5:]
+    assert Privacy().fresh(texts, 10**9) == texts
+    large = tuple(KeptText(number, "é" * (MOST_BYTES // 8), 0) for number in range(10))
+    assert Privacy().fitting(large) == large[-4:]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90d", 7_776_000), ("12h", 43_200), ("30m", 1800), ("1s", 1), ("2w", 1_209_600)]
+)
+def test_times(text: str, seconds: int) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "d", "90", "-1d", "1.5d", "0d", "1y", "٣d", "1" * 20 + "d", " 1d"])
+def test_times_that_are_none(text: str) -> None:
+    with pytest.raises(UserError, match="such as 90d"):
+        duration(text)
