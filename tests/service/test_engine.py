@@ -1,8 +1,6 @@
 """People served: completed for as in Python, learned as alone, forgotten as if never learned."""
 
-import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,33 +18,10 @@ from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
 from factorcell.service.record import Record, StoreError
 from factorcell.service.stores.opening import open_store
+from tests.service.oracle import alone, kept
 from tests.small import make_letters
 
 Opened = Callable[..., Service]
-
-
-def alone(model: ServedModel, texts: list[Any]) -> bytes:
-    """Who accepted the texts, or texts with contexts, one after the other, learned by the library alone."""
-    user = model.learner.new()
-    for text in texts:
-        text, context = text if isinstance(text, tuple) else (text, {})
-        (user,), _ = model.learner.learn([user], [text], [context])
-    return user.to_bytes()
-
-
-def kept(service: Service, user: str) -> bytes:
-    """The same person as the service knows them."""
-    record = service.store.read(user)
-    known = service.model.user(record)
-    assert known is not None
-    assert service.model.has_learned(record) if record else True
-    return known.to_bytes()
-
-
-def words(seed: int, count: int) -> list[str]:
-    """Random texts, some twice."""
-    draw = random.Random(seed)
-    return ["".join(draw.choices("abc ", k=draw.randint(1, 9))).strip() or "a" for _ in range(count)]
 
 
 def test_completions_are_those_of_the_library(service: Service, model: ServedModel) -> None:
@@ -381,45 +356,6 @@ def test_the_cache_is_bounded_and_never_stale(opened: Opened) -> None:
     assert after != before
     other.delete("eve")
     assert service.complete(CompletionRequest("ab", "eve")) == service.complete(CompletionRequest("ab"))
-
-
-def test_sixty_four_writers_lose_nothing(opened: Opened, model: ServedModel) -> None:
-    """Through two services, each with a key of its own, each sent twice; the order is that of the numbers."""
-    services, texts = [opened(), opened()], words(1, 64)
-
-    def write(number: int) -> None:
-        for attempt in range(2):
-            service = services[(number + attempt) % 2]
-            assert service.accept("ann", texts[number], key=f"key {number}").number is not None
-
-    with ThreadPoolExecutor(64) as pool:
-        list(pool.map(write, range(64)))
-    profile = services[0].show("ann")
-    assert profile is not None
-    assert sorted(one.text for one in profile.texts) == sorted(texts)
-    assert [one.number for one in profile.texts] == list(range(1, 65))
-    assert kept(services[1], "ann") == alone(model, [one.text for one in profile.texts])
-
-
-@pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_interleaved_people_are_as_alone(opened: Opened, model: ServedModel, requests: int) -> None:
-    """Requests of a hundred people in random order, by eight threads in two services: each as alone, bit for bit."""
-    services, people = [opened(), opened(cached=20)], [f"user {number}" for number in range(100)]
-    draw = random.Random(requests)
-    turns = [(draw.choice(people), text) for text in words(2, requests)]
-    lived = {user: [text for who, text in turns if who == user] for user in people}
-
-    def live(user: str) -> None:
-        for turn, text in enumerate(lived[user]):
-            service = services[(turn + len(user)) % 2]
-            service.accept(user, text, key=str(turn))
-            found = service.complete(CompletionRequest(text[:1], user, limit=3))
-            assert found.degraded is None
-            assert found.user_version is not None
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(live, people))
-    assert [user for user in people if lived[user] and kept(services[0], user) != alone(model, lived[user])] == []
 
 
 def test_a_run_without_people_completes_all_the_same(tmp_path: Path) -> None:

@@ -46,6 +46,18 @@ class ServedModel:
         """`UserError` for a text, or a context of it, that cannot be learned."""
         self.run.read([text], [context], unknown=self.unknown)
 
+    def probe(self) -> None:
+        """Complete and learn once, so that the first person need not wait for what is loaded then.
+
+        `UserError` if a suggestion or what was learned is not as it must be.
+        """
+        user = None if self.assistant.learner is None else self.learner.new()
+        found = self.assistant.suggest(self.assistant.begin(user), 1).suggestions
+        if not all(one.log_probability <= 0 for one in found):
+            raise UserError(f"{self.run.folder}: it suggests texts that are more than certain")
+        if user is not None:
+            self.learner.learn([user], [found[0].text if found else "a"])
+
     def has_learned(self, record: Record) -> bool:
         """Whether there is nothing of a person that it could still learn."""
         state = record.state(self.identity)

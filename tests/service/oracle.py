@@ -1,0 +1,31 @@
+"""People learned by the library alone: what the service is held against."""
+
+import random
+from typing import Any
+
+from factorcell.service.engine import Service
+from factorcell.service.learning import ServedModel
+
+
+def alone(model: ServedModel, texts: list[Any]) -> bytes:
+    """Who accepted the texts, or texts with contexts, one after the other, learned by the library alone."""
+    user = model.learner.new()
+    for text in texts:
+        text, context = text if isinstance(text, tuple) else (text, {})
+        (user,), _ = model.learner.learn([user], [text], [context])
+    return user.to_bytes()
+
+
+def kept(service: Service, user: str) -> bytes:
+    """The same person as the service knows them."""
+    record = service.store.read(user)
+    known = service.model.user(record)
+    assert known is not None
+    assert service.model.has_learned(record) if record else True
+    return known.to_bytes()
+
+
+def words(seed: int, count: int) -> list[str]:
+    """Random texts, some twice."""
+    draw = random.Random(seed)
+    return ["".join(draw.choices("abc ", k=draw.randint(1, 9))).strip() or "a" for _ in range(count)]

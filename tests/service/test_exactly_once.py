@@ -1,0 +1,52 @@
+"""Many writers at once: no accept is lost, none is applied twice, and everybody is as alone."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.learning import ServedModel
+from tests.service.oracle import alone, kept, words
+
+Opened = Callable[..., Service]
+
+
+def test_sixty_four_writers_lose_nothing(opened: Opened, model: ServedModel) -> None:
+    """Through two services, each with a key of its own, each sent twice; the order is that of the numbers."""
+    services, texts = [opened(), opened()], words(1, 64)
+
+    def write(number: int) -> None:
+        for attempt in range(2):
+            service = services[(number + attempt) % 2]
+            assert service.accept("ann", texts[number], key=f"key {number}").number is not None
+
+    with ThreadPoolExecutor(64) as pool:
+        list(pool.map(write, range(64)))
+    profile = services[0].show("ann")
+    assert profile is not None
+    assert sorted(one.text for one in profile.texts) == sorted(texts)
+    assert [one.number for one in profile.texts] == list(range(1, 65))
+    assert kept(services[1], "ann") == alone(model, [one.text for one in profile.texts])
+
+
+@pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_interleaved_people_are_as_alone(opened: Opened, model: ServedModel, requests: int) -> None:
+    """Requests of a hundred people in random order, by eight threads in two services: each as alone, bit for bit."""
+    services, people = [opened(), opened(cached=20)], [f"user {number}" for number in range(100)]
+    draw = random.Random(requests)
+    turns = [(draw.choice(people), text) for text in words(2, requests)]
+    lived = {user: [text for who, text in turns if who == user] for user in people}
+
+    def live(user: str) -> None:
+        for turn, text in enumerate(lived[user]):
+            service = services[(turn + len(user)) % 2]
+            service.accept(user, text, key=str(turn))
+            found = service.complete(CompletionRequest(text[:1], user, limit=3))
+            assert found.degraded is None
+            assert found.user_version is not None
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(live, people))
+    assert [user for user in people if lived[user] and kept(services[0], user) != alone(model, lived[user])] == []
