@@ -37,16 +37,21 @@ def test_interleaved_people_are_as_alone(opened: Opened, model: ServedModel, req
     services, people = [opened(), opened(cached=20)], [f"user {number}" for number in range(100)]
     draw = random.Random(requests)
     turns = [(draw.choice(people), text) for text in words(2, requests)]
-    lived = {user: [text for who, text in turns if who == user] for user in people}
 
-    def live(user: str) -> None:
-        for turn, text in enumerate(lived[user]):
-            service = services[(turn + len(user)) % 2]
-            service.accept(user, text, key=str(turn))
-            found = service.complete(CompletionRequest(text[:1], user, limit=3))
-            assert found.degraded is None
-            assert found.user_version is not None
+    def turn(number: int) -> None:
+        (user, text), service = turns[number], services[number % 2]
+        accepted = service.accept(user, text, key=str(number))
+        found = service.complete(CompletionRequest(text[:1], user, limit=3))
+        assert (accepted.outcome, found.degraded) == ("learned", None)
+        assert found.user_version is not None
+        assert accepted.user_version is not None
+        assert found.user_version >= accepted.user_version, "who accepted a text sees it at once"
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(live, people))
-    assert [user for user in people if lived[user] and kept(services[0], user) != alone(model, lived[user])] == []
+        list(pool.map(turn, range(requests)))
+    for user in {user for user, _ in turns}:
+        profile = services[0].show(user)
+        assert profile is not None
+        texts = [one.text for one in profile.texts]
+        assert sorted(texts) == sorted(text for who, text in turns if who == user)
+        assert kept(services[0], user) == alone(model, texts)
