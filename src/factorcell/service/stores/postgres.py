@@ -5,11 +5,14 @@ Ids are kept as bytes, so that their order and equality depend on no locale; val
 statistics of either are gathered, which would outlive what was deleted.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 
 import psycopg
+from psycopg.abc import PQGen
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from factorcell.config import UserError
@@ -17,9 +20,13 @@ from factorcell.service.record import DamagedRecordError, Record, StoreError
 from factorcell.service.stores.store import PAGE
 
 CONNECTIONS = 16  # at once, of one process
-WAIT = 2  # seconds that one waits for a connection
+WAIT = 2.0  # seconds that one waits for a connection, and for an answer
+POLL = 0.1  # seconds between looks at the clock
+PURGE = 3600.0  # seconds that the table may take to be written anew
 OPTIONS = "-c synchronous_commit=on -c statement_timeout=5s -c default_transaction_isolation=read\\ committed"
 LOCK = 0x66637573  # "fcus", which migrations hold
+
+T = TypeVar("T")
 
 # What leads from each version of the schema to the next.
 MIGRATIONS = (
@@ -33,16 +40,45 @@ MIGRATIONS = (
 )
 
 
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection that is closed where the server gives no answer in time, as a socket's timeout does for others."""
+
+    patience = WAIT  # seconds
+
+    def wait(self, gen: PQGen[T], interval: float = POLL, timeout: float | None = None) -> T:
+        """What the steps of a command come to. `OperationalError` after too long a time."""
+        return super().wait(self._bounded(gen), interval, timeout)
+
+    def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
+        stop = monotonic() + self.patience
+        try:
+            waits_for = next(gen)
+            while monotonic() < stop:
+                waits_for = gen.send((yield waits_for))
+        except StopIteration as done:
+            answer: T = done.value
+            return answer
+        self.close()
+        raise psycopg.OperationalError("the server does not answer")
+
+
 class PostgresStore:
     """The `Store` in a database of PostgreSQL, in tables of its own."""
 
     def __init__(self, url: str) -> None:
         """`UserError` where nothing answers at `url`, or a later version made the tables."""
-        options = {"autocommit": True, "connect_timeout": WAIT, "options": OPTIONS}
+        options = {"autocommit": True, "connect_timeout": math.ceil(WAIT), "options": OPTIONS}
         try:
             psycopg.conninfo.conninfo_to_dict(url)
-            self._pool = ConnectionPool(
-                url, kwargs=options, min_size=1, max_size=CONNECTIONS, timeout=WAIT, reconnect_timeout=WAIT, open=True
+            self._pool: ConnectionPool[BoundedConnection] = ConnectionPool(
+                url,
+                connection_class=BoundedConnection,
+                kwargs=options,
+                min_size=1,
+                max_size=CONNECTIONS,
+                timeout=WAIT,
+                reconnect_timeout=WAIT,
+                open=True,
             )
         except psycopg.Error as error:
             raise UserError(f"store postgresql: {_line(error)}") from None
@@ -107,6 +143,7 @@ class PostgresStore:
         """See `Store`: the table is written anew, and the write-ahead log begins anew if the role may ask for it."""
         left = []
         with self._connection() as connection:
+            connection.patience = PURGE
             connection.execute("SET statement_timeout = 0")
             try:
                 connection.execute("VACUUM FULL factorcell_users")
@@ -118,6 +155,7 @@ class PostgresStore:
                 kept = dict(connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [KEEPING]))
             finally:
                 connection.execute("RESET statement_timeout")
+                connection.patience = WAIT
         if kept["wal_recycle"] != "off":
             left.append("write-ahead log: its files are used again with what is in them until wal_recycle is off")
         if kept["archive_mode"] != "off":
@@ -138,7 +176,7 @@ class PostgresStore:
             return connection.execute(command, values).rowcount == 1
 
     @contextmanager
-    def _connection(self) -> Iterator[psycopg.Connection[Any]]:
+    def _connection(self) -> Iterator[BoundedConnection]:
         """A connection that nobody else uses meanwhile. After one has failed, the idle ones are held to the test."""
         connection = None
         try:
