@@ -329,6 +329,19 @@ def test_without_the_store_there_are_suggestions_for_nobody(opened: Opened, monk
     service.store = store.store
 
 
+def test_a_request_of_somebody_in_memory_asks_for_the_version_alone(service: Service) -> None:
+    """And what is read later than the version counts as what it is."""
+    version = service.accept("ann", "abbab").user_version
+    store = Failing(service.store)
+    service.store = store
+    for asked in (2, 3, 4):
+        assert service.complete(CompletionRequest("ab", "ann")).user_version == version
+        assert store.asked == asked
+    service.store = store.store
+    service.store.version = lambda user: 7  # type: ignore[method-assign]
+    assert service.complete(CompletionRequest("ab", "ann")).user_version == version
+
+
 def test_another_persons_record_is_never_served(service: Service) -> None:
     """A store that answers with somebody else: suggestions for nobody, and no change."""
     service.accept("bob", "abbab")
