@@ -62,9 +62,9 @@ test: lint
 fast: setup
 	$(BIN)/pytest -m 'not slow' -n $(WORKERS) --dist loadfile $(ARGS)
 
-# Triton, 200 MB, is for the GPU's kernels, which run in its interpreter here.
+# What only slow tests need is some 300 MB: Triton, a browser's driver.
 check-slow: setup
-	$(PIP) install --quiet -c constraints.txt "triton; sys_platform == 'linux'"
+	$(PIP) install --quiet -c constraints.txt -e '.[slow]' --no-build-isolation
 	$(BIN)/pytest -m slow $(ARGS)
 
 # Where hostile inputs, faults and kills are counted.
