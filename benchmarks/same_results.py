@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parent.parent
 STEPS = 200
 HELD = 300  # texts that are scored and classified
 OPTIONS = ("manner", "options")
+NEWER = ("majority", "majority_value", "left_out_missing", "left_out_other", "accuracy_training_priors")
 TIMES = ("seconds", "tokens_per_second", "minutes", "time")
 
 ONLINE = """
@@ -104,6 +106,16 @@ def texts(printed: str) -> str:
     return json.dumps([{name: row[name] for name in row if name not in OPTIONS} for row in rows])
 
 
+def rows_from_zero(printed: str) -> str:
+    """Rows of JSON as they were when they were counted from zero."""
+    return re.sub(r'"row": (\d+)', lambda found: f'"row": {int(found[1]) - 1}', printed)
+
+
+def without_newer(printed: str) -> str:
+    """Rows of JSON without the figures that came after this script."""
+    return re.sub(rf', "(?:{"|".join(NEWER)})": (?:"[^"]*"|[^,}}]*)', "", printed)
+
+
 def log_rows(path: Path) -> list[dict[str, Any]]:
     """The log of a training, without what its speed decides."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -126,10 +138,11 @@ def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any
     tensors = sorted(load_file(run / "weights.safetensors").items())
     yield "weights", digest(b"".join(name.encode() + tensor.tobytes() for name, tensor in tensors))
     one = ("--threads", "1", "--unknown", "group", "--json")
-    yield "scores", digest(factorcell("score", str(run), str(held), "--tokens", *one))
+    yield "scores", digest(rows_from_zero(factorcell("score", str(run), str(held), "--tokens", *one)))
     if recipe.classify:
         told = factorcell("classify", str(run), str(held), *recipe.classify, "--out", str(folder / "told.jsonl"), *one)
-        yield "classification", digest(told + (folder / "told.jsonl").read_text(encoding="utf-8"))
+        each = (folder / "told.jsonl").read_text(encoding="utf-8")
+        yield "classification", digest(without_newer(told) + rows_from_zero(each))
     yield "generated texts", digest(texts(factorcell("generate", str(run), *recipe.generate, *one)))
     if recipe.complete:
         yield "completions", digest(factorcell("complete", str(run), *recipe.complete, *one))

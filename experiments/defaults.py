@@ -27,16 +27,18 @@ from tqdm import tqdm
 
 import thesis
 from factorcell import files
+from factorcell.choices import CHOSEN
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
-from factorcell.training.trainer import Trainer, train
+from factorcell.training import rules
+from factorcell.training.plan import Budget, plan, speed
+from factorcell.training.rules import Facts
+from factorcell.training.trainer import train
 
 TRIALS, MINUTES = 12, 3.0
 JUDGED = 1000  # development texts, at most
-MEASURED = 4.0  # seconds of steps by which their speed is known
-WARM = 3  # first steps, which are slower
 EVALUATIONS = 4
 
 Row = dict[str, Any]
@@ -77,7 +79,7 @@ TABLES = {**FITTED, **JUDGED_ON}
 
 @dataclass(frozen=True)
 class Trial:
-    """One training: of a `table`, of a `kind` (search or defaults), the `number` of a search, for so many `minutes`."""
+    """One training of a `table` for so many `minutes`: of a search its `number`, of the defaults, or chosen."""
 
     table: str
     kind: str
@@ -91,7 +93,7 @@ class Trial:
 
     def options(self) -> Options:
         """What it is trained with besides the defaults."""
-        if self.kind == "defaults":
+        if self.kind != "search":
             return {}
         places = list(TABLES)
         return drawn(np.random.default_rng((places.index(self.table), self.number)), TABLES[self.table])
@@ -156,28 +158,25 @@ def corpora(data: Path, table: Table, made: Config) -> tuple[Corpus, Corpus]:
     return corpus, held.select(np.sort(judged))
 
 
-def seconds_per_step(trainer: Trainer) -> float:
-    """The processor's time of a step, of the first ones; they are made, so `trainer` is spent afterwards."""
-    begun, first = time.process_time(), 0.0
-    for number, batch in enumerate(trainer.batches()):
-        trainer.step(batch)
-        if number == WARM:
-            first = time.process_time()
-        elif number > WARM and time.process_time() - begun > MEASURED:
-            return (time.process_time() - first) / (number - WARM)
-    return (time.process_time() - begun) / trainer.steps
+def settled(trial: Trial, corpus: Corpus, held: Corpus) -> Config:
+    """The options of a trial, with as many passes as its minutes of the processor hold, evaluations not counted."""
+    made = config(trial)
+    if trial.kind == "chosen":
+        said = {"data": dict(TABLES[trial.table].data), "training": {"threads": 1, "save_every": 1_000_000}}
+        made = plan(said, corpus, held, Budget(trial.minutes), clock=time.process_time).config
+        most = rules.passes(Facts.of(corpus, held, made.data), "best")
+        made = replace(made, training=replace(made.training, evaluations=EVALUATIONS, epochs=most))
+    found = speed(made, corpus, held, clock=time.process_time)
+    passes = min(made.training.epochs, trial.minutes * 60 / (found.step * found.steps))
+    return replace(made, training=replace(made.training, epochs=passes))
 
 
 def made_row(trial: Trial, data: Path) -> Row:
     """The outcome of a trial."""
     torch.set_num_threads(1)
-    made = config(trial)
-    corpus, held = corpora(data, TABLES[trial.table], made)
+    corpus, held = corpora(data, TABLES[trial.table], config(trial))
+    made = settled(trial, corpus, held)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(Run.create(Path(folder) / "speed", made, corpus.vocabulary, corpus.schema), corpus, held)
-        fit = trial.minutes * 60 / seconds_per_step(trainer)  # steps
-        epochs = made.training.epochs * min(1.0, fit / trainer.steps)
-        made = replace(made, training=replace(made.training, epochs=epochs))
         run = Run.create(Path(folder) / "run", made, corpus.vocabulary, corpus.schema)
         begun = time.process_time()
         rows = [row for row in train(run, corpus, held) if row["split"] == "dev"]
@@ -185,8 +184,14 @@ def made_row(trial: Trial, data: Path) -> Row:
     best = min(rows, key=lambda row: float(row["perplexity"]))
     figures = {name: round(best[name], 4) for name in ("perplexity", "perplexity_known")}
     about = {"texts": len(corpus), "targets": corpus.targets, "vocabulary": len(corpus.vocabulary)}
-    told = {"epochs": round(epochs, 4), "spent": round(spent, 2), "best_at": best["step"] / best["steps"]}
-    return {**trial.key, **figures, **about, **told, "options": trial.options()}
+    told = {"epochs": round(made.training.epochs, 4), "spent": round(spent, 2), "best_at": best["step"] / best["steps"]}
+    return {**trial.key, **figures, **about, **told, "options": trial.options() or chosen_of(made)}
+
+
+def chosen_of(made: Config) -> Options:
+    """What of a config the rules choose."""
+    values = made.to_dict()
+    return {section: {name: values[section][name] for name in names} for section, names in CHOSEN.items()}
 
 
 @dataclass
@@ -219,10 +224,13 @@ class Study:
         for table in TABLES:
             found = sorted((row for row in self.rows if row["table"] == table), key=lambda row: row["perplexity"])
             search = [row for row in found if row["kind"] == "search"]
-            plain = [f"{row['minutes']:g} min {row['perplexity']:.2f}" for row in found if row["kind"] == "defaults"]
+            best = ", ".join(f"{row['perplexity']:.2f}" for row in search[:3])
+            parts = [f"{len(search)} trials, best {best}"]
+            for kind in ("chosen", "defaults"):
+                told = [f"{row['minutes']:g} min {row['perplexity']:.2f}" for row in found if row["kind"] == kind]
+                parts += [f"{kind} {', '.join(told)}"] if told else []
             if found:
-                best = ", ".join(f"{row['perplexity']:.2f}" for row in search[:3])
-                yield f"{table}: {len(search)} trials, best {best}; defaults {', '.join(plain)}"
+                yield f"{table}: {'; '.join(parts)}"
 
 
 def trials(kind: str, tables: Sequence[str], minutes: Sequence[float]) -> list[Trial]:
@@ -236,7 +244,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with a folder of Parquet files for each data set")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results; the same one to go on")
-    parser.add_argument("--kind", choices=("search", "defaults"), default="search")
+    parser.add_argument("--kind", choices=("search", "defaults", "chosen"), default="search")
     parser.add_argument("--minutes", type=float, nargs="+", default=[MINUTES], help="of each trial (default: 3)")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), metavar="TABLE")
     parser.add_argument("--jobs", type=int, default=2, help="trials side by side (default: 2)")

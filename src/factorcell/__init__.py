@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from factorcell.training.fit import fit
     from factorcell.training.mixture import Mixture, mix, open_scorer
     from factorcell.training.per_value import Separate, separate
+    from factorcell.training.plan import Budget
     from factorcell.training.trainer import train
     from factorcell.version import __version__
 
 __all__ = [
     "Blend",
+    "Budget",
     "Completer",
     "Config",
     "Corpus",
@@ -103,6 +105,7 @@ __getattr__, __dir__ = lazy(
         "training.fit": ("fit",),
         "training.mixture": ("Mixture", "mix", "open_scorer"),
         "training.per_value": ("Separate", "separate"),
+        "training.plan": ("Budget",),
         "training.trainer": ("train",),
         "version": ("__version__",),
     },

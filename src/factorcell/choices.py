@@ -9,6 +9,7 @@ UNKNOWN_POLICIES = ("error", "group", "expected")  # never seen: refused, a rare
 PRIORS = ("uniform", "training")
 SAMPLERS = ("random", "tpe")
 PRUNERS = ("median", "halving", "none")
+PRESETS = ("quick", "good", "best")  # how much work a training is worth
 PARTS = ("embedding", "context", "recurrent", "output_bias", "projection")  # of a model, which a fine-tuning moves
 METHODS = ("sample", "greedy", "beam", "stochastic", "distinct")  # of generation
 JUDGES = ("linear", "fasttext")
@@ -16,6 +17,18 @@ ONLINE_OPTIMISERS = ("adagrad", "adadelta", "sgd")
 NBEST_FORMATS = ("auto", "jsonl", "kaldi", "srilm")
 OBJECTIVES = ("errors", "likelihood")  # of the weights of n-best lists
 MEASURES = ("cosine", "distance")  # between embeddings
+
+# Options that follow from the table unless they are said, by section of the config (`training.rules`).
+CHOSEN: dict[str, tuple[str, ...]] = {
+    "model": (
+        *("embedding_size", "hidden_size", "layer_norm", "context_size", "variable_size", "rank"),
+        *("dropout_context", "dropout_recurrent", "dropout_input", "dropout_output"),
+    ),
+    "training": (
+        *("epochs", "batch_tokens", "learning_rate", "token_rate", "weight_decay", "loss", "samples"),
+        *("evaluations", "patience"),
+    ),
+}
 
 ADVICE_ROWS = 100_000  # of a table that advice reads, drawn at random
 ALTERNATIVES = 1000  # random texts that an audit ranks a canary among

@@ -7,10 +7,9 @@ A `Config` is three frozen dataclasses: what is read (`DataConfig`), what is tra
 import dataclasses
 import itertools
 import json
-import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from factorcell import inputs
 from factorcell.extensions import Extensions
 from factorcell.limits import LARGEST, MANY, SEEDS, Limits
 from factorcell.limits import UserError as UserError
+from factorcell.limits import check_format as check_format
 from factorcell.limits import choose as choose
 
 FORMAT = 1  # of run folders: the number in their config.json; 1 too where there is none
@@ -51,17 +51,6 @@ PAPER_MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 
 class Notice(UserWarning):
     """What a user should know although the work goes on: one line that says what happened, and where."""
-
-
-def check_format(number: Any, newest: int, what: object) -> None:
-    """`UserError` unless this code reads format `number` of `what`: it reads all from 1 to `newest`."""
-    if type(number) is not int or number < 1:
-        raise UserError(f"{what}: damaged (its format is {number!r:.40}; it must be a whole number from 1 on)")
-    if number > newest:
-        raise UserError(
-            f"{what}: its format is {number}, this factorcell reads up to {newest}; "
-            "upgrade factorcell (pip install --upgrade factorcell)"
-        )
 
 
 def option(
@@ -334,15 +323,7 @@ class Config:
 
         `UserError` names a file that is not valid and a key that does not exist.
         """
-        path = Path(path)
-        content = inputs.text(path)
-        try:
-            loaded = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
-        except (ValueError, RecursionError) as error:  # of any parser: syntax, numbers too long, nested too deep
-            raise UserError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'} ({error})") from None
-        if path.suffix == ".json" and isinstance(loaded, dict):
-            check_format(loaded.pop("format", FORMAT), FORMAT, path)
-        return cls.from_dict(loaded, where=str(path))
+        return cls.from_dict(said_in(path))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "Config":
@@ -369,6 +350,11 @@ class Config:
             lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
         return "\n".join(lines) + "\n"
 
+    def told(self, names: Iterable[str]) -> str:
+        """Options of these names with their values as TOML has them, in one line."""
+        values = {name: value for section in self.to_dict().values() for name, value in section.items()}
+        return ", ".join(f"{name} {_toml(values[name])}" for name in names)
+
     @property
     def model_name(self) -> str:
         """The name of the model class: one of `MODELS`, else what it adapts."""
@@ -380,6 +366,16 @@ class Config:
         """This config with the adaptations of one of `MODELS`."""
         adapt, output_bias = MODELS[choose("model", name, MODELS)]
         return dataclasses.replace(self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias))
+
+
+def said_in(path: str | Path) -> dict[str, Any]:
+    """What a TOML or JSON file says, by section and option; `UserError` if it is not valid."""
+    path = Path(path)
+    said = inputs.parsed(path)
+    if path.suffix == ".json" and isinstance(said, dict):
+        check_format(said.pop("format", FORMAT), FORMAT, path)
+    Config.from_dict(said, where=str(path))
+    return dict(said)
 
 
 def _toml(value: Any) -> str:

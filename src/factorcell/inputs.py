@@ -1,7 +1,10 @@
 """Files that the user names, read only if they are files: a device may have no end."""
 
+import json
 import stat
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from factorcell.limits import UserError
 
@@ -40,3 +43,13 @@ def text(path: Path) -> str:
         return content(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 (byte {error.start})") from None
+
+
+def parsed(path: Path) -> Any:
+    """The same of a file of options: JSON by its name, else TOML; `UserError` where it is not valid."""
+    kind = "JSON" if path.suffix == ".json" else "TOML"
+    found = text(path)
+    try:
+        return json.loads(found) if kind == "JSON" else tomllib.loads(found)
+    except (ValueError, RecursionError) as error:  # of any parser: syntax, numbers too long, nested too deep
+        raise UserError(f"{path}: not valid {kind} ({error})") from None

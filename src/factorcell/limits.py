@@ -52,6 +52,17 @@ def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     raise UserError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names) or 'nothing: there are none'}")
 
 
+def check_format(number: Any, newest: int, what: object) -> None:
+    """`UserError` unless this code reads format `number` of `what`: it reads all from 1 to `newest`."""
+    if type(number) is not int or number < 1:
+        raise UserError(f"{what}: damaged (its format is {number!r:.40}; it must be a whole number from 1 on)")
+    if number > newest:
+        raise UserError(
+            f"{what}: its format is {number}, this factorcell reads up to {newest}; "
+            "upgrade factorcell (pip install --upgrade factorcell)"
+        )
+
+
 @dataclass(frozen=True)
 class Limits:
     """The numbers from `low` to `high`, both included unless `above` (not `low`) or `below` (not `high`) is set.
@@ -104,6 +115,7 @@ NUMBERS = {
     "max_memory": Limits(0, 1_000_000, whole=False, above=True),
     "max_tokens": Limits(1, 1_000_000),
     "min_tokens": Limits(0, 1_000_000),
+    "minutes": Limits(0, 1_000_000, whole=False, above=True),
     "no_repeat_ngram": Limits(0, 1_000_000),
     "number": Limits(1, 10_000_000),
     "order": Limits(1, 7),

@@ -36,7 +36,7 @@ def test_finetune_goes_on_with_parts(tables: Path, capsys: pytest.CaptureFixture
     assert [row.split()[0] for row in rows] == ["recurrent", "output_bias"]
     assert "it was " in said.err
     config = Run.open(tables / "new").config
-    assert (config.training.epochs, config.training.patience, config.training.batch_tokens) == (3.0, 3, 300)
+    assert (config.training.epochs, config.training.patience, config.training.batch_tokens) == (3.0, 3, 100)
     assert main([*command, "--epochs", "3"]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main([*command, "--epochs", "3", "--resume"]) == 0

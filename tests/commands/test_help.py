@@ -173,7 +173,7 @@ def defaults(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
 def test_defaults_are_true(words: list[str]) -> None:
-    """Every default of a field is the config's, or that of the gentle training; giving it changes nothing."""
+    """Every default of a field is the config's, or that of the gentle training, or follows from the table."""
     shown = defaults(help_of(*words))
     sections: dict[str, Any] = {}
     for section in dataclasses.fields(Config):
@@ -184,7 +184,7 @@ def test_defaults_are_true(words: list[str]) -> None:
         (*_, flag) = action.option_strings or [""]
         if action.default == argparse.SUPPRESS and flag in sections and not flag.startswith("--no-"):
             field = sections[flag]
-            value = field.default
+            value = "by the table" if field.name in sum(choices.CHOSEN.values(), ()) else field.default
             if words == ["finetune"]:
                 value = choices.GENTLE.get(field.name, "as in RUN")
             said = " ".join(value) if isinstance(value, tuple) else str(value)

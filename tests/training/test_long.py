@@ -13,7 +13,7 @@ import torch
 
 from factorcell import files
 from factorcell.commands import demo
-from factorcell.config import PAPER_MODELS, Config
+from factorcell.config import PAPER_MODELS
 from factorcell.training.compare import compare as compare_models
 
 pytestmark = pytest.mark.slow
@@ -54,10 +54,8 @@ def test_a_training_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_p
 
 def test_the_papers_order_on_place_names(tmp_path: Path) -> None:
     """More of the model adapted, lower perplexity; by Bayes' rule most names find their country."""
-    content = demo.CONFIG.to_dict()
-    content["training"] |= {"epochs": 0.6, "evaluations": 2}
-    config = Config.from_dict(content)
-    reached = compare_models(demo.table("train"), demo.table("dev"), None, config, tmp_path / "runs")
+    said = {**demo.SAID, "training": {"epochs": 0.6, "evaluations": 2}}
+    reached = compare_models(demo.table("train"), demo.table("dev"), None, said, tmp_path / "runs")
     perplexity = [row["perplexity"] for row in reached]
     assert [row["model"] for row in reached] == list(PAPER_MODELS)
     assert perplexity == sorted(perplexity, reverse=True)

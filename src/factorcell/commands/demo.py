@@ -9,7 +9,6 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,29 +18,22 @@ from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.commands import terminal
-from factorcell.config import PAPER_MODELS, Config, DataConfig, ModelConfig, TrainingConfig
+from factorcell.config import PAPER_MODELS
 from factorcell.data.tables import open_table
 from factorcell.evaluation.classification import Classification, classify_points, log_likelihoods
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
+from factorcell.training.compare import common_plan
 from factorcell.training.fit import fit
+from factorcell.training.plan import Budget
 
-CONFIG = Config(
-    data=DataConfig(context=("lat:number", "lon:number"), unit="char", min_count=10, max_tokens=40),
-    model=ModelConfig(
-        embedding_size=32, hidden_size=192, number_size=96, context_size=32, rank=8, adapt=(), output_bias=()
-    ),
-    training=TrainingConfig(
-        epochs=2.0,
-        batch_tokens=3000,
-        learning_rate=4e-3,
-        warmup=0.03,
-        evaluations=8,
-        log_every=25,
-        save_every=400,
-    ),
-)
+Row = dict[str, Any]
+
+SAID: dict[str, Row] = {
+    "data": {"context": ["lat:number", "lon:number"], "unit": "char", "min_count": 10, "max_tokens": 40}
+}
+MINUTES = 0.9  # of a training
 COUNTRIES = {
     "CN": "China", "DE": "Germany", "ES": "Spain", "FR": "France", "ID": "Indonesia", "IN": "India",
     "IT": "Italy", "MX": "Mexico", "RO": "Romania", "US": "United States",
@@ -59,7 +51,6 @@ GRID = 2.5  # degrees
 INHABITED = 10  # training names in the cell of a grid point that a name can be of
 DRAWN = 60  # names drawn for each place, of which the first new ones are shown
 
-Row = dict[str, Any]
 Array = NDArray[np.float64]
 
 
@@ -85,7 +76,10 @@ def table(part: str) -> Path:
 def make(folder: Path, *, epochs: float | None = None, say: Callable[[str], None]) -> Row:
     """Train and judge the four models in `folder`; the results that `report.demo_page` shows."""
     began = time.perf_counter()
-    config = CONFIG if epochs is None else replace(CONFIG, training=replace(CONFIG.training, epochs=epochs))
+    said, budget = SAID, Budget(MINUTES)
+    if epochs is not None:
+        said, budget = {**SAID, "training": {"epochs": epochs}}, Budget()
+    made = common_plan(table("train"), table("dev"), said, folder, budget, models=PAPER_MODELS, say=say)
     places = [
         row for chunk in open_table(table("train")).chunks(("text", "country", "lat", "lon")) for row in _rows(chunk)
     ]
@@ -93,7 +87,7 @@ def make(folder: Path, *, epochs: float | None = None, say: Callable[[str], None
     for name in PAPER_MODELS:
         say(f"{name} -> {folder / name}")
         earlier += _trained(folder / name)
-        run = fit(table("train"), table("dev"), config.with_model(name), folder / name, resume=True, say=say)
+        run = fit(table("train"), table("dev"), made.of(name), folder / name, resume=True, say=say)
         judged = _judge(run, places)
         models.append({"name": name, "title": name, **judged})
         curves += [{**row, "model": name} for row in run.log() if row["split"] == "dev"]

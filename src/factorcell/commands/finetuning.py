@@ -4,9 +4,8 @@ import argparse
 from typing import Any
 
 from factorcell.commands import options, terminal
-from factorcell.config import Config
 from factorcell.model.run import Run
-from factorcell.training.finetuning import finetune, gentle
+from factorcell.training.finetuning import finetune
 from factorcell.training.fit import facts, summary
 from factorcell.training.mixture import mix, open_scorer
 from factorcell.training.per_value import separate
@@ -18,8 +17,8 @@ Row = dict[str, Any]
 def run_finetune(given: argparse.Namespace) -> None:
     """`factorcell finetune`."""
     old = Run.open(given.run)
-    config = options.config(given, Config(old.config.data, old.config.model, gentle(old.config.training)))
-    options.threads(config.training.threads)
+    own = options.said(given)["training"]
+    options.threads(own.get("threads", old.config.training.threads))
     run = finetune(
         old,
         given.table,
@@ -27,7 +26,7 @@ def run_finetune(given: argparse.Namespace) -> None:
         given.out,
         parts=given.train or [ALL],
         l1=given.l1,
-        training=config.training,
+        training=own,
         unknown=given.unknown,
         resume=given.resume,
         say=terminal.say,
@@ -38,9 +37,8 @@ def run_finetune(given: argparse.Namespace) -> None:
 
 def run_separate(given: argparse.Namespace) -> None:
     """`factorcell separate`."""
-    config = options.config(given)
-    options.threads(config.training.threads)
-    separate(given.train, given.dev, config, given.out, by=given.by, resume=given.resume, say=terminal.say)
+    said, budget = options.asked(given)
+    separate(given.train, given.dev, said, given.out, by=given.by, budget=budget, resume=given.resume, say=terminal.say)
     terminal.say(f"to score texts, each by the run of its value: factorcell evaluate {given.out} TABLE --by {given.by}")
 
 

@@ -7,19 +7,22 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from factorcell import memory
-from factorcell.choices import UNKNOWN_POLICIES
+from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands.parser import Parser
-from factorcell.config import DEVICES, EXTENSIBLE, PRECISIONS, Config, UserError
+from factorcell.config import DEVICES, EXTENSIBLE, MODELS, PRECISIONS, Config, UserError, said_in
 from factorcell.extensions import NONE
+
+if TYPE_CHECKING:
+    from factorcell.training.plan import Budget
 
 
 def add(parser: Parser, *sections: str, otherwise: Mapping[str, Any] | None = None) -> None:
     """Add an option for every field of the sections, or of all; one that is not given leaves no trace.
 
-    What holds then is the field's default; where a run says it, only what is `otherwise`.
+    What holds then follows from the table or is the field's default; where a run says it, only what is `otherwise`.
     """
     if not sections or "training" in sections:
         max_memory_of(parser)
@@ -29,7 +32,9 @@ def add(parser: Parser, *sections: str, otherwise: Mapping[str, Any] | None = No
             hints = typing.get_type_hints(kind)
             for field in dataclasses.fields(kind):
                 group = parser.rare if field.metadata["rare"] else parser.section(section.name)
-                default = field.default if otherwise is None else otherwise.get(field.name, "as in RUN")
+                default = "by the table" if field.name in CHOSEN.get(section.name, ()) else field.default
+                if otherwise is not None:
+                    default = otherwise.get(field.name, "as in RUN")
                 _add_field(group, field, hints[field.name], default)
 
 
@@ -52,23 +57,46 @@ def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any, default: An
         group.add_argument(flag, type=hint, choices=choices, metavar=metavar, **common)
 
 
+def said(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What a command says of a training, by section: its file, then its named model, then its own options."""
+    found = said_in(given.config) if getattr(given, "config", None) else {}
+    return {section: {**found.get(section, {}), **own} for section, own in _own(given).items()}
+
+
+def asked(given: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
+    """What a command says of a training, and what it may take; its threads are set."""
+    from factorcell.training.plan import Budget
+
+    found = said(given)
+    threads(Config.from_dict(found).training.threads)
+    return found, Budget(given.minutes, given.preset)
+
+
 def config(given: argparse.Namespace, base: Config | None = None) -> Config:
-    """The config of a command: that of its file or `base`, then its named model, then its own options."""
-    base = Config.load(given.config) if getattr(given, "config", None) else base or Config()
-    if getattr(given, "model", None):
-        base = base.with_model(given.model)
-    sections = {}
-    for section in dataclasses.fields(Config):
-        part = getattr(base, section.name)
-        own = {
+    """The config of a command that chooses nothing: what it says, and for the rest `base` or the defaults."""
+    base = base or Config()
+    if getattr(given, "config", None):
+        base = Config.load(given.config)
+    sections = _own(given)
+    return Config(**{name: dataclasses.replace(getattr(base, name), **own) for name, own in sections.items()})
+
+
+def _own(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The options that the command line gives, by section."""
+    own = {
+        section.name: {
             field.name: _value(field, getattr(given, field.name))
-            for field in dataclasses.fields(part)
+            for field in dataclasses.fields(section.type)  # type: ignore[arg-type]
             if hasattr(given, field.name)
         }
-        if "unit" in own and "lowercase" not in own:
-            own["lowercase"] = None  # follows the unit
-        sections[section.name] = dataclasses.replace(part, **own)
-    return Config(**sections)
+        for section in dataclasses.fields(Config)
+    }
+    if getattr(given, "model", None):
+        adapt, output_bias = MODELS[given.model]
+        own["model"] = {"adapt": adapt, "output_bias": output_bias, **own["model"]}
+    if "unit" in own["data"] and "lowercase" not in own["data"]:
+        own["data"]["lowercase"] = None  # follows the unit
+    return own
 
 
 def _value(field: dataclasses.Field[Any], value: Any) -> Any:
@@ -84,6 +112,9 @@ def training_files(verb: Parser) -> None:
     table(verb, "train")
     verb.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
     verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
+    verb.add_argument("--minutes", type=float, help="end each training in time (default: what the table deserves)")
+    text = "how much work the table is worth (default: good; with --minutes best)"
+    verb.add_argument("--preset", choices=PRESETS, help=text)
 
 
 def table(verb: Parser, name: str = "table") -> None:

@@ -13,9 +13,8 @@ from factorcell.training.fit import fit, summary
 
 def run_train(given: argparse.Namespace) -> None:
     """`factorcell train`."""
-    config = options.config(given)
-    options.threads(config.training.threads)
-    run = fit(given.train, given.dev, config, given.out, resume=given.resume, say=terminal.say)
+    said, budget = options.asked(given)
+    run = fit(given.train, given.dev, said, given.out, budget=budget, resume=given.resume, say=terminal.say)
     if distributed.place()[0] == 0:
         terminal.say(f"{run.folder}: {summary(run)}")
 
@@ -24,14 +23,14 @@ def run_compare(given: argparse.Namespace) -> None:
     """`factorcell compare`."""
     from factorcell.reports.runs import report_page
 
-    config = options.config(given)
-    options.threads(config.training.threads)
+    said, budget = options.asked(given)
     rows = compare(
         given.train,
         given.dev,
         given.test,
-        config,
+        said,
         given.out,
+        budget=budget,
         models=given.models,
         target=given.target,
         resume=given.resume,
@@ -47,15 +46,14 @@ def run_tune(given: argparse.Namespace) -> None:
     """`factorcell tune`."""
     from factorcell.reports import search as trials
 
-    config = options.config(given)
-    options.threads(config.training.threads)
+    said, budget = options.asked(given)
     if given.models and (hasattr(given, "adapt") or hasattr(given, "output_bias")):
         raise UserError("give either --models or --adapt and --output-bias")
     asked = {name for name in vars(given) if name in search_space.SECTIONS}
     rows = search.search(
         given.train,
         given.dev,
-        config,
+        said,
         given.out,
         search.SearchOptions(
             trials=given.trials,
@@ -66,6 +64,7 @@ def run_tune(given: argparse.Namespace) -> None:
             pruner=given.pruner,
             storage=given.storage,
             study=given.study,
+            budget=budget,
         ),
         say=terminal.say,
         page=trials.page,

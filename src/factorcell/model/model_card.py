@@ -44,6 +44,8 @@ def _training(run: Run) -> str:
     lines = []
     if facts:
         lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from {code(facts['source'])}")
+    if chosen := facts.get("chosen"):
+        lines.append(f"- chosen by the table: {code(run.config.told(chosen))}")
     if tuned := facts.get("finetuned"):
         moved = ", ".join(
             f"{row['moved']:,} of {row['values']:,} values of {plain(row['part'])}" for row in tuned["moved"]

@@ -10,7 +10,8 @@ from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity
 from factorcell.evaluation.results import note, told_apart
 from factorcell.model.run import ADVICE, BEGINNING, Run
-from factorcell.training.fit import Say, fit, tell
+from factorcell.training.fit import Say, fit, read, tell
+from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config
 
 Row = dict[str, Any]
 SCORES = ("accuracy", "macro_f1", "auc")
@@ -20,9 +21,10 @@ def compare(
     source: Any,
     dev: Any,
     test: Any,
-    config: Config,
+    config: Asked,
     folder: str | Path,
     *,
+    budget: Budget | None = None,
     models: Sequence[str] = PAPER_MODELS,
     target: str | None = None,
     resume: bool = False,
@@ -30,6 +32,7 @@ def compare(
 ) -> list[Row]:
     """Train the papers' models with the same options on the same texts; one row of results per model.
 
+    What `config` leaves open follows from the table and the `budget`, which each model has, as `fit` has it.
     `target` names the context column to classify. Results are of `test`, else of `dev`. Finished models are not
     trained again with `resume`.
     """
@@ -38,18 +41,39 @@ def compare(
         raise UserError("compare needs a development or a test table to report on (--dev, --test)")
     if not resume and not files.is_new(folder, BEGINNING):
         raise UserError(f"{folder}: exists already; {ADVICE}")
+    made = common_plan(source, dev, config, folder, budget, models=models, say=say)
     rows = []
     table = dev if test is None else test
     for model in models:
         path = folder / model
         tell(say, f"{model} -> {path}")
-        chosen = config.with_model(model)
+        chosen = made.of(model)
         kept = files.read_rows(path / "results.jsonl") if resume else []
         done = [row for row in kept if row["kind"] == "compare" and row["table"] == name_of(table)]
         if not done:
             done = [_judged(fit(source, dev, chosen, path, resume=resume, say=say), table, target)]
         rows.append(done[-1])
     return rows
+
+
+def common_plan(
+    source: Any,
+    dev: Any,
+    asked: Asked,
+    folder: Path,
+    budget: Budget | None,
+    *,
+    models: Sequence[str],
+    say: Say | None,
+) -> Plan:
+    """The options of all `models` in `folder`: those of the ones that were begun, else of a plan."""
+    if begun := [folder / model for model in models if (folder / model / "config.json").exists()]:
+        return resumed(asked, Config.load(begun[0] / "config.json"))
+    corpus, held = read(source, dev, said_config(asked), progress=say is not None)
+    made = plan(asked, corpus, held, budget, models=models)
+    for line in made.lines():
+        tell(say, line)
+    return made
 
 
 def _judged(run: Run, table: Any, target: str | None) -> Row:

@@ -91,6 +91,10 @@ class World:
         dist.all_reduce(total)
         return total
 
+    def mean(self, value: float) -> float:
+        """The mean of a number over all processes."""
+        return float(self.sum(torch.tensor(value, dtype=torch.float64))) / self.size
+
     def barrier(self) -> None:
         """Wait until all processes are here."""
         self.sum(torch.zeros(1))

@@ -1,7 +1,7 @@
 """Fine-tuning: a trained run is trained further on few texts of one domain; some parts move, the others are frozen."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,16 @@ from factorcell.choices import GENTLE
 from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
+from factorcell.training import rules
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn
 from factorcell.training.proximal import ALL, StartingPoint, parts_named
 
 
-def gentle(training: TrainingConfig) -> TrainingConfig:
-    """The options by which a run is fine-tuned that was trained with `training`."""
-    return dataclasses.replace(training, **GENTLE)
+def gentle(training: TrainingConfig, targets: int | None = None) -> TrainingConfig:
+    """The options by which a run is fine-tuned on so many targets that was trained with `training`."""
+    most = training.batch_tokens
+    size = most if targets is None else rules.gentle_batch(targets, GENTLE["epochs"], most)
+    return dataclasses.replace(training, **GENTLE, batch_tokens=size)
 
 
 def finetune(
@@ -29,35 +32,44 @@ def finetune(
     *,
     parts: Sequence[str] = (ALL,),
     l1: float = 0.0,
-    training: TrainingConfig | None = None,
+    training: TrainingConfig | Mapping[str, Any] | None = None,
     unknown: str = "error",
     resume: bool = False,
     say: Say | None = None,
 ) -> Run:
     """Train `parts` of the run `old` further on the table `source`; the new run in `folder`, with its best weights.
 
-    `l1` is a penalty of nats on how far a value moves, `training` the options (`gentle` by default), `unknown` what to
-    do with a context value that `old` does not know. Without `dev`, 5 % of the rows are held out.
+    `l1` is a penalty of nats on how far a value moves, `training` the options, or some of them instead of those of
+    `gentle`, `unknown` what to do with a context value that `old` does not know. Without `dev`, 5 % of the rows are
+    held out.
     """
     old, folder = old if isinstance(old, Run) else Run.open(old), Path(folder)
     limits.check(l1=l1)
-    config = dataclasses.replace(old.config, training=training or gentle(old.config.training))
     values = {name: tensor.detach().cpu().clone() for name, tensor in old.model.kept().items()}
     start = StartingPoint(values, parts_named(old.model, parts), l1)
     with begun(folder, resume, say) as going_on:
-        corpus, held = _read(old, source, dev, config, unknown, progress=say is not None)
+        seed = _options(old, training).seed
+        corpus, held = _read(old, source, dev, seed, unknown, progress=say is not None)
+        config = dataclasses.replace(old.config, training=_options(old, training, corpus.targets))
         run = _resumed(folder, config, corpus, start) if going_on else _created(folder, config, corpus, start)
         learn(run, corpus, held, resume=going_on, say=say)
         moved = start.moved(run.model)
-        finish(run, corpus, source, {"from": str(old.folder), "parts": start.parts, "l1": l1, "moved": moved})
+        finish(run, corpus, source, finetuned={"from": str(old.folder), "parts": start.parts, "l1": l1, "moved": moved})
     return run
 
 
-def _read(old: Run, source: Any, dev: Any, config: Config, unknown: str, progress: bool) -> tuple[Corpus, Corpus]:
+def _options(old: Run, given: TrainingConfig | Mapping[str, Any] | None, targets: int | None = None) -> TrainingConfig:
+    """The options of a fine-tuning on so many targets, of which some or all are given."""
+    if isinstance(given, TrainingConfig):
+        return given
+    return dataclasses.replace(gentle(old.config.training, targets), **(given or {}))
+
+
+def _read(old: Run, source: Any, dev: Any, seed: int, unknown: str, progress: bool) -> tuple[Corpus, Corpus]:
     """Training and development texts; without `dev` the latter are held out."""
     corpus = old.prepare(source, unknown=unknown, progress=progress)
     if dev is None:
-        return corpus.split(HELD_OUT, config.training.seed)
+        return corpus.split(HELD_OUT, seed)
     return corpus, old.prepare(dev, unknown=unknown, progress=progress)
 
 

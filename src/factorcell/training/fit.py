@@ -1,6 +1,6 @@
 """One training from a table to a run folder: read, train, keep what it was trained on."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from factorcell.model.run import ADVICE, BEGINNING, Run
 from factorcell.progress import progress_bar
 from factorcell.training import distributed
 from factorcell.training.distributed import World
+from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
 from factorcell.training.trainer import train
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given
@@ -27,35 +28,41 @@ Say = Callable[[str], None]
 def fit(
     source: Any,
     dev: Any,
-    config: Config,
+    config: Asked,
     folder: str | Path,
     *,
+    budget: Budget | None = None,
     resume: bool = False,
     say: Say | None = None,
 ) -> Run:
     """Train a run in `folder` on the table `source` and return it, with its best weights and its card written.
 
-    Without `dev`, 5 % of the rows are held out (their words count for the vocabulary). `resume` resumes in a folder
-    that exists, if its config is the same. `say` takes lines about what is being done; bars go to standard error.
-    The processes of torchrun train it together; only the first writes and speaks.
+    A `config` that is a mapping, `{"data": {"context": ["hotel"]}}`, says some options: the others follow from the
+    table and the `budget`. A `Config` says all. Without `dev`, 5 % of the rows are held out (their words count for the
+    vocabulary). `resume` resumes in a folder that exists, if its config is the same. `say` takes lines about what is
+    being done; bars go to standard error. The processes of torchrun train it together; only the first writes and
+    speaks.
     """
     folder = Path(folder)
     with (
         begun(folder, resume or distributed.restarted(), say) as going_on,
-        distributed.join(config.training.device) as world,
+        distributed.join(said_config(config).training.device) as world,
     ):
         say = say if world.first else None
         with world.first_goes_ahead():  # the others have looked into the folder, and find what was read in the cache
-            corpus, held = read(source, dev, config, progress=say is not None)
+            corpus, held = read(source, dev, said_config(config), progress=say is not None)
         if going_on:
             run = Run.open(folder, trained=False)
-            check_same(run, config, corpus)
+            check_same(run, resumed(config, run.config).config, corpus)
         else:
+            made = plan(config, corpus, held, budget, share=world.mean)
+            for line in made.lines():
+                tell(say, line)
             make = Run.create if world.first else Run
-            run = make(folder, config, corpus.vocabulary, corpus.schema)
+            run = make(folder, made.config, corpus.vocabulary, corpus.schema)
         learn(run, corpus, held, world, resume=going_on, say=say)
         if world.first:
-            finish(run, corpus, source)
+            finish(run, corpus, source, chosen=unsaid(config))
     return run
 
 
@@ -101,9 +108,14 @@ def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corp
     return corpus, prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
 
 
-def finish(run: Run, corpus: Corpus, source: Any, finetuned: Row | None = None) -> None:
-    """Keep in the folder of a trained run what it was trained on, from which run it came, and write its card."""
+def finish(run: Run, corpus: Corpus, source: Any, *, finetuned: Row | None = None, chosen: Sequence[str] = ()) -> None:
+    """Keep in the folder of a trained run what it was trained on, from which run it came, and write its card.
+
+    `chosen` are the options that nobody said.
+    """
     kept: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
+    if chosen:
+        kept["chosen"] = list(chosen)
     if finetuned:
         kept["finetuned"] = finetuned
     files.write_json(run.folder / "training.json", kept)

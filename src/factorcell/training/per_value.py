@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import files
-from factorcell.config import Config, UserError
+from factorcell.config import MODELS, UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import name_of
 from factorcell.model.run import ADVICE, BEGINNING, Run
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
+from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
 
 INDEX = "separate.json"
 FORMAT = 1  # of the folder, beside those of its runs
@@ -73,25 +74,25 @@ def folder_of(folder: Path, number: int) -> Path:
 def separate(
     source: Any,
     dev: Any,
-    config: Config,
+    config: Asked,
     folder: str | Path,
     *,
     by: str,
+    budget: Budget | None = None,
     resume: bool = False,
     say: Say | None = None,
 ) -> Separate:
     """Train an unadapted run on all texts, and one on those of each value of the column `by`, in folders in `folder`.
 
     Values under `min_context_count` get none. Without `dev`, or where it has no text of a value, 5 % are held out.
-    `resume` resumes in a folder that exists.
+    What `config` leaves open follows from the texts of each value, as `fit` has it. `resume` resumes in a folder that
+    exists.
     """
     folder = Path(folder)
     if not resume and not files.is_new(folder, (*BEGINNING, INDEX)):
         raise UserError(f"{folder}: exists already; {ADVICE}")
-    config = dataclasses.replace(
-        config, data=dataclasses.replace(config.data, context=(f"{by}:category",), user="", time="")
-    )
-    config = config.with_model("unadapted")
+    asked = _unadapted(config, by)
+    config = said_config(asked)
     corpus, held = read(source, dev, config, progress=say is not None)
     values = corpus.schema.variable(by).values
     if len(values) == 1:
@@ -103,17 +104,33 @@ def separate(
     for number, value in enumerate(values):
         path = folder_of(folder, number)
         with begun(path, resume, say) as going_on:
-            kept = (config, corpus.vocabulary, corpus.schema)
-            run = Run.open(path, trained=False) if going_on else Run.create(path, *kept)
-            check_same(run, config, corpus)
+            own, own_held = _texts(corpus, number), _texts(held, number)
+            if not len(own_held):
+                own, own_held = own.split(HELD_OUT, config.training.seed)
+            if going_on:
+                run = Run.open(path, trained=False)
+                check_same(run, resumed(asked, run.config).config, corpus)
+            else:
+                made = plan(asked, own, own_held, budget)
+                run = Run.create(path, made.config, corpus.vocabulary, corpus.schema)
             if not _finished(path):
                 tell(say, f"{'all texts' if number == SHARED else value} -> {path}")
-                own, own_held = _texts(corpus, number), _texts(held, number)
-                if not len(own_held):
-                    own, own_held = own.split(HELD_OUT, config.training.seed)
                 learn(run, own, own_held, resume=going_on, say=say)
-                finish(run, own, name_of(source) + ("" if number == SHARED else f", {by} {value}"))
+                of = name_of(source) + ("" if number == SHARED else f", {by} {value}")
+                finish(run, own, of, chosen=unsaid(asked))
     return Separate.open(folder)
+
+
+def _unadapted(asked: Asked, by: str) -> Asked:
+    """The same options of a model without context, whose texts have the column `by`."""
+    data: dict[str, Any] = {"context": (f"{by}:category",), "user": "", "time": ""}
+    model: dict[str, Any] = dict(zip(("adapt", "output_bias"), MODELS["unadapted"], strict=True))
+    if isinstance(asked, Mapping):
+        return {**asked, "data": {**asked.get("data", {}), **data}, "model": {**asked.get("model", {}), **model}}
+    config = said_config(asked)
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, **data), model=dataclasses.replace(config.model, **model)
+    )
 
 
 def _texts(corpus: Corpus, number: int) -> Corpus:

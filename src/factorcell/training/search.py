@@ -30,6 +30,7 @@ from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 from factorcell.training import search_space
 from factorcell.training.fit import HELD_OUT, Say, finish, watched
+from factorcell.training.plan import Asked, Budget, plan, resumed, said_config
 
 if TYPE_CHECKING:
     import optuna
@@ -47,7 +48,7 @@ class SearchOptions:
     """What a search does: how many `trials` in all, which draw from `models`, if any, and `ranges`, and how.
 
     `target` names the context column to classify in the development table. `storage`: a database's URL or a journal's
-    path. `study`: its name, by default that of the folder.
+    path. `study`: its name, by default that of the folder. `budget`: of each trial.
     """
 
     trials: int = 50
@@ -58,12 +59,13 @@ class SearchOptions:
     pruner: str = "median"
     storage: str | None = None
     study: str | None = None
+    budget: Budget | None = None
 
 
 def search(
     source: Any,
     dev: Any,
-    config: Config,
+    asked: Asked,
     folder: str | Path,
     options: SearchOptions | None = None,
     *,
@@ -72,6 +74,7 @@ def search(
 ) -> list[Row]:
     """Train trials in `folder` until their study has all of them; its rows, the best first. Begun searches resume.
 
+    What is neither searched nor `asked` follows from the table, as `fit` has it.
     `page` makes the content of study.html, which is written when the search ends or is stopped.
     """
     options = options or SearchOptions()
@@ -82,9 +85,10 @@ def search(
     choose("sampler", options.sampler, SAMPLERS)
     _optuna()
     folder = Path(folder)
+    config = said_config(asked)
     search_space.check(options.ranges, config)
     texts = SearchTexts(source, dev, config, progress=say is not None)
-    corpus, _ = texts.counted(config.data.min_context_count)
+    corpus, held = texts.counted(config.data.min_context_count)
     if target and corpus.schema.variable(target).kind != "category":
         kind = corpus.schema.variable(target).kind
         raise UserError(f"{target} is a {kind}; only a category can be the target of a search")
@@ -92,6 +96,7 @@ def search(
     if not name.isprintable():  # half of a surrogate pair neither
         raise UserError(f"the study is named {name!r:.60}; a name has no control characters and is valid Unicode")
     study, guard = opened(folder, options.storage, name, options.pruner)
+    config = _settled(asked, study.user_attrs.get(BEGUN), corpus, held, options.budget)
     begun = {
         "study": name,
         "texts": len(corpus),
@@ -146,6 +151,14 @@ def opened(folder: Path, storage: str | None, name: str, pruner: str) -> "tuple[
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{where}: the study cannot be opened ({reason[0]})") from None
     return study, guard
+
+
+def _settled(asked: Asked, begun: Row | None, corpus: Corpus, held: Corpus, budget: Budget | None) -> Config:
+    """The options of all trials that are not searched: those that the study was begun with, else those of a plan."""
+    if begun is None:
+        return plan(asked, corpus, held, budget).config
+    kept = {part: {key: begun[f"{part}.{key}"] for key in values} for part, values in Config().to_dict().items()}
+    return resumed(asked, Config.from_dict(kept)).config
 
 
 def _same(study: "optuna.Study", folder: Path, begun: Row) -> None:

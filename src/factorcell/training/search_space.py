@@ -2,12 +2,12 @@
 
 The default ranges span what the TACL paper selected on its six data sets (table 2): embeddings 35 to 200, recurrent
 layer 110 to 250, context vector 2 to 30, rank 2 to 20, recurrent dropout 0 to 0.5. The paper keeps Adam's rate at
-0.001; here it varies too. Its number of steps needs no place: the best evaluation of a training counts.
+0.001; here it varies too, with the batches, the decay and the other kinds of dropout. The number of steps needs no
+place: the best evaluation of a training counts.
 """
 
 import dataclasses
 import math
-import tomllib
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -37,8 +37,15 @@ DEFAULT: Space = {
     "hidden_size": Range(110, 250, log=True),
     "context_size": Range(2, 30, log=True),
     "rank": Range(2, 20),
+    "layer_norm": (False, True),
     "dropout_recurrent": Range(0.0, 0.5),
+    "dropout_input": Range(0.0, 0.4),
+    "dropout_output": Range(0.0, 0.5),
+    "dropout_context": Range(0.0, 0.3),
+    "batch_tokens": Range(500, 4000, log=True),
     "learning_rate": Range(5e-4, 1e-2, log=True),
+    "token_rate": Range(1.0, 4.0),
+    "weight_decay": Range(0.0, 0.03),
 }
 
 # What may vary, and in which section it stands: all that leaves the perplexities of two trials comparable. The model
@@ -54,11 +61,7 @@ CONTEXT_SIZES = ("context_size", "variable_size", "number_size")
 
 def read(path: str | Path) -> Space:
     """The space of a TOML file: `option = [choices]` or `option = {low = 1, high = 9, log = true}`."""
-    text = inputs.text(Path(path))
-    try:
-        content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid TOML ({error})") from None
+    content = inputs.parsed(Path(path))
     try:
         return {choose("option of a search", name, SECTIONS): _values(name, given) for name, given in content.items()}
     except UserError as error:

@@ -1,0 +1,208 @@
+"""What a training is made of that was asked for in part: options that follow from its table, and how long it takes.
+
+What is said holds; the rest of what `rules` has is chosen. The speed of this machine is measured on the first batches,
+by a model that is thrown away, so that the time is known beforehand and a schedule can be made to end in time.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from factorcell import limits
+from factorcell.choices import CHOSEN, PRESETS
+from factorcell.config import Config
+from factorcell.data.corpus import Corpus
+from factorcell.model.run import Run
+from factorcell.training import rules
+from factorcell.training.rules import Facts
+from factorcell.training.trainer import Trainer
+
+WARM = 3  # first steps, which are slower
+MEASURED = 3.0  # seconds of steps by which their speed is known
+JUDGED = 64  # development texts by which the speed of an evaluation is known
+ENOUGH = 0.97  # of the minutes: reading, checkpoints and the card take the rest
+
+Said = Mapping[str, Mapping[str, Any]]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much work a training is worth: a `preset`, and `minutes` at most.
+
+    Without a preset it is "good"; with minutes "best", which uses them as far as the data deserves it.
+    """
+
+    minutes: float | None = None
+    preset: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None:
+            limits.check(minutes=self.minutes)
+        if self.preset is not None:
+            limits.choose("preset", self.preset, PRESETS)
+
+    @property
+    def name(self) -> str:
+        """The preset."""
+        return self.preset or ("good" if self.minutes is None else "best")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a step, how many steps a pass has, and seconds of an evaluation."""
+
+    step: float
+    steps: int
+    evaluation: float
+
+    def shared(self, share: Callable[[float], float]) -> "Speed":
+        """The speed that all processes go by."""
+        return replace(self, step=share(self.step), evaluation=share(self.evaluation))
+
+    def seconds(self, config: Config) -> float:
+        """How long a training takes."""
+        return self.step * self.steps * config.training.epochs + self.evaluation * config.training.evaluations
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A config of which the options `chosen` follow from the table, and the seconds that a training takes, if known."""
+
+    config: Config
+    chosen: tuple[str, ...] = ()
+    seconds: float | None = None
+
+    def of(self, model: str) -> "Plan":
+        """The same plan of a named model."""
+        return replace(self, config=self.config.with_model(model))
+
+    def lines(self) -> list[str]:
+        """What was chosen and how long it takes, to be read before the training begins."""
+        lines = []
+        if self.chosen:
+            flag = f"--{self.chosen[0].replace('_', '-')}"
+            lines.append(f"chosen: {self.config.told(self.chosen)}; say {flag} or another to choose otherwise")
+        if self.seconds is not None:
+            lines.append(f"{self.config.training.epochs:g} passes, which take about {_duration(self.seconds)} here")
+        return lines
+
+
+Asked = Config | Plan | Said  # a Config says all, a mapping some options
+
+
+def plan(
+    asked: Asked,
+    corpus: Corpus,
+    held: Corpus,
+    budget: Budget | None = None,
+    *,
+    models: Sequence[str] = (),
+    share: Callable[[float], float] = float,
+    clock: Clock = time.perf_counter,
+) -> Plan:
+    """The plan of a training on `corpus`, or of one of each of `models` with the same options.
+
+    A `Config` says all, so nothing is chosen then, and it has no budget. Of several processes each has measured times
+    of its own, of seconds that `clock` counts; `share` makes one of them that all have.
+    """
+    budget = budget or Budget()
+    if isinstance(asked, Plan | Config):
+        if budget != Budget():
+            raise limits.UserError("a Config says all of a training; with minutes or a preset give a mapping")
+        return asked if isinstance(asked, Plan) else Plan(asked)
+    facts = Facts.of(corpus, held, said_config(asked).data)
+    passes = asked.get("training", {}).get("epochs")
+    if passes is not None and budget.minutes is not None:
+        raise limits.UserError("epochs and minutes are both given; a training has one of them")
+    made = _made(asked, facts, rules.passes(facts, budget.name) if passes is None else float(passes))
+    found = speed(made.config, corpus, held, models, clock).shared(share)
+    seconds = found.seconds(made.config)
+    if budget.minutes is None or seconds <= budget.minutes * 60:
+        return replace(made, seconds=seconds)
+    allowed = budget.minutes * 60
+    made = _made(
+        asked, facts, made.config.training.epochs * allowed / seconds
+    )  # a model that fewer passes are enough for
+    return _in_time(made, speed(made.config, corpus, held, models, clock).shared(share), allowed)
+
+
+def _made(said: Said, facts: Facts, epochs: float) -> Plan:
+    """What is said, and for the rest what the rules say of so many passes."""
+    found, chosen = rules.options(facts, epochs), unsaid(said)
+    whole = {section: {**values} for section, values in said.items()}
+    for section, values in found.items():
+        free = {name: value for name, value in values.items() if name in chosen}
+        whole[section] = {**free, **whole.get(section, {})}
+    return Plan(Config.from_dict(whole), chosen)
+
+
+def _in_time(made: Plan, found: Speed, allowed: float) -> Plan:
+    """The plan with the passes that take the seconds that are allowed."""
+    training = made.config.training
+    left = max(allowed * ENOUGH - found.evaluation * training.evaluations, allowed / 2)
+    epochs = float(f"{left / (found.step * found.steps):.3g}")
+    config = replace(made.config, training=replace(training, epochs=epochs))
+    return Plan(config, made.chosen, found.seconds(config))
+
+
+def speed(
+    config: Config, corpus: Corpus, held: Corpus, models: Sequence[str] = (), clock: Clock = time.perf_counter
+) -> Speed:
+    """That of this machine, on the first batches; of the slowest of `models`, if there are any."""
+    configs = [config.with_model(name) for name in models] or [config]
+    return max((_speed(one, corpus, held, clock) for one in configs), key=lambda found: found.step)
+
+
+def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:
+    once = replace(config, training=replace(config.training, epochs=1.0, canaries=0))
+    run = Run(Path("measured"), once, corpus.vocabulary, corpus.schema)  # nothing of it is written
+    trainer = Trainer(run, corpus, held)
+    begun = clock()
+    for number, batch in enumerate(trainer.batches(), 1):
+        trainer.step(batch)
+        if number == WARM:
+            begun = clock()
+        elif number > WARM and clock() - begun > MEASURED:
+            break
+    step = (clock() - begun) / max(1, number - WARM)
+    judged = held.select(np.arange(min(JUDGED, len(held))))
+    begun = clock()
+    run.nats(judged)
+    return Speed(step, trainer.steps, (clock() - begun) * held.targets / max(1, judged.targets))
+
+
+def said_config(asked: Asked) -> Config:
+    """What is said, and for the rest the defaults: enough to read a table by."""
+    if isinstance(asked, Plan):
+        return asked.config
+    return asked if isinstance(asked, Config) else Config.from_dict(asked)
+
+
+def unsaid(asked: Asked) -> tuple[str, ...]:
+    """The options that follow from the table."""
+    if isinstance(asked, Plan | Config):
+        return asked.chosen if isinstance(asked, Plan) else ()
+    said = {name for values in asked.values() for name in values}
+    if asked.get("model", {}).get("softmax") == "adaptive" or "loss" in said:  # then there is nothing to choose
+        said |= {"loss", "samples"}
+    return tuple(name for names in CHOSEN.values() for name in names if name not in said)
+
+
+def resumed(asked: Asked, kept: Config) -> Plan:
+    """The plan of a training that goes on: what was chosen when it began holds, what is said now is said anew."""
+    if isinstance(asked, Plan | Config):
+        return asked if isinstance(asked, Plan) else Plan(asked)
+    values = {section: {**old, **asked.get(section, {})} for section, old in kept.to_dict().items()}
+    return Plan(Config.from_dict(values), unsaid(asked))
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,140 @@
+"""Which options fit which table: rules for what nobody says, made from trials on many tables.
+
+A rule reads the `Facts` of a table and how many targets a training may see of it, all passes together: that number
+decides how large a model pays for itself. The trials, and how far the rules are from the best of them, are in LOG.md;
+`experiments/defaults.py` makes them again.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from factorcell.choices import PRESETS
+from factorcell.config import DataConfig, choose
+from factorcell.data.corpus import Corpus
+
+LETTERS = ("char", "grapheme")  # units of few, short tokens
+PASSES = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))  # of a million targets; more targets need fewer
+FEWEST, MOST = 0.25, 40.0  # passes
+EXACT = 3000  # tokens up to which the exact softmax costs little more than a sampled one
+FEW_TEXTS = 60  # of a value, from which little can be learned about it
+SHARE = 0.1  # of a training that evaluations may take
+GENTLE_STEPS, LEAST_BATCH = 300, 100  # of a fine-tuning: steps, if its texts have so many batches of such a size
+
+Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What of a table its options follow from: how much text of what kind, and how much of it each value has.
+
+    `texts_per_value` are those of a value of the context column with the most values, `values` its values; both are 0
+    without a category. `held` are the targets of the development texts.
+    """
+
+    texts: int
+    targets: int
+    vocabulary: int
+    letters: bool
+    values: int = 0
+    texts_per_value: float = 0.0
+    held: int = 0
+
+    @classmethod
+    def of(cls, corpus: Corpus, held: Corpus, data: DataConfig) -> "Facts":
+        """Those of training texts that were read as `data` says, and of their development texts."""
+        values = max((len(variable.values) for variable in corpus.schema.categories), default=0)
+        return cls(
+            texts=len(corpus),
+            targets=corpus.targets,
+            vocabulary=len(corpus.vocabulary),
+            letters=data.unit in LETTERS,
+            values=values,
+            texts_per_value=len(corpus) / values if values else 0.0,
+            held=held.targets,
+        )
+
+
+def passes(facts: Facts, preset: str) -> float:
+    """How often a training deserves to read a table: the more often, the smaller it is."""
+    choose("preset", preset, PRESETS)
+    times = PASSES[preset] * (1e6 / max(1, facts.targets)) ** 0.35
+    return float(f"{min(MOST, max(FEWEST, times)):.2g}")
+
+
+def options(facts: Facts, epochs: float) -> Options:
+    """The options of a training that reads the table so many times."""
+    seen = epochs * facts.targets
+    model = _letters(seen) if facts.letters else _words(seen)
+    return {
+        "model": {**model, **_context(facts), **_dropout(facts, epochs)},
+        "training": {"epochs": epochs, **_steps(facts), **_loss(facts), **_evaluations(facts, epochs)},
+    }
+
+
+def _words(seen: float) -> dict[str, Any]:
+    """Sizes of a model of words: by the targets that it sees."""
+    embedding, hidden = _of_size(seen, {2e6: (100, 150), 8e6: (150, 200), 4e7: (200, 300), math.inf: (256, 400)})
+    return {"embedding_size": embedding, "hidden_size": hidden, "layer_norm": False}
+
+
+def _letters(seen: float) -> dict[str, Any]:
+    """Sizes of a model of letters: few embeddings, a larger recurrent layer."""
+    hidden = _of_size(seen, {5e5: 150, 2e6: 250, 2e7: 400, math.inf: 600})
+    return {"embedding_size": 24, "hidden_size": hidden, "layer_norm": True}
+
+
+def _of_size(amount: float, steps: dict[float, Any]) -> Any:
+    """The value of the first step that is not below the amount."""
+    return next(value for most, value in steps.items() if amount <= most)
+
+
+def _context(facts: Facts) -> dict[str, Any]:
+    """Size of the context vector, rank and forgetting: a value of few texts can only be told a little."""
+    scarce = 0 < facts.texts_per_value < FEW_TEXTS
+    size = 8 if scarce or 0 < facts.values <= 10 else 16 if facts.values <= 100 else 24
+    return {
+        "context_size": size,
+        "variable_size": size,
+        "rank": 4 if scarce else 12,
+        "dropout_context": 0.2 if scarce else 0.0,
+    }
+
+
+def _dropout(facts: Facts, epochs: float) -> dict[str, Any]:
+    """More with every time that the same texts are read."""
+    rate = _of_size(epochs, {1.5: 0.0, 4: 0.1, 10: 0.2, math.inf: 0.3})
+    if facts.letters:
+        return {"dropout_recurrent": rate / 2, "dropout_input": 0.0, "dropout_output": 0.0}
+    return {"dropout_recurrent": rate, "dropout_input": rate, "dropout_output": round(1.5 * rate, 2)}
+
+
+def _steps(facts: Facts) -> dict[str, Any]:
+    """Batches and rates: small batches, for many steps."""
+    if facts.letters:
+        return {"batch_tokens": 1000, "learning_rate": 4e-3, "token_rate": 1.0, "weight_decay": 0.0}
+    return {"batch_tokens": 1000, "learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
+
+
+def _loss(facts: Facts) -> dict[str, Any]:
+    """An exact loss of few tokens, a sampled one of many."""
+    if facts.vocabulary <= EXACT:
+        return {"loss": "full"}
+    return {"loss": "sampled", "samples": 1000}
+
+
+def _evaluations(facts: Facts, epochs: float) -> dict[str, Any]:
+    """As many as take a small share of the training.
+
+    A target of letters costs a third to judge of what it costs to learn; one of words more than that, the more words
+    there are, since all of them are looked at, where a sampled loss looks at a few.
+    """
+    cost = 0.35 if facts.letters else 0.5 + facts.vocabulary / 15_000
+    times = SHARE * epochs * facts.targets / max(1.0, facts.held * cost)
+    count = min(10, max(1, int(times)))
+    return {"evaluations": count, "patience": 3 if count >= 6 else 0}
+
+
+def gentle_batch(targets: int, epochs: float, most: int) -> int:
+    """Tokens in a batch of a fine-tuning: a few hundred steps even of few texts, and no more than `most`."""
+    return max(1, min(most, max(LEAST_BATCH, round(targets * epochs / GENTLE_STEPS))))

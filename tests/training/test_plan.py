@@ -1,0 +1,181 @@
+"""What is said holds, the rest follows from the table, and a training with minutes ends in time."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell.choices import CHOSEN
+from factorcell.config import Config, UserError
+from factorcell.data.corpus import Corpus
+from factorcell.model.run import Run
+from factorcell.training import fit as fitting
+from factorcell.training import plan as plans
+from factorcell.training.compare import compare
+from factorcell.training.fit import facts, fit
+from factorcell.training.per_value import separate
+from factorcell.training.plan import Budget, Plan, Speed, plan, resumed, unsaid
+from factorcell.training.trainer import Trainer
+from tests.small import ROWS
+
+SAID: dict[str, Any] = {
+    "data": {"context": ["city"], "min_count": 1, "min_context_count": 1},
+    "model": {"hidden_size": 6, "embedding_size": 5},
+    "training": {"threads": 1},
+}
+
+
+def read(said: dict[str, Any] = SAID) -> tuple[Corpus, Corpus]:
+    """The texts of the small table, held out as well."""
+    return fitting.read(ROWS, ROWS, Config.from_dict(said), progress=False)
+
+
+class Clock:
+    """Time that passes only when a step or an evaluation is made: so many seconds each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: float, text: float = 0.0) -> None:
+        self.now, self.steps = 0.0, 0
+        made, nats = Trainer.step, Run.nats
+
+        def stepped(trainer: Trainer, batch: Any) -> None:
+            self.now, self.steps = self.now + step, self.steps + 1
+            made(trainer, batch)
+
+        def judged(run: Run, corpus: Corpus) -> Any:
+            self.now += text * len(corpus)
+            return nats(run, corpus)
+
+        monkeypatch.setattr(Trainer, "step", stepped)
+        monkeypatch.setattr(Run, "nats", judged)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_said_holds() -> None:
+    """It is never among what was chosen, whatever it is; the rest is what the rules say."""
+    made = plan(SAID, *read())
+    assert (made.config.model.hidden_size, made.config.model.embedding_size, made.config.training.threads) == (6, 5, 1)
+    assert set(made.chosen) == {name for names in CHOSEN.values() for name in names} - {"hidden_size", "embedding_size"}
+    values = {**vars(Config().model), **vars(Config().training)}
+    chosen = {**vars(made.config.model), **vars(made.config.training)}
+    said: dict[str, Any] = {section: {name: values[name] for name in names} for section, names in CHOSEN.items()}
+    assert plan({**SAID, **said}, *read()).chosen == ()
+    assert any(values[name] != chosen[name] for name in made.chosen)
+
+
+def test_a_config_says_all() -> None:
+    """Nothing is measured, nothing chosen; a budget would change what is said."""
+    config = Config.from_dict(SAID)
+    assert plan(config, *read()) == Plan(config)
+    with pytest.raises(UserError, match="a Config says all"):
+        plan(config, *read(), Budget(minutes=1))
+
+
+def test_an_adaptive_softmax_has_its_exact_loss() -> None:
+    """No other fits; and where a loss is said, its samples are the caller's."""
+    said = {**SAID, "model": {**SAID["model"], "softmax": "adaptive"}}
+    assert plan(said, *read()).config.training.loss == "full"
+    assert not {"loss", "samples"} & set(unsaid({"training": {"loss": "sampled"}}))
+
+
+@pytest.mark.parametrize("minutes", [0.5, 2.0, 60.0])
+def test_a_schedule_ends_in_time(minutes: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a machine of which a step takes 7 seconds and a text judged .2: all of the time is used, and no more."""
+    clock = Clock(monkeypatch, 7.0, 0.2)
+    said = {**SAID, "training": {"batch_tokens": 8}}
+    corpus, held = read(said)
+    made = plan(said, corpus, held, Budget(minutes), clock=clock)
+    begun = clock()
+    fit(ROWS, ROWS, made, tmp_path / "run")
+    assert made.seconds == pytest.approx(clock() - begun, abs=8)  # of which a step may be rounded
+    assert clock() - begun <= minutes * 60 + 8
+    if minutes < 60:
+        assert clock() - begun > minutes * 60 * 0.6
+    else:  # a table of ten texts does not deserve as much
+        assert made.config.training.epochs == 40.0
+
+
+def test_of_several_models_the_slowest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {"unadapted": Speed(1, 10, 0), "factorcell": Speed(3, 10, 0), "concatcell": Speed(2, 10, 0)}
+    monkeypatch.setattr(plans, "_speed", lambda config, corpus, held, clock: speeds[config.model_name])
+    assert plans.speed(Config.from_dict(SAID), *read(), list(speeds)) == Speed(3, 10, 0)
+
+
+def test_processes_go_by_one_speed() -> None:
+    """Of which each has measured its own."""
+    assert Speed(1.0, 10, 2.0).shared(lambda seconds: seconds * 2) == Speed(2.0, 10, 4.0)
+
+
+def test_measuring_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file, no random number: a run of the chosen options and one of the same options said are bit for bit equal."""
+    monkeypatch.chdir(tmp_path)
+    said = {**SAID, "training": {"epochs": 2.0}}
+    chosen = fit(ROWS, ROWS, said, tmp_path / "chosen")
+    plain = fit(ROWS, ROWS, chosen.config, tmp_path / "said")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chosen", "said"]
+    assert chosen.fingerprint == plain.fingerprint
+    np.testing.assert_array_equal(chosen.nats(read()[0]), plain.nats(read()[0]))
+
+
+def test_a_run_says_what_was_chosen(tmp_path: Path) -> None:
+    """Before it begins, in its folder and in its card."""
+    lines: list[str] = []
+    said = {**SAID, "training": {"epochs": 1.0, "batch_tokens": 20}}
+    run = fit(ROWS, ROWS, said, tmp_path / "run", say=lines.append)
+    assert lines[0].startswith("chosen: layer_norm false, context_size 8,")
+    assert "epochs" not in lines[0]
+    assert lines[0].endswith("; say --layer-norm or another to choose otherwise")
+    assert lines[1].startswith("1 passes, which take about ")
+    assert facts(run)["chosen"] == list(unsaid(said))
+    assert "- chosen by the table: `layer_norm false, context_size 8" in (run.folder / "README.md").read_text("utf-8")
+    assert "chosen" not in facts(fit(ROWS, ROWS, run.config, tmp_path / "plain"))
+
+
+def test_what_goes_on_keeps_what_was_chosen(tmp_path: Path) -> None:
+    """Other text would choose otherwise, but the run is as it began; what is said anew must be the same."""
+    run = fit(ROWS, ROWS, SAID, tmp_path / "run", budget=Budget(preset="quick"))
+    assert resumed(SAID, run.config).config == run.config
+    again = fit(ROWS, ROWS, SAID, tmp_path / "run", resume=True)
+    assert again.config == run.config
+    other = {**SAID, "training": {"learning_rate": 0.5}}
+    with pytest.raises(UserError, match="was begun with learning_rate = "):
+        fit(ROWS, ROWS, other, tmp_path / "run", resume=True)
+
+
+def test_models_that_are_compared_have_the_same_options(tmp_path: Path) -> None:
+    """Also those that are trained later."""
+    models = ["unadapted", "factorcell"]
+    compare(ROWS, ROWS, None, SAID, tmp_path / "c", models=models[:1], budget=Budget(preset="quick"))
+    compare(ROWS, ROWS, None, SAID, tmp_path / "c", models=models, resume=True)
+    first, second = (Run.open(tmp_path / "c" / name) for name in models)
+    assert dataclasses.replace(first.config.training) == second.config.training
+    assert first.config.with_model("factorcell").model == second.config.model
+    assert facts(first)["chosen"] == facts(second)["chosen"] == list(unsaid(SAID))
+
+
+def test_each_value_has_options_of_its_own(tmp_path: Path) -> None:
+    """A value has fewer texts than all together, and deserves more passes; a config of all options is everybody's."""
+    said = {**SAID, "data": {"min_count": 1, "min_context_count": 2}}
+    found = separate(ROWS * 400, ROWS, said, tmp_path / "each", by="city", budget=Budget(preset="quick"))
+    passes = [run.config.training.epochs for run in found.runs.values()]
+    assert passes[0] < min(passes[1:])
+    config = Config.from_dict({**said, "training": {"epochs": 1.0}})
+    kept = separate(ROWS, ROWS, config, tmp_path / "same", by="city")
+    assert {run.config.training.epochs for run in kept.runs.values()} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"), [({"minutes": 0.0}, "minutes is 0"), ({"preset": "fast"}, "unknown preset 'fast'")]
+)
+def test_a_budget_is_checked(budget: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        Budget(**budget)
+
+
+def test_epochs_or_minutes() -> None:
+    said = {**SAID, "training": {"epochs": 2.0}}
+    with pytest.raises(UserError, match="epochs and minutes are both given"):
+        plan(said, *read(said), Budget(minutes=1.0))

@@ -1,0 +1,79 @@
+"""Options that follow from the table: valid for any table, the more careful the less text there is."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factorcell.choices import CHOSEN, GENTLE, PRESETS
+from factorcell.config import Config, DataConfig
+from factorcell.data.cache import prepare
+from factorcell.training import rules
+from factorcell.training.rules import Facts
+from tests.small import CONTEXT, ROWS
+
+TABLES = st.builds(
+    Facts,
+    texts=st.integers(1, 10**8),
+    targets=st.integers(1, 10**10),
+    vocabulary=st.integers(3, 10**6),
+    letters=st.booleans(),
+    values=st.integers(0, 10**6),
+    texts_per_value=st.floats(0, 1e6),
+    held=st.integers(0, 10**9),
+)
+
+
+@settings(deadline=None)
+@given(TABLES, st.sampled_from(PRESETS))
+def test_every_table_has_valid_options(facts: Facts, preset: str) -> None:
+    """All that is listed as chosen and nothing else, in the ranges of the config."""
+    found = rules.options(facts, rules.passes(facts, preset))
+    config = Config.from_dict(found).to_dict()
+    for section, names in CHOSEN.items():
+        assert set(found[section]) <= set(names)
+        assert set(names) - set(found[section]) <= {"samples"}  # which an exact loss has none of
+        assert {name: config[section][name] for name in found[section]} == found[section]
+
+
+@given(TABLES)
+def test_more_text_is_read_less_often(facts: Facts) -> None:
+    """But more of it is seen; and a better preset never sees less."""
+    more = Facts(**{**vars(facts), "targets": facts.targets * 10})
+    for preset in PRESETS:
+        assert rules.passes(more, preset) <= rules.passes(facts, preset)
+        assert rules.passes(more, preset) * more.targets >= rules.passes(facts, preset) * facts.targets
+    seen = [rules.passes(facts, preset) for preset in PRESETS]
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("letters", [False, True])
+def test_models_grow_with_the_targets_seen(letters: bool) -> None:
+    """Neither sizes nor the number of parameters ever fall; what is read over and over is dropped more."""
+    facts = Facts(1000, 20_000, 10_000, letters)
+    found = [rules.options(facts, passes)["model"] for passes in (0.1, 1, 10, 100, 1000, 10_000)]
+    for less, more in itertools.pairwise(found):
+        for name in ("embedding_size", "hidden_size", "dropout_recurrent", "dropout_output"):
+            assert less[name] <= more[name]
+
+
+def test_facts_are_those_of_the_table() -> None:
+    """Counted by hand: ten rows, of which each city and each number of stars has five or four."""
+    data = DataConfig(context=CONTEXT, min_count=1, min_context_count=1)
+    corpus = prepare(ROWS, data)
+    held = prepare(ROWS[:2], data, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    facts = Facts.of(corpus, held, data)
+    assert (facts.texts, facts.vocabulary, facts.letters) == (10, len(corpus.vocabulary), False)
+    assert facts.targets == sum(len(str(row["text"]).split()) + 1 for row in ROWS)
+    assert facts.held == sum(len(str(row["text"]).split()) + 1 for row in ROWS[:2])
+    assert facts.values == 3  # two and the unknown one
+    assert facts.texts_per_value == pytest.approx(10 / 3)
+    assert Facts.of(prepare(ROWS, DataConfig(unit="char")), held, DataConfig(unit="char")).letters
+
+
+def test_batches_of_a_fine_tuning() -> None:
+    """Small ones of few texts, for many steps; never larger than the run's own."""
+    sizes = [rules.gentle_batch(targets, GENTLE["epochs"], 2000) for targets in (10, 1000, 10_000, 10**6)]
+    assert sizes == [100, 100, 333, 2000]
+    assert rules.gentle_batch(10**6, 1.0, 50) == 50
