@@ -3,12 +3,14 @@
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import csv, parquet
+
+from factorcell.config import Config
 
 ROWS = 300  # so many that each of five ratings is no rare value
 HOTELS = ["Hotel Deca - A Noble House Hotel", *(f"Hotel {number}" for number in range(9))]
@@ -44,9 +46,16 @@ MORE = {
     "replay": "--rows-per-user 2 --seconds 0.02",
     "units": "--examples 3 --repeats 1",
 }
+# The same for programs, by the sections of a config.
+FEW: dict[str, dict[str, Any]] = {
+    "data": {"min_context_count": 2},
+    "model": {"hidden_size": 8, "embedding_size": 8, "variable_size": 4, "context_size": 4, "number_size": 8},
+    "training": {"epochs": 0.5, "evaluations": 1},
+}
 UNTHREADED = {"report"}  # verbs without --threads
 
 Main = Callable[[Sequence[str]], int]
+from_dict = Config.from_dict  # as it is before small_config takes its place
 
 
 def small(words: Sequence[str]) -> list[str]:
@@ -56,6 +65,11 @@ def small(words: Sequence[str]) -> list[str]:
     if words[0] == "generate" and ("--stream" in words or "--fill" in words):
         more = []
     return [*words, *more, *threads]
+
+
+def small_config(values: Mapping[str, Any], where: str = "config") -> Config:
+    """`Config.from_dict` with what makes a model small, where `values` say nothing else."""
+    return from_dict({name: FEW.get(name, {}) | dict(values.get(name, {})) for name in FEW | dict(values)}, where)
 
 
 def row(number: int) -> dict[str, Any]:

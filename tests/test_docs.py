@@ -20,7 +20,7 @@ import pytest
 
 import factorcell
 from factorcell.commands.main import ALL, find, main, parser_of
-from factorcell.config import EXTENSIBLE
+from factorcell.config import EXTENSIBLE, Config
 from factorcell.training import rules
 from tests import docs_world
 
@@ -173,8 +173,10 @@ def run_shell(text: str, names: dict[str, Any], where: str) -> None:
 
 
 def run_python(code: str, names: dict[str, Any], where: str) -> None:
-    """Run a block; it finds the names of those before it on its page."""
-    exec(compile(code, where, "exec"), names)
+    """Run a block; it finds the names of those before it on its page, and configs are small where it says nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Config, "from_dict", docs_world.small_config)
+        exec(compile(code, where, "exec"), names)
 
 
 def run_toml(code: str, names: dict[str, Any], where: str) -> None:
