@@ -1,0 +1,7 @@
+// The kernels for any processor.
+#include "standard.inc"
+
+#define SET plain
+#define LANES 4
+#define TOGETHER 4
+#include "set.inc"

@@ -1,0 +1,27 @@
+// The kernels once for each instruction set: those of x86-64, and one that any processor runs.
+#pragma once
+
+#include "kernels.h"
+
+// What there is of each set. The second argument: whether the other way is to be gone, as kernels.cpp says of each.
+struct Kernels {
+    void (*recurrence)(Recurrence &, bool);
+    void (*recurrence_pack)(Recurrence &, bool);
+    void (*softmax)(Softmax &, bool);
+    void (*rows)(Rows &, bool);
+    void (*search)(Search &, bool);
+    int64_t (*packed_weight)(const Recurrence &, bool);
+    int64_t (*packed_table)(const Softmax &);
+};
+
+namespace plain { extern const Kernels kernels; }
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE 1
+namespace avx2 { extern const Kernels kernels; }
+namespace avx512 { extern const Kernels kernels; }
+namespace avx512_bf16 { extern const Kernels kernels; }
+#endif
+
+// Seconds on a clock that never goes back.
+double now();
