@@ -39,8 +39,10 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	@# setuptools first, by its exact version, so that the build step takes nothing newer
 	$(PIP) install --quiet -c constraints.txt setuptools
+	@# the compiled part is built beside the installation: one waits for the disk while the other takes the processor;
 	@# what is never imported need not be compiled: Python compiles the rest when it first reads it
-	$(PIP) install --no-compile -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python setup.py --quiet build_ext --inplace & FACTORCELL_KERNEL=off \
+	  $(PIP) install --no-compile -c constraints.txt --no-build-isolation -e '.[dev]' && wait $$!
 	@touch $@
 
 setup: $(STAMP)
@@ -60,7 +62,7 @@ test: lint
 	@$(MAKE) --no-print-directory -j2 types fast
 
 fast: setup
-	$(BIN)/pytest -m 'not slow' -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -m 'not slow' -n $(WORKERS) --dist worksteal $(ARGS)
 
 # What only slow tests need is some 300 MB: Triton, a browser's driver.
 check-slow: setup
