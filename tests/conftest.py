@@ -1,5 +1,6 @@
 """What every test stands on: one thread, fixed seeds, and texts whose perplexity is known."""
 
+import gc
 import os
 import random
 import signal
@@ -17,10 +18,14 @@ if not torch.cuda.is_available():  # read when a kernel is defined, so before an
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+# Without a GPU `torch.manual_seed` keeps the stack of every call, for one that may come: a millisecond each time.
+_seed_torch = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+
+
 class _TorchRandom:
     """Torch's generator under the names hypothesis asks for, so that an example replays as it was drawn."""
 
-    seed = staticmethod(torch.manual_seed)
+    seed = staticmethod(_seed_torch)
     getstate = staticmethod(torch.get_rng_state)
     setstate = staticmethod(torch.set_rng_state)
 
@@ -36,6 +41,12 @@ def pytest_configure() -> None:
     hypothesis.register_random(_TORCH_RANDOM)
     hypothesis.settings.register_profile("factorcell", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("factorcell")
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays to the end: no collection of garbage has to look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -67,7 +78,7 @@ def seed() -> int:
     torch.set_num_threads(1)
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    _seed_torch(0)
     return 0
 
 
@@ -79,6 +90,14 @@ def _kernel_as_found() -> Iterator[None]:
     os.environ.pop("FACTORCELL_KERNEL", None)
     if chosen is not None:
         os.environ["FACTORCELL_KERNEL"] = chosen
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_disks() -> Iterator[None]:
+    """No test pulls a plug, so none waits until its files are on disk; those about that watch the calls themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(scope="session")
