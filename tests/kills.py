@@ -1,4 +1,4 @@
-"""Work in a process of its own that `kill -9` ends."""
+"""Work in a process of its own, which `kill -9` may end."""
 
 import math
 import os
@@ -12,8 +12,8 @@ import pytest
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
-def killed(work: Callable[[], object], after: float = math.inf) -> bool:
-    """Do `work` in a copy of this process, which is killed after so many seconds, or kills itself; whether it was."""
+def begun(work: Callable[[], object]) -> int:
+    """Do `work` in a copy of this process, whose number it is; the copy ends with 0 if nothing was raised, else 1."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fork where there are threads; the child has none
         child = os.fork()
@@ -23,9 +23,20 @@ def killed(work: Callable[[], object], after: float = math.inf) -> bool:
             os._exit(0)
         finally:
             os._exit(1)
+    return child
+
+
+def ended(child: int) -> int:
+    """Wait for a process; what it ended with, or the signal that killed it as a negative number."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed(work: Callable[[], object], after: float = math.inf) -> bool:
+    """Do `work` in a copy of this process, which is killed after so many seconds, or kills itself; whether it was."""
+    child = begun(work)
     if after < math.inf:
         time.sleep(after)
         os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = ended(child)
     assert status in (0, -signal.SIGKILL)
     return status != 0

@@ -13,7 +13,7 @@ from factorcell.reports.demo import demo_page
 @pytest.fixture
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Tables of a few of the shipped names, all the mapped ones among them, and a coarse grid."""
-    for part, rows in (("train", 1500), ("dev", 300)):
+    for part, rows in (("train", 600), ("dev", 150)):
         whole = pq.read_table(demo.table(part))
         texts, countries = whole["text"].to_pylist(), whole["country"].to_pylist()
         wanted = [index for index, country in enumerate(countries) if country in demo.COUNTRIES][:rows]

@@ -1,6 +1,5 @@
 """Flat arrays against plain lists: the same ids, the same contexts, every text in one batch, and the cache."""
 
-import multiprocessing
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizer import split
 from factorcell.data.vocabulary import END, START, UNKNOWN
+from tests.kills import begun, ended, forks
 
 TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
 ROWS = [{"text": text, "city": city, "lat": lat} for text, city, lat in zip(TEXTS, "ABABC", range(5), strict=True)]
@@ -259,11 +259,11 @@ def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: 
     assert len(list(cache.iterdir())) == 1
 
 
-def _prepare(table: Path, cache: Path) -> int:
-    return len(prepare(table, CONFIG, cache=cache))
-
-
+@forks
 def test_two_processes_at_once(table: Path, tmp_path: Path) -> None:
     """Both finish, whoever is first."""
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        assert pool.starmap(_prepare, [(table, tmp_path / "cache")] * 2) == [5, 5]
+
+    def work() -> None:
+        assert len(prepare(table, CONFIG, cache=tmp_path / "cache")) == 5
+
+    assert [ended(child) for child in [begun(work), begun(work)]] == [0, 0]

@@ -5,10 +5,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.training.trainer import Row, Trainer, train
-from tests import ROOT, synthetic
+from tests import synthetic
+from tests.kills import forks, killed
 
 FULL = Path("/dev/full")  # a device on which every write fails for want of space
 TIMES = ("seconds", "tokens_per_second")
@@ -60,7 +60,6 @@ def go(folder: Path, resume: bool = False, **training: Any) -> Iterator[Row]:
 
 def go_until_killed(folder: Path, replacements: int) -> None:
     """Begin, or go on; the process is killed when a file is written and not yet in place, so many files later."""
-    torch.set_num_threads(1)
     replace, left = Path.replace, [replacements]
 
     def deadly(self: Path, target: Path) -> Path:
@@ -101,16 +100,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+@forks
 def test_killed_processes_lead_to_the_same_end(whole: Path, tmp_path: Path) -> None:
     """Killed twice, each time with a file half in place and half a row in the log, then resumed."""
     folder = tmp_path / "run"
     for replacements in (6, 3):
         # Files are counted from the start of the training: log, checkpoints and weights.
-        code = f"from tests.training.test_resume import *; go_until_killed(Path({str(folder)!r}), {replacements})"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert killed(partial(go_until_killed, folder, replacements))
         assert (folder / "checkpoint.safetensors").exists()
         assert list(folder.glob("*.partial"))
     list(go(folder, resume=True))

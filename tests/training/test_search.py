@@ -1,10 +1,12 @@
 """A search: what its trials are, that processes share them, and that nothing is lost when one is stopped or killed."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from factorcell.reports import search as trials
 from factorcell.training import search, search_space
 from factorcell.training.fit import fit, watched
 from tests import ROOT
+from tests.kills import forks, killed
 from tests.small import CONTEXT, ROWS
 
 CONFIG = Config.from_dict(
@@ -43,8 +46,8 @@ CLASSES = ("unadapted", "factorcell")
 def searched(folder: Path, count: int, **more: Any) -> list[dict[str, Any]]:
     """The rows of a search over `ROWS`, by number."""
     given = {"ranges": RANGES, "pruner": "none", **more}
-    config = given.pop("config", CONFIG)
-    rows = search.search(ROWS, ROWS[:5], config, folder, search.SearchOptions(count, **given), page=trials.page)
+    config, page = given.pop("config", CONFIG), given.pop("page", None)
+    rows = search.search(ROWS, ROWS[:5], config, folder, search.SearchOptions(count, **given), page=page)
     return sorted(rows, key=lambda row: row["number"])
 
 
@@ -55,7 +58,7 @@ def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
     """Each row is that of its run folder; best.toml trains to the perplexity of the best trial."""
-    rows = searched(tmp_path / "s", 4, models=CLASSES, target="city")
+    rows = searched(tmp_path / "s", 4, models=CLASSES, target="city", page=trials.page)
     assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
     assert [row["number"] for row in rows] == [0, 1, 2, 3]
     assert {row["model"] for row in rows} == set(CLASSES)
@@ -143,7 +146,7 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("factorcell.training.search.watched", stopping)
     with pytest.raises(KeyboardInterrupt):
-        searched(tmp_path / "stopped", 3, config=config)
+        searched(tmp_path / "stopped", 3, config=config, page=trials.page)
     kept = files.read_rows(tmp_path / "stopped" / "trials.jsonl")
     assert [row["state"] for row in kept] == ["complete", "running"]
     assert (tmp_path / "stopped" / "study.html").exists()
@@ -154,12 +157,11 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyte
 
 
 PROCESS = """
-import os, signal, sys, time
+import os, sys, time
 from pathlib import Path
 from factorcell.training import search
-from tests.training.test_search import ROWS, searched
-
-folder, doing, attempt, watched = Path(sys.argv[1]), sys.argv[2], search.Search.attempt, search.watched
+from tests.training.test_search import searched
+folder, attempt = Path(sys.argv[1]), search.Search.attempt
 
 def met(self, trial, progress):
     "Nobody trains before both have claimed a trial."
@@ -168,28 +170,11 @@ def met(self, trial, progress):
     while len(list(folder.glob("met-*"))) < 2 and time.monotonic() < end:
         time.sleep(0.01)
     attempt(self, trial, progress)
-
-def killed(*given, **more):
-    for row in watched(*given, **more):
-        yield row
-        if row["split"] == "dev":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-if doing == "meet":
-    search.Search.attempt = met
-else:
-    search.watched = killed
+search.Search.attempt = met
 import torch
 torch.set_num_threads(1)
-searched(folder, 6, storage=sys.argv[3] if len(sys.argv) > 3 else None)
+searched(folder, 6, storage=sys.argv[2] if len(sys.argv) > 2 else None)
 """
-
-
-def process(folder: Path, *given: str) -> "subprocess.Popen[bytes]":
-    """Another Python that searches in `folder`."""
-    folder.mkdir(exist_ok=True)
-    setting = {"PYTHONPATH": ":".join([str(ROOT), *sys.path])}
-    return subprocess.Popen([sys.executable, "-c", PROCESS, str(folder), *given], env=setting)
 
 
 @pytest.mark.slow
@@ -198,7 +183,9 @@ def test_two_processes_share_the_trials_of_one(storage: str | None, tmp_path: Pa
     """Two at once train the six trials that one alone would, each of them once."""
     folder = tmp_path / "shared"
     more = [storage.format(tmp_path)] if storage else []
-    both = [process(folder, "meet", *more) for _ in range(2)]
+    folder.mkdir()
+    command = [sys.executable, "-c", PROCESS, str(folder), *more]
+    both = [subprocess.Popen(command, env={"PYTHONPATH": ":".join([str(ROOT), *sys.path])}) for _ in range(2)]
     alone = timeless(searched(tmp_path / "alone", 6))
     assert [each.wait(timeout=100) for each in both] == [0, 0]
     assert len(list(folder.glob("met-*"))) == 2
@@ -206,10 +193,23 @@ def test_two_processes_share_the_trials_of_one(storage: str | None, tmp_path: Pa
     assert shared == alone
 
 
+def die_in_a_trial(folder: Path) -> None:
+    """Search, and be killed at the first evaluation."""
+
+    def deadly(*given: Any, **more: Any) -> Iterator[dict[str, Any]]:
+        for row in watched(*given, **more):
+            yield row
+            if row["split"] == "dev":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    search.watched = deadly  # type: ignore[attr-defined, assignment]
+    searched(folder, 6)
+
+
+@forks
 def test_a_killed_trial_is_trained_on(tmp_path: Path) -> None:
     """`kill -9` in a trial: the next process goes on with it and ends as if it had been left alone."""
-    killed = process(tmp_path / "killed", "die")
-    assert killed.wait(timeout=100) == -signal.SIGKILL
+    assert killed(partial(die_in_a_trial, tmp_path / "killed"))
     study, _ = search.opened(tmp_path / "killed", None, "killed", "none")
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
     assert timeless(searched(tmp_path / "killed", 2)) == timeless(searched(tmp_path / "whole", 2))
@@ -257,7 +257,7 @@ def test_what_was_killed_before_a_checkpoint_starts_anew(tmp_path: Path) -> None
 
 def test_a_failed_trial_is_kept_as_such_and_the_search_goes_on(tmp_path: Path) -> None:
     """A loss that is not finite fails its trial alone, and the row says why; a bug fails its trial and is raised."""
-    rows = searched(tmp_path / "s", 6, ranges={"learning_rate": (1e38, 1e-2)})
+    rows = searched(tmp_path / "s", 6, ranges={"learning_rate": (1e38, 1e-2)}, page=trials.page)
     states = {row["params"]["learning_rate"]: row["state"] for row in rows}
     assert states == {1e38: "failed", 1e-2: "complete"}
     for row in rows:
