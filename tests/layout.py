@@ -36,6 +36,12 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All that is in a tree."""
+    return list(ast.walk(tree))
+
+
 def sources(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
     """Every file of the package: its path under `root`, its dotted name without the package's, its tree.
 
@@ -91,7 +97,7 @@ def arrows(root: Path) -> Iterator[tuple[str, str, str]]:
     """Every import of one module of ours by another: where it stands, who imports, and the module or room imported."""
     order = places(root)
     for path, name, tree in sources(root):
-        for node in ast.walk(tree) if name not in OUTSIDE else ():
+        for node in nodes(tree) if name not in OUTSIDE else ():
             for wanted in imported(node, path):
                 first, *parts = wanted.split(".")
                 known = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
@@ -134,7 +140,7 @@ def long_bodies(root: Path) -> list[str]:
     """Functions whose body, from the first statement to the last line, takes more than `BODY_LINES` lines."""
     faults = []
     for path, text in python_files(root):
-        for node in ast.walk(parsed(text)):
+        for node in nodes(parsed(text)):
             if isinstance(node, FUNCTIONS):
                 count = (node.end_lineno or 0) - node.body[0].lineno + 1
                 if count > BODY_LINES:
@@ -149,7 +155,7 @@ def many_parameters(root: Path) -> list[str]:
         f"{path}:{node.lineno}: {node.name} has {count} parameters, at most {PARAMETERS}"
         for path, module, tree in sources(root)
         if not f"{module}.".startswith(f"{KERNELS}.")
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, FUNCTIONS)
         for options in [node in tree.body and f"{PACKAGE}.{module}.{node.name}" in public]
         if (count := parameters(node.args, options)) > PARAMETERS
@@ -160,7 +166,7 @@ def offered(root: Path) -> set[str]:
     """The full dotted names of what the package offers at its top: all that its `__init__` imports."""
     path = Path("src", PACKAGE, "__init__.py")
     tree = parsed((root / path).read_text(encoding="utf-8"))
-    return {name for node in ast.walk(tree) for name in imported(node, path)}
+    return {name for node in nodes(tree) for name in imported(node, path)}
 
 
 def parameters(given: ast.arguments, options: bool) -> int:
@@ -184,7 +190,7 @@ def prints(root: Path) -> list[str]:
         f"{path}:{node.lineno}: {ast.unparse(node.func)} outside of {', '.join(PRINTERS)}"
         for path, module, tree in sources(root)
         if module not in PRINTERS
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in WRITES
     ]
 
@@ -193,7 +199,7 @@ def unsafe(root: Path) -> list[str]:
     """What could run code out of a file: `UNSAFE_MODULES`, `UNSAFE_CALLS`, `allow_pickle` but for False."""
     faults = []
     for path, _, tree in sources(root):
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             names = [name for name in imported(node, path) if is_unsafe(name)]
             if isinstance(node, ast.Call):
                 names += [name for name in [ast.unparse(node.func)] if is_unsafe(name)]
@@ -244,7 +250,7 @@ def own_ids(root: Path) -> list[str]:
         f"{path}:{getattr(node, 'lineno', 0)}: {name} is the tokenizer's or the model's to say"
         for path, module, tree in sources(root)
         if module.split(".")[0] not in ("data", "model")
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         for name in imported(node, path)
         if name.startswith(f"{PACKAGE}.data.") and name.split(".")[-1] in SPECIAL_IDS
     ]
@@ -256,7 +262,7 @@ def peeks(root: Path) -> list[str]:
         f"{path}:{node.lineno}: .{node.attr} is inside a backbone"
         for path, module, tree in sources(root)
         if module.split(".")[0] != "model"
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Attribute) and node.attr in INSIDE
     ]
 
