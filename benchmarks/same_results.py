@@ -119,7 +119,8 @@ def without_newer(printed: str) -> str:
 def log_rows(path: Path) -> list[dict[str, Any]]:
     """The log of a training, without what its speed decides."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+    timeless = [row for row in rows if row["split"] != "early"]
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in timeless]
 
 
 def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any]]:

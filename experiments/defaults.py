@@ -33,9 +33,9 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.training import rules
+from factorcell.training.loop import train
 from factorcell.training.plan import Budget, plan, speed
 from factorcell.training.rules import Facts
-from factorcell.training.trainer import train
 
 TRIALS, MINUTES = 12, 3.0
 JUDGED = 1000  # development texts, at most

@@ -7,6 +7,7 @@ import faulthandler
 import io
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -184,17 +185,63 @@ def case_poisoned(folder: Path) -> None:
         LanguageModel.forward = original  # type: ignore[method-assign]
 
 
+def case_stopped(folder: Path) -> None:
+    """One process is asked to stop, and all of them stop after the same step; then they go on."""
+    original = Trainer.step
+
+    def step(self: Trainer, batch: Batch, *asked: bool) -> list[bool]:
+        agreed = original(self, batch, *asked)
+        if self.world.rank == 1 and self.progress.step == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return agreed
+
+    Trainer.step = step  # type: ignore[method-assign]
+    try:
+        _command(folder, "train", str(folder.parent / "table.jsonl"), *OPTIONS.split(), *HOW.split())
+    finally:
+        Trainer.step = original  # type: ignore[method-assign]
+
+
+def case_resumed(folder: Path) -> None:
+    """What was stopped goes on."""
+    given = [str(folder.parent / "table.jsonl"), *OPTIONS.split(), *HOW.split(), "--resume"]
+    _command(folder, "train", *given, out=folder.with_name("stopped"))
+
+
+def case_dropped(folder: Path) -> None:
+    """Both are asked to stop in an evaluation, which the second one is slow in and the first one waits for."""
+    original, rank = Run.nats, os.environ["RANK"]
+    mine, other = folder.with_name(f"pid-{rank}"), folder.with_name("pid-0")
+    mine.write_text(str(os.getpid()))
+
+    def nats(self: Run, corpus: Corpus) -> Any:
+        if rank == "1":
+            time.sleep(0.5)
+            os.kill(int(other.read_text()), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, corpus)
+
+    Run.nats = nats  # type: ignore[method-assign]
+    try:
+        _command(folder, "train", str(folder.parent / "table.jsonl"), *OPTIONS.split(), *HOW.split())
+    finally:
+        Run.nats = original  # type: ignore[method-assign]
+
+
 def case_evaluate(folder: Path) -> None:
     """A verb that does not run in several processes."""
     _command(folder, "evaluate", str(folder), str(folder.parent / "table.jsonl"))
 
 
-def _command(folder: Path, verb: str, *arguments: str) -> None:
+def _command(folder: Path, verb: str, *arguments: str, out: Path | None = None) -> None:
     """Keep exit code and messages of a command; it must not wait for a torchrun that is not there."""
     distributed.HESITATION = 0.0
     with redirect_stderr(io.StringIO()) as said:
-        out = ("--out", str(folder)) if verb == "train" else ()
-        code = cli.main([verb, *arguments, *out])
+        given = ("--out", str(out or folder)) if verb == "train" else ()
+        try:
+            code: object = cli.main([verb, *arguments, *given])
+        except SystemExit as error:
+            code = error.code
     row = {"code": code, "said": said.getvalue()}
     files.write_json(folder.with_name(f"{folder.name}-{os.environ['RANK']}.json"), row)
 

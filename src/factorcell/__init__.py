@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from factorcell.training.compare import compare
     from factorcell.training.finetuning import finetune
     from factorcell.training.fit import fit
+    from factorcell.training.loop import train
     from factorcell.training.mixture import Mixture, mix, open_scorer
     from factorcell.training.per_value import Separate, separate
     from factorcell.training.plan import Budget
-    from factorcell.training.trainer import train
     from factorcell.version import __version__
 
 __all__ = [
@@ -105,8 +105,8 @@ __getattr__, __dir__ = lazy(
         "training.fit": ("fit",),
         "training.mixture": ("Mixture", "mix", "open_scorer"),
         "training.per_value": ("Separate", "separate"),
+        "training.loop": ("train",),
         "training.plan": ("Budget",),
-        "training.trainer": ("train",),
         "version": ("__version__",),
     },
 )

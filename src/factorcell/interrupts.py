@@ -1,14 +1,69 @@
-"""Ctrl-C while modules load: a line and an end. It imports next to nothing, so that it is there before all else.
+"""Ctrl-C, and SIGTERM: an end with a line while modules load, and a stop that loses nothing while work is done.
 
-Then nothing is to be saved, and an import that is interrupted fails in ways of its own.
+It imports next to nothing, so that it is there before all else: an import that is interrupted fails in ways of its own.
 """
 
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 STOPPED = 130  # exit code of one who stops
+ASKED = b"\nstopping as soon as all is saved; Ctrl-C again stops at once\n"
+
+
+class Stopped(KeyboardInterrupt):
+    """Work that was asked to stop has saved what there is; its text says where it stands."""
+
+
+class Stop:
+    """Within it the first Ctrl-C or SIGTERM only sets `asked`, or raises `Stopped` in a block `at_once`.
+
+    The next one is a `KeyboardInterrupt`. Signals that somebody else sees to, and other threads, are left alone. It
+    says what it waits for if it is `aloud`.
+    """
+
+    def __init__(self, aloud: bool = False) -> None:
+        self.asked, self.aloud = False, aloud
+        self._before: dict[int, Any] = {}
+        self._at_once = False
+
+    def __enter__(self) -> "Stop":
+        if threading.current_thread() is threading.main_thread():
+            for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                before = signal.getsignal(number)
+                if before == usual or isinstance(getattr(before, "__self__", None), Stop):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, before)
+        self._before = {}
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A block that may end anywhere: a stop that was asked for raises `Stopped` in it, also before it begins."""
+        self._at_once = True
+        try:
+            if self.asked:
+                raise Stopped
+            yield
+        finally:
+            self._at_once = False
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked or not self._before:  # of a block that has ended, whose handler somebody has put back
+            raise KeyboardInterrupt
+        self.asked = True
+        if self.aloud:
+            os.write(2, ASKED)
+        if self._at_once:
+            raise Stopped
 
 
 def end_at_once() -> None:

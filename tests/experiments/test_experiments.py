@@ -266,11 +266,12 @@ def test_a_half_trained_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     steps: list[int] = []
     step = training.Trainer.step
 
-    def counted(trainer: training.Trainer, batch: Any) -> None:
+    def counted(trainer: training.Trainer, batch: Any, *asked: bool) -> list[bool]:
         if len(steps) == 8:
             raise KeyboardInterrupt
-        step(trainer, batch)
+        agreed = step(trainer, batch, *asked)
         steps.append(trainer.progress.step)
+        return agreed
 
     monkeypatch.setattr(training.Trainer, "step", counted)
     assert thesis.main(halved, given(tmp_path / "halved"), ["x.py"]) == 130

@@ -12,7 +12,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.model import sizes
 from factorcell.model.run import Run
-from factorcell.training.trainer import train
+from factorcell.training.loop import train
 model = json.loads(sys.argv[1])
 words = [f"w{i}" for i in range(8000)]
 rows = [{"text": " ".join(words[(17 * i + j) % 8000] for j in range(40)), "city": f"c{i % 5}"} for i in range(400)]

@@ -276,7 +276,7 @@ def test_a_checkpoint_of_other_facts_is_refused(tmp_path: Path, outcome: dict[st
     trainer = Trainer(Run.create(tmp_path / "run", config(), corpus.vocabulary, corpus.schema), corpus, dev)
     trainer.save()
     tensors, facts = files.load_tensors(trainer.checkpoint)
-    assert facts == {"format": 1, **vars(Progress())}
+    assert facts == {"format": 2, **vars(Progress())}
     for wrong in ({"pace": 1}, {"step": "1"}, {"step": -1}, {"seconds": math.nan}, {"rows": 0.5}):
         files.save_tensors(trainer.checkpoint, tensors, {**facts, **wrong})
         with pytest.raises(UserError, match=r"checkpoint.safetensors: "):

@@ -19,8 +19,9 @@ from factorcell.data.vocabulary import END, START
 from factorcell.model.adaptive_softmax import AdaptiveOutput, cutoffs
 from factorcell.model.output import ContextBias, Output
 from factorcell.model.run import Run
+from factorcell.training.loop import train
 from factorcell.training.proximal import StartingPoint, part_of
-from factorcell.training.trainer import Trainer, train
+from factorcell.training.trainer import Trainer
 from tests.small import ROWS, make_run, nats_of
 
 V, E, H, K, B, T = 11, 4, 3, 5, 3, 4

@@ -20,7 +20,7 @@ from factorcell.evaluation.perplexity import evaluate, evaluate_by
 from factorcell.model.model_card import text as card_of
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
-from factorcell.training.trainer import train
+from factorcell.training.loop import train
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.small import nats_of
 

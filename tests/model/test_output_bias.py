@@ -21,8 +21,9 @@ from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import START
 from factorcell.model.output_bias import HashBias, OneHotBias, _prime, sparse_bias
 from factorcell.model.run import Run
+from factorcell.training.loop import train
 from factorcell.training.row_adam import RowAdam
-from factorcell.training.trainer import Trainer, train
+from factorcell.training.trainer import Trainer
 from tests.small import ROWS, make_run
 
 V = 30

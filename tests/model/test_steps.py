@@ -14,7 +14,8 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
-from factorcell.training.trainer import Trainer, learning_rate, train
+from factorcell.training.loop import train
+from factorcell.training.trainer import Trainer, learning_rate
 from tests import synthetic
 
 

@@ -31,7 +31,7 @@ TIMES = ("seconds", "tokens_per_second")
 
 
 COUNTS = [2, pytest.param(3, marks=pytest.mark.slow)]  # processes that train together
-CASES = {2: ("trainings", "gather", "order", "command", "evaluate"), 3: ("trainings", "gather")}
+CASES = {2: ("trainings", "gather", "order", "command", "evaluate", "stopped", "resumed"), 3: ("trainings", "gather")}
 
 
 class Worlds(dict[int, Path]):
@@ -164,6 +164,31 @@ def test_a_loss_that_is_not_finite_in_one_process_ends_all(tmp_path: Path) -> No
     assert (tmp_path / "2" / "poisoned" / "checkpoint.safetensors").exists()
 
 
+def test_a_stop_of_one_process_is_one_of_all(worlds: Worlds) -> None:
+    """They agree on the step; the first one says it. Resumed, all ends as if nobody had asked."""
+    ends = [files.read_json(worlds[2] / f"stopped-{rank}.json") for rank in range(2)]
+    assert [end["code"] for end in ends] == [130, 130]
+    assert "stopped at step 2 of " in ends[0]["said"]
+    assert f"saved in {worlds[2] / 'stopped'}; the same command with --resume goes on from there" in ends[0]["said"]
+    assert ends[1]["said"] == ""
+    assert [files.read_json(worlds[2] / f"resumed-{rank}.json")["code"] for rank in range(2)] == [0, 0]
+    assert timeless(worlds[2] / "stopped") == timeless(worlds[2] / "command")
+    ours, theirs = (files.load_tensors(worlds[2] / name / "weights.safetensors")[0] for name in ("stopped", "command"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+
+
+@pytest.mark.slow
+def test_a_stop_in_an_evaluation_of_several_processes_waits_for_none(tmp_path: Path) -> None:
+    """The first one saves, even if the one that it waits for is gone already."""
+    (tmp_path / "2").mkdir()
+    files.write_rows(tmp_path / "2" / "table.jsonl", processes.table())
+    processes.start(tmp_path, ["2/dropped"])
+    ends = [files.read_json(tmp_path / "2" / f"dropped-{rank}.json") for rank in range(2)]
+    assert [end["code"] for end in ends] == [130, 130]
+    assert "stopped at step" in ends[0]["said"]
+    assert (tmp_path / "2" / "dropped" / "checkpoint.safetensors").exists()
+
+
 def test_other_verbs_are_for_one_process(worlds: Worlds) -> None:
     for rank in range(2):
         row = files.read_json(worlds[2] / f"evaluate-{rank}.json")
@@ -277,13 +302,13 @@ def test_torchrun_says_who_is_who(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("rank", "size", "error", "waits"),
     [
+        (0, 2, KeyboardInterrupt, False),
         (0, 1, UserError, False),
         (0, 1, RuntimeError, False),
         (0, 2, UserError, False),
         (0, 2, RuntimeError, True),
         (1, 2, UserError, True),
         (1, 2, RuntimeError, True),
-        (1, 2, KeyboardInterrupt, False),
     ],
 )
 def test_the_first_says_what_is_wrong_and_the_others_wait(
@@ -296,6 +321,15 @@ def test_the_first_says_what_is_wrong_and_the_others_wait(
     with pytest.raises(error), distributed.one_voice():
         raise error
     assert bool(waited) == waits
+
+
+def test_of_processes_that_are_stopped_one_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others end as quietly as they worked."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as end, distributed.one_voice():
+        raise KeyboardInterrupt
+    assert end.value.code == 130
 
 
 def torchrun(folder: Path, table: Path, *more: str) -> subprocess.Popen[bytes]:

@@ -14,8 +14,9 @@ from factorcell.config import ADAPTERS, OUTPUT_BIASES, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
+from factorcell.training.loop import train
 from factorcell.training.proximal import PARTS, StartingPoint, part_of, parts_named
-from factorcell.training.trainer import Trainer, train
+from factorcell.training.trainer import Trainer
 from tests import small
 
 

@@ -20,7 +20,8 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
-from factorcell.training.trainer import Row, Trainer, train
+from factorcell.training.loop import train
+from factorcell.training.trainer import Row, Trainer
 from tests import synthetic
 from tests.kills import forks, killed
 
@@ -121,10 +122,10 @@ def test_interrupted_at_any_step_leads_to_the_same_end(
     """Before the first checkpoint too (2): what was logged then is dropped."""
     original = Trainer.step
 
-    def interrupted(self: Trainer, batch: Any) -> None:
+    def interrupted(self: Trainer, batch: Any, *asked: bool) -> list[bool]:
         if self.progress.step == step:
             raise KeyboardInterrupt
-        original(self, batch)
+        return original(self, batch, *asked)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
@@ -226,7 +227,7 @@ def test_foreign_and_damaged_checkpoints_are_refused(whole: Path, tmp_path: Path
         "does not belong to": (whole / "weights.safetensors").read_bytes(),
         "truncated": good[: len(good) // 2],
         "altered": good[:-1] + bytes([good[-1] ^ 1]),
-        "its format is 2, this factorcell reads up to 1": of_format(2, whole / "checkpoint.safetensors", tmp_path),
+        "its format is 3, this factorcell reads up to 2": of_format(3, whole / "checkpoint.safetensors", tmp_path),
     }
     for number, (message, content) in enumerate(cases.items()):
         folder = tmp_path / str(number)

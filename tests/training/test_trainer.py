@@ -13,7 +13,8 @@ from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_counts
 from factorcell.model.run import Run
-from factorcell.training.trainer import Trainer, due, learning_rate, train
+from factorcell.training.loop import due, train
+from factorcell.training.trainer import Trainer, learning_rate
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 

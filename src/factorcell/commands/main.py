@@ -90,6 +90,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
     ),
 }
 ALL = Verb(PROG, ABOUT, "", tuple(verb for _, verbs in GROUPS.values() for verb in verbs))
+LATER = "; the same command with --resume goes on from the last checkpoint, if there is one"
 ARGUMENTS = {verb.name: module for module, verbs in GROUPS.values() for verb in verbs}
 
 
@@ -127,9 +128,10 @@ def _main(words: Sequence[str]) -> int:
     except SystemExit:  # of the parser: the help, or a mistake
         streams.flush()
         raise
-    except KeyboardInterrupt:
-        resume = "; the same command with --resume goes on from the last checkpoint" if hasattr(given, "resume") else ""
-        terminal.say("", f"stopped{getattr(given, 'again', resume)}")
+    except KeyboardInterrupt as stop:
+        resume = "; the same command with --resume goes on from there" if str(stop) else LATER
+        resume = getattr(given, "again", resume if hasattr(given, "resume") else "")
+        terminal.say("", f"{str(stop) or 'stopped'}{resume}")
         return interrupts.STOPPED
     finally:
         interrupts.raise_again()

@@ -9,9 +9,9 @@ from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
     from factorcell.training.finetuning import finetune
+    from factorcell.training.loop import train
     from factorcell.training.mixture import Mixture, mix, open_scorer
     from factorcell.training.per_value import Separate, separate
-    from factorcell.training.trainer import train
 
 __all__ = ["Mixture", "Separate", "finetune", "mix", "open_scorer", "separate", "train"]
 
@@ -21,6 +21,6 @@ __getattr__, __dir__ = lazy(
         "finetuning": ("finetune",),
         "mixture": ("Mixture", "mix", "open_scorer"),
         "per_value": ("Separate", "separate"),
-        "trainer": ("train",),
+        "loop": ("train",),
     },
 )

@@ -26,6 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from factorcell.config import UserError
 from factorcell.data.corpus import Batch
+from factorcell.interrupts import STOPPED
 from factorcell.model.devices import CPU, find_device
 
 WAIT = timedelta(hours=2)  # for each other: the first may have much to read; for the dead torchrun does not wait
@@ -94,6 +95,13 @@ class World:
     def mean(self, value: float) -> float:
         """The mean of a number over all processes."""
         return float(self.sum(torch.tensor(value, dtype=torch.float64))) / self.size
+
+    def sum_and_any(self, value: Tensor, *asked: bool) -> tuple[Tensor, list[bool]]:
+        """The sum of a number () over all processes, and which of `asked` any process asked, in one exchange."""
+        if self.size == 1:
+            return value, list(asked)
+        total = self.sum(torch.stack([value, *(value.new_tensor(float(one)) for one in asked)]))
+        return total[0], [one > 0 for one in total[1:].tolist()]
 
     def barrier(self) -> None:
         """Wait until all processes are here."""
@@ -190,13 +198,17 @@ def join(device: str) -> Iterator[World]:
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Of several processes that fail, let one say why: the first, at once, if it is the user's mistake.
+    """Of several processes that fail, let one say why: the first, at once, if it is the user's mistake or wish to stop.
 
     The others fail with it, or for want of it, and wait with that for torchrun to end them.
     """
     rank, size = place()
     try:
         yield
+    except KeyboardInterrupt:
+        if rank:
+            raise SystemExit(STOPPED) from None
+        raise
     except Exception as error:
         if size > 1 and not (rank == 0 and isinstance(error, UserError)):
             time.sleep(HESITATION)

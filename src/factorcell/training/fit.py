@@ -1,7 +1,7 @@
 """One training from a table to a run folder: read, train, keep what it was trained on."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from factorcell.model.run import ADVICE, BEGINNING, Run
 from factorcell.progress import progress_bar
 from factorcell.training import distributed
 from factorcell.training.distributed import World
+from factorcell.training.loop import rows_of
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
-from factorcell.training.trainer import train
+from factorcell.training.trainer import Trainer
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given
 
@@ -164,13 +165,18 @@ def watched(
     run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, progress: bool
 ) -> Generator[Row]:
     """The rows of `train` under a progress bar: tokens a second, time left, present and best perplexity."""
-    name = run.folder.name
-    with progress_bar(desc=name, unit="steps", show=progress, leave=None) as bar:
-        for row in train(run, corpus, dev, resume=resume, world=world):
-            bar.total = row["steps"]
-            bar.update(row["step"] - bar.n)
+    trainer, name = Trainer(run, corpus, dev, world), run.folder.name
+    if resume:
+        trainer.load()
+    bar = progress_bar(
+        desc=name, unit="steps", show=progress, leave=None, total=trainer.steps, initial=trainer.progress.step
+    )
+    with bar, closing(rows_of(trainer, bar.update, aloud=progress)) as rows:
+        for row in rows:
             if row["split"] == "dev":
                 bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
+            elif row["split"] == "early":
+                bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (early, of {row['texts']:,} texts)")
             else:
                 bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
             yield row

@@ -14,7 +14,8 @@ The sum is the difference of two entries of one list, since the rates of all ste
 differs from dense Adam: within such a gap eps keeps its weight beside sqrt(v), and what the row moves does not decay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +79,19 @@ class RowAdam:
             else:
                 _catch_up(table, first, second, rows, columns)
         self.done[rows] = step
+
+    @contextmanager
+    def ahead(self, step: int) -> Iterator[None]:
+        """Within it the tables are caught up with `step`; after it all is, bit for bit, as it was."""
+        rows = torch.nonzero(self.done < step)[:, 0]
+        changed = [self.done, *(table.detach() for table in self.tables), *self.first, *self.second]
+        before = [tensor[rows] for tensor in changed]
+        self.catch_up(step, rows)
+        try:
+            yield
+        finally:
+            for tensor, values in zip(changed, before, strict=True):
+                tensor[rows] = values
 
     def read(self, rows: Tensor) -> list[Tensor]:
         """The `rows` (U,) of every table, (U, .), as leaves that take gradients."""

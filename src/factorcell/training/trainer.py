@@ -1,12 +1,12 @@
-"""Training: a generator of log rows, the same rows and weights for the same seed, resumable at any checkpoint.
+"""A training between two steps: its steps, its evaluations, its log, its checkpoints.
 
 Every step draws its randomness from (seed, step) alone and every epoch its order from (seed, epoch) alone, so a
 checkpoint needs no random state, and a resumed run continues bit for bit (on one thread).
 """
 
 import math
-import time
 from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from factorcell import files
 from factorcell.config import TrainingConfig, UserError, check_format
 from factorcell.data.canaries import planted
 from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
+from factorcell.interrupts import Stop
 from factorcell.model import sizes
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
@@ -31,8 +32,9 @@ from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 from factorcell.training.shared_targets import SharedTargets
 
-FORMAT = 1  # of checkpoints
+FORMAT = 2  # of checkpoints: 1 had no rows that are behind
 STRIDE = 1 << 18  # texts whose words are looked at together
+EARLY = 20_000  # targets of the early look at the development set, at most
 
 Row = dict[str, Any]
 
@@ -69,11 +71,6 @@ def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
     done = (step - rise) / max(1, steps - rise)
     factor = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "none": 1.0}[config.decay]
     return config.learning_rate * factor
-
-
-def due(step: int, steps: int, times: int) -> bool:
-    """Whether what is to happen `times` in `steps`, evenly and the last time at the end, happens at `step`."""
-    return step * times // steps > (step - 1) * times // steps
 
 
 def perplexities(run: Run, corpus: Corpus, world: World) -> Row:
@@ -126,7 +123,8 @@ class Trainer:
         self.run, self.config = run.to(self.world.device), run.config.training
         self.corpus = corpus = planted(corpus, run.config, run.folder if self.world.first else None)
         self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
-        self.progress = Progress()
+        self.progress, self.evaluated = Progress(), -1  # the step of the last evaluation
+        self.stop = Stop()
         self.parameters = dict(run.model.named_parameters())
         self.start = StartingPoint.read(run.folder)
         counts = target_counts(corpus, at_least=1 if self.start else 0)  # tokens that few texts lack are negatives too
@@ -179,8 +177,8 @@ class Trainer:
                 yield self.corpus.batch(rows)
             passed, epoch = passed + len(order), epoch + 1
 
-    def step(self, batch: Batch) -> None:
-        """One step of Adam on `batch`, of which each process takes its share."""
+    def step(self, batch: Batch, *asked: bool) -> list[bool]:
+        """One step of Adam on `batch`, of which each process takes its share; which of `asked` any process asked."""
         for group in self.optimiser.param_groups:
             group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
         count = self.shared.count(batch) if self.shared else int(batch.lengths.sum())
@@ -190,7 +188,8 @@ class Trainer:
         torch.autograd.backward(loss)
         seen = [self._gathered(*both) for both in zip(reads.rows, picked, strict=True)] if reads and picked else []
         norm = self._clip([gradient for _, gradients in seen for gradient in gradients])
-        mean = self.world.sum(loss.detach()) / self.world.size
+        total, agreed = self.world.sum_and_any(loss.detach(), *asked)
+        mean = total / self.world.size
         if not bool(torch.isfinite(mean + norm)):
             self._stop(own, nats)
         self.progress.step += 1
@@ -202,6 +201,7 @@ class Trainer:
             self.start.pull(self.run.model, self.optimiser)
         self.progress.tokens += count
         self.progress.nats += float(mean) * count
+        return agreed
 
     def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int, Reads | None, Picked | None]:
         """The loss of every target (B, T) of this process's share, that share, the factor on its loss, what it read.
@@ -278,9 +278,13 @@ class Trainer:
         return sorted({row + 1 for row in named or self.world.gather(batch.rows).tolist()})
 
     def evaluate(self) -> Row:
-        """Perplexities on the development set; the best weights so far go into the run folder."""
+        """Perplexities on the development set; the best weights so far go into the run folder.
+
+        A stop that is asked for drops the evaluation (`Stopped`).
+        """
         self.catch_up()
-        row = perplexities(self.run, self.dev, self.world)
+        row = self._perplexities(self.dev)
+        self.evaluated = self.progress.step
         better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if better:
             self.progress.best, self.progress.worse = row["perplexity"], 0
@@ -289,6 +293,23 @@ class Trainer:
         else:
             self.progress.worse += 1
         return {"split": "dev", **row, "best": self.progress.best}
+
+    def _perplexities(self, dev: Corpus) -> Row:
+        """Perplexities on `dev`; the first process leaves as soon as it is asked to stop, since it can save alone."""
+        with self.stop.at_once() if self.world.first else nullcontext():
+            return perplexities(self.run, dev, self.world)
+
+    def early(self) -> Row:
+        """Perplexities on a sample of the development set. The training goes on as if nobody had looked."""
+        order = np.random.default_rng(self.config.seed).permutation(len(self.dev))
+        within = np.cumsum(self.dev.lengths[order]) <= EARLY // self.world.size
+        sample = self.dev.select(np.sort(order[: max(1, int(within.sum()))]))
+        with ExitStack() as caught_up:
+            for adam in self.rows:
+                caught_up.enter_context(adam.ahead(self.progress.step))
+            row = self._perplexities(sample)
+        texts = int(self.world.sum(torch.tensor(float(len(sample)))))
+        return {"split": "early", **row, "texts": texts}
 
     def log(self, row: Row) -> Row:
         """Write one row of the log; every row says where the training stands."""
@@ -306,13 +327,13 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint: weights, moments of Adam, progress. The first process does."""
-        self.catch_up()
         if not self.world.first:
             return
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
+        tensors |= {f"{number}:done": adam.done for number, adam in enumerate(self.rows)}
         files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **vars(self.progress)})
 
     def catch_up(self) -> None:
@@ -332,8 +353,10 @@ class Trainer:
         """Go back to the checkpoint, if there is one, or the start; rows that were logged after it are dropped."""
         if self.checkpoint.exists():
             self._restore()
+        rows = self.run.log()[: self.progress.rows]
+        self.evaluated = max((row["step"] for row in rows if row["split"] == "dev"), default=-1)
         if self.world.first:
-            files.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
+            files.write_rows(self.run.log_path, rows)
 
     def _restore(self) -> None:
         """Weights, moments of Adam and progress from the checkpoint."""
@@ -356,44 +379,5 @@ class Trainer:
                 elif keys:
                     state = {key: tensors[f"{name}:{key}"].to(parameter.device) for key in keys}
                     self.optimiser.state[parameter] = state
-        for adam in self.rows:
-            adam.done.fill_(self.progress.step)
-
-
-def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world: World | None = None) -> Iterator[Row]:
-    """Train `run` on `corpus`; yields each row of the log. At the end `run` has its best weights.
-
-    `resume` continues from the checkpoint; the processes of `world` share the work.
-    `UserError` on a loss that is not finite or a folder that cannot be written.
-    """
-    trainer = Trainer(run, corpus, dev, world)
-    if resume:
-        trainer.load()
-    config, progress = trainer.config, trainer.progress
-    clock = time.perf_counter()
-    if trainer.start and not progress.rows:  # a fine-tuning that only harms leaves the model as it was
-        yield trainer.log(trainer.evaluate())
-        trainer.save()
-    for batch in trainer.batches():
-        if config.patience and progress.worse >= config.patience:
-            break
-        trainer.step(batch)
-        last = progress.step == trainer.steps
-        logged = progress.step % config.log_every == 0 or last
-        evaluated = due(progress.step, trainer.steps, config.evaluations)
-        if logged or evaluated:
-            now = time.perf_counter()
-            spent, clock = now - clock, now
-            progress.seconds += spent
-            seen = progress.tokens - progress.since
-            yield trainer.log({"split": "train", "loss": progress.nats / seen, "tokens_per_second": seen / spent})
-            progress.nats, progress.since = 0.0, progress.tokens
-        if evaluated:
-            row = trainer.evaluate()
-            now = time.perf_counter()
-            progress.seconds, clock = progress.seconds + now - clock, now
-            yield trainer.log(row)
-        if progress.step % config.save_every == 0 or evaluated:
-            trainer.save()
-    trainer.world.barrier()  # the first process has written the last weights
-    run.load_weights()
+            for number, adam in enumerate(self.rows):
+                adam.done.copy_(tensors.get(f"{number}:done", torch.tensor(self.progress.step)))

@@ -98,3 +98,4 @@ def demo(verb: Parser) -> None:
     verb.add_argument("--page", type=Path, default=page, metavar="HTML", help="the HTML file")
     verb.add_argument("--epochs", type=float, help="passes over the names, each model (default: within minutes)")
     options.threads_of(verb)
+    verb.set_defaults(again="; the same command goes on")

@@ -1,0 +1,237 @@
+"""A training that is asked to stop saves where it stands, at any moment; looking early changes nothing."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from factorcell import files
+from factorcell.interrupts import Stop, Stopped
+from factorcell.model.run import Run
+from factorcell.training import loop, trainer
+from factorcell.training.fit import watched
+from factorcell.training.trainer import Row, Trainer
+from tests.training import test_resume
+from tests.training.test_resume import config, same, texts, timeless
+
+# Steps that see few tokens, so that others wait to be caught up when the training is left.
+SMALL: dict[str, Any] = {"batch_tokens": 30, "samples": 2, "epochs": 0.3}
+
+
+def go(folder: Path, resume: bool = False) -> Iterator[Row]:
+    """Train in `folder`, from the beginning or from its checkpoint."""
+    return test_resume.go(folder, resume, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training that nothing interrupted: 14 steps, evaluations after 5, 10 and 14, checkpoints at every third."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert [row["step"] for row in go(folder) if row["split"] == "dev"] == [5, 10, 14]
+    return folder
+
+
+def read(rows: Iterable[Row], until: Callable[[Row], bool]) -> None:
+    """Read rows of a training; Ctrl-C at the first that is `until`."""
+    asked = False
+    for row in rows:
+        if until(row) and not asked:
+            asked = True
+            signal.raise_signal(signal.SIGINT)
+
+
+def resumed_is(whole: Path, folder: Path) -> None:
+    """A training that was left ends as the one that was not."""
+    list(go(folder, resume=True))
+    same(whole, folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", [2, 3, 5, 8, 14])
+def test_asked_in_a_step_it_saves_after_it(
+    step: int, number: signal.Signals, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first checkpoint (2), with one (3), where an evaluation is due (5, 14): nothing is lost."""
+    original, folder = Trainer.step, tmp_path / "run"
+
+    def asked(self: Trainer, batch: Any, *flags: bool) -> list[bool]:
+        agreed = original(self, batch, *flags)
+        if self.progress.step == step - 1:  # the next step looks whether it is the last
+            signal.raise_signal(number)
+        return agreed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", asked)
+        with pytest.raises(Stopped, match=f"^stopped at step {step} of 14, saved in {folder}$"):
+            list(go(folder))
+    assert files.load_tensors(folder / "checkpoint.safetensors")[1]["step"] == step
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    resumed_is(whole, folder)
+
+
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_asked_in_an_evaluation_it_drops_it_and_makes_up_for_it(
+    which: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the end; later the evaluation comes where it would have been."""
+    original, folder, begun = Run.nats, tmp_path / "run", [0]
+
+    def asked(self: Run, corpus: Any) -> Any:
+        begun[0] += 1
+        if begun[0] == which:
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("the evaluation goes on")
+        return original(self, corpus)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "nats", asked)
+        with pytest.raises(Stopped, match=f"at step {[5, 10, 14][which - 1]} of 14"):
+            list(go(folder))
+    assert len([row for row in files.read_rows(folder / "log.jsonl") if row["split"] == "dev"]) == which - 1
+    resumed_is(whole, folder)
+
+
+@pytest.mark.parametrize(("after", "stopped"), [((2, "train"), 3), ((10, "dev"), 11), ((14, "dev"), 14)])
+def test_asked_while_somebody_reads_a_row(after: tuple[int, str], stopped: int, whole: Path, tmp_path: Path) -> None:
+    """At the very end too: it must not seem as if nobody had asked, since more may be to come."""
+    with pytest.raises(Stopped, match=f"at step {stopped} of 14"):
+        read(go(tmp_path / "run"), lambda row: (row["step"], row["split"]) == after)
+    resumed_is(whole, tmp_path / "run")
+
+
+def test_the_second_time_it_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a step, and without a checkpoint."""
+
+    def asked(self: Trainer, batch: Any, *flags: bool) -> list[bool]:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the step goes on")
+
+    monkeypatch.setattr(Trainer, "step", asked)
+    with pytest.raises(KeyboardInterrupt) as error:
+        list(go(tmp_path / "run"))
+    assert not isinstance(error.value, Stopped)
+    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_signals_that_others_see_to_are_left_alone() -> None:
+    """A handler of one's own, a signal that is ignored, another thread; of two at work the last one hears it."""
+    own = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with Stop():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+            thread = threading.Thread(target=Stop().__enter__)
+            thread.start()
+            thread.join()
+    finally:
+        signal.signal(signal.SIGTERM, own)
+    first, second = Stop(), Stop()
+    first.__enter__()
+    with second:
+        first.__exit__()
+        signal.raise_signal(signal.SIGINT)
+        assert (first.asked, second.asked) == (False, True)
+    with pytest.raises(KeyboardInterrupt):  # the handler of the first is back, which has ended
+        signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_a_stop_is_announced_where_somebody_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A step may take long; whoever does not know that it is waited for asks again, and loses it."""
+    for progress in (True, False):
+        corpus, dev = texts(config(**SMALL))
+        run = Run.create(tmp_path / str(progress), config(**SMALL), corpus.vocabulary, corpus.schema)
+        with pytest.raises(Stopped):
+            read(watched(run, corpus, dev, resume=False, progress=progress), lambda row: row["step"] == 2)
+        assert ("Ctrl-C again stops at once" in capfd.readouterr().err) == progress
+
+
+def test_an_early_look_changes_nothing_but_the_log(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a bit of weights and checkpoint, and no other row; it comes once, and only before the first evaluation."""
+    monkeypatch.setattr(loop, "SOON", 0.0)
+    monkeypatch.setattr(trainer, "EARLY", 60)
+    folder = tmp_path / "run"
+    rows = list(go(folder))
+    [early] = [row for row in rows if row["split"] == "early"]
+    assert early["step"] == 1
+    assert 1 < early["texts"] < 30
+    for name in ("weights.safetensors", "checkpoint.safetensors"):
+        (ours, _), (theirs, _) = (files.load_tensors(one / name) for one in (whole, folder))
+        assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
+    expected = [timeless(row) for row in files.read_rows(whole / "log.jsonl")]
+    assert [timeless(row) for row in rows if row["split"] != "early"] == expected
+    assert Run.open(folder).best() == min(
+        (row for row in rows if row["split"] == "dev"), key=lambda row: float(row["perplexity"])
+    )
+
+
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+def test_an_early_look_is_the_evaluation_of_this_moment(loss: str, tmp_path: Path) -> None:
+    """Rows of token tables that no step has touched lately are caught up for it, and then put back as they were."""
+    corpus, dev = texts(config(**SMALL, loss=loss))
+    run = Run.create(tmp_path / "run", config(**SMALL, loss=loss), corpus.vocabulary, corpus.schema)
+    training = Trainer(run, corpus, dev)
+    for batch in training.batches():
+        training.step(batch)
+        if training.progress.step == 4:
+            break
+    before = {name: parameter.detach().clone() for name, parameter in training.parameters.items()}
+    early = training.early()
+    assert all(torch.equal(before[name], parameter) for name, parameter in training.parameters.items())
+    dev_row = training.evaluate()
+    assert (loss == "full") == all(torch.equal(before[name], p) for name, p in training.parameters.items())
+    assert (early["texts"], early["perplexity"]) == (len(dev), dev_row["perplexity"])
+
+
+class Bar:
+    """A progress bar that notes what it is told."""
+
+    def __init__(self, **given: Any) -> None:
+        self.begun, self.told = (given["initial"], given["total"]), list[str]()
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self) -> None:
+        self.told.append("step")
+
+    def set_description(self, text: str) -> None:
+        self.told.append(text)
+
+    def set_postfix_str(self, text: str) -> None:
+        self.told.append(text.partition(" ")[2])
+
+
+def test_the_bar_knows_its_total_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on with every step, and begins where the training resumes."""
+    bars: list[Bar] = []
+
+    def bar(**given: Any) -> Bar:
+        bars.append(Bar(**given))
+        return bars[-1]
+
+    monkeypatch.setattr("factorcell.training.fit.progress_bar", bar)
+    corpus, dev = texts(config(**SMALL))
+    run = Run.create(tmp_path / "run", config(**SMALL), corpus.vocabulary, corpus.schema)
+    with pytest.raises(Stopped):
+        read(watched(run, corpus, dev, resume=False, progress=False), lambda row: row["split"] == "dev")
+    list(watched(Run.open(tmp_path / "run", trained=False), corpus, dev, resume=True, progress=False))
+    assert [bar.begun for bar in bars] == [(0, 14), (6, 14)]
+    assert [bar.told.count("step") for bar in bars] == [6, 8]
+    assert bars[0].told[:2] == ["step", "step"]
+    assert bars[0].told[2].startswith("tokens/s, loss ")
+    assert next(text for text in bars[0].told if "best" in text).startswith("run perplexity ")
