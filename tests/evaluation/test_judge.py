@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
@@ -26,7 +27,7 @@ from factorcell.evaluation.judge import (
     repeated,
 )
 from factorcell.evaluation.statistics import correlation, rank_correlation
-from factorcell.reports import charts
+from factorcell.reports import charts, specificity
 from factorcell.reports.specificity import specificity_against_accuracy, specificity_against_rank_and_perplexity
 
 DATA = Config.from_dict({"data": {"text": "review", "min_count": 2, "min_context_count": 5, "max_tokens": 12}}).data
@@ -251,6 +252,14 @@ def test_charts_have_a_mark_for_every_model() -> None:
     assert Counter(charts.svg(figure, "charts"))["<"] > 100
 
 
+def test_values_of_the_page_stand_in_their_order() -> None:
+    """Months as in a year; the table has a column for each."""
+    months = ["May", "January", "December"]
+    row = {"name": "a", "texts": 3, "specificity": 0.5, "by_value": dict.fromkeys(months, 0.5)}
+    shown = specificity.page("month", [row], {**row, "confusion": {"labels": months}}, {}, [])
+    assert re.findall(r">month (\w+)<", shown) == ["January", "May", "December"]
+
+
 def test_charts_of_few_models() -> None:
     """One model, and no rank: no r, and one panel."""
     rows = [{"model": "concatcell", "rank": None, "perplexity": 60.0, "accuracy": 0.3, "specificity": 0.4}]
@@ -258,3 +267,5 @@ def test_charts_of_few_models() -> None:
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == "specificity by perplexity"
     assert len(specificity_against_accuracy(rows, correlations(rows)).axes[0].lines) == 1
+    alike = [{**rows[0], "rank": 12, "perplexity": perplexity} for perplexity in (60.0, 62.0)]
+    assert len(specificity_against_rank_and_perplexity(alike, correlations(alike)).axes) == 1, "of one rank"

@@ -125,9 +125,13 @@ def test_the_verb_compares_and_goes_on(runs: list[Path], tmp_path: Path, capsys:
 
 
 def test_an_unadapted_model_alone_has_a_page(runs: list[Path], tmp_path: Path) -> None:
-    """Without ranks, accuracies and correlations there is still a page."""
+    """Without ranks, accuracies and correlations there is still a page, of what there is: no chart of one point."""
     assert main.main(command(runs[:1], tmp_path)) == 0
-    assert "plain" in (tmp_path / "out" / "specificity.html").read_text()
+    page = (tmp_path / "out" / "specificity.html").read_text()
+    assert "plain" in page
+    assert "Texts that one model wrote" in page
+    assert "<svg" not in page
+    assert "accuracy on real texts</th>" not in page, "nobody has one"
 
 
 @pytest.mark.parametrize(

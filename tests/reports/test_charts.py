@@ -78,8 +78,12 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     ),
     "models": lambda: charts.model_comparison(model_rows()),
     "gains": lambda: charts.gains_by_value(gain_rows(60)),
+    "both": lambda: charts.gains_by_value(
+        [{"value": "Intimates", "count": 1, "gain": -0.127}, {"value": "Jeans", "count": 29, "gain": 0.161}]
+    ),
     "losses": lambda: charts.gains_by_value([{**row, "gain": -0.2} for row in gain_rows(3)]),
     "long": lambda: charts.confusion_matrix(["a", "United States of X"], [[1, 2], [3, 4]]),
+    "ratings": lambda: charts.confusion_matrix(["5", "4", "3", "2", "1"], np.eye(5) * 50 + 3),
     "confusion": lambda: charts.confusion_matrix(LABELS, np.eye(10) * 50 + 3),
 }
 
@@ -180,6 +184,31 @@ def test_gains_show_the_best_and_the_worst() -> None:
     assert bars[-1].get_width() == pytest.approx(-10)
     assert "⋮" in words(figure)
     assert "⋮" not in words(charts.gains_by_value(gain_rows(40)))
+
+
+def test_values_stand_in_their_order() -> None:
+    """Ratings from 1 to 5 down and across, and not by their gain; where there are too many, the best come first."""
+    names = ["5", "1", "4", "2", "3"]
+    rows = [{"value": name, "count": 9, "gain": 0.01 * int(name) % 3} for name in names]
+    labels = [label.get_text() for label in charts.gains_by_value(rows).axes[0].get_yticklabels()]
+    assert [label.split()[0] for label in labels] == ["1", "2", "3", "4", "5"]
+    counts = [[10 * int(true) + int(taken) for taken in names] for true in names]
+    axes = charts.confusion_matrix(names, counts).axes[0]
+    for labels in ([label.get_text() for label in ticks] for ticks in (axes.get_xticklabels(), axes.get_yticklabels())):
+        assert labels == ["1", "2", "3", "4", "5"]
+    first = {text.get_position()[0]: float(text.get_text()) for text in axes.texts if text.get_position()[1] == 0.52}
+    assert first == {i + 0.5: round(100 * (11 + i) / 65) for i in range(5)}
+    many = [{"value": str(i), "count": 9, "gain": -0.01 * i} for i in range(99, 0, -1)]
+    assert charts.gains_by_value(many).axes[0].get_yticklabels()[0].get_text().split()[0] == "1"
+
+
+def test_no_curve_is_outside_its_axes() -> None:
+    """Models of other texts may be worse by far: their curves are there, down to their ends and with their labels."""
+    axes = charts.learning_curves(curve_rows({"places": 11.2, "clothes": 45.0, "letters": 300.0})).axes[0]
+    low, high = axes.get_ylim()
+    ends = [float(np.asarray(line.get_ydata())[-1]) for line in axes.lines]
+    assert all(low < end < high for end in ends)
+    assert all(0 <= text.get_position()[1] <= 1 for text in axes.texts)
 
 
 def test_confusion_matrix_gives_shares_of_rows() -> None:

@@ -63,6 +63,14 @@ def test_tokens_have_their_nats_and_signs() -> None:
     assert "rating=<1>" in text
 
 
+def test_tokens_that_say_nothing_are_not_called_strong() -> None:
+    """0.1 nats are one part in ten; a side without any says so."""
+    page = explanation("run", [row(token("loud", -2.0), token("low", -0.04), token("faint", 0.02), token("</s>", 0.0))])
+    strongest = page[page.index("<h2>The strongest") : page.index("<h2>What the model")]
+    assert re.findall(r"<td>(\w+)</td>", strongest) == ["loud", "1"]
+    assert strongest.count("No token of 0.1 nats.") == 1
+
+
 def test_strongest_tokens_of_both_sides() -> None:
     """Each with what stood before it, the strongest first, as many as fit."""
     page = explanation("run", [ROW])

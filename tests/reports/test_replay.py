@@ -102,6 +102,9 @@ def test_improvement_by_queries_seen(summary: Row) -> None:
 def test_mrr_by_length(summary: Row) -> None:
     figure = replay.mrr_by_length(rows_by(summary, "prefix_length", "query_length"), summary["systems"])
     texts_inside(figure)
+    left, right = figure.axes
+    assert left.get_ylim() == right.get_ylim()
+    assert not any(label.get_visible() and label.get_text() for label in right.get_yticklabels()), "they run into left"
     for axes, by in zip(figure.axes, ("prefix_length", "query_length"), strict=True):
         labels = [label.get_text() for label in axes.get_xticklabels()]
         assert labels == list(dict.fromkeys(one["value"] for one in rows_by(summary, by)))

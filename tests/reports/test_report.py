@@ -240,6 +240,12 @@ def test_run_report_of_one_bare_run() -> None:
     }
     page = Page(runs.run_report([run]))
     assert "runs/a" in page.text
+    assert "ide by side" not in page.text, "there is one"
+    for nothing in ("Learning curves", "Context", "Options"):
+        assert nothing not in page.text
+    told = Page(runs.run_report([{**run, "schema": ["rating: category, 5 values"], "config": {"data": {"text": "t"}}}]))
+    assert "Context" in told.text
+    assert "Options" in told.text
     assert not page.named("svg")
 
 
@@ -255,6 +261,11 @@ def test_table_sets_numbers_right_and_marks_the_best() -> None:
     assert '<td class="num">2.0</td>' in content
     assert "<script>" not in content
     assert "<td>–</td>" in content
+
+
+def test_of_what_is_all_alike_none_is_best() -> None:
+    alike = elements.table(("run", "success"), [("a", (0.0, "0.0%")), ("b", (0.0, "0.0%"))], {1: True})
+    assert "best" not in alike
 
 
 def test_chart_follows_the_theme() -> None:

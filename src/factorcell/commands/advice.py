@@ -22,8 +22,9 @@ def run_advise(given: argparse.Namespace) -> None:
     for line in wording.advice_lead(found):
         terminal.show(line)
     terminal.table(*wording.advice_table(found))
+    terminal.show(wording.GUESSED)
     for row in found["columns"]:
-        terminal.show(f"{row['column']}: {row['advice']}: {row['why']}")
+        terminal.show(f"{row['column']}: {wording.advised(row)}: {row['why']}")
     if runs:
         terminal.table(*wording.advice_beside(runs))
     if agreement := wording.advice_agreement(runs):

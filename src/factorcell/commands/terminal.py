@@ -142,6 +142,8 @@ def matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
 
 def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
     """What a classifier reached."""
+    from factorcell.reports.wording import natural_order
+
     if as_json:
         return lines([metrics])
     texts = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
@@ -159,8 +161,12 @@ def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
         show(f"{metrics['left_out_other']:,} left out since {why}")
     if "perplexity" in metrics:
         show(f"perplexity {metrics['perplexity']:.2f} given the right value")
-    table(metrics["values"], ("value", "count", "precision", "recall", "f1", "auc"))
+    order = natural_order(result.names) or list(range(len(result.names)))
+    places = {result.names[place]: rank for rank, place in enumerate(order)}
+    rows = sorted(metrics["values"], key=lambda row: places[row["value"]])
+    table(rows, ("value", "count", "precision", "recall", "f1", "auc"))
     if len(result.names) <= 12 and metrics["texts"]:
         show("", "confusion (true down, predicted across)")
-        matrix(result.names, result.confusion().tolist())
+        counts = result.confusion()[order][:, order].tolist()
+        matrix([result.names[place] for place in order], counts)
     return None

@@ -10,7 +10,15 @@ from matplotlib.ticker import MaxNLocator
 from factorcell.reports import elements
 from factorcell.reports.charts import ACCENT, INK, LOSS, MUTED, RULE, WIDTH
 from factorcell.reports.elements import escaped
-from factorcell.reports.wording import CANNOT, advice_agreement, advice_beside, advice_lead, advice_table
+from factorcell.reports.wording import (
+    CANNOT,
+    GUESSED,
+    advice_agreement,
+    advice_beside,
+    advice_lead,
+    advice_table,
+    advised,
+)
 
 Row = Mapping[str, Any]
 
@@ -22,15 +30,15 @@ HOW = (
     "would still gain from being told, which is what a classifier can find out about the value from the text, spread "
     "over its tokens. At most: what the n-gram model gains, who remembers a few words and guesses nothing. Expected: "
     "between them, where trained models were found. By bias: the part that is words more or less frequent, which a "
-    "softmax bias can learn. Added: the part that stronger columns do not bring already. Guessed: how often the value "
-    "is found from ten tokens, and from all. A gain is by what share perplexity falls."
+    "softmax bias can learn. Added: the part that stronger columns do not bring already. A gain is by what share "
+    "perplexity falls."
 )
 
 
 def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
     """The page of the advice on the table called `name`; `runs` as `advise.measured` gives them."""
     lines = "".join(
-        f"<li><b>{escaped(row['column'])}</b>: {escaped(row['advice'])}, for {escaped(row['why'])}.</li>"
+        f"<li><b>{escaped(row['column'])}</b>: {escaped(advised(row))}: {escaped(row['why'])}.</li>"
         for row in found["columns"]
     )
     note = (
@@ -38,7 +46,10 @@ def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
     )
     note += " Diamonds were measured." if runs else ""
     gains = elements.chart(gains_expected(_lines(found, runs)), "gains", "Expected gains of the columns", note)
-    note = "How often the value is guessed from the first tokens. Dashes: the most frequent value alone."
+    note = (
+        "How often the value is guessed right from the first 5, 10 and 20 tokens of a text (pale dots) and from all "
+        "(the darkest). The dash: always naming the most frequent value."
+    )
     guesses = elements.chart(guessed(found["columns"]), "guessed", "Accuracy of guessing values by tokens read", note)
     sections = [
         ("What to do", f"<ul>{lines}</ul>"),
@@ -48,7 +59,8 @@ def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
         sections.append(
             ("Measured", _html(*advice_beside(runs)) + (f"<p>{line}</p>" if (line := advice_agreement(runs)) else ""))
         )
-    sections.append(("All figures", _html(*advice_table(found)) + _details(found["columns"])))
+    figures = _html(*advice_table(found)) + f"<p>{escaped(GUESSED)}.</p>"
+    sections.append(("All figures", figures + _details(found["columns"])))
     sections.append(("How it was estimated", f"<p>{escaped(HOW)}</p><p>{escaped(CANNOT)}</p>"))
     return elements.document(
         f"Which context helps {name}?", sections, kicker="factorcell advise", lead=". ".join(advice_lead(found)) + "."
@@ -140,8 +152,7 @@ def guessed(rows: Sequence[Row]) -> Figure:
     axes.set_xlim(0, 102)
     axes.set_ylim(len(rows) - 0.5, -0.75)
     axes.set_yticks(range(len(rows)), [_short(row["column"]) for row in rows], color=INK)
-    title = "guessed after 5, 10, 20 and all tokens (per cent; darker)"
-    axes.set_title(title, loc="left", fontsize=9, color=MUTED, pad=6, x=-0.4)
+    axes.set_title("values guessed right (per cent of texts)", loc="left", fontsize=9, color=MUTED, pad=6)
     return figure
 
 

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from factorcell.reports.maps import world_map
+from factorcell.reports.wording import natural_order
 
 __all__ = [
     "colours",
@@ -34,6 +35,7 @@ Row = Mapping[str, Any]
 
 INK, MUTED, RULE = "#1c2733", "#66717f", "#dde2e8"
 ACCENT, LOSS, HEAT = "#d9622b", "#4a7fb5", "#c04f1c"
+UPRIGHT = 2  # letters of names, such as ratings, that stand above a column without being turned
 WIDTH = 4.6  # inches: as wide as a phone, so that the type can be read there; it grows on a desk
 COLOURS = {"unadapted": "#8b95a3", "softmaxbias": "#2f9c8a", "concatcell": "#4a7fb5", "factorcell": ACCENT}
 OTHERS = ("#d9622b", "#4a7fb5", "#2f9c8a", "#a45fb0", "#b8912b", "#8b95a3", "#c2556f", "#5d8a3a")
@@ -105,16 +107,21 @@ def learning_curves(rows: Sequence[Row], x: str = "minutes") -> Figure:
     rows = [row for row in rows if row.get("split", "dev") == "dev" and math.isfinite(row["perplexity"])]
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     ends: list[tuple[float, float, str, str]] = []
+    curves: list[list[tuple[float, float]]] = []
     for model, colour in colours(models).items():
         curve = [(_position(row, x), float(row["perplexity"])) for row in rows if row["model"] == model]
         axes.plot(*zip(*curve, strict=True), color=colour, lw=1.8, solid_capstyle="round", zorder=3)
         axes.plot(*curve[-1], "o", color=colour, ms=4.5, zorder=4)
         ends.append((*curve[-1], titled(model), colour))
+        curves.append(curve)
     axes.set_yscale("log")
     if rows:
         values = [float(row["perplexity"]) for row in rows]
         low, high = min(values), max(values)
-        axes.set_ylim(low / (min(high / low, 2.2) ** 0.08 + 0.001), min(high, 2.2 * low) * 1.02)
+        # First evaluations may be far above all others and out of the picture; the best and the last of a curve are in
+        reached = [min(value for _, value in curve) for curve in curves]
+        top = min(high, max(2.2 * max(reached), *(end[1] for end in ends)))
+        axes.set_ylim(low / (min(top / low, 2.2) ** 0.08 + 0.001), top * 1.02)
         axes.set_xlim(0, 1.02 * max(end[0] for end in ends) or 1)
     _log_ticks(axes)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -193,12 +200,15 @@ def model_comparison(rows: Sequence[Row]) -> Figure:
 def gains_by_value(rows: Sequence[Row], most: int = 20) -> Figure:
     """How much lower the perplexity is than the unadapted model's, per value: the `most` best and `most` worst.
 
-    Rows: value, count, perplexity, gain (a share: 0.05 is 5 % lower).
+    Values that fit and have an order, such as numbers, stand in it. Rows: value, count, perplexity, gain (a share:
+    0.05 is 5 % lower).
     """
     ranked = sorted(rows, key=lambda row: -float(row["gain"]))
     shown: list[Row | None] = list(ranked)
     if len(ranked) > 2 * most:
         shown = [*ranked[:most], None, *ranked[-most:]]
+    elif order := natural_order([str(row["value"]) for row in rows]):
+        shown = [rows[place] for place in order]
     figure, axes = _chart(0.75 + 0.19 * max(len(shown), 1))
     gains = [0.0 if row is None else 100 * float(row["gain"]) for row in shown]
     axes.barh(range(len(shown)), gains, color=[ACCENT if gain >= 0 else LOSS for gain in gains], height=0.66, zorder=2)
@@ -219,8 +229,10 @@ def gains_by_value(rows: Sequence[Row], most: int = 20) -> Figure:
     names = ["⋮" if row is None else f"{_short(row['value'])}  ({int(row['count']):,})" for row in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8, color=INK)
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    low, high = min(gains, default=0.0), max(gains, default=0.0)
-    axes.set_xlim(min(0.0, low - 0.3 * reach), max(0.0, high + 0.3 * reach))
+    low, high = min(0.0, *gains, 0.0), max(0.0, *gains, 0.0)
+    sides = (low < 0) + (high > 0)  # on which a number takes a fifth of the width
+    room = 0.22 * ((high - low) or 1.0) / (1 - 0.22 * sides)
+    axes.set_xlim(low - room * (low < 0), high + room * (high > 0 or sides == 0))
     axes.axvline(0, color=MUTED, lw=0.8)
     axes.set_xticks([])
     top = 1 - 0.17 / figure.get_figheight()
@@ -235,9 +247,14 @@ def _short(value: object, most: int = 21) -> str:
 
 
 def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
-    """What was taken for what: true values down, predicted ones across, in per cent of each row."""
+    """What was taken for what: true values down, predicted ones across, in per cent of each row.
+
+    Values that have an order, such as numbers, stand in it.
+    """
     size = len(labels)
     table = np.asarray(counts, dtype=float).reshape(size, size)
+    if order := natural_order([str(label) for label in labels]):
+        labels, table = [labels[place] for place in order], table[np.ix_(order, order)]
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     figure, axes, font = _square([_short(label, 16) for label in labels])
     red, green, blue = to_rgb(HEAT)
@@ -270,7 +287,9 @@ def _square(names: Sequence[str]) -> tuple[Figure, Axes, float]:
     _bare(axes)
     ticks = [i + 0.5 for i in range(len(names))]
     axes.set_yticks(ticks, names, fontsize=font, color=INK)
-    axes.set_xticks(ticks, names, fontsize=font, color=INK, rotation=45, ha="left", rotation_mode="anchor")
+    axes.set_xticks(ticks, names, fontsize=font, color=INK)
+    if max(map(len, names), default=0) > UPRIGHT:
+        axes.set_xticks(ticks, names, rotation=45, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     axes.tick_params(length=0, pad=2)
     axes.set_xlim(0, size)

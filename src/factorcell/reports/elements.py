@@ -58,7 +58,7 @@ def escaped(value: object) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], best: Mapping[int, bool] | None = None) -> str:
-    """An HTML table; numbers are set right. `best`: columns whose best cell is marked, True for highest.
+    """An HTML table; numbers are set right. `best`: columns whose best cells are marked, True for highest.
 
     A cell is text, None (a dash), or a pair of a number and how it reads.
     """
@@ -66,7 +66,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], best: Mapping[in
     marked = set()
     for j, high in (best or {}).items():
         known = [(value, i) for i, row in enumerate(rows) if (value := number_in(row[j])) is not None]
-        if len(known) > 1:
+        if len({value for value, _ in known}) > 1:  # where all are alike none is best
             target = (max if high else min)(known)[0]
             marked |= {(i, j) for value, i in known if value == target}
     lines = ["<tr>" + "".join(_cell("th", name, numeric[j]) for j, name in enumerate(header)) + "</tr>"]

@@ -15,7 +15,7 @@ from factorcell.reports.wording import drawn_unit, readable
 
 Row = Mapping[str, Any]
 
-STRONGEST = 12  # tokens in the table of the strongest of either side
+STRONGEST, FAINT = 12, 0.1  # tokens in the table of the strongest of either side, each of so many nats
 DRAWN = 20  # texts in a figure; the page has all of them
 RATIO = (
     "The figure of a token is log p(token | what is before it, {first}) less the same given {second}, in nats: "
@@ -117,7 +117,7 @@ def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
         found = []
         for number, row in enumerate(rows, 1):
             for place, token in enumerate(row["tokens"]):
-                if sign * token["ratio"] > 0:
+                if sign * token["ratio"] >= FAINT:
                     where = row.get("model", str(number))
                     found.append((sign * token["ratio"], readable(token["token"]), _before(row, place), where))
         found.sort(key=lambda entry: -entry[0])
@@ -126,7 +126,8 @@ def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
             for ratio, token, lead, where in found[:STRONGEST]
         ]
         header = ("token", "after", "model" if rows[0].get("model") else "text", "nats")
-        parts.append(f"<div><h3>{elements.escaped(name)}</h3>{elements.table(header, cells)}</div>")
+        content = elements.table(header, cells) if cells else f"<p>No token of {FAINT:g} nats.</p>"
+        parts.append(f"<div><h3>{elements.escaped(name)}</h3>{content}</div>")
     return f'<div class="grid">{"".join(parts)}</div>'
 
 

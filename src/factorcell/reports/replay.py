@@ -228,7 +228,7 @@ def mrr_by_length(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
     highest = max(float(row["mrr"]) for row in rows) or 1.0
     top = 1.05 * min(1.6 * highest, max(float(row["mrr_high"]) for row in rows))  # of few queries bands are wide
     for index, by in enumerate(("prefix_length", "query_length")):
-        axes = figure.add_axes((0.085 + 0.48 * index, 0.25, 0.42, 0.53))
+        axes = figure.add_axes((0.085 + 0.47 * index, 0.25, 0.435, 0.53))
         here = [row for row in rows if row["by"] == by]
         values = list(dict.fromkeys(str(row["value"]) for row in here))
         for name, colour in palette.items():
@@ -239,6 +239,7 @@ def mrr_by_length(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
         axes.set_xlim(-0.4, len(values) - 0.6)
         axes.set_xticks(range(len(values)), values, rotation=45, ha="right", rotation_mode="anchor", fontsize=7)
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.tick_params(labelleft=index == 0)  # both have one scale
         title = ("MRR by " if index == 0 else "by ") + by.replace("_", " ")
         axes.set_title(title, loc="left", fontsize=9, color=MUTED, pad=5)
         axes.set_xlabel("characters")

@@ -37,7 +37,8 @@ def report_page(folders: Sequence[str | Path]) -> str:
 def run_report(runs: Sequence[Row]) -> str:
     """Runs side by side: numbers, options, learning curves, gains by value, confusion matrices."""
     titles = [str(run.get("title") or run["folder"]) for run in runs]
-    sections = [("Side by side", _run_table(runs, titles))]
+    alone = len(runs) == 1
+    sections = [("Figures" if alone else "Side by side", _run_table(runs, titles))]
     curves = [
         {**row, "model": title}
         for run, title in zip(runs, titles, strict=True)
@@ -51,9 +52,10 @@ def run_report(runs: Sequence[Row]) -> str:
         ]
         sections.append(("Learning curves", '<div class="grid">' + "\n".join(figures) + "</div>"))
     for index, (run, title) in enumerate(zip(runs, titles, strict=True)):
-        sections += _run_details(run, title, index)
-    sections.append(("Options", _options(runs, titles)))
-    name = titles[0] if len(runs) == 1 else f"{len(runs)} runs side by side"
+        sections += _run_details(run, "Context" if alone else title, index)
+    if any(run["config"] for run in runs):
+        sections.append(("Options", _options(runs, titles)))
+    name = titles[0] if alone else f"{len(runs)} runs side by side"
     return document(name, sections, kicker="factorcell report")
 
 

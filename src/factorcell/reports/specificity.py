@@ -12,6 +12,7 @@ from factorcell.reports import charts as plots
 from factorcell.reports import elements
 from factorcell.reports.charts import INK, MUTED, WIDTH, Row, colours, legend, titled
 from factorcell.reports.scatter import SHAPES, dress, models_of, scaled
+from factorcell.reports.wording import natural_order
 
 COLUMNS = {
     "specificity": ("fit their context", ".1%"),
@@ -27,10 +28,11 @@ COLUMNS = {
 HOW = (
     "Each model wrote {texts:,} texts, as many for each value of {target}. A judge that has learned from real texts "
     "says which value each was written for: the share it gets right is how specific the texts are, and what it reaches "
-    "on real texts is what can be expected. The mean absolute deviation is that of the predicted value from the wanted "
-    "one. Accuracy on real texts is the model's own, by Bayes' rule. Trigrams said before are those that a text "
-    "repeats; copied n-grams are found in the training texts too, and so are many of real texts that were held out."
+    "on real texts is what can be expected.{deviation} Accuracy on real texts is the model's own, by Bayes' rule. "
+    "Trigrams said before are those that a text repeats; copied n-grams are found in the training texts too, and so "
+    "are many of real texts that were held out."
 )
+DEVIATION = " The mean absolute deviation is that of the predicted value from the wanted one."
 AGAINST = {"accuracy": "accuracy on real texts", "rank": "FactorCell rank", "perplexity": "perplexity"}
 
 
@@ -45,17 +47,20 @@ def table(rows: Sequence[Row], real: Row) -> tuple[list[dict[str, str]], list[st
 
 def page(target: str, rows: Sequence[Row], real: Row, correlations: Mapping[str, Row], examples: Sequence[Row]) -> str:
     """The page of the models' texts for the values of `target`."""
-    header = ("model", *(title for title, _ in COLUMNS.values()))
+    kept = {name: column for name, column in COLUMNS.items() if any(row.get(name) is not None for row in (*rows, real))}
+    header = ("model", *(title for title, _ in kept.values()))
     lines = [
-        (row["name"], *(elements.formatted(row.get(name), form) for name, (_, form) in COLUMNS.items()))
+        (row["name"], *(elements.formatted(row.get(name), form) for name, (_, form) in kept.items()))
         for row in (*rows, real)
     ]
     sections = [("How well the texts fit", _charts(rows, real, correlations) + elements.table(header, lines))]
     sections.append(("By value", _by_value(target, rows, real)))
     sections.append(("What was written", _examples(target, examples)))
-    told = HOW.format(texts=rows[0]["texts"], target=target)
+    deviation = DEVIATION if "deviation" in kept else ""
+    told = HOW.format(texts=rows[0]["texts"], target=target, deviation=deviation)
     sections.append(("How it was measured", f"<p>{elements.escaped(told)}</p>"))
-    lead = f"Texts that {len(rows)} models wrote for each value of {target}, judged by a classifier of real texts."
+    models = "one model" if len(rows) == 1 else f"{len(rows)} models"
+    lead = f"Texts that {models} wrote for each value of {target}, judged by a classifier of real texts."
     return elements.document(f"Does the text fit its {target}?", sections, kicker="factorcell specificity", lead=lead)
 
 
@@ -65,7 +70,9 @@ def _plain(value: Any, form: str) -> str:
 
 
 def _charts(rows: Sequence[Row], real: Row, correlations: Mapping[str, Row]) -> str:
-    """The figures of the thesis, where the models have what they show."""
+    """The figures of the thesis, where there are several models and they have what the figures show."""
+    if len(rows) < 2:
+        return ""
     charts = ""
     if any(row["accuracy"] is not None for row in rows):
         figure = specificity_against_accuracy(rows, correlations, real["specificity"])
@@ -94,6 +101,7 @@ def _charts(rows: Sequence[Row], real: Row, correlations: Mapping[str, Row]) -> 
 def _by_value(target: str, rows: Sequence[Row], real: Row) -> str:
     """How often the texts of each value are judged to fit."""
     names = in_order(real["confusion"]["labels"])
+    names = [names[place] for place in natural_order(names) or range(len(names))]
     lines = [
         (row["name"], *(elements.formatted(row["by_value"].get(name), ".1%") for name in names))
         for row in (*rows, real)
@@ -136,9 +144,10 @@ def specificity_against_accuracy(
 def specificity_against_rank_and_perplexity(
     rows: Sequence[Row], correlations: Mapping[str, Row], real: float | None = None
 ) -> Figure:
-    """Specificity over rank, of the models that have one, and over perplexity, side by side (figures 6.2 and 6.3)."""
+    """Specificity over rank, where models differ in it, and over perplexity, side by side (figures 6.2 and 6.3)."""
     figure = Figure(figsize=(WIDTH, 3.1), facecolor="none")
-    panels = [name for name in ("rank", "perplexity") if any(row.get(name) is not None for row in rows)]
+    known = {name: {row.get(name) for row in rows} - {None} for name in ("rank", "perplexity")}
+    panels = [name for name, values in known.items() if len(values) > (name == "rank")]
     for index, name in enumerate(panels):
         width = 0.94 / len(panels)
         axes = figure.add_axes((0.085 + index * width, 0.17, width - 0.085, 0.61))

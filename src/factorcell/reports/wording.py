@@ -1,7 +1,11 @@
 """What the terminal and the pages both say of results: rows of text, sentences, tokens; nothing is drawn."""
 
+import calendar
+import re
+import shlex
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from factorcell.data.vocabulary import SPECIALS, Specials
@@ -9,21 +13,67 @@ from factorcell.evaluation.statistics import rank_correlation
 
 Row = Mapping[str, Any]
 
+# Names that come in an order of their own, each list in that order.
+SERIES = [
+    [name.casefold() for name in names if name]
+    for names in (calendar.month_name, calendar.month_abbr, calendar.day_name, calendar.day_abbr)
+]
+NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?:\s*(?:to|-|–)\s*[-+\d].*|\+)?", re.IGNORECASE)
 RESCORING = ("value", "utterances", "words", "first", "rescored", "oracle", "gain")
 CANNOT = (
     "What these estimates cannot see: values that are alike and lend each other texts; how much a small or briefly "
-    "trained model forgets (it gains more) or fails to learn of many values (it gains less); what the column does for "
-    "writing or classifying texts; what more rows would teach of rare values."
+    "trained model forgets (it gains more) or fails to learn of many values (it gains less); what more rows would "
+    "teach of rare values."
+)
+QUESTION = (
+    "How much lower would perplexity be? Writing texts that fit a column, or classifying texts by it, is another "
+    "question: there a column may serve well that saves next to nothing here"
+)
+GUESSED = (
+    "guessed from 10, from all: how often the value is found from the first 10 tokens of a text, and from all of it; "
+    "majority: by always naming the most frequent value"
 )
 
 
+def natural_order(names: Sequence[str]) -> list[int] | None:
+    """The places of names in their order: numbers, ranges of them, months or weekdays; None if they have none.
+
+    What stands for rare and missing values comes last.
+    """
+    known = [place for place, name in enumerate(names) if name and not name.startswith("<")]
+    rankings: list[Callable[[str], float | None]] = [_number, *(partial(_place, series) for series in SERIES)]
+    for rank in rankings:
+        ranks = {place: found for place in known if (found := rank(names[place])) is not None}
+        if len(ranks) == len(known) > 1:
+            rest = [place for place in range(len(names)) if place not in ranks]
+            return sorted(known, key=lambda place: (ranks[place], names[place])) + rest
+    return None
+
+
+def _number(name: str) -> float | None:
+    """The number that a name is, or that its range begins with: 4, 18 to 34, 18-34, 65+, 2021-03."""
+    found = NUMBER.fullmatch(name.strip())
+    return None if found is None else float(found[1])
+
+
+def _place(series: Sequence[str], name: str) -> float | None:
+    return series.index(name.casefold()) if name.casefold() in series else None
+
+
 def advice_lead(found: Row) -> list[str]:
-    """What was read for advice, in a line, and what all columns together should bring."""
+    """What the advice is about, what was read, and what all columns together should bring, a line each."""
     of = "" if found["rows"] == found["of"] else f" of {found['of']:,}, drawn at random"
     first = f"{found['rows']:,} texts{of}, {found['tokens_per_text']:.1f} targets each"
     every = found["all"]
     together = f"{', '.join(every['columns'])}: perplexity about {every['expected']:.1%} lower"
-    return [first, f"{together} ({every['least']:.1%} to {every['most']:.1%})"]
+    return [QUESTION, first, f"{together} ({every['least']:.1%} to {every['most']:.1%})"]
+
+
+def advised(row: Row) -> str:
+    """What to do with a column, with the options of `train` that do it."""
+    options = {"use": "--context {}", "softmax bias": "--context {} --model softmaxbias"}.get(row["advice"])
+    typed = "" if options is None else f" ({options.format(shlex.quote(row['column']))})"
+    return f"{row['advice']}{typed}"
 
 
 def advice_table(found: Row) -> tuple[list[dict[str, str]], list[str]]:
@@ -36,12 +86,12 @@ def advice_table(found: Row) -> tuple[list[dict[str, str]], list[str]]:
             "texts each": f"{row['texts_per_value']:,.0f}",
         }
         cells |= {name: f"{row[name]:.1%}" for name in ("rare", "missing") if row[name]}
-        cells |= {name: f"{row[name]:.1%}" for name in ("least", "expected", "most", "added")}
-        cells["guessed"] = f"{row['accuracy_10']:.0%}, {row['accuracy_all']:.0%}"
+        cells |= {name: f"{max(0.0, row[name]):.1%}" for name in ("least", "expected", "most", "added")}
+        cells |= {f"guessed from {after}": f"{row[f'accuracy_{after}']:.0%}" for after in ("10", "all")}
         cells["majority"] = f"{row['majority']:.0%}"
         rows.append(cells)
-    names = ("column", "values", "texts each", "rare", "missing", "least", "expected", "most", "added", "guessed")
-    return rows, [*names, "majority"]
+    names = ("column", "values", "texts each", "rare", "missing", "least", "expected", "most", "added")
+    return rows, [*names, "guessed from 10", "guessed from all", "majority"]
 
 
 def advice_beside(runs: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:

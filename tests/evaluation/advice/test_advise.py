@@ -276,14 +276,17 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command += ["--min-context-count", "5", "--min-count", "1", "--measured", str(plain), str(both)]
     assert main([*command, "--page", str(page)]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("300 texts of 400, drawn at random")
-    assert any(line.startswith("city: use: about") for line in out)
+    assert "is another question" in out[0]
+    assert out[1].startswith("300 texts of 400, drawn at random")
+    assert any(line.startswith("city: use (--context city): about") for line in out)
     assert any(line.startswith("stars: leave out: it has not two values") for line in out)
     assert any(line.split()[:1] == [str(both)] and "20.0%" in line for line in out)
     content = page.read_text()
     assert content.count("<svg") == 2
     assert "Measured" in content
-    assert "<b>city</b>: use" in content
+    assert "<b>city</b>: use (--context city): about" in content
+    for shown in ("\n".join(out), content):
+        assert "the first 10 tokens" in shown
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row.get("column") for row in rows] == ["city", "stars", None, None]
@@ -305,6 +308,8 @@ def test_charts_hold_every_figure(found: dict[str, Any]) -> None:
     (diamond,) = (line for line in axes.lines if line.get_marker() == "D")
     assert float(np.asarray(diamond.get_xdata())[0]) == pytest.approx(7)
     assert [label.get_text() for label in axes.get_yticklabels()] == [row["column"] for row in rows]
+    for row in found["columns"]:
+        assert 0 <= row["most_by_bias"] <= row["most"], "a part of the most"
     axes = advice.guessed(found["columns"]).axes[0]
     assert sum(line.get_marker() == "o" for line in axes.lines) == 4 * len(rows)
     assert rank_correlation(places, [row["most"] for row in rows])["r"] > 0.5

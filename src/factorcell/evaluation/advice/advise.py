@@ -123,6 +123,7 @@ def _judge(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGra
     }
     row["most"] = max(0.0, row["most"])  # below it is noise
     row["least"] = min(row["least"], row["most"])
+    row["most_by_bias"] = min(max(0.0, row["most_by_bias"]), row["most"])  # a part of it
     row["bound"] = _gain(row["entropy"] / length)
     row["expected"] = expected(row["least"], row["most"])
     return row, model
@@ -213,7 +214,7 @@ def _together(split: Split, models: Sequence[tuple[LabelColumn, ValueNGram]], ro
             tune = model.fit_longer(split.tune, fits, tune)
             test = model.lengthen(split.test, judges, test)
         nats = float((np.log(test) - split.nothing).mean())
-        rows[count - 1]["added"] = _gain(nats - gained)
+        rows[count - 1]["added"] = min(_gain(nats - gained), rows[count - 1]["most"])
         gained = nats
     for row, (column, _) in zip(rows, models, strict=True):
         told = [(_told(other.labels, column.labels), other.name) for other, _ in models if other is not column]
@@ -303,7 +304,7 @@ def expected(least: float, most: float) -> float:
 
 
 def recommend(row: Row) -> tuple[str, str]:
-    """What to do with a column: "use", "softmax bias" or "leave out"; and why, in a sentence."""
+    """What to do with a column, "use", "softmax bias" or "leave out", and why, in a sentence."""
     gain, most = f"{row['expected']:.1%}", f"{row['most']:.1%}"
     if row["values"] < 2:
         return "leave out", "it has not two values with enough texts each, so it says nothing"

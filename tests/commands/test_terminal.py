@@ -1,0 +1,27 @@
+"""What is shown of results: in an order that a reader expects."""
+
+import numpy as np
+import pytest
+
+from factorcell.commands import terminal
+from factorcell.evaluation.classification import Classification
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"), [(("5", "1", "10"), ["1", "5", "10"]), (("Oslo", "Bergen", "A"), ["Oslo", "Bergen", "A"])]
+)
+def test_classified_values_stand_in_their_order(
+    names: tuple[str, ...], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers as numbers, in the table and both ways in the confusion matrix; other values as they come."""
+    truth = np.array([0, 0, 0, 1, 1, 2])
+    posterior = np.log(np.eye(3)[[0, 0, 1, 1, 1, 0]] * 0.8 + 0.1)
+    result = Classification(names, posterior, posterior, truth, np.zeros(6, dtype=bool))
+    terminal.judged(result, result.metrics(), as_json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    table, matrix = ([line for line in part if line and line[0] in names] for part in (lines[:-4], lines[-3:]))
+    assert [line[0] for line in table] == [line[0] for line in matrix] == expected
+    counts = {(true, taken): int(n) for true, *row in matrix for taken, n in zip(expected, row, strict=True)}
+    assert {pair: n for pair, n in counts.items() if n} == {
+        (names[0], names[0]): 2, (names[0], names[1]): 1, (names[1], names[1]): 2, (names[2], names[0]): 1,
+    }  # fmt: skip
