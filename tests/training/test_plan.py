@@ -39,9 +39,9 @@ class Clock:
         self.now, self.steps = 0.0, 0
         made, nats = Trainer.step, Run.nats
 
-        def stepped(trainer: Trainer, batch: Any) -> None:
+        def stepped(trainer: Trainer, batch: Any, *asked: bool) -> Any:
             self.now, self.steps = self.now + step, self.steps + 1
-            made(trainer, batch)
+            return made(trainer, batch, *asked)
 
         def judged(run: Run, corpus: Corpus) -> Any:
             self.now += text * len(corpus)
