@@ -126,6 +126,7 @@ NUMBERS = {
     "samples": Limits(0),
     "seconds": Limits(0, MANY, whole=False),
     "seed": Limits(0, (1 << 63) - 1),
+    "seeds": Limits(1, 1000),
     "share": Limits(0, 1, whole=False),
     "slips": Limits(0, 2),
     "temperature": Limits(0, LARGEST, whole=False, above=True),

@@ -5,6 +5,7 @@ the escapes of Python. Letters of all scripts stay as they are, joiners inside t
 """
 
 import re
+from collections.abc import Sequence
 
 # Each is written out wherever it stands.
 CONTROLS = r"\x00-\x1f\x7f-\x9f"
@@ -47,3 +48,13 @@ def _written_out(found: re.Match[str]) -> str:
 def _json_escape(mark: str) -> str:
     units = mark.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of `cells` as lines whose columns stand under each other, the first to the left."""
+    cells = [[visible(cell) for cell in line] for line in cells]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        for line in cells
+    ]

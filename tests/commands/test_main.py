@@ -54,8 +54,9 @@ def test_train_says_how_it_read_the_columns(tables: Path, capsys: pytest.Capture
     assert "400 texts" in said
     assert "stars: category, 5 values" in said
     assert "lat: number" in said
+    (texts,) = (tables / "run").glob("texts-*.safetensors")
     assert {path.name for path in (tables / "run").iterdir()} == {
-        "README.md", "checkpoint.safetensors", "config.json", "digests.json", "log.jsonl", "schema.json",
+        texts.name, "README.md", "checkpoint.safetensors", "config.json", "digests.json", "log.jsonl", "schema.json",
         "training.json", "vocabulary.txt", "weights.safetensors",
     }  # fmt: skip
 
@@ -72,6 +73,7 @@ def test_evaluate_and_score_agree(trained: Path, capsys: pytest.CaptureFixture[s
     assert whole["perplexity"] == pytest.approx(2.718281828459045 ** (nats / targets), rel=1e-6)
     assert sum(row["count"] for row in groups if row["by"] == "stars") == 80
     assert [token["token"] for token in rows[0]["tokens"]][-1] == "</s>"
+    assert whole["gain_low"] < whole["gain"] < whole["gain_high"]
     assert f"{whole['perplexity']:.4g}" in (trained / "run" / "README.md").read_text(encoding="utf-8")
     assert main(["evaluate", *files, "--by", "dialect"]) == 0
     assert "gain" in capsys.readouterr().out
@@ -186,6 +188,10 @@ def test_compare_makes_a_table_and_a_page_and_resumes(tables: Path, capsys: pyte
     assert main([*command, "--resume"]) == 0
     assert capsys.readouterr().out == table
     assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert main([*command, "--resume", "--models", "unadapted", "factorcell", "--seeds", "2"]) == 0
+    assert "±" in capsys.readouterr().out
+    page = (tables / "all" / "report.html").read_text(encoding="utf-8")
+    assert "factorcell-seed-1" in page
 
 
 def test_tune_prints_the_best_and_goes_on(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def test_figures_are_those_of_their_sources(runs: list[Path], judge: Judge) -> N
     texts = [{"text": row["text"], "context": {"stars": row["stars"], "city": "Oslo"}} for row in TABLE]
     for folder, model, rank in zip(runs, ("unadapted", "factorcell", "factorcell"), (None, 2, 3), strict=True):
         run = Run.open(folder)
-        row = measure(run, judge, texts, TABLE)
+        row, _ = measure(run, judge, texts, TABLE)
         assert (row["name"], row["model"], row["rank"]) == (folder.name, model, rank)
         assert row["perplexity"] == perplexity.evaluate(run, run.prepare(TABLE))["perplexity"]
         assert row["specificity"] == judge.real["accuracy"]  # these texts are the real ones

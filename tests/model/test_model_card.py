@@ -29,8 +29,8 @@ def run(tmp_path: Path) -> Run:
 
 def test_card_has_the_numbers_reached(run: Run) -> None:
     """Texts, context, development figures, and the results that were noted later."""
-    row = results.evaluate(run, ROWS, by=["city"])
-    assert results.note(run, row) is None
+    row, texts = results.evaluate(run, ROWS, by=["city"])
+    assert results.note(run, row, texts) is None
     result = row["evaluation"]
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
@@ -209,6 +210,15 @@ def test_no_curve_is_outside_its_axes() -> None:
     ends = [float(np.asarray(line.get_ydata())[-1]) for line in axes.lines]
     assert all(low < end < high for end in ends)
     assert all(0 <= text.get_position()[1] <= 1 for text in axes.texts)
+
+
+def test_gains_that_may_be_none_are_grey() -> None:
+    """An interval above zero, one below it, one that holds it, and none."""
+    ends = [(0.1, 0.3), (-0.3, -0.1), (-0.1, 0.2), (None, None)]
+    rows = [{**row, "gain_low": low, "gain_high": high} for row, (low, high) in zip(gain_rows(4), ends, strict=True)]
+    bars = [bar for bar in charts.gains_by_value(rows).axes[0].patches if isinstance(bar, Rectangle)]
+    shades = [to_hex(bar.get_facecolor()) for bar in bars]
+    assert shades == [charts.ACCENT, charts.LOSS, charts.MUTED, charts.MUTED]
 
 
 def test_confusion_matrix_gives_shares_of_rows() -> None:

@@ -1,6 +1,7 @@
 """Pages: whole, safe, without a single request, and no wider in a browser than a desk or a telephone."""
 
 import html
+import math
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from factorcell.evaluation.text_figures import TextSums
 from factorcell.reports import demo, elements, runs
 
 VOID = {"meta", "link", "img", "br", "path", "use", "rect"}
@@ -126,6 +128,11 @@ def demo_results() -> dict[str, Any]:
     }
 
 
+def text_sums(nats: float, judged: float = 1.0) -> TextSums:
+    """What 40 texts of ten targets add."""
+    return TextSums("a", np.full(40, 10 * nats), np.full(40, 10 * judged))
+
+
 def two_runs() -> list[dict[str, Any]]:
     plain = {
         "folder": "runs/a",
@@ -136,6 +143,7 @@ def two_runs() -> list[dict[str, Any]]:
         "log": [{**row, "model": "x"} for row in curves()[:7]],
         "by": {},
         "classification": None,
+        "texts": {"perplexity": text_sums(math.log(80.123))},
     }
     rows = [{"value": f"{HOSTILE} {i}", "count": 50 + i, "perplexity": 70.0, "gain": 0.1 - i / 50} for i in range(9)]
     confusion = {"labels": ["1", "5"], "counts": [[8, 2], [1, 9]]}
@@ -149,6 +157,8 @@ def two_runs() -> list[dict[str, Any]]:
             "config": {"data": {"text": "review"}, "model": {"adapt": ("concat", "factor"), "rank": 12}},
             "schema": ["rating: category, 5 values, none rare"],
             "evaluation": {"perplexity": 72.0, "perplexity_known": 63.0, "targets": 123_456},
+            "texts": {"perplexity": text_sums(math.log(72.0))},
+            "cautions": [f"{HOSTILE} stopped"],
             "by": {"city": rows, "rating": [{"value": "5", "count": 3, "perplexity": 6.5, "gain": None}]},
             "classification": {
                 "target": "rating",
@@ -219,6 +229,8 @@ def test_run_report_sets_runs_side_by_side(pages: dict[str, str]) -> None:
     content = pages["runs"]
     assert '<td class="num best">72.00</td>' in content
     assert '<td class="num">80.12</td>' in content
+    assert '<td class="num">63.00</td>' in content  # lower, but of no texts that can be compared
+    assert "+10.1% [+10.1, +10.1]" in content
     head, _, folded = content[content.index("<h2>Options") :].partition("<details>")
     assert "concat, factor" in head
     assert "model.rank" not in head  # the same in both
@@ -226,6 +238,26 @@ def test_run_report_sets_runs_side_by_side(pages: dict[str, str]) -> None:
     page = Page(content)
     assert len(page.named("svg")) == 4  # two learning curves, gains by city, confusion
     assert "rating: category, 5 values, none rare" in page.text
+
+
+def test_trainings_of_one_model_share_a_row() -> None:
+    """Runs that differ in their seed are one model: mean and deviation, bold only beyond the spread of trainings."""
+    plain, adapted = two_runs()
+    config = {"model": {"adapt": ()}, "training": {"seed": 0, "rank": 1}}
+    trained = {"trained": ["a", 100, "train.csv", None], "config": config}
+    others = []
+    for seed, perplexity in enumerate((70.0, 76.0, 83.0)):
+        own = {"config": {**config, "training": {"seed": seed, "rank": 1}}, "folder": f"runs/a-seed-{seed}"}
+        texts = {"perplexity": text_sums(math.log(perplexity))}
+        figures = {"perplexity": perplexity, "perplexity_known": 70.0, "targets": 123_456}
+        others.append({**plain, **trained, **own, "texts": texts, "evaluation": figures})
+    page = Page(runs.run_report([*others, {**adapted, "trained": ["a", 100, "train.csv", None]}]))
+    mean = (70.0 * 76.0 * 83.0) ** (1 / 3)
+    assert f"{mean:.2f} ± {np.std([70.0, 76.0, 83.0], ddof=1):.2f}" in page.text
+    assert "runs/a-seed-0, runs/a-seed-1, runs/a-seed-2" in page.text
+    assert "no difference" in page.text
+    assert not [cell for cell in page.named("td") if "best" in str(cell.get("class"))]
+    assert "4 runs side by side" in page.text
 
 
 def test_run_report_of_one_bare_run() -> None:
@@ -255,17 +287,13 @@ def test_table_sets_numbers_right_and_marks_the_best() -> None:
         ("b", (1.0, "1.0"), (float("nan"), "nan")),
         (HOSTILE, 1, None),
     ]
-    content = elements.table(("name", "x", "y"), rows, best={1: False, 2: True})
+    content = elements.table(("name", "x", "y"), rows, best={(0, 1), (1, 1)})
     assert '<th class="num">x</th><th>y</th>' in content
-    assert content.count('class="num best"') == 2  # a tie
-    assert '<td class="num">2.0</td>' in content
+    assert content.count('class="num best"') == 2
+    assert '<td class="num best">2.0</td>' in content
+    assert '<td class="num">1</td>' in content
     assert "<script>" not in content
     assert "<td>–</td>" in content
-
-
-def test_of_what_is_all_alike_none_is_best() -> None:
-    alike = elements.table(("run", "success"), [("a", (0.0, "0.0%")), ("b", (0.0, "0.0%"))], {1: True})
-    assert "best" not in alike
 
 
 def test_chart_follows_the_theme() -> None:

@@ -29,7 +29,7 @@ def trained(folder: Path, **data: Any) -> Run:
     made = Config.from_dict({"data": {**DATA, "max_tokens": 20, **data}, "model": MODEL, "training": training})
     rows = [*ROWS, *({**row, "text": "abcdefghijklmnopqrstuvwxyz"} for row in ROWS)]
     run = fit(rows, ROWS[:4], made, folder)
-    results.note(run, results.evaluate(run, ROWS, by=["who", "place"], unknown="group"))
+    results.note(run, *results.evaluate(run, ROWS, by=["who", "place"], unknown="group"))
     results.told_apart(run, ROWS, "who")
     return Run.open(folder)
 

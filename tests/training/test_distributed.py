@@ -19,8 +19,10 @@ from factorcell import files
 from factorcell.config import UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
+from factorcell.evaluation import text_figures
 from factorcell.model import devices
 from factorcell.model.output import Proposal
+from factorcell.model.run import facts
 from factorcell.training import distributed
 from factorcell.training.distributed import World
 from factorcell.training.trainer import Loss
@@ -137,8 +139,14 @@ def test_the_command_speaks_once_and_logs_what_one_process_logs(
     assert second["said"] == ""
     one, two = worlds[1] / "command", worlds[2] / "command"
     assert {file.name for file in one.iterdir()} == {file.name for file in two.iterdir()}
-    for name in ("config.json", "schema.json", "vocabulary.txt", "training.json"):
+    for name in ("config.json", "schema.json", "vocabulary.txt"):
         assert (one / name).read_bytes() == (two / name).read_bytes()
+    own, shared = facts(one), facts(two)
+    assert own.pop("context")["gain"] == pytest.approx(shared.pop("context")["gain"], abs=1e-4)
+    key = own["development_key"]
+    assert own == shared
+    costs = [text_figures.read(folder, key)["perplexity"].above for folder in (one, two)]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-4)
     ours, theirs = (files.read_rows(folder / "log.jsonl") for folder in (one, two))
     assert len(ours) > 3
     for a, b in zip(ours, theirs, strict=True):

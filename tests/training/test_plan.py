@@ -10,11 +10,11 @@ import pytest
 from factorcell.choices import CHOSEN
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
-from factorcell.model.run import Run
+from factorcell.model.run import Run, facts
 from factorcell.training import fit as fitting
 from factorcell.training import plan as plans
 from factorcell.training.compare import compare
-from factorcell.training.fit import facts, fit
+from factorcell.training.fit import fit
 from factorcell.training.per_value import separate
 from factorcell.training.plan import Budget, Plan, Speed, plan, resumed, unsaid
 from factorcell.training.trainer import Trainer
@@ -129,9 +129,9 @@ def test_a_run_says_what_was_chosen(tmp_path: Path) -> None:
     assert "epochs" not in lines[0]
     assert lines[0].endswith("; say --layer-norm or another to choose otherwise")
     assert lines[1].startswith("1 passes, which take about ")
-    assert facts(run)["chosen"] == list(unsaid(said))
+    assert facts(run.folder)["chosen"] == list(unsaid(said))
     assert "- chosen by the table: `layer_norm false, context_size 8" in (run.folder / "README.md").read_text("utf-8")
-    assert "chosen" not in facts(fit(ROWS, ROWS, run.config, tmp_path / "plain"))
+    assert "chosen" not in facts(fit(ROWS, ROWS, run.config, tmp_path / "plain").folder)
 
 
 def test_what_goes_on_keeps_what_was_chosen(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_models_that_are_compared_have_the_same_options(tmp_path: Path) -> None:
     first, second = (Run.open(tmp_path / "c" / name) for name in models)
     assert dataclasses.replace(first.config.training) == second.config.training
     assert first.config.with_model("factorcell").model == second.config.model
-    assert facts(first)["chosen"] == facts(second)["chosen"] == list(unsaid(SAID))
+    assert facts(first.folder)["chosen"] == facts(second.folder)["chosen"] == list(unsaid(SAID))
 
 
 def test_each_value_has_options_of_its_own(tmp_path: Path) -> None:

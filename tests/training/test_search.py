@@ -22,6 +22,7 @@ from factorcell.model.run import Run
 from factorcell.reports import search as trials
 from factorcell.training import search, search_space
 from factorcell.training.fit import fit, watched
+from factorcell.training.trials import ranked, told
 from tests import ROOT
 from tests.kills import forks, killed
 from tests.small import CONTEXT, ROWS
@@ -75,7 +76,7 @@ def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
         if "accuracy" in row:
             assert row["accuracy"] == classify(run, ROWS[:5], "city").metrics()["accuracy"]
             assert "accuracy of city" in (run.folder / "README.md").read_text(encoding="utf-8")
-    first = search.ranked(rows)[0]
+    first = ranked(rows)[0]
     assert first["perplexity"] == min(row["perplexity"] for row in rows)
     recipe = Config.load(tmp_path / "s" / "best.toml")
     assert recipe == Run.open(tmp_path / "s" / first["folder"]).config
@@ -262,8 +263,8 @@ def test_a_failed_trial_is_kept_as_such_and_the_search_goes_on(tmp_path: Path) -
     assert states == {1e38: "failed", 1e-2: "complete"}
     for row in rows:
         assert ("is not finite" in row.get("error", "")) == (row["state"] == "failed")
-    assert search.ranked(rows)[0]["state"] == "complete"
-    assert "failed" in search.told(next(row for row in rows if row["state"] == "failed"))
+    assert ranked(rows)[0]["state"] == "complete"
+    assert "failed" in told(next(row for row in rows if row["state"] == "failed"))
     page = (tmp_path / "s" / "study.html").read_text(encoding="utf-8")
     assert "failed" in page
 
@@ -391,10 +392,3 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=r"pip install 'factorcell\[tune\]'"):
         searched(tmp_path / "e", 1)
     assert not (tmp_path / "e").exists()
-
-
-def test_rows_are_ranked_by_what_they_are_worth() -> None:
-    """Complete ones by perplexity, then pruned ones, then what has failed or still runs."""
-    states = [("failed", 1.0), ("pruned", 2.0), ("complete", 9.0), ("running", None), ("complete", 8.0)]
-    rows = [{"number": n, "state": state, "perplexity": p} for n, (state, p) in enumerate(states)]
-    assert [row["number"] for row in search.ranked(rows)] == [4, 2, 1, 0, 3]

@@ -20,8 +20,11 @@ from factorcell import files
 from factorcell.commands import terminal
 from factorcell.config import PAPER_MODELS
 from factorcell.data.tables import open_table
-from factorcell.evaluation.classification import Classification, classify_points, log_likelihoods
-from factorcell.evaluation.perplexity import evaluate
+from factorcell.evaluation import text_figures
+from factorcell.evaluation.cautions import cautions
+from factorcell.evaluation.classification import Classification, classify_points, judged_texts, log_likelihoods
+from factorcell.evaluation.comparison import Candidate, compared
+from factorcell.evaluation.perplexity import summarised
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
 from factorcell.training.compare import common_plan
@@ -88,8 +91,7 @@ def make(folder: Path, *, epochs: float | None = None, say: Callable[[str], None
         say(f"{name} -> {folder / name}")
         earlier += _trained(folder / name)
         run = fit(table("train"), table("dev"), made.of(name), folder / name, resume=True, say=say)
-        judged = _judge(run, places)
-        models.append({"name": name, "title": name, **judged})
+        models.append(_judge(run, places))
         curves += [{**row, "model": name} for row in run.log() if row["split"] == "dev"]
         runs[name] = run
     say("drawing the maps")
@@ -99,7 +101,8 @@ def make(folder: Path, *, epochs: float | None = None, say: Callable[[str], None
         "minutes": earlier + (time.perf_counter() - began) / 60,
         "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
         "texts": len(places),
-        "models": models,
+        "models": [{**row, "name": row["model"], "title": row["model"]} for row in compared(models)],
+        "cautions": cautions([final]),
         "curves": curves,
         "names": _invent(final, {row["text"] for row in places}),
         "maps": _maps(final, places),
@@ -128,14 +131,18 @@ def _centres(places: list[Row]) -> dict[str, dict[str, float]]:
     return centres
 
 
-def _judge(run: Run, places: list[Row]) -> Row:
+def _judge(run: Run, places: list[Row]) -> Candidate:
     """Perplexity on the names held out, and how often a name goes to its country."""
     corpus = run.prepare(table("dev"))
-    row = {key: value for key, value in evaluate(run, corpus).items() if key.startswith("perplexity")}
+    nats = run.nats(corpus)
+    texts = text_figures.of_nats(nats, corpus)
+    row = {key: value for key, value in summarised(nats, corpus).items() if key.startswith("perplexity")}
     row["parameters"] = run.model.parameter_count()
-    row["minutes"] = run.minutes()
-    row["accuracy"] = _classified(run, places).metrics()["accuracy"] if run.model.adapted else None
-    return row
+    row |= {"minutes": run.minutes(), "accuracy": None}
+    if run.model.adapted:
+        found = _classified(run, places)
+        row["accuracy"], texts["accuracy"] = found.metrics()["accuracy"], judged_texts(found)
+    return Candidate(run.folder.name, [row], [texts])
 
 
 def _classified(run: Run, places: list[Row]) -> Classification:

@@ -9,6 +9,7 @@ from factorcell.choices import NEAR_VALUES
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import embeddings
+from factorcell.evaluation.cautions import cautions
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
 from factorcell.reports.wording import agreed, sign
@@ -25,6 +26,7 @@ def run_contexts(given: argparse.Namespace) -> None:
     other = given.between or given.map or given.predict or (given.words and context)
     asked: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if given.words and context else []
     found: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
+    found["cautions"] = cautions([opened])
     if given.near or given.map or given.predict or not other:
         known = Embeddings.of(opened, given.variable, given.near)
         near = given.near or (() if other else known.values[:NEAR_VALUES])
@@ -43,6 +45,7 @@ def run_contexts(given: argparse.Namespace) -> None:
 
         files.write(given.page, report.page(opened.folder.name, found).encode())
     _show(found, given)
+    terminal.say(*found["cautions"])
 
 
 def _words(run: Run, context: Mapping[str, str], against: Mapping[str, str], given: argparse.Namespace) -> Row:

@@ -12,6 +12,7 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
 from factorcell.evaluation import probing
+from factorcell.evaluation.cautions import cautions
 from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, raised, strength
 from factorcell.model.run import Run
 from factorcell.reports.wording import drawn_unit, readable
@@ -30,24 +31,28 @@ def run_explain(given: argparse.Namespace) -> None:
         raise UserError("--over is for --words; say how many")
     texts = _texts(given)
     runs = [_open(folder, given) for folder in (given.run, *given.ensemble)]
+    beside = [_open(folder, given) for folder in given.beside]
+    doubts = cautions([*runs, *beside])
     own = given.run.name + (f" and {len(given.ensemble)} more" if given.ensemble else "")
     rows = explain(runs, texts, contexts, unknown=given.unknown)
     if given.beside:
         rows = [{"model": own, **row} for row in rows]
-        for folder in given.beside:
-            found = explain([_open(folder, given)], texts, contexts, unknown=given.unknown)
-            rows += [{"model": folder.name, **row} for row in found]
+        for other in beside:
+            found = explain([other], texts, contexts, unknown=given.unknown)
+            rows += [{"model": other.folder.name, **row} for row in found]
         rows.sort(key=lambda row: texts.index(row["text"]))
     words = _words(runs, texts, contexts, given) if given.words else []
     if given.page:
         from factorcell.reports.explain import explanation
 
-        page = explanation(own, rows, words, len(runs))
+        page = explanation(own, rows, words, len(runs), doubts)
         files.write(given.page, page.encode())
         terminal.say(f"the page: {given.page}")
     if given.json:
-        return terminal.lines([*rows, *words])
-    return _show(rows, words, list(contexts), _colour(given.color))
+        terminal.lines([*rows, *words])
+    else:
+        _show(rows, words, list(contexts), _colour(given.color))
+    terminal.say(*doubts)
 
 
 def _words(

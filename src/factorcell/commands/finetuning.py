@@ -4,9 +4,9 @@ import argparse
 from typing import Any
 
 from factorcell.commands import options, terminal
-from factorcell.model.run import Run
+from factorcell.model.run import Run, facts
 from factorcell.training.finetuning import finetune
-from factorcell.training.fit import facts, summary
+from factorcell.training.fit import summary
 from factorcell.training.mixture import mix, open_scorer
 from factorcell.training.per_value import separate
 from factorcell.training.proximal import ALL
@@ -32,7 +32,7 @@ def run_finetune(given: argparse.Namespace) -> None:
         say=terminal.say,
     )
     terminal.say(f"{run.folder}: {summary(run)}; it was {run.log()[0]['perplexity']:.2f} before")
-    terminal.table(facts(run)["finetuned"]["moved"], ("part", "values", "moved"))
+    terminal.table(facts(run.folder)["finetuned"]["moved"], ("part", "values", "moved"))
 
 
 def run_separate(given: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
+from factorcell.evaluation.cautions import cautions
 from factorcell.generation.generate import GenerationOptions, every, fill, generate, origin, resumed, stream
 from factorcell.generation.infilling import InfillingOptions
 from factorcell.model.run import Run
@@ -38,8 +39,13 @@ def writing_options(given: argparse.Namespace) -> GenerationOptions:
 
 def run_generate(given: argparse.Namespace) -> None:
     """`factorcell generate`."""
-    how = writing_options(given)
     run = Run.open(given.run, device=given.device, precision=given.precision)
+    _generate(run, given)
+    terminal.say(*cautions([run]))
+
+
+def _generate(run: Run, given: argparse.Namespace) -> None:
+    how = writing_options(given)
     contexts = expand(run, options.context(given.context), given.each)
     if given.fill is not None and given.stream:
         raise UserError("--fill finds whole fillers: no --stream")

@@ -6,8 +6,10 @@ from typing import Any
 from factorcell.commands import terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
-from factorcell.evaluation.classification import classify, classify_points
+from factorcell.evaluation.classification import classify, classify_points, judged_texts
+from factorcell.evaluation.comparison import told_difference
 from factorcell.evaluation.perplexity import TOP
+from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.mixture import open_scorer
@@ -17,32 +19,38 @@ def run_evaluate(given: argparse.Namespace) -> None:
     """`factorcell evaluate`."""
     run = open_scorer(given.run, device=given.device, precision=given.precision)
     baseline = given.baseline and open_scorer(given.baseline, device=given.device, precision=given.precision)
-    rows = results.evaluate(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top)
+    rows, texts = results.evaluate(
+        run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top
+    )
     if given.json:
         terminal.lines([rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])])
     else:
         _show(rows, given, baseline)
-    _note(run, rows)
+    _note(run, rows, texts)
 
 
 def _show(rows: dict[str, Any], given: argparse.Namespace, baseline: Scorer | None) -> None:
     """The perplexities as a person reads them."""
     whole = rows["evaluation"]
+    over = f"gain over {baseline.folder if baseline else 'the same model without context'}"
     terminal.show(
         f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)",
         f"perplexity {whole['perplexity']:.2f} of all targets, "
         f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones",
     )
+    if gain := told_difference("gain", whole):
+        terminal.show(f"{over}: {gain}")
     if given.top:
         terminal.show("next token right" + "".join(f", {whole[f'top_{n}']:.4f} among {n}" for n in TOP))
     for name in given.by:
-        terminal.show("", f"by {name}; gain over {baseline.folder if baseline else 'the same model without context'}")
-        terminal.table(rows["by"][name], ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
+        terminal.show("", f"by {name}; {over}")
+        lines = [{**row, "gain": told_difference("gain", row)} for row in rows["by"][name]]
+        terminal.table(lines, ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
 
 
-def _note(run: Scorer, row: dict[str, Any]) -> None:
+def _note(run: Scorer, row: dict[str, Any], texts: Figures) -> None:
     """Keep a result that has been shown; a run that may only be read keeps none, which is no mistake."""
-    if line := results.note(run, row):
+    if line := results.note(run, row, texts):
         terminal.say(line)
 
 
@@ -71,7 +79,7 @@ def run_classify(given: argparse.Namespace) -> None:
     terminal.judged(result, metrics, given.json)
     if given.out:
         results.write_predictions(given.out, result)
-    _note(run, results.classified(given.table, given.target, result, metrics))
+    _note(run, results.classified(given.table, given.target, result, metrics), {"accuracy": judged_texts(result)})
 
 
 def run_score(given: argparse.Namespace) -> None:

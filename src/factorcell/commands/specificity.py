@@ -30,10 +30,14 @@ def run_specificity(given: argparse.Namespace) -> None:
         vocabulary=first.vocabulary,
         progress=True,
     )
-    rows = []
-    for row in specificity.compare(folders, judged, given.dev, given.out, design=design, options=how, progress=True):
-        rows.append(row)
+    measured = []
+    for row, texts in specificity.compare(
+        folders, judged, given.dev, given.out, design=design, options=how, progress=True
+    ):
+        measured.append((row, texts))
+        terminal.say(*row["cautions"])
         terminal.say(f"{row['name']}: {row['specificity']:.3f} of {row['texts']:,} texts judged to fit")
+    rows = specificity.beside(measured)
     related = correlations(rows)
     real: Row = {"name": "real texts", **judged.real, "specificity": judged.real["accuracy"]}
     del real["accuracy"]  # that of a model is of Bayes' rule

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from factorcell.commands import streams
-from factorcell.visible import visible, visible_json
+from factorcell.visible import aligned, visible, visible_json
 
 if TYPE_CHECKING:
     from factorcell.evaluation.classification import Classification
@@ -114,11 +114,7 @@ def table(rows: Sequence[Row], columns: Sequence[str]) -> None:
         return
     cells = [[name.replace("_", " ") for name in columns]]
     cells += [[_cell(name, row.get(name)) for name in columns] for row in rows]
-    cells = [[visible(cell) for cell in line] for line in cells]
-    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
-    for line in cells:
-        first = line[0].ljust(widths[0])
-        show("  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]))
+    show(*aligned(cells))
 
 
 def _cell(name: str, value: Any) -> str:

@@ -7,8 +7,9 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.training import distributed, search, search_space
 from factorcell.training.check import check
-from factorcell.training.compare import compare
+from factorcell.training.compare import compare, trainings
 from factorcell.training.fit import fit, summary
+from factorcell.training.plan import Plan, said_config
 
 
 def run_train(given: argparse.Namespace) -> None:
@@ -24,7 +25,7 @@ def run_compare(given: argparse.Namespace) -> None:
     from factorcell.reports.runs import report_page
 
     said, budget = options.asked(given)
-    rows = compare(
+    found = compare(
         given.train,
         given.dev,
         given.test,
@@ -33,12 +34,16 @@ def run_compare(given: argparse.Namespace) -> None:
         budget=budget,
         models=given.models,
         target=given.target,
+        seeds=given.seeds,
         resume=given.resume,
         say=terminal.say,
     )
-    terminal.table(rows, ("model", "perplexity", "perplexity_known", "accuracy", "parameters", "minutes"))
+    terminal.table(*found.table())
+    terminal.say(*found.notes())
     page = given.out / "report.html"
-    files.write(page, report_page([given.out / name for name in given.models]).encode())
+    made = Plan(said_config(said))
+    folders = [path for model in given.models for path, _ in trainings(given.out, made, model, given.seeds)]
+    files.write(page, report_page(folders).encode())
     terminal.say(f"the page: {page}")
 
 

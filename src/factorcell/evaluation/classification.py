@@ -24,6 +24,7 @@ from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.schema import Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
+from factorcell.evaluation.text_figures import TextSums, key_of, of_right
 from factorcell.model.language_model import Conditioned
 from factorcell.model.output import Proposal, Samples
 from factorcell.model.run import TOKENS, Run
@@ -142,8 +143,8 @@ class Classification:
     """Texts judged by Bayes' rule: `names` (K) of the candidates, `log_posterior` (B, K), `truth` (B), -1: unknown.
 
     `score` (B, K) is minus the perplexity, z-normalised over the candidates: the detection score of the 2017 paper.
-    Where they are told: `missing` (B,) are the texts without any value, and `by_training` (B,) what would be predicted
-    with the priors of training.
+    Where they are told: `missing` (B,) are the texts without any value, `by_training` (B,) what would be predicted
+    with the priors of training, and `key` tells texts and candidates from others.
     """
 
     names: tuple[str, ...]
@@ -153,6 +154,7 @@ class Classification:
     distractor: NDArray[np.bool_]
     missing: NDArray[np.bool_] | None = None
     by_training: NDArray[np.int64] | None = None
+    key: str = ""
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -224,6 +226,11 @@ class Classification:
     def _auc(self, index: int) -> float:
         judged = (self.truth >= 0) | self.distractor
         return auc(self.score[judged, index], self.truth[judged] == index)
+
+
+def judged_texts(found: Classification) -> TextSums:
+    """What every text adds to the accuracy."""
+    return of_right(found.key, found.predicted == found.truth, found.truth >= 0)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -307,7 +314,8 @@ def classify(
         choose("priors", str(priors), PRIORS)
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], samples=samples, seed=seed)
     found = judge(names, likelihoods, corpus.lengths, truth, weights, distractors)
-    found = replace(found, missing=np.array([name is None for name in truth], dtype=bool))
+    key = key_of(corpus, target, *names)
+    found = replace(found, missing=np.array([name is None for name in truth], dtype=bool), key=key)
     if weights is trained or not any(trained[name] for name in names):
         return found
     return replace(found, by_training=judge(names, likelihoods, corpus.lengths, truth, trained).predicted)
@@ -361,7 +369,7 @@ def classify_points(
         distance = distances(here, there, variables, run)
         nearest = distance.argmin(1)
         truth = [names[near] if far <= within else None for near, far in zip(nearest, distance.min(1), strict=True)]
-    return judge(names, likelihoods, corpus.lengths, truth)
+    return replace(judge(names, likelihoods, corpus.lengths, truth), key=key_of(corpus, *names))
 
 
 def distances(here: Floats, there: Floats, variables: Sequence[str], run: Run) -> Floats:

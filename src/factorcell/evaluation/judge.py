@@ -107,6 +107,10 @@ class Judge:
 
         `UserError` where there is none, where a row lacks one of the two, or for a value that the judge does not know.
         """
+        return self.judge_each(rows)[0]
+
+    def judge_each(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Row, NDArray[np.bool_]]:
+        """The same, and which of the texts (B,) fit."""
         if not rows:
             raise UserError("no texts to judge")
         for number, row in enumerate(rows, 1):
@@ -116,7 +120,7 @@ class Judge:
             choose(f"value of {self.target} in row {number}", category_name(row[self.target]), self.names)
         table = [{self.data.text: row["text"], self.target: row[self.target]} for row in rows]
         schema, vocabulary = self.train.schema, self.train.vocabulary
-        return self.of(prepare(table, self.data, vocabulary=vocabulary, schema=schema))
+        return self._of(prepare(table, self.data, vocabulary=vocabulary, schema=schema))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,10 +133,14 @@ class Judge:
         `accuracy` and its standard error, `deviation` (mean absolute, of ordered values), `by_value`, `confusion`;
         `distinct_1` to 3, `repeated` and `copied_4` to 8 as the functions below; `tokens` of a text.
         """
+        return self._of(corpus)[0]
+
+    def _of(self, corpus: Corpus) -> tuple[Row, NDArray[np.bool_]]:
         found = self.classify(corpus)
-        right = (found.predicted == found.truth)[found.truth >= 0]
+        fits: NDArray[np.bool_] = found.predicted == found.truth
+        right = fits[found.truth >= 0]
         share = float(right.mean()) if len(right) else math.nan
-        return {
+        row = {
             "target": self.target,
             "texts": len(corpus),
             "accuracy": share,
@@ -145,6 +153,7 @@ class Judge:
             "by_value": {row["value"]: row["recall"] for row in found.metrics()["values"] if row["count"]},
             "confusion": {"labels": list(found.names), "counts": found.confusion().tolist()},
         }
+        return row, fits
 
 
 def _scale(target: str, names: Sequence[str], order: Sequence[str]) -> NDArray[np.float64] | None:

@@ -9,11 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from factorcell.bootstrap import Interval
 from factorcell.config import UserError
-from factorcell.data.corpus import Corpus, known_targets, target_offsets
+from factorcell.data.corpus import Corpus, known_targets
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
+from factorcell.evaluation import statistics, text_figures
+from factorcell.evaluation.statistics import Ratios
+from factorcell.evaluation.text_figures import Figures, TextSums
+from factorcell.model.run import Run
 from factorcell.model.scoring import Ranker, Scorer, Tally
 
 BINS = 5  # quantiles that stand for the values of a number
@@ -30,8 +36,12 @@ def evaluate(run: Scorer, source: Any, *, unknown: str = "error") -> Row:
     that training never saw, as `Run.prepare`.
     """
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
-    nats = run.nats(corpus).astype(np.float64)
-    known = known_targets(corpus)
+    return summarised(run.nats(corpus), corpus)
+
+
+def summarised(nats: NDArray[Any], corpus: Corpus) -> Row:
+    """The same from the nats of all targets of `corpus`."""
+    nats, known = nats.astype(np.float64), known_targets(corpus)
     everything = Tally(float(nats.sum()), len(nats))
     return {
         "texts": len(corpus),
@@ -52,43 +62,63 @@ def top_accuracy(model: Ranker, corpus: Corpus) -> Row:
 
 
 def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[str], baseline: Scorer | None = None) -> list[Row]:
-    """Perplexity per value, and `gain`: by what share it lies below that without context.
+    """Perplexity per value, and `gain`: by what share it lies below that without context, with its interval over texts.
 
     `values` names the group of every text. The gain is over `baseline`, an n-gram model or an unadapted run with the
     same vocabulary, or, without one, over the same model when it must do with the expected context.
     """
-    tallies = text_tallies(run, corpus)
+    ours, plain = text_figures.of_nats(run.nats(corpus), corpus), without_context(run, corpus, baseline)
+    return gains(ours["perplexity"], plain["perplexity"], values)
+
+
+def without_context(run: Scorer, corpus: Corpus, baseline: Scorer | None = None) -> Figures:
+    """What every text costs `baseline`, or else `run` itself when it must do with the expected context."""
     if baseline is None:
-        plain = text_tallies(run, corpus.without_context(run.schema))
-    elif baseline.vocabulary.tokens != run.vocabulary.tokens:
+        return text_figures.of_nats(run.nats(corpus.without_context(run.schema)), corpus)
+    if baseline.vocabulary.tokens != run.vocabulary.tokens:
         raise UserError(f"{baseline.folder} and {run.folder} have different vocabularies: no gain can be told")
-    else:
-        plain = text_tallies(baseline, corpus.without_context(baseline.schema))
+    return text_figures.of_nats(baseline.nats(corpus.without_context(baseline.schema)), corpus)
+
+
+def beside(run: Scorer, corpus: Corpus, baseline: Scorer | None, source: Any, unknown: str) -> Figures:
+    """What every text of `source`, which is `corpus`, costs what a run is compared with, as `without_context`.
+
+    A baseline that is adapted reads its own context. `UserError` where the two read texts differently.
+    """
+    if not (isinstance(baseline, Run) and baseline.model.adapted):
+        return without_context(run, corpus, baseline)
+    own = baseline.prepare(source, unknown=unknown)
+    if text_figures.key_of(own) != text_figures.key_of(corpus):
+        raise UserError(f"{baseline.folder} and {run.folder} read these texts differently: no gain can be told")
+    return text_figures.of_nats(baseline.nats(own), own)
+
+
+def gains(ours: TextSums, plain: TextSums, values: Sequence[str]) -> list[Row]:
+    """Rows of `evaluate_by`, the most frequent value first."""
     groups: dict[str, list[int]] = {}
     for row, value in enumerate(values):
         groups.setdefault(value, []).append(row)
     rows = []
     for value, members in groups.items():
-        ours = sum((tallies[row] for row in members), Tally())
-        theirs = sum((plain[row] for row in members), Tally())
-        rows.append(
-            {
-                "value": value,
-                "count": len(members),
-                "targets": ours.tokens,
-                "perplexity": ours.perplexity,
-                "perplexity_without": theirs.perplexity,
-                "gain": 1 - ours.perplexity / theirs.perplexity,
-            }
-        )
+        own, other = (sums.select(np.array(members)) for sums in (ours, plain))
+        perplexities = [Tally(float(sums.above.sum()), int(sums.below.sum())).perplexity for sums in (own, other)]
+        found: Row = {"value": value, "count": len(members), "targets": int(own.below.sum())}
+        found |= dict(zip(("perplexity", "perplexity_without"), perplexities, strict=True))
+        rows.append({**found, **gain(own, other).row("gain")})
     return sorted(rows, key=lambda row: (-row["count"], row["value"]))
+
+
+def gain(ours: TextSums, plain: TextSums) -> Interval:
+    """By what share the perplexity of the same texts is lower with `ours` than with `plain`."""
+    both = Ratios.of([[plain], [ours]])
+    assert both is not None  # of the same texts
+    return statistics.gain(both.difference(0, 1))
 
 
 def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
     """One tally per text."""
-    nats, starts = run.nats(corpus).astype(np.float64), target_offsets(corpus)
-    sums = np.add.reduceat(np.append(nats, 0.0), starts[:-1])
-    return [Tally(float(total), int(count)) for total, count in zip(sums, np.diff(starts), strict=True)]
+    sums = text_figures.per_text(run.nats(corpus), corpus)
+    return [Tally(float(total), int(count)) for total, count in zip(sums, corpus.lengths, strict=True)]
 
 
 def column_values(source: Any, column: str) -> list[str | None]:

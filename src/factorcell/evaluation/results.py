@@ -9,9 +9,10 @@ from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.tables import name_of, open_table
 from factorcell.data.values import to_number
 from factorcell.data.vocabulary import Vocabulary
-from factorcell.evaluation import ngram, perplexity
-from factorcell.evaluation.classification import Classification, classify
+from factorcell.evaluation import ngram, perplexity, text_figures
+from factorcell.evaluation.classification import Classification, classify, judged_texts
 from factorcell.evaluation.ngram import NGram
+from factorcell.evaluation.text_figures import Figures
 from factorcell.model import model_card
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
@@ -34,12 +35,14 @@ def reading(like: Path | None, config: Path | None) -> tuple[DataConfig, Vocabul
     return (model.data if isinstance(model, NGram) else model.config.data), model.vocabulary
 
 
-def note(run: Scorer, row: Mapping[str, Any]) -> str | None:
+def note(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> str | None:
     """Keep a result in the folder, so that the card of a run and reports show it; a line where that is not possible.
 
-    Whoever may only read a run learns its results all the same. Of an anonymous run no user is named there.
+    `texts` is what every text adds to its figures: what reports compare runs by. Whoever may only read a run learns
+    its results all the same. Of an anonymous run no user is named there.
     """
     try:
+        text_figures.keep(run.folder, texts or {})
         files.append_row(run.folder / "results.jsonl", _nameless(run, row))
         if isinstance(run, Run):
             model_card.write(run)
@@ -56,26 +59,31 @@ def evaluate(
     baseline: Scorer | None = None,
     unknown: str = "error",
     top: bool = False,
-) -> Row:
+) -> tuple[Row, Figures]:
     """Perplexities of a table, whole and by the values of columns: {"evaluation": row, "by": {column: rows}}.
 
-    `top` adds how often the next token is among the most probable ones. `note` keeps the result.
+    With columns or a `baseline` there is a gain, over that or over the same model without context (`over` is None).
+    `top` adds how often the next token is among the most probable ones. The second value is what every text adds;
+    `note` keeps both.
     """
     if top and not isinstance(run, Run | NGram):
         raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
     columns = {column: perplexity.column_values(source, column) for column in by}
     corpus = run.prepare(source, unknown=unknown)
-    result: Row = {
-        "kind": "evaluate",
-        "evaluation": {"table": name_of(source), **perplexity.evaluate(run, corpus)},
-        "by": {},
-    }
+    nats = run.nats(corpus)
+    texts = text_figures.of_nats(nats, corpus)
+    row = {"table": name_of(source), **perplexity.summarised(nats, corpus), "texts_key": texts["perplexity"].key}
+    result: Row = {"kind": "evaluate", "evaluation": row, "by": {}}
     if top and isinstance(run, Run | NGram):
-        result["evaluation"] |= perplexity.top_accuracy(run, corpus)
-    for column, values in columns.items():
-        named = ["(missing)" if value is None else value for value in values]
-        result["by"][column] = perplexity.evaluate_by(run, corpus, named, baseline)
-    return result
+        row |= perplexity.top_accuracy(run, corpus)
+    if by or baseline is not None:
+        plain = perplexity.beside(run, corpus, baseline, source, unknown)["perplexity"]
+        row |= perplexity.gain(texts["perplexity"], plain).row("gain")
+        row["over"] = None if baseline is None else baseline.folder.name
+        for column, values in columns.items():
+            named = ["(missing)" if value is None else value for value in values]
+            result["by"][column] = perplexity.gains(texts["perplexity"], plain, named)
+    return result, texts
 
 
 def _nameless(run: Scorer, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -85,18 +93,27 @@ def _nameless(run: Scorer, row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
 
 
-def told_apart(run: Run, table: Any, target: str) -> Row:
-    """Classify the texts of `table` by the variable `target`; the metrics, also kept in the run folder."""
+def told_apart(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
+    """Classify the texts of `table` by the variable `target`; metrics and what texts add, also kept in the run."""
     result = classify(run, table, target, unknown="group")
     metrics = result.metrics()
-    note(run, classified(table, target, result, metrics))
-    return metrics
+    texts = {"accuracy": judged_texts(result)}
+    note(run, classified(table, target, result, metrics), texts)
+    return metrics, texts
 
 
 def classified(table: Any, target: str | None, result: Classification, metrics: Row) -> Row:
     """What `note` keeps of a classification and its metrics."""
     confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
-    return {"kind": "classify", "table": name_of(table), "target": target, **metrics, "confusion": confusion}
+    kept = {"kind": "classify", "table": name_of(table), "target": target, "texts_key": result.key}
+    return {**kept, **metrics, "confusion": confusion}
+
+
+def kept_texts(folder: Path, key: str | None) -> Figures:
+    """What every text of the table of this `key` adds, and those of the last classification, as the run keeps them."""
+    classified = [row for row in files.read_rows(folder / "results.jsonl") if row["kind"] == "classify"]
+    judged = classified[-1].get("texts_key") if classified else None
+    return {**text_figures.read(folder, key), **text_figures.read(folder, judged)}
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:

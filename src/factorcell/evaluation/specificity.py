@@ -5,6 +5,8 @@ written for. How often it is right is the model's context-specificity. It is com
 model, and with its accuracy as a classifier of real texts by Bayes' rule.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +17,12 @@ import numpy as np
 
 from factorcell import files, limits
 from factorcell.config import UserError
-from factorcell.evaluation import perplexity
-from factorcell.evaluation.classification import classify
+from factorcell.evaluation import perplexity, text_figures
+from factorcell.evaluation.cautions import cautions
+from factorcell.evaluation.classification import classify, judged_texts
+from factorcell.evaluation.comparison import Candidate, compared
 from factorcell.evaluation.judge import Judge
+from factorcell.evaluation.text_figures import Figures
 from factorcell.generation.generate import DEFAULT, GenerationOptions, every, generate, origin, resumed
 from factorcell.model.adapters import ranked
 from factorcell.model.run import Run
@@ -84,22 +89,31 @@ def write(
     return files.read_rows(file)
 
 
-def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> Row:
-    """All figures of one model: of its `texts`, and of the real texts of the table `held`."""
+def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> tuple[Row, Figures]:
+    """All figures of one model, of its `texts` and of the real texts of the table `held`; and what every text adds."""
     target = judge.target
-    judged = judge.judge([{"text": row["text"], target: row["context"][target]} for row in texts])
-    whole = perplexity.evaluate(run, run.prepare(held, unknown="group"))
-    accuracy = classify(run, held, target, unknown="group").metrics()["accuracy"] if run.model.adapted else None
-    return {
+    judged, fits = judge.judge_each([{"text": row["text"], target: row["context"][target]} for row in texts])
+    corpus = run.prepare(held, unknown="group")
+    nats = run.nats(corpus)
+    each = text_figures.of_nats(nats, corpus)
+    wanted = hashlib.sha256(json.dumps([target, *(row["context"] for row in texts)]).encode()).hexdigest()
+    each["specificity"] = text_figures.of_right(wanted, fits, np.ones_like(fits))
+    accuracy = None
+    if run.model.adapted:
+        found = classify(run, held, target, unknown="group")
+        accuracy, each["accuracy"] = found.metrics()["accuracy"], judged_texts(found)
+    row = {
         "name": run.folder.name,
         "model": run.config.model_name,
         "rank": run.config.model.rank if ranked(run.config.model) else None,
-        "perplexity": whole["perplexity"],
+        "perplexity": perplexity.summarised(nats, corpus)["perplexity"],
         "accuracy": accuracy,
         "specificity": judged.pop("accuracy"),
         "specificity_error": judged.pop("accuracy_error"),
+        "cautions": cautions([run]),
         **judged,
     }
+    return row, each
 
 
 def compare(
@@ -111,13 +125,19 @@ def compare(
     design: Design,
     options: GenerationOptions = DEFAULT,
     progress: bool = False,
-) -> Iterator[Row]:
-    """The figures of each run, one after another; its texts are in `out`, where a second call resumes."""
+) -> Iterator[tuple[Row, Figures]]:
+    """`measure` of each run, one after another; its texts are in `out`, where a second call resumes."""
     out.mkdir(parents=True, exist_ok=True)
     for folder in folders:
         run = Run.open(folder)
         wanted = design.contexts(run, judge.target, options.seed)
         yield measure(run, judge, write(run, wanted, options, out / _file(folder), progress=progress), held)
+
+
+def beside(measured: Sequence[tuple[Row, Figures]]) -> list[Row]:
+    """The rows with their differences to the first model, as `comparison.compared`: of the same contexts and texts."""
+    found = compared([Candidate(row["name"], [row], [each]) for row, each in measured])
+    return [{**judged, "model": row["model"]} for judged, (row, _) in zip(found, measured, strict=True)]
 
 
 def examples(out: Path, folders: Sequence[Path], target: str, count: int = 2) -> list[Row]:

@@ -1,14 +1,99 @@
-"""Correlations of figures, with their intervals."""
+"""How sure figures are: differences of models over texts and trainings, correlations; each with its interval.
+
+Of a model m with trainings s, the figure of a draw of texts is the mean over s of R_ms, the ratio of the sums over
+those texts. Its difference d to another model has an interval of 95 % over texts, from l to u, by the bootstrap. Where
+models were trained several times the spread of trainings joins it:
+
+    [d - sqrt((d - l)^2 + (t e)^2), d + sqrt((u - d)^2 + (t e)^2)],    e^2 = v (1 / S_1 + 1 / S_2)
+
+with v the pooled variance of R_ms over the S_1 and S_2 trainings, and t that of Student for S_1 + S_2 - 2 degrees of
+freedom. It is how confidence limits of independent parts of a sum are joined (Zou and Donner 2008).
+Shapes: M models, N texts, D draws.
+"""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from factorcell import bootstrap
+from factorcell.bootstrap import Interval
+from factorcell.evaluation.text_figures import TextSums
 
 Row = dict[str, Any]
 
 INTERVAL = 1.959964  # standard deviations around the middle 95 % of a normal distribution
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """One figure of M models over the same N texts: `drawn` (1 + D, M) of all texts and of every draw of them.
+
+    `trained` has the figure of each training of each model.
+    """
+
+    drawn: Floats
+    trained: tuple[Floats, ...]
+    texts: int
+
+    @classmethod
+    def of(cls, models: Sequence[Sequence[TextSums]], seed: int = 0) -> "Ratios | None":
+        """Those of models by their trainings; None unless all are of the same texts, and each has some."""
+        every = [sums for trainings in models for sums in trainings]
+        if not all(models):
+            return None
+        first = every[0]
+        if not all(one.key == first.key and np.array_equal(one.below, first.below) for one in every):
+            return None
+        above = [np.mean([sums.above for sums in trainings], axis=0) for trainings in models]
+        drawn = bootstrap.sums(np.stack([first.below, *above], axis=1), seed=seed)
+        trained = tuple(np.array([sums.ratio for sums in trainings]) for trainings in models)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return cls(drawn[:, 1:] / drawn[:, :1], trained, int(np.count_nonzero(first.below)))
+
+    def difference(self, one: int, other: int) -> Interval:
+        """How far model `one` lies above model `other`, with what other texts and other trainings would change."""
+        with np.errstate(invalid="ignore"):
+            found = bootstrap.middle(self.drawn[:, one] - self.drawn[:, other], self.texts)
+        return widened(found, self.trained[one], self.trained[other])
+
+    def ahead(self, highest: bool) -> int | None:
+        """The model that is better than every other beyond their intervals; None where there is none such."""
+        return bootstrap.ahead(self.drawn[0], highest, self.difference)
+
+
+def widened(found: Interval, one: Floats, other: Floats) -> Interval:
+    """The interval of a difference over texts, with the spread of the trainings of both models, if any has several."""
+    freedom = len(one) + len(other) - 2
+    if found.low is None or found.high is None or not freedom:
+        return found
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in (one, other))
+    wide = student(freedom) * math.sqrt(squares / freedom * (1 / len(one) + 1 / len(other)))
+    low, high = math.hypot(found.point - found.low, wide), math.hypot(found.high - found.point, wide)
+    return Interval(found.point, found.point - low, found.point + high)
+
+
+@cache
+def student(freedom: int) -> float:
+    """The t that 95 % of Student's distribution lie within: its density over t = sqrt(n) tan(a) is cos(a)^(n - 1)."""
+    angles = np.linspace(0, math.pi / 2, 200_001)
+    density = np.cos(angles) ** (freedom - 1)
+    mass = np.append(0.0, np.cumsum((density[1:] + density[:-1]) / 2))
+    return float(math.sqrt(freedom) * np.tan(np.interp(0.95 * mass[-1], mass, angles)))
+
+
+def gain(nats: Interval) -> Interval:
+    """By what share a perplexity lies below another, from the nats per target that the other has more."""
+    with np.errstate(over="ignore"):  # a model that got lost
+        point, *ends = (None if value is None else float(-np.expm1(-value)) for value in nats)
+    assert point is not None
+    return Interval(point, *ends)
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> Row:

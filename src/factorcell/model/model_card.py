@@ -5,7 +5,7 @@ from typing import Any
 
 from factorcell import files
 from factorcell.data.schema import TIMES, Variable
-from factorcell.model.run import Run
+from factorcell.model.run import Run, facts
 from factorcell.visible import visible
 
 Row = dict[str, Any]
@@ -39,14 +39,13 @@ def _model(run: Run) -> str:
 
 
 def _training(run: Run) -> str:
-    path = run.folder / "training.json"
-    facts: Row = files.read_json(path) if path.exists() else {}
+    trained = facts(run.folder)
     lines = []
-    if facts:
-        lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from {code(facts['source'])}")
-    if chosen := facts.get("chosen"):
+    if trained:
+        lines.append(f"- {trained['texts']:,} texts, {trained['targets']:,} targets, from {code(trained['source'])}")
+    if chosen := trained.get("chosen"):
         lines.append(f"- chosen by the table: {code(run.config.told(chosen))}")
-    if tuned := facts.get("finetuned"):
+    if tuned := trained.get("finetuned"):
         moved = ", ".join(
             f"{row['moved']:,} of {row['values']:,} values of {plain(row['part'])}" for row in tuned["moved"]
         )

@@ -248,3 +248,12 @@ def read_config(folder: Path) -> Config:
     if not path.is_file():
         raise UserError(f"{folder}: not a run folder (it has no config.json)")
     return Config.from_dict(files.read_versioned(path, FORMAT, folder), where=str(path))
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """What the run in `folder` was trained on; nothing of one whose training has not ended."""
+    path = folder / "training.json"
+    kept = files.read_json(path) if path.exists() else {}
+    if not isinstance(kept, dict):
+        raise UserError(f"{path}: damaged (it must hold an object, not a {type(kept).__name__})")
+    return kept

@@ -16,6 +16,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
+from factorcell.bootstrap import Interval
 from factorcell.reports.maps import world_map
 from factorcell.reports.wording import natural_order
 
@@ -201,7 +202,7 @@ def gains_by_value(rows: Sequence[Row], most: int = 20) -> Figure:
     """How much lower the perplexity is than the unadapted model's, per value: the `most` best and `most` worst.
 
     Values that fit and have an order, such as numbers, stand in it. Rows: value, count, perplexity, gain (a share:
-    0.05 is 5 % lower).
+    0.05 is 5 % lower), gain_low and gain_high. Where these hold zero, or are None, the bar is grey.
     """
     ranked = sorted(rows, key=lambda row: -float(row["gain"]))
     shown: list[Row | None] = list(ranked)
@@ -211,7 +212,9 @@ def gains_by_value(rows: Sequence[Row], most: int = 20) -> Figure:
         shown = [rows[place] for place in order]
     figure, axes = _chart(0.75 + 0.19 * max(len(shown), 1))
     gains = [0.0 if row is None else 100 * float(row["gain"]) for row in shown]
-    axes.barh(range(len(shown)), gains, color=[ACCENT if gain >= 0 else LOSS for gain in gains], height=0.66, zorder=2)
+    found = [None if row is None else Interval.of(row, "gain") for row in shown]
+    shades = [(MUTED, ACCENT, LOSS)[gain.sign if gain else 0] for gain in found]
+    axes.barh(range(len(shown)), gains, color=shades, height=0.66, zorder=2)
     reach = max((abs(gain) for gain in gains), default=1.0) or 1.0
     for y, (row, gain) in enumerate(zip(shown, gains, strict=True)):
         if row is not None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from factorcell.reports import charts
-from factorcell.reports.elements import MADE, Row, chart, document, escaped, formatted, picture, table
+from factorcell.reports.elements import MADE, Row, ahead, chart, document, escaped, formatted, picture, table
 from factorcell.reports.maps import best_point, grid_of
 
 GEONAMES = (
@@ -36,7 +36,7 @@ def demo_page(results: Row) -> str:
     """The page of `factorcell demo`: maps, invented names, the models, their learning curves, the countries.
 
     `results`: minutes, machine, models, curves, names, maps, countries, confusion; and, if known, texts (how
-    many were read), model (whose maps and names these are), prior ("all points of a grid") and figures_note.
+    many were read), cautions, model (whose maps and names these are), prior ("all points of a grid") and figures_note.
     """
     title = charts.titled(results.get("model") or "factorcell")
     sections = [
@@ -55,7 +55,13 @@ def demo_page(results: Row) -> str:
         "they draw the world back. "
         f"All of this took {float(results['minutes']):.1f} minutes on {results['machine']}."
     )
-    return document("Where in the world does a name belong?", sections, lead=lead, credits=(GEONAMES, EARTH, MADE))
+    return document(
+        "Where in the world does a name belong?",
+        sections,
+        lead=lead,
+        cautions=results.get("cautions", ()),
+        credits=(GEONAMES, EARTH, MADE),
+    )
 
 
 def _demo_maps(results: Row) -> str:
@@ -113,7 +119,8 @@ def _demo_models(results: Row) -> str:
         )
         for model in results["models"]
     ]
-    content = table(header, rows, best={1: False, 2: False, 3: True})
+    best = ahead(results["models"], ("perplexity", "perplexity_known", "accuracy"), start=1)
+    content = table(header, rows, best)
     figures = [chart(charts.model_comparison(results["models"]), "models", "Perplexity and accuracy of the models")]
     if results.get("curves"):
         figures.append(chart(charts.learning_curves(results["curves"]), "curves", "Learning curves of the models"))

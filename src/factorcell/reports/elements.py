@@ -7,7 +7,7 @@ import base64
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from string import Template
 from typing import Any
@@ -31,15 +31,19 @@ def document(
     *,
     kicker: str = "factorcell",
     lead: str = "",
+    cautions: Sequence[str] = (),
     credits: Sequence[str] = (MADE,),
 ) -> str:
     """The page of `sections`, pairs of a heading and HTML. All but the HTML and `credits` is plain text.
+
+    `cautions` are lines to hold against what the page shows; they come first.
 
     What could turn letters round or hide among them is written out, wherever on the page it stands.
     """
     head = f'<p class="kicker">{escaped(kicker)}</p>\n<h1>{escaped(title)}</h1>'
     if lead:
         head += f'\n<p class="lead">{escaped(lead)}</p>'
+    head += "".join(f'\n<p class="caution">{escaped(line)}.</p>' for line in cautions)
     body = "\n".join(f"<section>\n<h2>{escaped(name)}</h2>\n{content}\n</section>" for name, content in sections)
     foot = "\n".join(f"<p>{line}</p>" for line in credits)
     page = Template(_asset("page.html")).substitute(
@@ -57,23 +61,23 @@ def escaped(value: object) -> str:
     return html.escape(str(value))
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]], best: Mapping[int, bool] | None = None) -> str:
-    """An HTML table; numbers are set right. `best`: columns whose best cells are marked, True for highest.
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]], best: Collection[tuple[int, int]] = ()) -> str:
+    """An HTML table; numbers are set right. `best`: the row and column of each cell that is marked.
 
     A cell is text, None (a dash), or a pair of a number and how it reads.
     """
     numeric = [any(number_in(row[j]) is not None for row in rows) for j in range(len(header))]
-    marked = set()
-    for j, high in (best or {}).items():
-        known = [(value, i) for i, row in enumerate(rows) if (value := number_in(row[j])) is not None]
-        if len({value for value, _ in known}) > 1:  # where all are alike none is best
-            target = (max if high else min)(known)[0]
-            marked |= {(i, j) for value, i in known if value == target}
     lines = ["<tr>" + "".join(_cell("th", name, numeric[j]) for j, name in enumerate(header)) + "</tr>"]
     for i, row in enumerate(rows):
-        cells = (_cell("td", value, numeric[j], (i, j) in marked) for j, value in enumerate(row))
+        cells = (_cell("td", value, numeric[j], (i, j) in best) for j, value in enumerate(row))
         lines.append("<tr>" + "".join(cells) + "</tr>")
     return '<div class="table"><table>\n' + "\n".join(lines) + "\n</table></div>"
+
+
+def ahead(rows: Sequence[Row], columns: Sequence[str], start: int) -> set[tuple[int, int]]:
+    """The cells of `table` that are marked: where `ahead` of a row names the figure of a column, from `start` on."""
+    marked = [set(row.get("ahead", ())) for row in rows]
+    return {(i, j) for i, names in enumerate(marked) for j, name in enumerate(columns, start) if name in names}
 
 
 def number_in(cell: Any) -> float | None:

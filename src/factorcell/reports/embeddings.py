@@ -29,7 +29,8 @@ def page(name: str, found: Row) -> str:
     """The page of what was `found` in the run called `name`.
 
     `found`: variable, values (their number); and rows of neighbours, words (each with context, against, rows), maps
-    (each with column, points, ellipses, agreement, shares, dots) and predictions, as far as they were asked for.
+    (each with column, points, ellipses, agreement, shares, dots) and predictions, as far as they were asked for; and
+    `cautions`, lines that come first.
     """
     sections = []
     if found["neighbours"]:
@@ -47,6 +48,7 @@ def page(name: str, found: Row) -> str:
         sections,
         kicker="factorcell contexts",
         lead=values if found["variable"] else "",
+        cautions=found.get("cautions", ()),
     )
 
 

@@ -31,10 +31,12 @@ UNITS = (
 )
 
 
-def explanation(name: str, rows: Sequence[Row], words: Sequence[Row] = (), runs: int = 1) -> str:
+def explanation(
+    name: str, rows: Sequence[Row], words: Sequence[Row] = (), runs: int = 1, cautions: Sequence[str] = ()
+) -> str:
     """The page of explained texts, `rows` as of `explain`, with `model` where there are several.
 
-    `words` are those of `raised` that are to be shown; `runs` is how many were averaged.
+    `words` are those of `raised` that are to be shown; `runs` is how many were averaged; `cautions` come first.
     """
     between = list(rows[0]["posterior"])
     mean = MEAN.format(count=runs) if runs > 1 else ""
@@ -57,7 +59,8 @@ def explanation(name: str, rows: Sequence[Row], words: Sequence[Row] = (), runs:
     sections.append(("All figures", _all(rows, between)))
     count = len(dict.fromkeys(row["text"] for row in rows))
     lead = f"{count:,} {'text' if count == 1 else 'texts'}, read given {_listed(between)}."
-    return elements.document(f"What {titled(name)} hears", sections, kicker="factorcell explain", lead=lead)
+    title = f"What {titled(name)} hears"
+    return elements.document(title, sections, kicker="factorcell explain", lead=lead, cautions=cautions)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -198,7 +201,7 @@ def units_page(
         for row in rows
     ]
     note = f'<p class="muted">{elements.escaped(UNITS.format(when=when))}</p>'
-    sections = [("The unit that best indicates each value", elements.table(header, cells, best={2: True}) + note)]
+    sections = [("The unit that best indicates each value", elements.table(header, cells) + note)]
     if drawn:
         title = drawn_unit(drawn[0])
         figure = tokens.unit_along(drawn, title)

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from factorcell.bootstrap import Interval
 from factorcell.reports import charts, elements
 from factorcell.reports.charts import INK, MUTED, RULE, WIDTH, Row, colours, legend, titled
 
@@ -38,7 +39,8 @@ HOW = (
     "1 and at 10 is how often it comes first, and how often it is there. Partial MRR goes by the first suggestion "
     "that is the query or its first words. Characters saved are those that need not be typed if that suggestion is "
     "taken at this prefix. Perplexity is that of the characters of whole queries, before they are learned. Intervals "
-    "hold the middle 95 % of {draws:,} draws of users with replacement; those of differences are paired."
+    "hold the middle 95 % of {draws:,} draws of users with replacement; those of differences are paired. Figures in "
+    "bold are better than those of all other systems by more than that."
 )
 
 
@@ -47,7 +49,7 @@ def table(summary: Row) -> tuple[list[dict[str, str]], list[str]]:
     rows = []
     for row in _rows(summary, "all", "queries"):
         cells = {NAMES[figure]: _plain(row, figure) for figure in NAMES}
-        cells[f"MRR above {summary['base']}"] = _with_interval(row, "mrr_difference", "+.3f")
+        cells[f"MRR above {summary['base']}"] = _above(row) or "-"
         times = next(one for one in summary["milliseconds"] if one["system"] == row["system"])
         cells["ms"] = f"{times['suggest']:.1f} + {times['learn']:.1f}"
         rows.append({"system": row["system"], **cells})
@@ -111,11 +113,11 @@ def _table(summary: Row, over: str) -> str:
         (
             charts.titled(row["system"]),
             *(_figure(row, figure) for figure in figures),
-            _cell(row, "mrr_difference", "+.3f"),
+            _above(row),
         )
         for row in rows
     ]
-    best = {1 + figures.index(figure): figure != "perplexity" for figure in figures}
+    best = elements.ahead(rows, figures, start=1)
     return elements.table(("system", *(NAMES[figure] for figure in figures), above), cells, best)
 
 
@@ -150,6 +152,12 @@ def _figure(row: Row, figure: str) -> tuple[float, str] | None:
 
 def _cell(row: Row, figure: str, form: str) -> tuple[float, str] | None:
     return None if row.get(figure) is None else (row[figure], _with_interval(row, figure, form))
+
+
+def _above(row: Row) -> str | None:
+    """By how much the MRR of a system is above that of the base, with its interval."""
+    found = Interval.of(row, "mrr_difference")
+    return found and found.told(".3f")
 
 
 def _with_interval(row: Row, figure: str, form: str = ".3f") -> str:

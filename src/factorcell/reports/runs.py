@@ -1,47 +1,61 @@
 """The page about runs side by side: figures, curves, gains, confusions, options."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from factorcell import files
-from factorcell.model.run import Run
+from factorcell.evaluation.cautions import cautions
+from factorcell.evaluation.comparison import Candidate, compared, figure, told_difference
+from factorcell.evaluation.results import kept_texts
+from factorcell.model.run import Run, facts
 from factorcell.reports import charts
-from factorcell.reports.elements import Row, chart, document, escaped, formatted, number_in, table
+from factorcell.reports.elements import Row, ahead, chart, document, escaped, formatted, number_in, table
 
 
 def report_page(folders: Sequence[str | Path]) -> str:
     """The HTML page about run folders: their last results, logs and options."""
-    runs = []
-    for folder in map(Path, folders):
-        run = Run.open(folder)
-        results = files.read_rows(folder / "results.jsonl")
-        last = {row["kind"]: row for row in results}
-        evaluated = last.get("evaluate", {})
-        classified = last.get("classify")
-        runs.append(
-            {
-                "folder": str(folder),
-                "title": folder.name,
-                "config": run.config.to_dict(),
-                "schema": [v.describe() for v in run.schema.variables],
-                "evaluation": evaluated.get("evaluation") or last.get("compare") or run.best(),
-                "log": run.log(),
-                "by": {name: rows for row in results if row["kind"] == "evaluate" for name, rows in row["by"].items()},
-                "classification": classified and {**classified, **classified["confusion"]},
-            }
-        )
-    return run_report(runs)
+    return run_report([_read(Path(folder)) for folder in folders])
+
+
+def _read(folder: Path) -> Row:
+    """What a run folder holds for the page."""
+    run = Run.open(folder)
+    results = files.read_rows(folder / "results.jsonl")
+    last = {row["kind"]: row for row in results}
+    trained = facts(folder)
+    shown = last.get("evaluate", {}).get("evaluation") or last.get("compare") or run.best() or {}
+    classified = last.get("classify")
+    key = shown.get("texts_key", trained.get("development_key"))
+    return {
+        "folder": str(folder),
+        "title": folder.name,
+        "config": run.config.to_dict(),
+        "schema": [v.describe() for v in run.schema.variables],
+        "evaluation": shown or None,
+        "log": run.log(),
+        "by": {name: rows for row in results if row["kind"] == "evaluate" for name, rows in row["by"].items()},
+        "classification": classified and {**classified, **classified["confusion"]},
+        "texts": kept_texts(folder, key),
+        "trained": [key, *(trained.get(name) for name in ("texts", "source", "finetuned"))],
+        "cautions": cautions([run]),
+    }
 
 
 def run_report(runs: Sequence[Row]) -> str:
-    """Runs side by side: numbers, options, learning curves, gains by value, confusion matrices."""
-    titles = [str(run.get("title") or run["folder"]) for run in runs]
-    alone = len(runs) == 1
-    sections = [("Figures" if alone else "Side by side", _run_table(runs, titles))]
+    """Runs side by side: numbers, options, learning curves, gains by value, confusion matrices.
+
+    Trainings of one model that differ in their seed share a row, and the first of them has the curves and charts.
+    """
+    models = _by_model(runs)
+    firsts = [trainings[0] for trainings in models]
+    titles = [str(run.get("title") or run["folder"]) for run in firsts]
+    alone = len(models) == 1
+    sections = [("Figures" if alone else "Side by side", _run_table(models, titles))]
     curves = [
         {**row, "model": title}
-        for run, title in zip(runs, titles, strict=True)
+        for run, title in zip(firsts, titles, strict=True)
         for row in run.get("log") or []
         if row.get("split") == "dev"
     ]
@@ -51,40 +65,82 @@ def run_report(runs: Sequence[Row]) -> str:
             for x in ("minutes", "tokens")
         ]
         sections.append(("Learning curves", '<div class="grid">' + "\n".join(figures) + "</div>"))
-    for index, (run, title) in enumerate(zip(runs, titles, strict=True)):
+    for index, (run, title) in enumerate(zip(firsts, titles, strict=True)):
         sections += _run_details(run, "Context" if alone else title, index)
-    if any(run["config"] for run in runs):
-        sections.append(("Options", _options(runs, titles)))
+    if any(run["config"] for run in firsts):
+        sections.append(("Options", _options(firsts, titles)))
     name = titles[0] if alone else f"{len(runs)} runs side by side"
-    return document(name, sections, kicker="factorcell report")
+    lines = [line for run in runs for line in run.get("cautions") or ()]
+    return document(name, sections, kicker="factorcell report", cautions=lines)
 
 
-# A column of the table of runs: its title, where its number is, how it reads, whether higher is better.
-COLUMNS: tuple[tuple[str, str, str, bool | None], ...] = (
-    ("perplexity", "perplexity", ".2f", False),
-    ("without unknown tokens", "perplexity_known", ".2f", False),
-    ("targets", "targets", ",.0f", None),
-    ("accuracy", "accuracy", ".1%", True),
-    ("macro F1", "macro_f1", ".3f", True),
-    ("AUC", "auc", ".3f", True),
-    ("minutes", "minutes", ".1f", None),
+def _by_model(runs: Sequence[Row]) -> list[list[Row]]:
+    """The trainings of each model: runs with the same options but for the seed, of the same texts.
+
+    Models that are not adapted come first, since the others are measured from the first; trainings by their seed.
+    """
+    models: dict[str, list[Row]] = {}
+    for place, run in enumerate(runs):
+        config = {part: dict(values) for part, values in run["config"].items()}
+        for name in ("seed", "threads", "device"):
+            config.get("training", {}).pop(name, None)
+        key = json.dumps([config, run["trained"]], sort_keys=True) if run.get("trained") else str(place)
+        models.setdefault(key, []).append(run)
+    for trainings in models.values():
+        trainings.sort(key=lambda run: run["config"].get("training", {}).get("seed", 0))
+    return sorted(models.values(), key=lambda trainings: _adapted(trainings[0]["config"].get("model", {})))
+
+
+def _adapted(model: Row) -> bool:
+    return bool(model.get("adapt") or model.get("output_bias"))
+
+
+# A column of the table of runs: its title, where its number is, how it reads.
+COLUMNS = (
+    ("perplexity", "perplexity", ".2f"),
+    ("without unknown tokens", "perplexity_known", ".2f"),
+    ("targets", "targets", ",.0f"),
+    ("accuracy", "accuracy", ".1%"),
+    ("macro F1", "macro_f1", ".3f"),
+    ("AUC", "auc", ".3f"),
+    ("minutes", "minutes", ".1f"),
 )
 
 
-def _run_table(runs: Sequence[Row], titles: Sequence[str]) -> str:
-    """The numbers that there are, one row a run."""
-    numbers = []
-    for run in runs:
-        seconds = max((row["seconds"] for row in run.get("log") or [] if "seconds" in row), default=None)
-        minutes = None if seconds is None else seconds / 60
-        numbers.append({**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes})
-    kept = [column for column in COLUMNS if any(number_in(row.get(column[1])) is not None for row in numbers)]
-    rows = [
-        (title, str(run["folder"]), *(formatted(row.get(key), form) for _, key, form, _ in kept))
-        for run, title, row in zip(runs, titles, numbers, strict=True)
+def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
+    """The numbers that there are, one row a model, and which differences are more than chance."""
+    candidates = [
+        Candidate(title, [_numbers(run) for run in trainings], [run.get("texts") or {} for run in trainings])
+        for trainings, title in zip(models, titles, strict=True)
     ]
-    best = {j: high for j, (*_, high) in enumerate(kept, start=2) if high is not None}
-    return table(("run", "folder", *(column[0] for column in kept)), rows, best)
+    found = compared(candidates)
+    kept = [column for column in COLUMNS if any(number_in(row.get(column[1])) is not None for row in found)]
+    differences = found.titles()
+    rows = [
+        (
+            row["model"],
+            ", ".join(str(run["folder"]) for run in trainings),
+            *(_figure(row, key, form) for _, key, form in kept),
+            *(told_difference(name, row) for name in differences),
+        )
+        for row, trainings in zip(found, models, strict=True)
+    ]
+    best = ahead(found.rows, [key for _, key, _ in kept], start=2)
+    notes = "".join(f'<p class="muted">{escaped(line)}</p>' for line in found.notes("bold"))
+    return table(("run", "folder", *(column[0] for column in kept), *differences.values()), rows, best) + notes
+
+
+def _numbers(run: Row) -> Row:
+    """All figures of a run."""
+    seconds = max((row["seconds"] for row in run.get("log") or [] if "seconds" in row), default=None)
+    minutes = None if seconds is None else seconds / 60
+    return {**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes}
+
+
+def _figure(row: Row, key: str, form: str) -> tuple[float, str] | None:
+    """A cell: a number with how it reads, and the spread of its trainings."""
+    number = number_in(row.get(key))
+    return None if number is None else (number, figure(row, key, form, mark=""))
 
 
 def _run_details(run: Row, title: str, index: int) -> list[tuple[str, str]]:
@@ -98,8 +154,10 @@ def _run_details(run: Row, title: str, index: int) -> list[tuple[str, str]]:
         if gains:
             figure = charts.gains_by_value(gains)
             alt = f"Gain over the unadapted model by {variable}"
-            figures.append(chart(figure, f"gains-{index}-{len(figures)}", alt, f"by {escaped(variable)}"))
-        content += _folded(f"Perplexity by {variable}", rows, ("value", "count", "targets", "perplexity", "gain"))
+            caption = f"by {escaped(variable)}; grey: no difference, or too few texts to tell"
+            figures.append(chart(figure, f"gains-{index}-{len(figures)}", alt, caption))
+            lines = [{**row, "gain": told_difference("gain", row)} for row in rows]
+        content += _folded(f"Perplexity by {variable}", lines, ("value", "count", "targets", "perplexity", "gain"))
     classes = run.get("classification") or {}
     confusion = classes.get("confusion") or classes
     target = str(classes.get("target") or "the context")
@@ -117,10 +175,10 @@ def _folded(title: str, rows: Sequence[Row], names: Sequence[str]) -> str:
     """A table of those of the columns `names` that the rows have, folded away."""
     if not rows:
         return ""
-    forms = {"count": ",.0f", "targets": ",.0f", "perplexity": ".2f", "gain": "+.1%"}
+    forms = {"count": ",.0f", "targets": ",.0f", "perplexity": ".2f"}
     kept = [name for name in names if any(row.get(name) is not None for row in rows)]
     cells = [
-        [str(row[name]) if name == "value" else formatted(row.get(name), forms.get(name, ".3f")) for name in kept]
+        [row[name] if isinstance(row[name], str) else formatted(row.get(name), forms.get(name, ".3f")) for name in kept]
         for row in rows
     ]
     return f"<details><summary>{escaped(title)}</summary>{table(kept, cells)}</details>"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from factorcell.bootstrap import Interval
 from factorcell.data.vocabulary import SPECIALS, Specials
 from factorcell.evaluation.statistics import rank_correlation
 
@@ -131,10 +132,7 @@ def _value(row: Row) -> str:
 
 def gain(row: Row) -> str:
     """Points with their interval, if they have one: +2.1 [+1.0, +3.2]."""
-    if row["gain_low"] is None:
-        return f"{100 * row['gain']:+.2f}"
-    point, low, high = (f"{100 * row[f'gain{end}']:+.2f}" for end in ("", "_low", "_high"))
-    return f"{point} [{low}, {high}]"
+    return Interval(row["gain"], row["gain_low"], row["gain_high"]).told(".2f", 100.0)
 
 
 def agreed(row: Row) -> str:

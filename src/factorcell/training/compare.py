@@ -1,14 +1,16 @@
-"""The papers' models side by side, trained on the same texts with the same options."""
+"""The papers' models side by side, trained on the same texts with the same options, once or with several seeds."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import files
+from factorcell import files, limits
 from factorcell.config import PAPER_MODELS, Config, UserError
 from factorcell.data.tables import name_of
-from factorcell.evaluation import perplexity
+from factorcell.evaluation import perplexity, text_figures
+from factorcell.evaluation.comparison import Candidate, Comparison, compared
 from factorcell.evaluation.results import note, told_apart
+from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import ADVICE, BEGINNING, Run
 from factorcell.training.fit import Say, fit, read, tell
 from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config
@@ -27,33 +29,56 @@ def compare(
     budget: Budget | None = None,
     models: Sequence[str] = PAPER_MODELS,
     target: str | None = None,
+    seeds: int = 1,
     resume: bool = False,
     say: Say | None = None,
-) -> list[Row]:
+) -> Comparison:
     """Train the papers' models with the same options on the same texts; one row of results per model.
 
     What `config` leaves open follows from the table and the `budget`, which each model has, as `fit` has it.
-    `target` names the context column to classify. Results are of `test`, else of `dev`. Finished models are not
-    trained again with `resume`.
+    `target` names the context column to classify. Results are of `test`, else of `dev`. Each model is trained with
+    `seeds` seeds, that of `config` and those after it. Finished runs are not trained again with `resume`.
     """
     folder = Path(folder)
+    limits.check(seeds=seeds)
     if test is None and dev is None:
         raise UserError("compare needs a development or a test table to report on (--dev, --test)")
     if not resume and not files.is_new(folder, BEGINNING):
         raise UserError(f"{folder}: exists already; {ADVICE}")
     made = common_plan(source, dev, config, folder, budget, models=models, say=say)
-    rows = []
+    candidates = []
     table = dev if test is None else test
     for model in models:
-        path = folder / model
-        tell(say, f"{model} -> {path}")
-        chosen = made.of(model)
-        kept = files.read_rows(path / "results.jsonl") if resume else []
-        done = [row for row in kept if row["kind"] == "compare" and row["table"] == name_of(table)]
-        if not done:
-            done = [_judged(fit(source, dev, chosen, path, resume=resume, say=say), table, target)]
-        rows.append(done[-1])
-    return rows
+        rows, texts = [], []
+        for path, chosen in trainings(folder, made.of(model), model, seeds):
+            tell(say, f"{model} -> {path}")
+            row = _kept(path, table) if resume else None
+            row = row or _judged(fit(source, dev, chosen, path, resume=resume, say=say), table, target)
+            rows.append(row)
+            texts.append(texts_of(path, row))
+        candidates.append(Candidate(model, rows, texts))
+    return compared(candidates)
+
+
+def trainings(folder: Path, made: Plan, model: str, seeds: int) -> list[tuple[Path, Plan]]:
+    """The run folder and the plan of each training of a model: `factorcell`, `factorcell-seed-1`, ..."""
+    first = made.config.training.seed
+    others = range(first + 1, first + seeds)
+    seeded = [(f"{model}-seed-{n}", made.seeded(n)) for n in others]
+    return [(folder / name, chosen) for name, chosen in ((model, made), *seeded)]
+
+
+def texts_of(folder: Path, row: Row) -> Figures:
+    """What every text of the table of a result adds, as it is kept in the folder of the run."""
+    whole = text_figures.read(folder, row.get("texts_key"))
+    return {**whole, **text_figures.read(folder, row.get("accuracy_key"))}
+
+
+def _kept(folder: Path, table: Any) -> Row | None:
+    """The results of a finished run of a comparison; None if there are none, or none that can be compared."""
+    rows = files.read_rows(folder / "results.jsonl")
+    done = [row for row in rows if row["kind"] == "compare" and row["table"] == name_of(table)]
+    return done[-1] if done and texts_of(folder, done[-1]) else None
 
 
 def common_plan(
@@ -77,12 +102,17 @@ def common_plan(
 
 
 def _judged(run: Run, table: Any, target: str | None) -> Row:
-    """The results of one model of a comparison, noted in its folder."""
+    """The results of one run of a comparison, noted in its folder."""
     corpus = run.prepare(table, unknown="group")
-    row: Row = {"model": run.folder.name, **perplexity.evaluate(run, corpus)}
-    row["parameters"] = run.model.parameter_count()
-    row["minutes"] = run.minutes()
+    nats = run.nats(corpus)
+    texts = text_figures.of_nats(nats, corpus)
+    row: Row = {"kind": "compare", "table": name_of(table), "model": run.folder.name}
+    row |= perplexity.summarised(nats, corpus)
+    row |= {"parameters": run.model.parameter_count(), "minutes": run.minutes()}
+    row["texts_key"] = texts["perplexity"].key
     if target and run.model.adapted:
-        row |= {key: value for key, value in told_apart(run, table, target).items() if key in SCORES}
-    note(run, {"kind": "compare", "table": name_of(table), **row})
+        metrics, judged = told_apart(run, table, target)
+        row |= {key: value for key, value in metrics.items() if key in SCORES}
+        row["accuracy_key"] = judged["accuracy"].key
+    note(run, row, texts)
     return row

@@ -54,7 +54,8 @@ def finetune(
         run = _resumed(folder, config, corpus, start) if going_on else _created(folder, config, corpus, start)
         learn(run, corpus, held, resume=going_on, say=say)
         moved = start.moved(run.model)
-        finish(run, corpus, source, finetuned={"from": str(old.folder), "parts": start.parts, "l1": l1, "moved": moved})
+        tuned = {"from": str(old.folder), "parts": start.parts, "l1": l1, "moved": moved}
+        finish(run, corpus, held, source, finetuned=tuned)
     return run
 
 

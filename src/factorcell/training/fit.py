@@ -11,8 +11,11 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of
+from factorcell.evaluation.cautions import context_gain
+from factorcell.evaluation.comparison import told_difference
+from factorcell.evaluation.text_figures import key_of
 from factorcell.model import model_card
-from factorcell.model.run import ADVICE, BEGINNING, Run
+from factorcell.model.run import ADVICE, BEGINNING, Run, facts
 from factorcell.progress import progress_bar
 from factorcell.training import distributed
 from factorcell.training.distributed import World
@@ -63,7 +66,7 @@ def fit(
             run = make(folder, made.config, corpus.vocabulary, corpus.schema)
         learn(run, corpus, held, world, resume=going_on, say=say)
         if world.first:
-            finish(run, corpus, source, chosen=unsaid(config))
+            finish(run, corpus, held, source, chosen=unsaid(config))
     return run
 
 
@@ -109,12 +112,16 @@ def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corp
     return corpus, prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
 
 
-def finish(run: Run, corpus: Corpus, source: Any, *, finetuned: Row | None = None, chosen: Sequence[str] = ()) -> None:
+def finish(
+    run: Run, corpus: Corpus, held: Corpus, source: Any, *, finetuned: Row | None = None, chosen: Sequence[str] = ()
+) -> None:
     """Keep in the folder of a trained run what it was trained on, from which run it came, and write its card.
 
-    `chosen` are the options that nobody said.
+    Also what its context gains on the development texts `held`, and the key that they have. `chosen` are the options
+    that nobody said.
     """
     kept: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
+    kept |= {"development_key": key_of(held), "context": context_gain(run, held)}
     if chosen:
         kept["chosen"] = list(chosen)
     if finetuned:
@@ -124,12 +131,6 @@ def finish(run: Run, corpus: Corpus, source: Any, *, finetuned: Row | None = Non
         data = run.config.data
         corpus.frequent.counted(data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
-
-
-def facts(run: Run) -> Row:
-    """What `finish` kept."""
-    kept: Row = files.read_json(run.folder / "training.json")
-    return kept
 
 
 def tell(say: Say | None, text: str) -> None:
@@ -186,7 +187,9 @@ def summary(run: Run) -> str:
     """The best development figures of a run in one line."""
     best = run.best()
     assert best is not None  # a training ends with an evaluation
+    gain = told_difference("gain", facts(run.folder).get("context") or {})
+    worth = "" if gain is None else f"; its context gains {gain}"
     return (
         f"development perplexity {best['perplexity']:.2f} ({best['perplexity_known']:.2f} without out-of-vocabulary "
-        f"targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes"
+        f"targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes{worth}"
     )

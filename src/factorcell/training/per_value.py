@@ -117,7 +117,7 @@ def separate(
                 tell(say, f"{'all texts' if number == SHARED else value} -> {path}")
                 learn(run, own, own_held, resume=going_on, say=say)
                 of = name_of(source) + ("" if number == SHARED else f", {by} {value}")
-                finish(run, own, of, chosen=unsaid(asked))
+                finish(run, own, own_held, of, chosen=unsaid(asked))
     return Separate.open(folder)
 
 

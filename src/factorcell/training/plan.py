@@ -81,6 +81,10 @@ class Plan:
         """The same plan of a named model."""
         return replace(self, config=self.config.with_model(model))
 
+    def seeded(self, seed: int) -> "Plan":
+        """The same plan from another seed."""
+        return replace(self, config=replace(self.config, training=replace(self.config.training, seed=seed)))
+
     def lines(self) -> list[str]:
         """What was chosen and how long it takes, to be read before the training begins."""
         lines = []

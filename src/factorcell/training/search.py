@@ -28,9 +28,10 @@ from factorcell.evaluation import results
 from factorcell.evaluation.results import Row
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
-from factorcell.training import search_space
+from factorcell.training import search_space, trials
 from factorcell.training.fit import HELD_OUT, Say, finish, watched
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config
+from factorcell.training.trials import ranked, told
 
 if TYPE_CHECKING:
     import optuna
@@ -312,14 +313,14 @@ class Search:
                 if row["split"] == "dev" and self._hopeless(trial, row, config):
                     pruned = True
                     break
-        finish(run, corpus, self.texts.source)
+        finish(run, corpus, held, self.texts.source)
         best = run.best()
         if best is None or not math.isfinite(best["perplexity"]):
             raise UserError(f"{folder}: no finite perplexity on the development texts")
         result = {key: best[key] for key in ("perplexity", "perplexity_known")}
         result |= {"minutes": run.minutes(), "parameters": run.model.parameter_count()}
         if self.options.target and run.model.adapted and not pruned:
-            accuracy = results.told_apart(run, self.texts.dev, self.options.target)["accuracy"]
+            accuracy = results.told_apart(run, self.texts.dev, self.options.target)[0]["accuracy"]
             result |= {"accuracy": accuracy} if math.isfinite(accuracy) else {}
         return pruned, result
 
@@ -348,9 +349,9 @@ class Search:
         return made
 
     def publish(self, ended: bool = False) -> list[Row]:
-        """Write trials.jsonl and best.toml, and study.html once the search has `ended`; the rows."""
+        """Write trials.jsonl and best.toml; the rows. Once the search has `ended`, compared, and study.html too."""
         with self.guard:
-            rows = self.rows()
+            rows = trials.compared(self.rows(), self.path) if ended else self.rows()
             files.write_rows(self.folder / "trials.jsonl", rows)
             best = ranked(rows)[:1]
             if best and best[0]["state"] == "complete":
@@ -371,30 +372,3 @@ def sampler(name: str, seed: int, number: int) -> "optuna.samplers.BaseSampler":
     kind = {"random": samplers.RandomSampler, "tpe": samplers.TPESampler}[name]
     own: optuna.samplers.BaseSampler = kind(seed=int(np.random.SeedSequence((seed, number)).generate_state(1)[0]))
     return own
-
-
-def ranked(rows: Sequence[Row]) -> list[Row]:
-    """Complete trials by perplexity, then the pruned ones, then the rest."""
-    order = ["complete", "pruned"]
-    return sorted(
-        rows,
-        key=lambda row: (
-            order.index(row["state"]) if row["state"] in order else len(order),
-            math.inf if row["perplexity"] is None else row["perplexity"],
-            row["number"],
-        ),
-    )
-
-
-def brief(value: Any) -> str:
-    """What was drawn, short: numbers to three digits."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def told(row: Row) -> str:
-    """One trial in one line."""
-    figures = "" if row["perplexity"] is None else f", perplexity {row['perplexity']:.2f}"
-    figures += f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
-    figures += f" ({row['error']})" if "error" in row else ""
-    drawn = ", ".join(f"{name} {brief(value)}" for name, value in row["params"].items())
-    return f"trial {row['number']} {row['state']}{figures}: {row['model']}, {drawn}"

@@ -6,7 +6,7 @@ checkpoint needs no random state, and a resumed run continues bit for bit (on on
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from factorcell import files
 from factorcell.config import TrainingConfig, UserError, check_format
 from factorcell.data.canaries import planted
-from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
+from factorcell.data.corpus import Batch, Corpus, target_counts
 from factorcell.interrupts import Stop
 from factorcell.model import sizes
 from factorcell.model.devices import find_device
@@ -27,6 +27,7 @@ from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Picked, Proposal, Reads, Samples
 from factorcell.model.run import Run
+from factorcell.training.development import Development
 from factorcell.training.distributed import World
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
@@ -73,19 +74,6 @@ def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
     return config.learning_rate * factor
 
 
-def perplexities(run: Run, corpus: Corpus, world: World) -> Row:
-    """`perplexity` of all targets and `perplexity_known` without out-of-vocabulary ones; each process has its part."""
-    nats = run.nats(corpus).astype(np.float64)
-    known = known_targets(corpus)
-    own = torch.tensor([nats.sum(), len(nats), nats[known].sum(), known.sum()], dtype=torch.float64)
-    total, count, total_known, count_known = world.sum(own).tolist()
-    with np.errstate(over="ignore"):  # a model that got lost has an infinite perplexity
-        return {
-            "perplexity": float(np.exp(total / count)),
-            "perplexity_known": float(np.exp(total_known / count_known)) if count_known else math.nan,
-        }
-
-
 def observe(model: LanguageModel, corpus: Corpus) -> None:
     """Show a hashed softmax bias which targets training has of which values."""
     if model.output.hashed is None:
@@ -122,7 +110,7 @@ class Trainer:
         self.world = world or World(device=find_device(run.config.training.device))
         self.run, self.config = run.to(self.world.device), run.config.training
         self.corpus = corpus = planted(corpus, run.config, run.folder if self.world.first else None)
-        self.dev = dev.select(np.arange(self.world.rank, len(dev), self.world.size)) if self.world.size > 1 else dev
+        self.development = Development(dev, self.world)
         self.progress, self.evaluated = Progress(), -1  # the step of the last evaluation
         self.stop = Stop()
         self.parameters = dict(run.model.named_parameters())
@@ -283,33 +271,30 @@ class Trainer:
         A stop that is asked for drops the evaluation (`Stopped`).
         """
         self.catch_up()
-        row = self._perplexities(self.dev)
+        with self._left_alone():
+            row = self.development.evaluate(self.run)
         self.evaluated = self.progress.step
         better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if better:
             self.progress.best, self.progress.worse = row["perplexity"], 0
             if self.world.first:
                 self.run.save_weights({"step": self.progress.step, **row})
+            self.development.keep(self.run)
         else:
             self.progress.worse += 1
         return {"split": "dev", **row, "best": self.progress.best}
 
-    def _perplexities(self, dev: Corpus) -> Row:
-        """Perplexities on `dev`; the first process leaves as soon as it is asked to stop, since it can save alone."""
-        with self.stop.at_once() if self.world.first else nullcontext():
-            return perplexities(self.run, dev, self.world)
+    def _left_alone(self) -> AbstractContextManager[object]:
+        """A block that the first process leaves as soon as it is asked to stop, since it can save alone."""
+        return self.stop.at_once() if self.world.first else nullcontext()
 
     def early(self) -> Row:
         """Perplexities on a sample of the development set. The training goes on as if nobody had looked."""
-        order = np.random.default_rng(self.config.seed).permutation(len(self.dev))
-        within = np.cumsum(self.dev.lengths[order]) <= EARLY // self.world.size
-        sample = self.dev.select(np.sort(order[: max(1, int(within.sum()))]))
         with ExitStack() as caught_up:
             for adam in self.rows:
                 caught_up.enter_context(adam.ahead(self.progress.step))
-            row = self._perplexities(sample)
-        texts = int(self.world.sum(torch.tensor(float(len(sample)))))
-        return {"split": "early", **row, "texts": texts}
+            with self._left_alone():
+                return {"split": "early", **self.development.look(self.run, EARLY, self.config.seed)}
 
     def log(self, row: Row) -> Row:
         """Write one row of the log; every row says where the training stands."""

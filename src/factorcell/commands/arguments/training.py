@@ -24,6 +24,8 @@ def compare(verb: Parser) -> None:
     verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the run folders")
     verb.add_argument("--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="which of them")
     verb.add_argument("--target", metavar="COLUMN", help="context column to classify by Bayes' rule")
+    text = "trainings of each model, to measure how far they spread: --seed and those after it"
+    verb.add_argument("--seeds", type=int, default=1, help=text)
     verb.add_argument("--resume", action="store_true", help="go on where --out was left")
     options.add(verb)
 

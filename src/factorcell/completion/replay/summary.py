@@ -1,9 +1,8 @@
 """Rows of a replay to figures: mean reciprocal rank and its kin, with intervals, whole and by what matters.
 
 Every figure is a ratio of sums over users, sum_u a_u / sum_u b_u. Averaged over queries, b counts a user's queries;
-averaged over users, a is the user's own mean and b is 1. Intervals are the middle 95 % of what the ratio comes to when
-users are drawn again with replacement (bootstrap); all systems and groups see the same draws, so that differences are
-paired.
+averaged over users, a is the user's own mean and b is 1. Intervals are those of the bootstrap over users; all systems
+and groups see the same draws, so that differences are paired.
 
 Shapes: S systems, N queries that all of them judged, U users, D draws, W places in a stream.
 """
@@ -17,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import limits
+from factorcell import bootstrap, limits
 from factorcell.choices import REPLAY_WINDOW
 from factorcell.config import UserError, choose
 
-DRAWS = 1000
 LEAST = 10  # users behind a point of the curve
 FIGURES = ("mrr", "success_1", "success_10", "partial_mrr", "saved", "perplexity")
 # Where the ranges of a number begin; the last has no end.
@@ -88,19 +86,25 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> Judged:
 
 
 def summarise(
-    rows: Sequence[Mapping[str, Any]], base: str, *, window: int = REPLAY_WINDOW, draws: int = DRAWS, seed: int = 0
+    rows: Sequence[Mapping[str, Any]],
+    base: str,
+    *,
+    window: int = REPLAY_WINDOW,
+    draws: int = bootstrap.DRAWS,
+    seed: int = 0,
 ) -> Row:
     """All figures of the rows of a replay, intervals and differences to the system `base` included.
 
     `rows` of the summary have one figure set each: system, `by` and `value` (what was split, "all" first), `over`
-    queries or users, their numbers, every figure with `_low` and `_high`, and its `_difference` to `base` with these;
+    queries or users, their numbers, every figure with `_low` and `_high`, its `_difference` to `base` with these,
+    and `ahead`, the figures in which the system is better than all others beyond intervals;
     `curve` has the improvement over `base` by the number of queries seen.
     """
     limits.check(window=window, seed=seed)
     table = judged(rows)
     choose("base system", base, table.systems)
     users = int(table.users.max()) + 1
-    weights = _drawn(users, draws, seed)
+    weights = bootstrap.counts(users, draws, seed)
     splits = [("all", "all", np.ones(len(table.users), dtype=bool))]
     for name, (labels, numbers) in table.groups.items():
         splits += [(name, label, numbers == number) for number, label in enumerate(labels) if (numbers == number).any()]
@@ -123,18 +127,30 @@ def _split(table: Judged, chosen: NDArray[np.bool_], weights: Floats, base: str,
     of_users = len(np.unique(table.users[chosen]))
     for over in ("queries", "users"):
         found: list[Row] = [
-            {"system": name, "by": by, "value": value, "over": over, "queries": count, "users": of_users}
+            {"system": name, "by": by, "value": value, "over": over, "queries": count, "users": of_users, "ahead": []}
             for name in table.systems
         ]
         for figure in FIGURES:
             points = _points(table, figure, chosen, weights, over)
             own = points[:, [table.systems.index(base)]]
             for s, row in enumerate(found):
-                row |= _interval(figure, points[:1, s], points[1:, s])
+                row |= _interval(figure, points[:, s])
                 if row["system"] != base:
                     difference = points[:, [s]] - own
-                    row |= _interval(f"{figure}_difference", difference[:1, 0], difference[1:, 0])
+                    row |= _interval(f"{figure}_difference", difference[:, 0])
+            if (best := _ahead(points, figure)) is not None:
+                found[best]["ahead"].append(figure)
         yield from found
+
+
+def _ahead(points: Floats, figure: str) -> int | None:
+    """The system that is better in a figure, `points` (1 + D, S), than every other that has it, beyond intervals."""
+    there = np.flatnonzero(np.isfinite(points[0]))
+    known = points[:, there]
+    best = bootstrap.ahead(
+        known[0], figure != "perplexity", lambda one, other: bootstrap.middle(known[:, one] - known[:, other])
+    )
+    return None if best is None else int(there[best])
 
 
 def _points(table: Judged, figure: str, chosen: NDArray[np.bool_], weights: Floats, over: str) -> Floats:
@@ -155,19 +171,11 @@ def _by_user(values: Floats, users: Whole, count: int) -> Floats:
     return np.stack([np.bincount(users, weights=line, minlength=count) for line in values])
 
 
-def _drawn(users: int, draws: int, seed: int) -> Floats:
-    """How often each user counts: once in the first line, then in every draw with replacement (1 + D, U)."""
-    drawn = np.random.default_rng(seed).multinomial(users, np.full(users, 1 / users), size=draws)
-    return np.concatenate([np.ones((1, users)), drawn])
-
-
-def _interval(name: str, point: Floats, drawn: Floats) -> Row:
-    """A figure and the middle 95 % of its draws; None where there is none, as for a system that is no model."""
-    value = float(point[0])
-    if not math.isfinite(value):
+def _interval(name: str, points: Floats) -> Row:
+    """A figure (1 + D,) with its interval; None where there is none, as for a system that is no model."""
+    if not math.isfinite(points[0]):
         return {name: None, f"{name}_low": None, f"{name}_high": None}
-    low, high = np.quantile(drawn[np.isfinite(drawn)], (0.025, 0.975)) if len(drawn) else (value, value)
-    return {name: value, f"{name}_low": float(low), f"{name}_high": float(high)}
+    return dict(bootstrap.middle(points).row(name))
 
 
 def _curve(table: Judged, weights: Floats, base: str, window: int) -> Iterator[Row]:
@@ -190,7 +198,7 @@ def _curve(table: Judged, weights: Floats, base: str, window: int) -> Iterator[R
         for name, gain in zip(table.systems, gains, strict=True):
             if name != base and np.isfinite(gain[0]):
                 row = {"system": name, "queries_seen": place, "queries": int(inside.sum()), "users": users}
-                yield row | _interval("improvement", gain[:1], gain[1:])
+                yield row | _interval("improvement", gain)
 
 
 def _by_place(table: Judged, weights: Floats) -> Floats:

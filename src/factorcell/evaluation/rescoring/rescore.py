@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import files, limits
+from factorcell import bootstrap, files, limits
 from factorcell.choices import OBJECTIVES
 from factorcell.config import UserError, choose
 from factorcell.data.corpus import Corpus
@@ -40,7 +40,6 @@ Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 AT_ONCE = 4_000  # hypotheses that are read at once
-DRAWS, FEW = 1_000, 10  # of utterances, for intervals; fewer utterances than FEW have none
 ROW = "the rows given row 1: "  # how a table in memory names its first row
 KINDS = ("substituted", "deleted", "inserted")
 
@@ -283,24 +282,23 @@ def summarise(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> lis
             value = row["columns"].get(name)
             groups.setdefault((name, "none" if is_missing(value) else category_name(value)), []).append(row)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0] != "all", item[0][0], -len(item[1])))
-    return [_rates(key, members, np.random.default_rng(seed)) for key, members in ordered]
+    return [_rates(key, members, seed) for key, members in ordered]
 
 
-def _rates(key: tuple[str, str], rows: Sequence[Row], random: np.random.Generator) -> Row:
+def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
     names = ("words", "errors_first", "errors", "errors_oracle")
     counts = np.array([[row[name] for name in names] for row in rows], dtype=np.float64)
-    words, first, rescored, oracle = counts.sum(axis=0)
+    drawn = bootstrap.sums(counts, seed=seed)
+    words, first, rescored, oracle = drawn[0]
     if not words:
         raise UserError(f"the references of {' '.join(key)} have no words: there is no word error rate")
-    draws = random.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), DRAWS) @ counts
-    gains = (draws[:, 1] - draws[:, 2]) / np.maximum(draws[:, 0], 1)
-    low, high = np.quantile(gains, (0.025, 0.975)).tolist() if len(rows) >= FEW else (None, None)
+    gains = (drawn[:, 1] - drawn[:, 2]) / np.maximum(drawn[:, 0], 1)
     return {
         **dict(zip(("by", "value"), key, strict=True)),
         **{"utterances": len(rows), "words": int(words)},
         **{"first": float(first / words), "rescored": float(rescored / words), "oracle": float(oracle / words)},
         **{kind: sum(row[kind] for row in rows) for kind in KINDS},
-        **{"gain": float((first - rescored) / words), "gain_low": low, "gain_high": high},
+        **bootstrap.middle(gains, len(rows)).row("gain"),
     }
 
 

@@ -1,0 +1,59 @@
+"""The development texts of a training: perplexities, and what every text adds to them, kept beside the best weights."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from factorcell.data.corpus import Corpus, known_targets
+from factorcell.evaluation import text_figures
+from factorcell.model.run import Run
+from factorcell.training.distributed import World
+
+Row = dict[str, Any]
+
+
+class Development:
+    """Development texts, of which each process of `world` reads its part."""
+
+    def __init__(self, corpus: Corpus, world: World) -> None:
+        self.corpus, self.world, self.key = corpus, world, text_figures.key_of(corpus) if world.first else ""
+        self.rows = np.arange(world.rank, len(corpus), world.size)
+        self.part = corpus.select(self.rows) if world.size > 1 else corpus
+        self.nats: NDArray[np.float64] = np.zeros(0)  # of the last evaluation
+
+    def evaluate(self, run: Run) -> Row:
+        """`perplexity` of all targets and `perplexity_known` without out-of-vocabulary ones."""
+        self.nats = run.nats(self.part).astype(np.float64)
+        return self._perplexities(self.nats, self.part)
+
+    def look(self, run: Run, most: int, seed: int) -> Row:
+        """The same of a sample of at most so many targets, and how many `texts` it has; nothing is kept of it."""
+        order = np.random.default_rng(seed).permutation(len(self.part))
+        within = np.cumsum(self.part.lengths[order]) <= most // self.world.size
+        sample = self.part.select(np.sort(order[: max(1, int(within.sum()))]))
+        row = self._perplexities(run.nats(sample).astype(np.float64), sample)
+        return {**row, "texts": int(self.world.sum(torch.tensor(float(len(sample)))))}
+
+    def _perplexities(self, nats: NDArray[np.float64], part: Corpus) -> Row:
+        """Those of the texts of all processes, of which this one has the nats of its `part`."""
+        known = known_targets(part)
+        own = torch.tensor([nats.sum(), len(nats), nats[known].sum(), known.sum()], dtype=torch.float64)
+        total, count, total_known, count_known = self.world.sum(own).tolist()
+        with np.errstate(over="ignore"):  # a model that got lost has an infinite perplexity
+            return {
+                "perplexity": float(np.exp(total / count)),
+                "perplexity_known": float(np.exp(total_known / count_known)) if count_known else math.nan,
+            }
+
+    def keep(self, run: Run) -> None:
+        """Keep in the folder of `run` what every text added in the last evaluation; the first process does."""
+        known = np.where(known_targets(self.part), self.nats, 0.0)
+        sums = np.stack([text_figures.per_text(values, self.part) for values in (self.nats, known)], axis=1)
+        order = self.world.gather(torch.from_numpy(self.rows)).numpy()
+        found = np.empty((len(self.corpus), 2))
+        found[order] = self.world.gather(torch.from_numpy(sums)).numpy()
+        if self.world.first:
+            text_figures.keep(run.folder, text_figures.of_sums(self.key, found[:, 0], found[:, 1], self.corpus))

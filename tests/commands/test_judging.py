@@ -1,0 +1,79 @@
+"""How sure figures are, and what is to be held against a run, as the command line says it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.evaluation.perplexity import evaluate
+from factorcell.model.run import Run
+from tests.small import ROWS, make_run
+
+DIFFERENCE = r"[+-]\d+\.\d% \[[+-]\d+\.\d, [+-]\d+\.\d\]"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A table, a FactorCell and an unadapted run with random weights."""
+    files.write_rows(tmp_path / "test.jsonl", ROWS * 3)
+    make_run(tmp_path / "cell", ("city", "stars")).save_weights({})
+    make_run(tmp_path / "plain", ("city",), adapt=(), output_bias=()).save_weights({})
+    return tmp_path
+
+
+def test_evaluate_says_how_sure_a_gain_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over the same model without context, over a baseline, and by value; that there is none is said too."""
+    cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
+    assert main(["evaluate", cell, table, "--by", "city"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"gain over the same model without context: {DIFFERENCE}", said)
+    assert len(re.findall(rf"(?:Oslo|Nice) .*{DIFFERENCE}", said)) == 2
+    assert main(["evaluate", cell, table, "--baseline", plain]) == 0
+    assert re.search(rf"gain over \S+plain: {DIFFERENCE}", capsys.readouterr().out)
+    assert main(["evaluate", plain, table, "--baseline", plain]) == 0
+    assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
+
+
+def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The gain of a model over itself is none; over another it is that of their perplexities."""
+    cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
+    assert main(["evaluate", cell, table, "--baseline", cell]) == 0
+    assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
+    assert main(["evaluate", plain, table, "--baseline", cell, "--by", "stars"]) == 0
+    ours, theirs = (evaluate(Run.open(path), ROWS * 3)["perplexity"] for path in (plain, cell))
+    assert f"{100 * (1 - ours / theirs):+.1f}% [" in capsys.readouterr().out
+    other = make_run(folder / "short", ("city",))
+    files.write_json(
+        other.folder / "config.json", {**other.config.to_dict(), "data": {**_data(other), "max_tokens": 3}}
+    )
+    other.save_weights({})
+    assert main(["evaluate", plain, table, "--baseline", str(other.folder)]) == 2
+    assert "read these texts differently: no gain can be told" in capsys.readouterr().err
+
+
+def _data(run: Run) -> dict[str, object]:
+    return dict(run.config.to_dict()["data"])
+
+
+def test_what_a_run_writes_has_a_caution_where_it_stopped_early(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Texts, fillers, neighbours and words, on standard error and on pages; a whole training has none."""
+    run, page = str(folder / "cell"), folder / "page.html"
+    asked = [
+        ["generate", run, "--context", "city=Oslo", "--max-tokens", "3"],
+        ["generate", run, "--context", "city=Oslo", "--fill", "the ___"],
+        ["contexts", run, "--variable", "city", "--page", str(page)],
+        ["explain", run, "--text", "the sea", "--between", "city=Oslo", "city=Nice", "--page", str(page)],
+    ]
+    row = {"step": 50, "split": "dev", "perplexity": 9.0, "perplexity_known": 9.0, "best": 9.0, "seconds": 1.0}
+    for steps in (50, 1000):
+        files.write_rows(folder / "cell" / "log.jsonl", [{**row, "steps": steps}])
+        for command in asked:
+            page.unlink(missing_ok=True)
+            assert main(command) == 0
+            assert ("its training stopped after 50 of 1,000 steps" in capsys.readouterr().err) == (steps == 1000)
+            if "--page" in command:
+                assert ('class="caution"' in page.read_text(encoding="utf-8")) == (steps == 1000)

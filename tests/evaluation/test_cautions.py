@@ -1,0 +1,114 @@
+"""What is to be held against a run: from its log, and from what it gains over itself without context."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import files
+from factorcell.data.corpus import Corpus
+from factorcell.evaluation import perplexity, text_figures
+from factorcell.evaluation.cautions import LOOKED_AT, cautions, context_gain
+from factorcell.model.run import Run
+from tests.small import ROWS, make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run whose folder keeps nothing yet."""
+    return make_run(tmp_path / "run", ("city", "stars"), training={"patience": 2})
+
+
+def logged(run: Run, last: int, *perplexities: float) -> None:
+    """A log of evaluations up to the step `last` of 100."""
+    best, rows = float("inf"), []
+    for number, value in enumerate(perplexities, 1):
+        best = min(best, value)
+        row = {"step": last * number // len(perplexities), "steps": 100, "seconds": 1.0}
+        rows.append({**row, "split": "dev", "perplexity": value, "best": best})
+    files.write_rows(run.log_path, rows)
+
+
+STOPPED = [
+    (100, (9.0, 8.0), False),
+    (40, (9.0, 8.0), True),
+    (60, (9.0, 8.0, 8.5), True),
+    (80, (9.0, 8.0, 8.5, 8.4), False),  # it had lost patience
+    (0, (), False),  # no log: nothing is known
+]
+
+
+@pytest.mark.parametrize(("last", "perplexities", "said"), STOPPED)
+def test_a_training_that_stopped_early_is_named(
+    run: Run, last: int, perplexities: tuple[float, ...], said: bool
+) -> None:
+    """The steps that it reached, of those planned; one that ended as planned, or of its patience, is whole."""
+    logged(run, last, *perplexities)
+    expected = (
+        f"{run.folder}: its training stopped after {last} of 100 steps; read what it says of contexts with caution"
+    )
+    assert cautions([run]) == ([expected] if said else [])
+
+
+def test_records_that_cannot_be_read_are_named(run: Run) -> None:
+    """What a run writes does not depend on them, so that nothing stops."""
+    run.log_path.write_text("no row\n", encoding="utf-8")
+    (said,) = cautions([run])
+    assert "its records cannot be read" in said
+    run.log_path.unlink()
+    files.write_json(run.folder / "training.json", [])
+    assert "it must hold an object, not a list" in cautions([run])[0]
+
+
+def kept(low: float, texts: int, **more: Any) -> dict[str, Any]:
+    """What an evaluation keeps."""
+    row = {"texts": texts, "gain": low + 0.01, "gain_low": low, "gain_high": low + 0.02, "over": None, **more}
+    return {"kind": "evaluate", "evaluation": row, "by": {}}
+
+
+GAINS = [
+    (None, [], ""),
+    (0.01, [], ""),
+    (-0.005, [], "gains nothing (+0.5% [-0.5, +1.5] no difference, 100 texts)"),
+    (-0.05, [], "gains nothing (-4.0% [-5.0, -3.0], 100 texts)"),
+    (-0.005, [kept(0.02, 500)], ""),
+    (-0.005, [kept(0.02, 50)], "100 texts"),
+    (0.01, [kept(-0.01, 500)], "500 texts"),
+    (0.01, [kept(-0.01, 500, over="other"), kept(-0.01, 500, gain_low=None)], ""),
+]
+
+
+@pytest.mark.parametrize(("trained", "rows", "said"), GAINS)
+def test_a_run_that_gains_nothing_is_named(run: Run, trained: float | None, rows: list[Any], said: str) -> None:
+    """By the figure of the most texts; one over another model, or of too few texts for an interval, says nothing."""
+    if trained is not None:
+        files.write_json(run.folder / "training.json", {"context": kept(trained, 100)["evaluation"]})
+    files.write_rows(run.folder / "results.jsonl", rows)
+    found = cautions([run])
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
+def test_the_gain_of_a_training_is_that_of_its_development_texts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Against both perplexities; from kept figures without reading again; of some texts where there are many."""
+    held = run.prepare(ROWS * 3)
+    found = context_gain(run, held)
+    with_it, without = (perplexity.evaluate(run, c)["perplexity"] for c in (held, held.without_context(run.schema)))
+    assert found is not None
+    assert found["gain"] == pytest.approx(1 - with_it / without)
+    text_figures.keep(run.folder, text_figures.of_nats(run.nats(held), held))
+    read: list[Corpus] = []
+    original = Run.nats
+
+    def nats(self: Run, corpus: Corpus) -> Any:
+        read.append(corpus)
+        return original(self, corpus)
+
+    monkeypatch.setattr(Run, "nats", nats)
+    assert context_gain(run, held) == pytest.approx(found)
+    assert len(read) == 1
+    monkeypatch.setattr("factorcell.evaluation.cautions.LOOKED_AT", 12)
+    assert (context_gain(run, held) or {})["texts"] == 12 < LOOKED_AT
+    assert context_gain(make_run(tmp_path / "plain", adapt=[], output_bias=[]), held) is None

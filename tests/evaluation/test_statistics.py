@@ -1,0 +1,127 @@
+"""Differences of models against slow bootstraps, and intervals that cover what is true."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from factorcell.bootstrap import Interval
+from factorcell.evaluation.statistics import Ratios, gain, student, widened
+from factorcell.evaluation.text_figures import TextSums
+
+Floats = NDArray[np.float64]
+
+
+def sums(nats: Floats, targets: Floats, key: str = "a") -> TextSums:
+    """What texts add."""
+    return TextSums(key, nats, targets)
+
+
+def texts(count: int, seed: int = 0) -> tuple[Floats, Floats, NDArray[np.float64]]:
+    """Nats of two models that read the same texts of unlike lengths, the second a little worse; and the lengths."""
+    random = np.random.default_rng(seed)
+    targets = random.integers(2, 40, count).astype(np.float64)
+    shared = targets * random.gamma(20.0, 0.2, count)
+    return shared, shared + targets * random.normal(0.02, 0.1, count), targets
+
+
+def slow(one: Floats, other: Floats, targets: Floats, seed: int, draws: int = 1000) -> tuple[float, list[float]]:
+    """By what share the perplexity of `one` is lower, and in every draw; each text by text, as it is defined."""
+    random, drawn = np.random.default_rng(seed), []
+    for draw in range(draws + 1):
+        times = [1] * len(one) if draw == 0 else random.multinomial(len(one), [1 / len(one)] * len(one)).tolist()
+        total = sum(n * t for n, t in zip(times, targets, strict=True))
+        ours, theirs = (math.exp(sum(n * v for n, v in zip(times, v, strict=True)) / total) for v in (one, other))
+        drawn.append(1 - ours / theirs)
+    return drawn[0], drawn[1:]
+
+
+def test_the_gain_is_that_of_a_slow_bootstrap() -> None:
+    """Texts drawn again, the ratio taken anew of every draw; the very draws of the seed."""
+    one, other, targets = texts(30)
+    point, drawn = slow(one, other, targets, seed=5)
+    found = Ratios.of([[sums(other, targets)], [sums(one, targets)]], seed=5)
+    assert found is not None
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    assert gain(found.difference(0, 1)) == pytest.approx((point, low, high))
+
+
+def test_differences_are_paired() -> None:
+    """A model that is a tenth of a nat better on every text is so in every draw, however unlike the texts are."""
+    one, _, targets = texts(50)
+    found = Ratios.of([[sums(one + 0.1 * targets, targets)], [sums(one, targets)]])
+    assert found is not None
+    assert found.difference(0, 1) == pytest.approx((0.1, 0.1, 0.1))
+    assert found.ahead(highest=False) == 1
+    assert found.ahead(highest=True) == 0
+
+
+def test_accuracy_is_of_the_texts_that_are_judged() -> None:
+    """Right ones over judged ones; a text that is not judged counts in neither."""
+    judged = np.array([1.0] * 20 + [0.0] * 80)
+    right = np.array([1.0] * 15 + [0.0] * 85)
+    found = Ratios.of([[sums(right, judged)], [sums(0 * right, judged)]])
+    assert found is not None
+    assert found.difference(0, 1).point == pytest.approx(0.75)
+    assert found.texts == 20
+
+
+def test_other_texts_are_not_compared() -> None:
+    """Other keys, or the same texts with others of them judged, have no difference."""
+    one, other, targets = texts(20)
+    assert Ratios.of([[sums(one, targets)], [sums(other, targets, "b")]]) is None
+    assert Ratios.of([[sums(one, targets)], [sums(other, targets + 1)]]) is None
+
+
+def test_few_texts_have_no_interval() -> None:
+    """Nine texts tell a difference, and nothing of how sure it is: nobody is ahead."""
+    one, _, targets = texts(9)
+    found = Ratios.of([[sums(one + targets, targets)], [sums(one, targets)]])
+    assert found is not None
+    difference = found.difference(0, 1)
+    assert difference.point == pytest.approx(1.0)
+    assert difference.low is difference.high is None
+    assert found.ahead(highest=False) is None
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (10, 2.2281), (1000, 1.9623)])
+def test_student_is_that_of_the_tables(freedom: int, t: float) -> None:
+    """Two-sided 95 %."""
+    assert student(freedom) == pytest.approx(t, abs=1e-4)
+
+
+def test_trainings_widen_an_interval_as_a_t_test_would() -> None:
+    """With no spread of texts it is Student's own; with one training each nothing is added."""
+    one, other = np.array([1.0, 1.2, 1.4]), np.array([0.5, 0.6, 0.7])
+    found = widened(Interval(0.6, 0.6, 0.6), one, other)
+    half = 2.7764 * math.sqrt((0.04 + 0.01) / 2 * 2 / 3)  # pooled variance, four degrees of freedom
+    assert found == pytest.approx((0.6, 0.6 - half, 0.6 + half), rel=1e-4)
+    wide = widened(Interval(0.6, 0.6 - 3.0, 0.6 + 4.0), one, other)
+    assert wide == pytest.approx((0.6, 0.6 - math.hypot(3, half), 0.6 + math.hypot(4, half)), rel=1e-4)
+    texts_alone = Interval(0.6, 0.5, 0.7)
+    assert widened(texts_alone, one[:1], other[:1]) == texts_alone
+
+
+def test_intervals_over_texts_and_trainings_cover_the_true_difference() -> None:
+    """Two models with a true difference, drawn anew with three trainings each: about 95 of 100 intervals hold it.
+
+    The interval over texts alone misses it far more often, as the spread of trainings is not in it.
+    """
+    random, held, alone, times = np.random.default_rng(3), 0, 0, 120
+    for _ in range(times):
+        targets = random.integers(5, 30, 60).astype(np.float64)
+        shared = random.normal(0.0, 0.3, 60)  # how hard a text is
+        models = []
+        for mean in (4.0, 4.1):
+            own = random.normal(0.0, 0.1, 60)
+            levels = mean + random.normal(0.0, 0.05, 3)
+            models.append([sums(targets * (level + shared + own), targets) for level in levels])
+        found = Ratios.of(models)
+        assert found is not None
+        both = found.difference(1, 0)
+        single = Ratios(found.drawn, tuple(values[:1] for values in found.trained), found.texts).difference(1, 0)
+        held += bool(both.low <= 0.1 <= both.high)  # type: ignore[operator]
+        alone += bool(single.low <= 0.1 <= single.high)  # type: ignore[operator]
+    assert 0.92 * times <= held
+    assert alone < 0.75 * times

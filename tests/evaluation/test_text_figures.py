@@ -1,0 +1,58 @@
+"""What texts add to figures: against scores text by text; kept in folders and read again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell import files
+from factorcell.config import UserError
+from factorcell.evaluation import perplexity, text_figures
+from factorcell.evaluation.text_figures import TextSums, key_of
+from tests.small import ROWS, make_run
+
+
+def test_texts_add_what_they_cost(tmp_path: Path) -> None:
+    """Nats and targets of every text as `score` has them, and both perplexities of the whole from their sums."""
+    run = make_run(tmp_path / "run")
+    rows = [{**row, "text": f"{row['text']} zyx"} if i % 2 else row for i, row in enumerate(ROWS)]
+    corpus = run.prepare(rows)
+    found = text_figures.of_nats(run.nats(corpus), corpus)
+    scored = run.score(rows, tokens=True)
+    assert found["perplexity"].above == pytest.approx([row["nats"] for row in scored], rel=1e-6)
+    assert found["perplexity"].below.tolist() == [row["targets"] for row in scored]
+    known = [[token["nats"] for token in row["tokens"] if token["token"] != "<unk>"] for row in scored]
+    assert found["perplexity_known"].above == pytest.approx([sum(nats) for nats in known], rel=1e-5)
+    assert found["perplexity_known"].below.tolist() == [len(nats) for nats in known]
+    whole = perplexity.evaluate(run, corpus)
+    for name, sums in found.items():
+        assert np.exp(sums.ratio) == pytest.approx(whole[name])
+
+
+def test_the_key_is_of_the_texts_and_what_is_asked(tmp_path: Path) -> None:
+    """The same texts in any context have one key; others, in another order, or asked something, have another."""
+    run = make_run(tmp_path / "run")
+    corpus = run.prepare(ROWS)
+    assert key_of(corpus) == key_of(corpus.without_context(run.schema)) == key_of(run.prepare(ROWS))
+    own = key_of(corpus)
+    others = [key_of(run.prepare(ROWS[::-1])), key_of(run.prepare(ROWS[1:])), key_of(corpus, "city")]
+    run.vocabulary.tokens[-1] = "another"
+    assert len({own, *others, key_of(run.prepare(ROWS))}) == 5
+
+
+def test_figures_of_the_same_texts_are_kept_together(tmp_path: Path) -> None:
+    """A file for each key; a figure replaces its own and leaves the others; nothing kept is nothing read."""
+    first, second = (TextSums("ab12", np.arange(3.0) + n, np.ones(3)) for n in (0, 1))
+    text_figures.keep(tmp_path, {"perplexity": first, "accuracy of a b": first})
+    text_figures.keep(tmp_path, {"perplexity": second, "other": first._replace(key="cd34")})
+    found = text_figures.read(tmp_path, "ab12")
+    assert list(found) == ["accuracy of a b", "perplexity"]
+    assert found["perplexity"].above.tolist() == [1, 2, 3]
+    assert found["accuracy of a b"].above.tolist() == [0, 1, 2]
+    assert list(text_figures.read(tmp_path, "cd34")) == ["other"]
+    for key in (None, "", "ef56", "../ab12"):
+        assert text_figures.read(tmp_path, key) == {}
+    files.save_tensors(tmp_path / "texts-ab12.safetensors", {"x below": torch.zeros(2)}, {})
+    with pytest.raises(UserError, match="no figures of texts"):
+        text_figures.read(tmp_path, "ab12")

@@ -1,0 +1,81 @@
+"""The bootstrap against draws that are made and added up one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell import bootstrap
+from factorcell.bootstrap import Interval
+
+
+def test_sums_are_those_of_units_added_up_one_by_one() -> None:
+    """All units once, then each draw: every unit as often as the same generator has it in that draw."""
+    values = np.random.default_rng(1).gamma(2.0, size=(13, 3))
+    random, expected = np.random.default_rng(7), [[sum(values[:, s]) for s in range(3)]]
+    for _ in range(40):
+        times = random.multinomial(13, [1 / 13] * 13)
+        expected.append([sum(times[u] * values[u, s] for u in range(13)) for s in range(3)])
+    np.testing.assert_allclose(bootstrap.sums(values, draws=40, seed=7), expected)
+    np.testing.assert_allclose(bootstrap.counts(13, draws=40, seed=7) @ values, expected)
+
+
+def test_draws_do_not_depend_on_how_many_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of three draws at a time gives what one block gives."""
+    whole = bootstrap.counts(20, draws=10)
+    monkeypatch.setattr(bootstrap, "BLOCK", 60)
+    assert np.array_equal(bootstrap.counts(20, draws=10), whole)
+    assert (whole.sum(axis=1) == 20).all()
+
+
+def test_many_units_vary_as_much_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over groups of random units spread like sums over the units; the first line is exact."""
+    values = np.random.default_rng(0).normal(3.0, 1.0, size=(3000, 2))
+    alone = bootstrap.sums(values, draws=400)
+    monkeypatch.setattr(bootstrap, "MANY", 500)
+    grouped = bootstrap.sums(values, draws=400)
+    np.testing.assert_allclose(grouped[0], alone[0])
+    ratios = [np.std(sums[1:, 0] / sums[1:, 1]) for sums in (alone, grouped)]
+    assert ratios[1] == pytest.approx(ratios[0], rel=0.2)
+
+
+def test_the_middle_holds_95_of_100_finite_draws() -> None:
+    """Quantiles of what is finite; none of few units, and of a figure that is none."""
+    points = np.array([2.0, *np.linspace(0, 1, 101), np.inf, np.nan])
+    assert bootstrap.middle(points) == pytest.approx((2.0, 0.025, 0.975))
+    assert bootstrap.middle(points, bootstrap.FEW - 1) == Interval(2.0)
+    assert bootstrap.middle(points, bootstrap.FEW).low is not None
+    assert bootstrap.middle(np.array([np.nan, 1.0])).low is None
+
+
+TOLD: list[tuple[Interval, dict[str, Any], str, int]] = [
+    (Interval(0.0215, 0.01, 0.032), {"form": ".1f", "scale": 100, "unit": "%"}, "+2.1% [+1.0, +3.2]", 1),
+    (Interval(-1.0, -2.0, -0.5), {"form": ".1f"}, "-1.0 [-2.0, -0.5]", -1),
+    (Interval(0.5, -0.1, 1.0), {}, "+0.50 [-0.10, +1.00] no difference", 0),
+    (Interval(0.0, 0.0, 0.0), {}, "+0.00 [+0.00, +0.00] no difference", 0),
+    (Interval(0.5), {}, "+0.50", 0),
+]
+
+
+@pytest.mark.parametrize(("found", "how", "text", "sign"), TOLD)
+def test_a_difference_says_where_there_is_none(found: Interval, how: dict[str, Any], text: str, sign: int) -> None:
+    """An interval that holds zero, its ends counted, is no difference; without one nothing is said of it."""
+    assert (found.told(**how), found.sign) == (text, sign)
+    assert Interval.of(found.row("gain"), "gain") == found
+    assert Interval.of({}, "gain") is None
+
+
+def test_ahead_is_who_beats_every_other() -> None:
+    """The best, if its difference to each of the others leaves out zero; not to all but one."""
+    points, wide = np.array([3.0, 1.0, 2.5]), {0.5: 1.0, 2.0: 0.1}
+
+    def difference(one: int, other: int) -> Interval:
+        far = float(points[one] - points[other])
+        return Interval(far, far - wide.get(abs(far), 0.1), far + wide.get(abs(far), 0.1))
+
+    assert bootstrap.ahead(points, True, difference) is None
+    wide[0.5] = 0.4
+    assert bootstrap.ahead(points, True, difference) == 0
+    assert bootstrap.ahead(points, False, difference) == 1
+    assert bootstrap.ahead(points[:1], True, difference) is None
+    assert bootstrap.ahead(np.array([np.nan, 1.0]), True, difference) is None

@@ -1,0 +1,102 @@
+"""The models side by side: how often they are trained and read, and what becomes of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell import files
+from factorcell.config import Config, UserError
+from factorcell.data.corpus import Corpus
+from factorcell.evaluation import perplexity, text_figures
+from factorcell.model.run import Run, facts
+from factorcell.training.compare import compare
+from tests.small import ROWS
+
+CONFIG = Config.from_dict(
+    {
+        "data": {"context": ["city"], "min_count": 1, "min_context_count": 1},
+        "model": {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2},
+        "training": {"epochs": 2, "batch_tokens": 40, "evaluations": 2, "learning_rate": 1e-2, "seed": 5},
+    }
+)
+TRAIN, HELD = ROWS * 3, [*ROWS, {**ROWS[0], "text": "the sun is cold"}]
+MODELS = ("unadapted", "factorcell")
+
+
+def compared(folder: Path, **more: Any) -> Any:
+    """The two models, on rows in memory."""
+    return compare(TRAIN, ROWS, HELD, CONFIG, folder, models=MODELS, target="city", **more)
+
+
+def test_seeds_add_trainings_to_a_comparison_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One folder a training, named by its seed; what is done is neither trained nor read again."""
+    once = compared(tmp_path)
+    assert [row["trainings"] for row in once] == [1, 1]
+    read: list[str] = []
+    original = Run.nats
+
+    def nats(self: Run, corpus: Corpus) -> Any:
+        read.append(self.folder.name)
+        return original(self, corpus)
+
+    monkeypatch.setattr(Run, "nats", nats)
+    assert [dict(row) for row in compared(tmp_path, resume=True)] == [dict(row) for row in once]
+    assert read == []
+    several = compared(tmp_path, seeds=3, resume=True)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{model}{end}" for model in MODELS for end in ("", "-seed-6", "-seed-7")
+    }
+    assert not {*MODELS} & set(read)
+    for row in several:
+        runs = [Run.open(tmp_path / f"{row['model']}{end}") for end in ("", "-seed-6", "-seed-7")]
+        assert [run.config.training.seed for run in runs] == [5, 6, 7]
+        reached = [perplexity.evaluate(run, HELD)["perplexity"] for run in runs]
+        assert row["perplexity"] == pytest.approx(float(np.exp(np.mean(np.log(reached)))))
+        assert row["perplexity_deviation"] == pytest.approx(float(np.std(reached, ddof=1)))
+    base, adapted = several
+    assert adapted["gain"] == pytest.approx(1 - adapted["perplexity"] / base["perplexity"])
+    assert adapted["accuracy"] == pytest.approx(np.mean([_accuracy(tmp_path / name) for name in _factorcells()]))
+
+
+def _factorcells() -> list[str]:
+    return ["factorcell", "factorcell-seed-6", "factorcell-seed-7"]
+
+
+def _accuracy(folder: Path) -> float:
+    (row,) = (row for row in files.read_rows(folder / "results.jsonl") if row["kind"] == "compare")
+    return float(row["accuracy"])
+
+
+def test_results_without_figures_of_texts_are_made_anew(tmp_path: Path) -> None:
+    """A comparison of before there were such figures resumes: nothing is trained, the models are read again."""
+    compared(tmp_path)
+    weights = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/weights.safetensors")}
+    for path in tmp_path.glob("*/texts-*.safetensors"):
+        path.unlink()
+    again = compared(tmp_path, resume=True)
+    assert again[1]["gain_low"] <= again[1]["gain"] <= again[1]["gain_high"]
+    assert {path: path.stat().st_mtime_ns for path in weights} == weights
+
+
+def test_a_training_keeps_what_its_development_texts_cost(tmp_path: Path) -> None:
+    """Those of the best weights, under the key that its folder names."""
+    compared(tmp_path)
+    for name in MODELS:
+        run = Run.open(tmp_path / name)
+        key = facts(run.folder)["development_key"]
+        found, corpus = text_figures.read(run.folder, key), run.prepare(ROWS)
+        for figure, sums in text_figures.of_nats(run.nats(corpus), corpus).items():
+            assert sums.key == key
+            np.testing.assert_allclose(found[figure].above, sums.above, rtol=1e-5)
+            assert found[figure].below.tolist() == sums.below.tolist()
+        assert (facts(run.folder)["context"] is None) == (name == "unadapted")
+
+
+@pytest.mark.parametrize("seeds", [0, -1, 1001])
+def test_impossible_numbers_of_trainings(tmp_path: Path, seeds: int) -> None:
+    """One line that says what is valid; nothing is trained."""
+    with pytest.raises(UserError, match=r"seeds is -?\d+"):
+        compared(tmp_path / "new", seeds=seeds)
+    assert not (tmp_path / "new").exists()
