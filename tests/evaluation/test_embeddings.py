@@ -90,6 +90,14 @@ def test_a_value_that_is_not_there_names_the_nearest() -> None:
         known.row("qqqqqqq")
 
 
+def test_people_are_not_named() -> None:
+    """Whoever asks for one that is not there gets no hint of those who are."""
+    known = Embeddings("user", "user", ("ann", "bob"), np.array([3, 2]), np.eye(2), people=True)
+    assert known.row("bob") == 1
+    with pytest.raises(UserError, match=r"it knows 2 values$"):
+        known.row("an")
+
+
 # --- neighbours ---
 
 

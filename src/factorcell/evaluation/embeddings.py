@@ -43,7 +43,8 @@ Floats = NDArray[np.float64]
 class Embeddings:
     """The embeddings `vectors` (N, k) of the `values` of one variable, without the rare one, most frequent first.
 
-    `counts` (N,) are their training texts, `source` the column that they are read from.
+    `counts` (N,) are their training texts, `source` the column that they are read from. Those of `people` are not
+    named where another is asked for.
     """
 
     variable: str
@@ -51,6 +52,7 @@ class Embeddings:
     values: tuple[str, ...]
     counts: NDArray[np.int64]
     vectors: Floats
+    people: bool = False
 
     @classmethod
     def of(cls, run: Run, variable: str = "", values: Sequence[str] = ()) -> "Embeddings":
@@ -74,6 +76,7 @@ class Embeddings:
                 known.values[1:],
                 np.array(known.counts[1:], dtype=np.int64),
                 run.model.encoder.tables[all_of_them.index(known)].detach().double().cpu().numpy()[1:],
+                known.source == run.config.data.user,
             )
             for known in order
             if variable in ("", known.name)
@@ -82,19 +85,22 @@ class Embeddings:
         return next((one for one in found if names.issubset(one.values)), found[0])
 
     def row(self, value: object) -> int:
-        """The place of a value, or a `UserError` that names the nearest ones."""
+        """The place of a value, or a `UserError` that names the nearest ones, if they are no people."""
         name = category_name(value)
         if name in self.values:
             return self.values.index(name)
+        raise UserError(
+            f"{self.variable} {name!r} was never seen in training or is a rare value; "
+            f"it knows {len(self.values):,} values{'' if self.people else f' ({self._hint(name)})'}"
+        )
+
+    def _hint(self, name: str) -> str:
+        """The values that are most like `name`, or else the most frequent ones."""
         folded = {known.casefold(): known for known in reversed(self.values)}
         begun = [folded[text] for text in sorted(folded, key=len) if text.startswith(name.casefold())]
         alike = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3)]
         near = list(dict.fromkeys([*begun[:3], *alike]))[:3]
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"such as {', '.join(self.values[:5])}"
-        raise UserError(
-            f"{self.variable} {name!r} was never seen in training or is a rare value; "
-            f"it knows {len(self.values):,} values ({hint})"
-        )
+        return f"did you mean {' or '.join(map(repr, near))}?" if near else f"such as {', '.join(self.values[:5])}"
 
     def neighbours(self, values: Sequence[object], count: int = 10, measure: str = "cosine") -> list[Row]:
         """The `count` nearest values of each of `values`, nearest first: value, near, count, and the measure."""
