@@ -111,6 +111,12 @@ def rows_from_zero(printed: str) -> str:
     return re.sub(r'"row": (\d+)', lambda found: f'"row": {int(found[1]) - 1}', printed)
 
 
+def as_blend(printed: str) -> str:
+    """Blended suggestions with the source that they had before it named who proposes them."""
+    lines = printed.splitlines(keepends=True)
+    return "".join(re.sub(r'"source": "[^"]*"', '"source": "blend"', x) if '"parts": {"' in x else x for x in lines)
+
+
 def without_newer(printed: str) -> str:
     """Rows of JSON without the figures that came after this script."""
     return re.sub(rf', "(?:{"|".join(NEWER)})": (?:"[^"]*"|[^,}}]*)', "", printed)
@@ -146,7 +152,7 @@ def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any
         yield "classification", digest(without_newer(told) + rows_from_zero(each))
     yield "generated texts", digest(texts(factorcell("generate", str(run), *recipe.generate, *one)))
     if recipe.complete:
-        yield "completions", digest(factorcell("complete", str(run), *recipe.complete, *one))
+        yield "completions", digest(as_blend(factorcell("complete", str(run), *recipe.complete, *one)))
     if recipe.learn:
         yield "one online user", digest(python("-c", ONLINE, str(run), *recipe.learn))
 
