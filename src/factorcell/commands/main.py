@@ -73,6 +73,10 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
             Verb("replay", "complete what users wrote, in order of time: predict, judge, learn", "replay"),
         ),
     ),
+    "serve": (
+        "serving",
+        (Verb("serve", "complete for people over HTTP, learn what they accept, keep it", "serving"),),
+    ),
     "write": (
         "writing",
         (

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from unicodedata import normalize
 
 from factorcell import limits
@@ -77,7 +77,7 @@ class Completions:
     """
 
     results: list[Suggestion]
-    degraded: str | None = None
+    degraded: Literal["time", "store"] | None = None
     user_version: int | None = None
 
 

@@ -1,0 +1,106 @@
+"""A request read and checked: its body or its query as a message."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from factorcell.service.http.lanes import GoneError
+from factorcell.service.http.problems import ProblemError
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+LONGEST_ADDRESS = 16 << 10  # bytes of path and query
+LARGEST_HEADERS = 16 << 10  # bytes of all names and values
+LARGEST_BODY = 1 << 20  # bytes
+ARRIVING = 10.0  # seconds within which a body is here
+UNICODE = "it is not Unicode text (UTF-8)"
+
+
+def check_head(scope: Any) -> None:
+    """`ProblemError` for an address or headers that are too long."""
+    if len(scope["raw_path"]) + len(scope["query_string"]) > LONGEST_ADDRESS:
+        raise ProblemError("too-long", f"path and query take at most {LONGEST_ADDRESS} bytes; POST takes more")
+    if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > LARGEST_HEADERS:
+        raise ProblemError("large-headers", f"all headers take at most {LARGEST_HEADERS} bytes")
+
+
+async def message(request: Request, kind: type[M], largest: int = LARGEST_BODY) -> M:
+    """What is asked: the query of GET, the body of all else. `ProblemError` for what is no such message."""
+    try:
+        if request.method in ("GET", "HEAD"):
+            return msgspec.convert(_from_query(request.scope["query_string"]), kind, strict=False)
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != "application/json":
+            raise ProblemError("wrong-type", "the body must be application/json")
+        return msgspec.json.decode(await body(request, largest), type=kind)
+    except msgspec.ValidationError as error:
+        raise ProblemError("invalid", str(error)) from None
+    except (msgspec.DecodeError, RecursionError):
+        raise ProblemError("malformed", "the body is not JSON") from None
+
+
+async def body(request: Request, largest: int) -> bytes:
+    """All of the body, if it is no larger and comes in time."""
+    large = ProblemError("too-large", f"the body takes at most {largest} bytes", headers={"Connection": "close"})
+    length = request.headers.get("content-length", "0")
+    if not length.isascii() or not length.isdigit() or int(length) > largest:
+        raise large
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(ARRIVING):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > largest:
+                    raise large
+    except TimeoutError:
+        detail = f"the body must be here within {ARRIVING:g} seconds"
+        raise ProblemError("too-slow", detail, headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise GoneError from None
+    return b"".join(parts)
+
+
+def part(request: Request, name: str) -> str:
+    """A part of the path as it was meant, any sign of it escaped or not."""
+    return _text(unquote_to_bytes(request.path_params[name]))
+
+
+def _from_query(query: bytes) -> dict[str, Any]:
+    """The fields of a query; those of the context are `context[NAME]`."""
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=200)
+    except UnicodeDecodeError:
+        raise ProblemError("malformed", f"the query: {UNICODE}") from None
+    except ValueError:
+        raise ProblemError("malformed", "the query has too many fields") from None
+    fields: dict[str, Any] = {}
+    context = _unique((name[8:-1], value) for name, value in pairs if _of_context(name))
+    fields = _unique((name, value) for name, value in pairs if not _of_context(name))
+    if "context" in fields:
+        raise ProblemError("invalid", "a context is given as context[NAME]=VALUE")
+    return {**fields, "context": context} if context else fields
+
+
+def _of_context(name: str) -> bool:
+    return name.startswith("context[") and name.endswith("]")
+
+
+def _unique(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ProblemError("invalid", "a field is given twice")
+        found[name] = value
+    return found
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ProblemError("malformed", f"the path: {UNICODE}") from None

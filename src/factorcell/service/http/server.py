@@ -1,0 +1,146 @@
+"""The server: a run, a store and a port, in one process or in several that share the port."""
+
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.supervisors.multiprocess import Multiprocess
+
+from factorcell.config import UserError
+from factorcell.model.run import Run
+from factorcell.service.block_list import BlockList
+from factorcell.service.engine import CACHED, Service
+from factorcell.service.http.application import application
+from factorcell.service.http.site import Settings, Site
+from factorcell.service.learning import ServedModel
+from factorcell.service.privacy import Privacy
+from factorcell.service.stores.opening import open_store
+
+LOG = logging.getLogger("factorcell.service")
+DRAINING = 30  # seconds that requests in hand may take when the server stops
+IDLE = 75  # seconds that a connection may wait for its next request
+LARGEST_HEAD = 64 << 10  # bytes that are read of headers at all; what is less is refused in words
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What is served (`run`, its `unknown` values, `slips` forgiven, phrases to `block`), to whom, and from where."""
+
+    run: Path
+    store: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    slips: int = 0
+    block: Path | None = None
+    privacy: Privacy = field(default_factory=Privacy)
+    cached: int = CACHED
+    settings: Settings = field(default_factory=Settings)
+
+    def model(self) -> ServedModel:
+        """The run as it lies there now, proven."""
+        allowed = None if self.block is None else BlockList.read(self.block)
+        model = ServedModel(Run.open(self.run), slips=self.slips, allowed=allowed)
+        model.probe()
+        return model
+
+    def site(self) -> Site:
+        """The site. PyTorch uses one thread from here on: requests are many."""
+        torch.set_num_threads(1)
+        model = self.model()
+        service = Service(model, open_store(self.store), privacy=self.privacy, cached=self.cached)
+        return Site(service, self.settings)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A port of ours, on which nothing is answered yet. `OSError` if it is taken."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    made = socket.socket(family)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from None
+    made.set_inheritable(True)
+    return made
+
+
+def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
+    """Serve until the process is told to stop (SIGINT, SIGTERM); what has begun is finished first."""
+    if not is_loopback(options.host):
+        raise UserError(f"host {options.host}: without keys only this machine may be served; give --keys FILE")
+    with bound(options.host, options.port) as port:
+        where = f"http://{_shown(options.host)}:{port.getsockname()[1]}"
+        if options.workers > 1:
+            options.site().close()  # what is wrong is said here, once
+            say(f"serving {options.run} at {where} in {options.workers} processes; Ctrl-C stops")
+            Workers(configured(partial(worker, options), workers=options.workers, factory=True), [port]).run()
+            return
+        app = application(options.site())
+        say(f"serving {options.run} at {where}; Ctrl-C stops")
+        uvicorn.Server(configured(app)).run([port])
+
+
+def worker(options: ServerOptions) -> Starlette:
+    """The application in a process of its own, which ends with a line if it cannot be made."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    try:
+        return application(options.site())
+    except (UserError, OSError) as error:
+        LOG.error("%s", error)
+        sys.exit(uvicorn.config.STARTUP_FAILURE)
+
+
+def configured(app: Any, workers: int = 1, factory: bool = False) -> uvicorn.Config:
+    """How uvicorn serves it; nothing that is asked is logged."""
+    return uvicorn.Config(
+        app,
+        factory=factory,
+        workers=workers,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        lifespan="on",
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=IDLE,
+        timeout_graceful_shutdown=DRAINING,
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+    )
+
+
+class Workers(Multiprocess):
+    """Processes that share a port; SIGHUP reaches each of them."""
+
+    def handle_hup(self) -> None:
+        """Have each look for a new model."""
+        for process in self.processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGHUP)
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

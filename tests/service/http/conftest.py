@@ -1,0 +1,23 @@
+"""A client of the application, over a service in a file."""
+
+from collections.abc import Iterator
+
+import pytest
+from starlette.testclient import TestClient
+
+from factorcell.service.engine import Service
+from factorcell.service.http.application import application
+from factorcell.service.http.site import Settings, Site
+
+
+@pytest.fixture
+def site(service: Service) -> Site:
+    """It has time: the machine of a test may be busy."""
+    return Site(service, Settings(deadline=5.0))
+
+
+@pytest.fixture
+def client(site: Site) -> Iterator[TestClient]:
+    """Asks it."""
+    with TestClient(application(site), base_url="http://127.0.0.1") as made:
+        yield made

@@ -1,0 +1,126 @@
+"""What is asked over HTTP is what the service answers, and what cannot be asked is a problem that says why."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from factorcell.service.engine import CompletionRequest
+from factorcell.service.http import reading
+from factorcell.service.http.site import Site
+from factorcell.service.record import StoreError
+
+
+def test_completions_are_those_of_the_service(client: TestClient, site: Site) -> None:
+    site.service.accept("ann", "abba")
+    found = site.service.complete(CompletionRequest("abx", user="ann", cursor=2, context={"city": "Oslo"}, limit=3))
+    asked = {"query": "abx", "user": "ann", "cursor": 2, "context": {"city": "Oslo"}, "limit": 3, "seq": 7}
+    answer = client.post("/v1/complete", json=asked).json()
+    of = [(one["text"], one["source"], one["score"], one["slips"], one["parts"]) for one in answer["results"]]
+    assert of == [(one.text, one.source, one.log_probability, one.slips, None) for one in found.results]
+    assert (answer["degraded"], answer["user_version"], answer["seq"]) == (None, found.user_version, 7)
+
+
+@pytest.mark.parametrize("explain", [False, True])
+@pytest.mark.parametrize("learn", [False, True])
+def test_get_and_post_are_equal(client: TestClient, explain: bool, learn: bool) -> None:
+    client.post("/v1/accept", json={"user": "ann", "text": "abba"})
+    asked: dict[str, Any] = {
+        "query": "ab",
+        "user": "ann",
+        "cursor": 1,
+        "limit": 4,
+        "session": "box",
+        "seq": 0,
+        "deadline_ms": 5000,
+    }
+    switches = {"explain": explain, "learn": learn}
+    posted = client.post("/v1/complete", json={**asked, **switches, "context": {"city": "Nice"}})
+    got = client.get("/v1/complete", params={**asked, **switches, "context[city]": "Nice"})
+    assert got.json() == posted.json()
+    assert (got.json()["user_version"] is not None) == learn
+    assert all((one["parts"] is not None) == explain for one in got.json()["results"])
+
+
+def test_accept_is_kept_once(client: TestClient, site: Site) -> None:
+    asked = {"user": "ann", "text": "abba", "idempotency_key": "1", "context": {"city": "Oslo"}}
+    first, again = (client.post("/v1/accept", json=asked).json() for _ in range(2))
+    assert (first["outcome"], again["outcome"]) == ("learned", "repeated")
+    assert first["user_version"] == again["user_version"]
+    kept = site.service.show("ann")
+    assert kept is not None
+    assert [(one.text, one.context) for one in kept.texts] == [("abba", {"city": "Oslo"})]
+
+
+def test_health_and_readiness(client: TestClient, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}
+
+    def fail() -> None:
+        raise StoreError("/secret/users.db is gone")
+
+    monkeypatch.setattr(site.service.store, "check", fail)
+    refused = client.get("/readyz")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert "secret" not in refused.text
+    assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more", "status", "kind"),
+    [
+        ("GET", "/nothing", {}, 404, "not-found"),
+        ("PUT", "/v1/complete", {}, 405, "wrong-method"),
+        ("GET", "/v1/accept", {}, 405, "wrong-method"),
+        ("GET", "/v1/complete", {}, 422, "invalid"),
+        ("GET", "/v1/complete?query=a&query=b", {}, 422, "invalid"),
+        ("GET", "/v1/complete?query=a&context=b", {}, 422, "invalid"),
+        ("GET", "/v1/complete?query=a&limit=x", {}, 422, "invalid"),
+        ("GET", "/v1/complete?query=%ff", {}, 400, "malformed"),
+        ("GET", "/v1/complete?" + "&".join(["a=1"] * 300), {}, 400, "malformed"),
+        ("GET", "/v1/complete?query=" + "a" * reading.LONGEST_ADDRESS, {}, 414, "too-long"),
+        ("GET", "/healthz", {"headers": {"x": "a" * reading.LARGEST_HEADERS}}, 431, "large-headers"),
+        ("POST", "/v1/complete", {"content": b"{}"}, 415, "wrong-type"),
+        ("POST", "/v1/complete", {"json": {}}, 422, "invalid"),
+        ("POST", "/v1/complete", {"json": {"query": "a", "cursor": 2}}, 422, "invalid"),
+        ("POST", "/v1/complete", {"json": {"query": "a", "user": "\n"}}, 422, "invalid"),
+        ("POST", "/v1/complete", {"json": {"query": "a", "limit": 0}}, 422, "invalid"),
+        ("POST", "/v1/complete", {"json": {"query": "a", "context": {"planet": "x"}}}, 422, "invalid"),
+        ("POST", "/v1/complete", {"json": {"query": "a", "colour": "x"}}, 422, "invalid"),
+        ("POST", "/v1/accept", {"json": {"user": "ann", "text": ""}}, 422, "invalid"),
+        ("POST", "/v1/accept", {"json": {"user": "ann", "text": "a" * (1 << 20)}}, 413, "too-large"),
+    ],
+)
+def test_problems(client: TestClient, method: str, path: str, more: dict[str, Any], status: int, kind: str) -> None:
+    answer = client.request(method, path, **more)
+    problem = answer.json()
+    assert (answer.status_code, problem["status"], problem["type"]) == (status, status, f"/docs#{kind}")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem["detail"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"query": "\\ud800"}', b"\xff"])
+def test_what_is_no_json(client: TestClient, content: bytes) -> None:
+    answer = client.post("/v1/complete", content=content, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["type"]) == (400, "/docs#malformed")
+
+
+def test_fault_of_ours_is_logged_without_what_was_asked(
+    client: TestClient, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(request: CompletionRequest) -> None:
+        raise RuntimeError(request.query)
+
+    monkeypatch.setattr(site.service, "complete", fail)
+    answer = client.get("/v1/complete?query=secret&user=ann")
+    assert (answer.status_code, answer.json()["type"]) == (500, "/docs#failed")
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text + answer.text
+
+
+def test_answers_may_not_be_kept_or_framed(client: TestClient) -> None:
+    for path in ("/healthz", "/nothing"):
+        headers = client.get(path).headers
+        assert headers["cache-control"] == "no-store"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert "access-control-allow-origin" not in headers
