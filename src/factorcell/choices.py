@@ -17,6 +17,8 @@ ONLINE_OPTIMISERS = ("adagrad", "adadelta", "sgd")
 NBEST_FORMATS = ("auto", "jsonl", "kaldi", "srilm")
 OBJECTIVES = ("errors", "likelihood")  # of the weights of n-best lists
 MEASURES = ("cosine", "distance")  # between embeddings
+SCOPES = ("complete", "learn", "users", "admin")  # of a key of the server
+STORES = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PORT/NUMBER"
 
 # Options that follow from the table unless they are said, by section of the config (`training.rules`).
 CHOSEN: dict[str, tuple[str, ...]] = {

@@ -103,7 +103,9 @@ def _short(value: Any) -> str:
 # The options that are no fields of the config, by the name that the command line and Python share.
 NUMBERS = {
     "alternatives": Limits(1000, 1_000_000),  # fewer tell no exposure
+    "cached": Limits(1),
     "count": Limits(1, 100_000),
+    "deadline_ms": Limits(1, 10_000),
     "epochs": Limits(0, 1_000_000, whole=False),
     "every": Limits(1),
     "examples": Limits(0),
@@ -119,7 +121,9 @@ NUMBERS = {
     "no_repeat_ngram": Limits(0, 1_000_000),
     "number": Limits(1, 10_000_000),
     "order": Limits(1, 7),
+    "port": Limits(0, 65_535),
     "queries": Limits(1, 1_000_000),
+    "rate": Limits(0, 1_000_000, whole=False, above=True),
     "repeats": Limits(1, 1_000_000),
     "rows": Limits(20),  # fewer say nothing of a column
     "rows_per_user": Limits(1),
@@ -136,6 +140,7 @@ NUMBERS = {
     "trials": Limits(1, 1_000_000),
     "width": Limits(1, 1_000_000),
     "window": Limits(1),
+    "workers": Limits(1, 1024),
     "within": Limits(0, math.inf, whole=False),
     "words": Limits(0),
 }

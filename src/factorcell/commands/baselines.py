@@ -8,26 +8,26 @@ from factorcell.evaluation import baselines, results
 from factorcell.evaluation.ngram import NGram
 
 
-def run_ngram(given: argparse.Namespace) -> None:
+def run_baseline_ngram(given: argparse.Namespace) -> None:
     """`factorcell baseline ngram`."""
     data, vocabulary = results.reading(given.like, given.config)
     model = NGram.fit(given.train, data, given.out, order=given.order, vocabulary=vocabulary, progress=True)
     terminal.say(f"{given.out}: {' + '.join(f'{len(table.keys):,}' for table in model.grams)} n-grams")
 
 
-def run_bayes(given: argparse.Namespace) -> None:
+def run_baseline_bayes(given: argparse.Namespace) -> None:
     """`factorcell baseline bayes`."""
     result, tally = baselines.naive_bayes(*_read(given), priors=given.priors)
     terminal.judged(result, {**result.metrics(), "perplexity": tally.perplexity}, given.json)
 
 
-def run_linear(given: argparse.Namespace) -> None:
+def run_baseline_linear(given: argparse.Namespace) -> None:
     """`factorcell baseline linear`."""
     result = baselines.linear(*_read(given), order=given.order, seed=given.seed, progress=True)
     terminal.judged(result, result.metrics(), given.json)
 
 
-def run_fasttext(given: argparse.Namespace) -> None:
+def run_baseline_fasttext(given: argparse.Namespace) -> None:
     """`factorcell baseline fasttext`."""
     result = baselines.fasttext(*_read(given), order=given.order, seed=given.seed)
     terminal.judged(result, result.metrics(), given.json)

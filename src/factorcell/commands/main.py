@@ -21,7 +21,7 @@ PROG, ABOUT = "factorcell", "Language models that adapt to context."
 class Verb(NamedTuple):
     """A word of the command line, what it does, and which module of this package has its function `run_NAME`.
 
-    A verb of several `kinds` is followed by one of them.
+    A verb of several `kinds` is followed by one of them, whose function is `run_NAME_KIND`.
     """
 
     name: str
@@ -35,6 +35,17 @@ KINDS = (
     Verb("bayes", "naive Bayes: a unigram model of every value", "baselines"),
     Verb("linear", "logistic regression on hashed n-grams", "baselines"),
     Verb("fasttext", "fastText (extra `fasttext`)", "baselines"),
+)
+
+USERS = (
+    Verb("list", "the ids of all who are kept", "users"),
+    Verb("show", "all that is kept of a person", "users"),
+    Verb("export", "all that people gave, a line of JSON each", "users"),
+    Verb("import", "keep people as they were exported", "users"),
+    Verb("forget", "delete a text of a person, and what was learned of it", "users"),
+    Verb("delete", "delete people", "users"),
+    Verb("migrate", "have a run learn everybody now, not one by one as they come", "users"),
+    Verb("key", "add a key to a file of keys, and print it", "users"),
 )
 
 # The heading of a group of verbs: the module of `arguments` that says what they take, and the verbs.
@@ -75,7 +86,10 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
     ),
     "serve": (
         "serving",
-        (Verb("serve", "complete for people over HTTP, learn what they accept, keep it", "serving"),),
+        (
+            Verb("serve", "complete for people over HTTP, learn what they accept, keep it", "serving"),
+            Verb("users", "people who are kept: show, export, forget; keys of the server", "", USERS),
+        ),
     ),
     "write": (
         "writing",
@@ -126,7 +140,7 @@ def _main(words: Sequence[str]) -> int:
         if path[-1].kinds:
             return _without_verb(path, words[len(path) - 1 :])
         given = parser_of(path).parse(words[len(path) - 1 :])
-        run = _loaded(path[-1])
+        run = _loaded(path)
         interrupts.raise_again()
         _run(path[-1], run, given)
     except SystemExit:  # of the parser: the help, or a mistake
@@ -157,8 +171,13 @@ def parser_of(path: Sequence[Verb]) -> Parser:
     """The parser of the last verb of a path that `find` found."""
     module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENTS[path[1].name]}")
     made = Parser(" ".join(verb.name for verb in path), path[-1].text)
-    getattr(module, path[-1].name.replace("-", "_"))(made)
+    getattr(module, _named(path))(made)
     return made
+
+
+def _named(path: Sequence[Verb]) -> str:
+    """What a verb is called in Python, with the verb that it is a kind of."""
+    return "_".join(verb.name.replace("-", "_") for verb in path[1:])
 
 
 def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
@@ -181,11 +200,11 @@ def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
     return 0
 
 
-def _loaded(verb: Verb) -> Callable[[argparse.Namespace], None]:
-    """The function of a verb, with all that it imports."""
-    module = importlib.import_module(f"factorcell.commands.{verb.module}")
+def _loaded(path: Sequence[Verb]) -> Callable[[argparse.Namespace], None]:
+    """The function of the last verb of a path, with all that it imports."""
+    module = importlib.import_module(f"factorcell.commands.{path[-1].module}")
     importlib.import_module("factorcell.training.distributed")
-    found: Callable[[argparse.Namespace], None] = getattr(module, f"run_{verb.name.replace('-', '_')}")
+    found: Callable[[argparse.Namespace], None] = getattr(module, f"run_{_named(path)}")
     return found
 
 

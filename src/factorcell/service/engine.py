@@ -51,6 +51,10 @@ Key = tuple[ServedModel, str | None, int | None, tuple[tuple[str, Any], ...]]
 T = TypeVar("T")
 
 
+class UserExistsError(UserError):
+    """Somebody of that id is kept already."""
+
+
 @dataclass(frozen=True)
 class CompletionRequest:
     """What somebody typed: `query`, completed at the `cursor` (in characters; its end unless given).
@@ -197,7 +201,7 @@ class Service:
         kept = (one for one in record.texts if not self.privacy.withholds(one.text, one.context))
         record = changes.changed(record, texts=self.privacy.fitting(self.privacy.fresh(kept, now)))
         if not self.store.write(record, None):
-            raise UserError("somebody of that id is kept already; delete them first")
+            raise UserExistsError("somebody of that id is kept already; delete them first")
         self._relearner.add(record.user)
         return record.user
 

@@ -49,7 +49,7 @@ def _scoring(verb: Parser) -> None:
     options.table(verb)
 
 
-def ngram(verb: Parser) -> None:
+def baseline_ngram(verb: Parser) -> None:
     """`factorcell baseline ngram`."""
     options.table(verb, "train")
     verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the model")
@@ -57,7 +57,7 @@ def ngram(verb: Parser) -> None:
     _like(verb)
 
 
-def bayes(verb: Parser) -> None:
+def baseline_bayes(verb: Parser) -> None:
     """`factorcell baseline bayes`."""
     _judging(verb)
     verb.add_argument("--priors", default="uniform", choices=PRIORS, help="prior of the values")
@@ -65,7 +65,7 @@ def bayes(verb: Parser) -> None:
     options.json(verb)
 
 
-def linear(verb: Parser) -> None:
+def baseline_linear(verb: Parser) -> None:
     """`factorcell baseline linear`."""
     _judging(verb)
     verb.add_argument("--order", type=int, default=2, help="tokens of the longest n-gram")
@@ -74,7 +74,7 @@ def linear(verb: Parser) -> None:
     options.json(verb)
 
 
-fasttext = linear
+baseline_fasttext = baseline_linear
 
 
 def _judging(verb: Parser) -> None:

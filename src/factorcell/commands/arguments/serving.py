@@ -2,16 +2,20 @@
 
 from pathlib import Path
 
+from factorcell.choices import SCOPES, STORES
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
 
 def serve(verb: Parser) -> None:
     """`factorcell serve`."""
-    options.run(verb, "the run folder, of unit char or grapheme")
+    text = "the run folder, of unit char or grapheme; `demo` is made of place names, within two minutes"
+    verb.add_argument("run", type=Path, metavar="RUN", help=text)
     verb.add_argument("--host", default="127.0.0.1", help="address to serve at")
     verb.add_argument("--port", type=int, default=8000, help="port to serve at; 0: any that is free")
     store(verb, "where people are kept (default: SQLite in RUN.users.db)")
+    text = "file of keys (`factorcell users key`); without it only this machine may ask"
+    verb.add_argument("--keys", type=Path, metavar="FILE", help=text)
     verb.add_argument("--workers", type=int, default=1, metavar="N", help="processes that share the port")
     text = "milliseconds within which a completion is answered, unless it asks for others"
     verb.add_argument("--deadline-ms", type=int, default=100, help=text)
@@ -23,10 +27,75 @@ def serve(verb: Parser) -> None:
     group.add_argument("--never", action="append", default=[], metavar="REGEX", help=text)
     text = "file of phrases, one a line, that are suggested to nobody"
     group.add_argument("--block", type=Path, help=text)
+    group = verb.section("pages of other servers")
+    text = "origin of pages that may ask, such as https://shop.example (repeatable; default: none)"
+    group.add_argument("--origin", action="append", default=[], metavar="URL", help=text)
     text = "people whose weights are kept in memory"
     verb.rare.add_argument("--cached", type=int, default=1000, metavar="N", help=text)
 
 
-def store(verb: Parser, text: str) -> None:
+def store(verb: Parser, text: str, required: bool = False) -> None:
     """Add where people are kept."""
-    verb.add_argument("--store", metavar="URL", help=text)
+    verb.add_argument("--store", metavar="URL", required=required, help=text)
+
+
+def users_list(verb: Parser) -> None:
+    """`factorcell users list`."""
+    _stored(verb)
+
+
+def users_show(verb: Parser) -> None:
+    """`factorcell users show`."""
+    _one(verb)
+    options.json(verb)
+
+
+def users_export(verb: Parser) -> None:
+    """`factorcell users export`."""
+    _stored(verb)
+    verb.add_argument("users", nargs="*", metavar="USER", help="who (default: everybody)")
+
+
+def users_forget(verb: Parser) -> None:
+    """`factorcell users forget`."""
+    _one(verb)
+    verb.add_argument("text", metavar="TEXT", help="the text to forget, whole")
+
+
+def users_delete(verb: Parser) -> None:
+    """`factorcell users delete`."""
+    _stored(verb)
+    verb.add_argument("users", nargs="+", metavar="USER", help="who")
+    text = "remove what was deleted from the raw files too, which may take a while"
+    verb.add_argument("--purge", action="store_true", help=text)
+
+
+def users_import(verb: Parser) -> None:
+    """`factorcell users import`."""
+    _stored(verb)
+    verb.add_argument("file", type=Path, metavar="FILE", help="lines as `users export` prints them")
+
+
+def users_migrate(verb: Parser) -> None:
+    """`factorcell users migrate`."""
+    options.run(verb, "the run folder that shall have learned everybody")
+    _stored(verb)
+
+
+def users_key(verb: Parser) -> None:
+    """`factorcell users key`."""
+    verb.add_argument("name", metavar="NAME", help="what the key is called")
+    text = "file of keys, made if there is none; it holds hashes, no key"
+    verb.add_argument("--keys", type=Path, required=True, metavar="FILE", help=text)
+    text = "what it allows (repeatable)"
+    verb.add_argument("--scope", action="append", required=True, choices=SCOPES, help=text)
+    verb.add_argument("--rate", type=float, metavar="N", help="requests a second (default: any)")
+
+
+def _stored(verb: Parser) -> None:
+    store(verb, f"where people are kept: {STORES}", required=True)
+
+
+def _one(verb: Parser) -> None:
+    _stored(verb)
+    verb.add_argument("user", metavar="USER", help="who")

@@ -1,74 +1,124 @@
 """The application: from a request to an answer or a problem."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
 
-from factorcell.service.http import operations, problems, reading
+from factorcell.service.http import completing, metrics, problems, reading, streaming
+from factorcell.service.http.documentation import documentation
+from factorcell.service.http.guard import OPERATION, Guard
 from factorcell.service.http.lanes import GoneError
-from factorcell.service.http.operations import OPERATIONS, Call, Operation
+from factorcell.service.http.messages import CompleteRequest
+from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.problems import ProblemError
-from factorcell.service.http.site import Site
+from factorcell.service.http.site import Call, Operation, Site
+from factorcell.service.http.watching import Watcher
 
 LOG = logging.getLogger("factorcell.service")
-NOBODY = 499  # the status of an answer that nobody waits for
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+GONE = 499  # the status of an answer that nobody waits for
+CORS_METHODS, CORS_HEADERS = ("GET", "POST", "DELETE"), ("Authorization", "Content-Type")
+CORS_SECONDS = 600  # for which a browser remembers that it may ask
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def application(site: Site) -> Starlette:
-    """The application that serves a site, and closes it at the end."""
+def application(site: Site, watcher: Watcher | None = None, pages: Sequence[BaseRoute] = ()) -> Starlette:
+    """The application of a site, which a `watcher` looks after, with other `pages`; at the end it closes both."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if watcher is not None:
+            watcher.start()
         yield
+        if watcher is not None:
+            watcher.close()
         site.close()
 
-    routes = [Route("/healthz", healthy, methods=["GET"], name="health")]
-    routes += [Route(one.path, endpoint(site, one), methods=list(one.methods), name=one.name) for one in OPERATIONS]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _refused})
-    app.add_middleware(Guard)
+    paths = dict.fromkeys(one.path for one in OPERATIONS)
+    by_path = {path: {one.method: one for one in OPERATIONS if one.path == path} for path in paths}
+    routes: list[BaseRoute] = [
+        Route(path, endpoint(site, by_method), methods=list(by_method)) for path, by_method in by_path.items()
+    ]
+    routes += [Route("/healthz", _healthy), Route("/metrics", _figures(site)), *documentation(site), *pages]
+    origins = list(site.settings.origins)
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=CORS_METHODS,
+        allow_headers=CORS_HEADERS,
+        max_age=CORS_SECONDS,
+    )
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        middleware=[Middleware(Guard, site=site), *([cors] if origins else [])],
+        exception_handlers={HTTPException: _refused},
+    )
+    app.router.redirect_slashes = False
     return app
 
 
-async def healthy(_: Request) -> Response:
-    """The process is there."""
-    return Response(b'{"status":"ok"}', media_type="application/json")
-
-
-def endpoint(site: Site, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
-    """What answers a route."""
-    lane = site.lanes.of(operation.lane)
+def endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
+    """What answers one path."""
 
     async def answer(request: Request) -> Response:
+        operation = by_method["GET" if request.method == "HEAD" else request.method]
+        request.scope[OPERATION] = operation.name
         try:
-            asked = None if operation.takes is None else await reading.message(request, operation.takes)
-            user = reading.part(request, "user") if "user" in request.path_params else ""
-            given = await lane.run(
-                lambda left: operation.answer(site, Call(asked, user, left)),
-                operations.seconds(operation, asked, site),
-                _gone(request),
-            )
-            return Response(msgspec.json.encode(given), media_type="application/json")
+            return await _answer(site, operation, request)
         except GoneError:
-            return Response(status_code=NOBODY)
+            return Response(status_code=GONE)
         except Exception as error:
             return failed(error, site)
 
     return answer
+
+
+async def _answer(site: Site, operation: Operation, request: Request) -> Response:
+    key = allowed(site, operation.scope, request)
+    asked = None if operation.takes is None else await reading.message(request, operation.takes, operation.largest)
+    user = reading.part(request, "user") if "user" in request.path_params else ""
+    seconds = site.settings.patience
+    if isinstance(asked, CompleteRequest):
+        seconds = completing.arrive(site, asked, key)
+    lane = site.lane(operation.lane)
+
+    def work(left: float) -> Any:
+        return operation.answer(site, Call(asked, user, key, left))
+
+    with site.metrics.waiting.labels(operation.lane).track_inprogress():
+        if operation.streams:
+            make = cast("Callable[[float], Iterator[msgspec.Struct]]", work)
+            events = await streaming.begin(lane, make, seconds, _gone(request))
+            return StreamingResponse(events, media_type=streaming.MEDIA_TYPE)
+        given = await lane.run(work, seconds, _gone(request))
+    return Response(msgspec.json.encode(given), media_type="application/json")
+
+
+def allowed(site: Site, scope: str, request: Request) -> str:
+    """The name of the key that allows `scope`, empty where none is needed. `ProblemError` where it is not allowed."""
+    if site.keys is None or not scope:
+        return ""
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    key = site.keys.find(given.strip()) if kind.lower() == "bearer" else None
+    if key is None:
+        detail = "send a key in the header Authorization: Bearer KEY"
+        raise ProblemError("no-key", detail, headers={"WWW-Authenticate": "Bearer"})
+    if wait := site.keys.wait(key):
+        raise ProblemError("too-many", f"this key may ask {key.rate:g} times a second", retry=wait)
+    if scope not in key.scopes:
+        raise ProblemError("not-allowed", f"this needs a key of the scope {scope}")
+    return key.name
 
 
 def failed(error: Exception, site: Site) -> Response:
@@ -80,12 +130,12 @@ def failed(error: Exception, site: Site) -> Response:
 
 
 def _place(error: BaseException) -> str:
-    """The lines of our code that an error came through; its message may have what was asked."""
-    frames, trace = [], error.__traceback__
+    """The lines that an error came through; its message may have what was asked."""
+    lines, trace = [], error.__traceback__
     while trace is not None:
-        frames.append(f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}")
+        lines.append(f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}")
         trace = trace.tb_next
-    return " > ".join(frames[-4:])
+    return " > ".join(lines[-4:])
 
 
 def _gone(request: Request) -> Callable[[], Awaitable[None]]:
@@ -96,35 +146,25 @@ def _gone(request: Request) -> Callable[[], Awaitable[None]]:
     return gone
 
 
+async def _healthy(_: Request) -> Response:
+    """The process is there."""
+    return Response(b'{"status":"ok"}', media_type="application/json")
+
+
+def _figures(site: Site) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        try:
+            allowed(site, "admin", request)
+        except ProblemError as problem:
+            return problem.response()
+        return Response(site.metrics.text(), media_type=metrics.MEDIA_TYPE)
+
+    return answer
+
+
 async def _refused(_: Request, error: Exception) -> Response:
     """What routing refuses."""
     assert isinstance(error, HTTPException)
     kind = problems.BY_STATUS.get(error.status_code, "malformed")
     details = {"not-found": "there is no such address; /openapi.json has all", "wrong-method": "see the header Allow"}
-    return ProblemError(kind, details.get(kind, "see the documentation"), headers=error.headers).response()
-
-
-class Guard:
-    """Around all else: what is too long is refused, the path is matched as it was sent, and headers are added."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-
-        async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
-                more = ((name.lower().encode(), value.encode()) for name, value in HEADERS.items())
-                message["headers"] += [(name, value) for name, value in more if name not in given]
-            await send(message)
-
-        try:
-            reading.check_head(scope)
-        except ProblemError as problem:
-            return await problem.response()(scope, receive, sent)
-        scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace")}
-        return await self.app(scope, receive, sent)
+    return ProblemError(kind, details.get(kind, "see /docs"), headers=error.headers).response()

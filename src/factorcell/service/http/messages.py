@@ -10,6 +10,10 @@ from factorcell.service.record import LONGEST_ID, LONGEST_KEY, LONGEST_VALUE
 MOST_RESULTS = 100
 LONGEST_WAIT = 10_000  # milliseconds that a completion may take
 LARGEST = (1 << 53) - 1  # which all clients' numbers hold
+LATEST = (1 << 40) - 1  # second of a time
+MOST_IMPORTED = 10_000  # texts of one person
+MOST_TEXTS, MOST_CANDIDATES, MOST_HYPOTHESES, MOST_TOKENS = 256, 1000, 1000, 1000  # of one batch
+LARGEST_SCORE = 1e30
 
 UserId = Annotated[
     str, Meta(min_length=1, max_length=LONGEST_ID, description="any printable text, by which one is known")
@@ -94,6 +98,177 @@ class AcceptAnswer(Message):
     number: Annotated[int | None, Meta(description="the place among all texts of the person")] = None
     user_version: int | None = None
     why: Annotated[str | None, Meta(description="what a text that was withheld looks like")] = None
+
+
+class Kept(Message):
+    """A text of a person, accepted as the `number`th one, when (Unix seconds), in which context."""
+
+    number: int
+    text: str
+    time: int
+    context: dict[str, str | int | float]
+
+
+class ProfileAnswer(Message):
+    """All that is kept of a person, the oldest text first; `learned`: whether the model knows them all."""
+
+    user: str
+    version: int
+    accepted: Annotated[int, Meta(description="texts that were ever accepted")]
+    paused: bool
+    learned: bool
+    texts: list[Kept]
+
+
+class GivenText(Struct, kw_only=True, omit_defaults=True):
+    """A text of a person as it is exported."""
+
+    text: Text
+    time: Annotated[int, Meta(ge=0, le=LATEST, description="Unix seconds")]
+    context: Context = {}
+
+
+class Export(Struct, kw_only=True):
+    """All that a person gave; what a model has learned follows from it."""
+
+    format: int
+    user: UserId
+    paused: bool
+    texts: Annotated[list[GivenText], Meta(max_length=MOST_IMPORTED)]
+
+
+class ForgetRequest(Asked):
+    """A text that shall never have been."""
+
+    text: Text
+
+
+class RemovedAnswer(Message):
+    """How many texts of a person are gone; the others are learned again in a moment."""
+
+    removed: Annotated[int, Meta(ge=0)]
+
+
+class DeletedAnswer(Message):
+    """Whether there was such a person, of whom nothing is left now."""
+
+    deleted: bool
+
+
+class PausedAnswer(Message):
+    """Whether nothing of a person is kept and learned now."""
+
+    paused: bool
+
+
+class UserAnswer(Message):
+    """Who it is."""
+
+    user: str
+
+
+class ContextText(Asked):
+    """A text and the context that it was written in."""
+
+    text: Annotated[str, Meta(max_length=LONGEST)]
+    context: Context = {}
+
+
+class ScoreRequest(Asked):
+    """Texts to score, all with the same columns of context."""
+
+    texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MOST_TEXTS)]
+
+
+class TextScore(Message):
+    """How well the model predicts a text, its end included: -log p in nats, the tokens predicted, and perplexity."""
+
+    nats: float
+    targets: int
+    perplexity: float
+
+
+class ScoreAnswer(Message):
+    """One score a text, in their order."""
+
+    results: list[TextScore]
+
+
+class ClassifyRequest(Asked):
+    """Texts whose value of the column `target` is asked for, among `values`, or all known ones."""
+
+    target: Annotated[str, Meta(min_length=1, max_length=LONGEST_VALUE)]
+    texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MOST_TEXTS)]
+    values: Annotated[list[str], Meta(max_length=MOST_CANDIDATES)] = []
+
+
+class TextClass(Message):
+    """The most probable value of a text, and the probability of each candidate."""
+
+    value: str
+    probabilities: dict[str, float]
+
+
+class ClassifyAnswer(Message):
+    """One value a text, in their order."""
+
+    results: list[TextClass]
+
+
+class Hypothesis(Asked):
+    """What a recogniser may have heard, with its scores in nats by name; `lm` is that of its language model."""
+
+    text: Annotated[str, Meta(max_length=LONGEST)]
+    scores: dict[str, Annotated[float, Meta(ge=-LARGEST_SCORE, le=LARGEST_SCORE)]] = {}
+
+
+class HypothesisList(Asked):
+    """The hypotheses of one utterance, the recogniser's best first."""
+
+    hypotheses: Annotated[list[Hypothesis], Meta(min_length=1, max_length=MOST_HYPOTHESES)]
+    context: Context = {}
+
+
+class RescoreRequest(Asked):
+    """Lists to choose from anew, by `weights` of the scores, of the `model` and of the number of `words`.
+
+    Unless weights are given, the model takes half of the weight of `lm`, and other scores have a weight of 1.
+    """
+
+    lists: Annotated[list[HypothesisList], Meta(min_length=1, max_length=MOST_TEXTS)]
+    weights: dict[str, Annotated[float, Meta(ge=-LARGEST_SCORE, le=LARGEST_SCORE)]] = {}
+
+
+class Rescored(Message):
+    """The hypothesis that is chosen of a list, and the place that it had, 1 the first."""
+
+    text: str
+    place: int
+
+
+class RescoreAnswer(Message):
+    """One choice a list, in their order."""
+
+    results: list[Rescored]
+
+
+class GenerateRequest(Asked):
+    """A text to write in a context, token by token."""
+
+    context: Context = {}
+    prompt: Annotated[str, Meta(max_length=LONGEST, description="what it begins with")] = ""
+    temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=1_000_000, description="0: all tokens")] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    max_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)] = 100
+    seed: Whole = 0
+
+
+class Piece(Message):
+    """The next piece of a text that is written; `done` with the last one, which is empty."""
+
+    text: str
+    done: bool = False
 
 
 class Health(Message):

@@ -15,7 +15,6 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 LONGEST_ADDRESS = 16 << 10  # bytes of path and query
 LARGEST_HEADERS = 16 << 10  # bytes of all names and values
-LARGEST_BODY = 1 << 20  # bytes
 ARRIVING = 10.0  # seconds within which a body is here
 UNICODE = "it is not Unicode text (UTF-8)"
 
@@ -28,7 +27,7 @@ def check_head(scope: Any) -> None:
         raise ProblemError("large-headers", f"all headers take at most {LARGEST_HEADERS} bytes")
 
 
-async def message(request: Request, kind: type[M], largest: int = LARGEST_BODY) -> M:
+async def message(request: Request, kind: type[M], largest: int) -> M:
     """What is asked: the query of GET, the body of all else. `ProblemError` for what is no such message."""
     try:
         if request.method in ("GET", "HEAD"):

@@ -7,9 +7,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -21,8 +22,12 @@ from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.service.block_list import BlockList
 from factorcell.service.engine import CACHED, Service
+from factorcell.service.http import metrics
 from factorcell.service.http.application import application
+from factorcell.service.http.keys import KeyRing
+from factorcell.service.http.protocol import Protocol
 from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.watching import Watcher
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
 from factorcell.service.stores.opening import open_store
@@ -30,6 +35,7 @@ from factorcell.service.stores.opening import open_store
 LOG = logging.getLogger("factorcell.service")
 DRAINING = 30  # seconds that requests in hand may take when the server stops
 IDLE = 75  # seconds that a connection may wait for its next request
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 LARGEST_HEAD = 64 << 10  # bytes that are read of headers at all; what is less is refused in words
 
 
@@ -39,6 +45,7 @@ class ServerOptions:
 
     run: Path
     store: str
+    keys: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
@@ -58,9 +65,17 @@ class ServerOptions:
     def site(self) -> Site:
         """The site. PyTorch uses one thread from here on: requests are many."""
         torch.set_num_threads(1)
-        model = self.model()
-        service = Service(model, open_store(self.store), privacy=self.privacy, cached=self.cached)
-        return Site(service, self.settings)
+        keys = None if self.keys is None else KeyRing(self.keys, 1 / self.workers)
+        service = Service(self.model(), open_store(self.store), privacy=self.privacy, cached=self.cached)
+        return Site(service, self.settings, keys)
+
+    def application(self) -> Starlette:
+        """The application of a site that notices new models and keys, of which SIGHUP tells too."""
+        site = self.site()
+        watcher = Watcher(site, self.run, self.model)
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, lambda *_: watcher.reload())
+        return application(site, watcher)
 
 
 def is_loopback(host: str) -> bool:
@@ -89,25 +104,29 @@ def bound(host: str, port: int) -> socket.socket:
 
 def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
     """Serve until the process is told to stop (SIGINT, SIGTERM); what has begun is finished first."""
-    if not is_loopback(options.host):
-        raise UserError(f"host {options.host}: without keys only this machine may be served; give --keys FILE")
+    if options.keys is None:
+        if not is_loopback(options.host):
+            raise UserError(f"host {options.host}: without keys only this machine may be served; give --keys FILE")
+        options = replace(options, settings=replace(options.settings, names=(*LOOPBACK, options.host)))
     with bound(options.host, options.port) as port:
         where = f"http://{_shown(options.host)}:{port.getsockname()[1]}"
-        if options.workers > 1:
-            options.site().close()  # what is wrong is said here, once
+        if options.workers == 1:
+            app = options.application()
+            say(f"serving {options.run} at {where}; Ctrl-C stops")
+            return uvicorn.Server(configured(app)).run([port])
+        options.site().close()  # what is wrong is said here, once
+        with TemporaryDirectory(prefix="factorcell-") as folder:
+            os.environ[metrics.VARIABLE] = folder
             say(f"serving {options.run} at {where} in {options.workers} processes; Ctrl-C stops")
             Workers(configured(partial(worker, options), workers=options.workers, factory=True), [port]).run()
-            return
-        app = application(options.site())
-        say(f"serving {options.run} at {where}; Ctrl-C stops")
-        uvicorn.Server(configured(app)).run([port])
+    return None
 
 
 def worker(options: ServerOptions) -> Starlette:
     """The application in a process of its own, which ends with a line if it cannot be made."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
-        return application(options.site())
+        return options.application()
     except (UserError, OSError) as error:
         LOG.error("%s", error)
         sys.exit(uvicorn.config.STARTUP_FAILURE)
@@ -118,9 +137,10 @@ def configured(app: Any, workers: int = 1, factory: bool = False) -> uvicorn.Con
     return uvicorn.Config(
         app,
         factory=factory,
+        http=Protocol,
         workers=workers,
         log_config=None,
-        log_level="warning",
+        log_level="error",
         access_log=False,
         ws="none",
         lifespan="on",

@@ -1,12 +1,20 @@
-"""All that answering needs: the service, how much it may do at once, and how it is set."""
+"""All that answering needs: the service, how much it may do at once, who may ask, and how it is set."""
 
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
 
 from factorcell.service.engine import Service
+from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.lanes import Lane
+from factorcell.service.http.metrics import Metrics
+from factorcell.service.recent import Recent
 
-SEARCHES, ACCEPTS, OTHERS = 256, 256, 64  # requests that wait at most
+SEARCHES, CHANGES, BATCHES = 256, 256, 16  # requests that wait at most
+SESSIONS = 10_000  # input boxes whose newest keystroke is known
 
 
 def cores() -> int:
@@ -16,39 +24,71 @@ def cores() -> int:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a site answers: the seconds of a completion that asks for none, and of all else."""
+    """How a site answers: the seconds of a completion that asks for none, and of all else.
+
+    `names`: those that the server is asked by (any if empty), `origins`: pages of other servers that may ask it.
+    """
 
     deadline: float = 0.1
     patience: float = 10.0
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """Completions, changes of people, and what takes longer than both."""
-
-    search: Lane = field(default_factory=lambda: Lane("search", cores(), SEARCHES))
-    change: Lane = field(default_factory=lambda: Lane("change", cores(), ACCEPTS))
-    batch: Lane = field(default_factory=lambda: Lane("batch", 1, OTHERS))
-
-    def of(self, name: str) -> Lane:
-        """One by its name."""
-        return {"search": self.search, "change": self.change, "batch": self.batch}[name]
-
-    def close(self) -> None:
-        """Wait for what has begun."""
-        for lane in (self.search, self.change, self.batch):
-            lane.close()
+    names: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Site:
-    """What answers."""
+    """What answers: completions, changes of people and batches, each in a lane, so that none starves another."""
 
     service: Service
     settings: Settings = field(default_factory=Settings)
-    lanes: Lanes = field(default_factory=Lanes)
+    keys: KeyRing | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    search: Lane = field(default_factory=lambda: Lane("search", cores(), SEARCHES))
+    change: Lane = field(default_factory=lambda: Lane("change", cores(), CHANGES))
+    batch: Lane = field(default_factory=lambda: Lane("batch", 1, BATCHES))
+    newest: Recent[tuple[str, str], int] = field(default_factory=lambda: Recent(SESSIONS))
+
+    def lane(self, name: str) -> Lane:
+        """One by its name."""
+        return {"search": self.search, "change": self.change, "batch": self.batch}[name]
 
     def close(self) -> None:
         """Finish what has begun, then close the store."""
-        self.lanes.close()
+        for lane in (self.search, self.change, self.batch):
+            lane.close()
         self.service.close()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request: what is `asked`, about which person (in the path), with which `key`, and the seconds left for it."""
+
+    asked: Any
+    user: str
+    key: str
+    left: float
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is asked of `path` by a method: a message that it `takes`, if any, and one that it `gives`.
+
+    `scope`: what a key must allow, nothing where it is empty. `lane`: whose threads do it. What gives many messages
+    `streams` them. `largest`: bytes of the body.
+    """
+
+    name: str
+    method: str
+    path: str
+    scope: str
+    lane: str
+    takes: type[Struct] | None
+    gives: type[Struct]
+    answer: Callable[[Site, Call], Struct] | Callable[[Site, Call], Iterator[Struct]]
+    streams: bool = False
+    largest: int = 1 << 20
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a line."""
+        return (self.answer.__doc__ or "").strip().split("\n")[0]

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from factorcell.choices import STORES
 from factorcell.config import UserError
 from factorcell.service.stores.store import Store
-
-VALID = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PORT/NUMBER"
 
 
 def open_store(url: str) -> Store:
@@ -16,7 +15,7 @@ def open_store(url: str) -> Store:
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in OPENERS:
-        raise UserError(f"store {scheme if separator else url!r}: valid is {VALID}")
+        raise UserError(f"store {scheme if separator else url!r}: valid is {STORES}")
     try:
         return OPENERS[scheme](url, rest)
     except ImportError as error:
@@ -27,7 +26,7 @@ def _sqlite(url: str, rest: str) -> Store:
     from factorcell.service.stores.sqlite import SQLiteStore
 
     if not rest.startswith("/") or len(rest) == 1:
-        raise UserError(f"store sqlite: no file in it; valid is {VALID}")
+        raise UserError(f"store sqlite: no file in it; valid is {STORES}")
     return SQLiteStore(Path(rest[1:]))
 
 

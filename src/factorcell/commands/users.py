@@ -1,0 +1,124 @@
+"""The verbs about people who are kept, and about the keys of the server."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from factorcell import inputs
+from factorcell.commands import terminal
+from factorcell.config import UserError
+from factorcell.progress import progress_bar
+from factorcell.service import administration, changes
+from factorcell.service.http import keys
+from factorcell.service.record import Record, StoreError
+from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import Store
+
+
+def run_users_list(given: argparse.Namespace) -> None:
+    """`factorcell users list`."""
+    with _opened(given) as store:
+        for user in administration.users(store):
+            terminal.show(user)
+
+
+def run_users_show(given: argparse.Namespace) -> None:
+    """`factorcell users show`."""
+    with _opened(given) as store:
+        record = _found(store, given.user)
+    rows = [
+        {"number": one.number, "time": _shown(one.time), "text": one.text, "context": one.context or None}
+        for one in record.texts
+    ]
+    if given.json:
+        return terminal.lines(rows)
+    state = "; nothing more is kept until they resume" if record.paused else ""
+    terminal.show(f"{len(record.texts):,} texts are kept of {record.accepted:,} that were accepted{state}")
+    for row in rows:
+        context = "" if row["context"] is None else json.dumps(row["context"], ensure_ascii=False)
+        terminal.fields(f"{row['number']}", f"{row['time']}", f"{row['text']}", context)
+    return None
+
+
+def run_users_export(given: argparse.Namespace) -> None:
+    """`factorcell users export`."""
+    with _opened(given) as store:
+        for user in given.users or administration.users(store):
+            terminal.lines([changes.exported(_found(store, user))])
+
+
+def run_users_import(given: argparse.Namespace) -> None:
+    """`factorcell users import`."""
+    count = known = 0
+    with _opened(given) as store:
+        for number, line in enumerate(inputs.text(given.file).splitlines(), 1):
+            try:
+                user = administration.restore(store, json.loads(line))
+            except ValueError as error:
+                said = error.message if isinstance(error, UserError) else "not JSON"
+                raise UserError(f"{given.file} line {number}: {said}; {count:,} people before it are kept") from None
+            count, known = count + (user is not None), known + (user is None)
+    terminal.say(f"{count:,} people are kept now; {known:,} were there already, and stay as they were")
+
+
+def run_users_forget(given: argparse.Namespace) -> None:
+    """`factorcell users forget`."""
+    with _opened(given) as store:
+        removed = administration.forget(store, given.user, given.text)
+    terminal.say(f"{removed:,} texts are gone" if removed else "no such text is kept of this person")
+
+
+def run_users_delete(given: argparse.Namespace) -> None:
+    """`factorcell users delete`."""
+    with _opened(given) as store:
+        deleted = sum(store.delete(user) for user in given.users)
+        terminal.say(f"{deleted:,} of {len(given.users):,} people are deleted; of the others nothing was kept")
+        if given.purge:
+            terminal.say(*(f"left to do: {line}" for line in store.purge()))
+
+
+def run_users_migrate(given: argparse.Namespace) -> None:
+    """`factorcell users migrate`."""
+    from factorcell.model.run import Run
+    from factorcell.service.engine import Service
+    from factorcell.service.learning import ServedModel
+
+    with _opened(given) as store:
+        service = Service(ServedModel(Run.open(given.run)), store)
+        everybody = list(administration.users(store))
+        late = [user for user in progress_bar(everybody, desc="learning", unit="people") if not service.relearn(user)]
+    terminal.say(f"{len(everybody) - len(late):,} people are learned by {given.run}")
+    if late:
+        terminal.say(f"{len(late):,} wrote all the time, and are learned as they come")
+
+
+def run_users_key(given: argparse.Namespace) -> None:
+    """`factorcell users key`."""
+    key = keys.add(given.keys, given.name, given.scope, given.rate)
+    terminal.say(f"{given.keys} has its hash; the key itself is nowhere else:")
+    terminal.show(key)
+
+
+@contextmanager
+def _opened(given: argparse.Namespace) -> Iterator[Store]:
+    """The store of a command, whose failures are lines."""
+    store = open_store(given.store)
+    try:
+        yield store
+    except StoreError as error:
+        raise UserError(f"store: {error}") from None
+    finally:
+        store.close()
+
+
+def _found(store: Store, user: str) -> Record:
+    record = administration.read(store, user)
+    if record is None:
+        raise UserError("nothing is kept of this person; `factorcell users list` has all")
+    return record
+
+
+def _shown(time: int) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,130 @@
+"""The OpenAPI of what can be asked, made from the messages, and a page to try it on."""
+
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from factorcell.service.http import problems, streaming
+from factorcell.service.http.messages import Problem
+from factorcell.service.http.operations import OPERATIONS
+from factorcell.service.http.site import Operation, Site
+from factorcell.version import __version__
+
+MEANINGS = {
+    "complete": "ask for completions, scores and texts",
+    "learn": "accept texts of people",
+    "users": "show, export, forget and delete people",
+    "admin": "take exported people back, read the metrics",
+}
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SCHEMAS = "#/components/schemas/{name}"
+PAGE = {
+    "/docs": ("api.html", "text/html"),
+    "/docs.js": ("api.js", "text/javascript"),
+    "/docs.css": ("api.css", "text/css"),
+}
+
+Json = dict[str, Any]
+
+
+def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) -> Json:
+    """The description of the API; `keys`: whether it needs any."""
+    kinds = {kind: None for one in operations for kind in (one.takes, one.gives) if kind is not None}
+    found, components = msgspec.json.schema_components([*kinds, Problem], ref_template=SCHEMAS)
+    schemas = dict(zip([*kinds, Problem], found, strict=True))
+    paths: Json = {}
+    for one in operations:
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas, components, keys)
+    described: Json = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "factorcell",
+            "version": __version__,
+            "description": "Completes what people type, learns each of them, and forgets when asked.",
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+        "x-problems": {kind: {"status": status, "title": title} for kind, (status, title) in problems.KINDS.items()},
+    }
+    if keys:
+        scheme = {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "; ".join(f"{k}: {v}" for k, v in MEANINGS.items()),
+        }
+        described["components"]["securitySchemes"] = {"key": scheme}
+    return described
+
+
+def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys: bool) -> Json:
+    media = streaming.MEDIA_TYPE if one.streams else "application/json"
+    answer = {"type": "string"} if one.streams else schemas[one.gives]
+    described: Json = {
+        "operationId": f"{one.name}_{one.method.lower()}",
+        "summary": one.summary,
+        "parameters": [],
+        "responses": {
+            "200": {"description": (one.gives.__doc__ or "").strip(), "content": {media: {"schema": answer}}},
+            "default": {
+                "description": "Why it was not answered",
+                "content": {problems.MEDIA_TYPE: {"schema": schemas[Problem]}},
+            },
+        },
+    }
+    if "{user}" in one.path:
+        schema = {"type": "string", "minLength": 1}
+        described["parameters"].append({"name": "user", "in": "path", "required": True, "schema": schema})
+    if one.takes is not None and one.method == "GET":
+        described["parameters"] += _parameters(components[one.takes.__name__])
+    elif one.takes is not None:
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas[one.takes]}}}
+    if keys and one.scope:
+        described["security"] = [{"key": [one.scope]}]
+    return described
+
+
+def _parameters(schema: Json) -> list[Json]:
+    """The fields of a message as those of a query; a context is `context[NAME]`."""
+    rows = []
+    for name, field in schema["properties"].items():
+        row = {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": _given(field)}
+        if name == "context":
+            row |= {"style": "deepObject", "explode": True}
+        rows.append(row)
+    return rows
+
+
+def _given(field: Json) -> Json:
+    """The schema of a field that is there: a query has no null."""
+    if "anyOf" not in field:
+        return {name: value for name, value in field.items() if name != "default" or value is not None}
+    (kind,) = (one for one in field["anyOf"] if one != {"type": "null"})
+    return {**kind, **({"description": field["description"]} if "description" in field else {})}
+
+
+def documentation(site: Site) -> list[Route]:
+    """The routes of the description and of the page."""
+    content = msgspec.json.encode(openapi(keys=site.keys is not None))
+
+    async def described(_: Request) -> Response:
+        return Response(content, media_type="application/json")
+
+    return [Route("/openapi.json", described), *(asset(path, *of) for path, of in PAGE.items())]
+
+
+def asset(path: str, name: str, media_type: str) -> Route:
+    """A file of the package at a path."""
+    content = (resources.files("factorcell") / "assets" / name).read_bytes()
+
+    async def sent(_: Request) -> Response:
+        return Response(content, headers={"Content-Security-Policy": PAGE_POLICY}, media_type=media_type)
+
+    return Route(path, sent)

@@ -1,0 +1,72 @@
+"""Around all answers: what is too long or comes from elsewhere is refused, headers are added, requests are counted."""
+
+import time
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from factorcell.service.http import reading
+from factorcell.service.http.problems import ProblemError
+from factorcell.service.http.site import Site
+
+OPERATION = "factorcell.operation"  # where a scope has the name of what was asked
+OTHER = "other"
+HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+class Guard:
+    """The outermost layer. The path is matched as it was sent, so that an id may have any character, escaped."""
+
+    def __init__(self, app: ASGIApp, site: Site) -> None:
+        self.app, self.site = app, site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        began, status = time.perf_counter(), 0
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                given = {name.lower() for name, _ in message["headers"]}
+                more = ((name.encode(), value.encode()) for name, value in HEADERS.items())
+                message["headers"] = [*message["headers"], *(pair for pair in more if pair[0] not in given)]
+            await send(message)
+
+        scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace"), OPERATION: OTHER}
+        try:
+            reading.check_head(scope)
+            check_place(Headers(scope=scope), scope["method"], self.site)
+            await self.app(scope, receive, sent)
+        except ProblemError as problem:
+            await problem.response()(scope, receive, sent)
+        finally:
+            metrics = self.site.metrics
+            metrics.requests.labels(scope[OPERATION], status).inc()
+            metrics.seconds.labels(scope[OPERATION]).observe(time.perf_counter() - began)
+        return None
+
+
+def check_place(headers: Headers, method: str, site: Site) -> None:
+    """`ProblemError` for a name that is not the server's, and for a page of another server that wants a change.
+
+    A browser sends both, whatever the page wants: so no page can ask a server that only its machine may ask.
+    """
+    host = urlsplit(f"//{headers.get('host', '')}")
+    if site.settings.names and host.hostname not in site.settings.names:
+        raise ProblemError("wrong-host", "without keys this server is asked by the names of this machine alone")
+    origin = headers.get("origin")
+    if origin is None or method in SAFE or origin in site.settings.origins:
+        return
+    if urlsplit(origin).netloc != host.netloc:
+        raise ProblemError("not-allowed", "pages of this origin may not ask; the server can be told to let them")

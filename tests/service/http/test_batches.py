@@ -1,0 +1,107 @@
+"""What is asked of the model alone over HTTP is what the library says."""
+
+import json
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from factorcell.evaluation.classification import classify
+from factorcell.generation.generate import GenerationOptions, stream
+from factorcell.service.http import batches
+from factorcell.service.http.site import Site
+
+TEXTS = [{"text": "abba", "context": {"city": "Oslo"}}, {"text": "", "context": {"city": "Nice"}}]
+
+
+def test_scores_are_those_of_the_run(client: TestClient, site: Site) -> None:
+    got = client.post("/v1/score", json={"texts": TEXTS}).json()["results"]
+    rows = [{"text": one["text"], **one["context"], "who": "ann"} for one in TEXTS]  # type: ignore[dict-item]
+    expected = client.post(
+        "/v1/score", json={"texts": [{"text": row.pop("text"), "context": row} for row in map(dict, rows)]}
+    ).json()["results"]
+    of = site.service.model.run.score(rows)
+    for one, row in zip(expected, of, strict=True):
+        assert one == pytest.approx({"nats": row["nats"], "targets": row["targets"], "perplexity": row["perplexity"]})
+    assert [one["targets"] for one in got] == [5, 1]
+
+
+def test_classes_are_those_of_the_library(client: TestClient, site: Site) -> None:
+    texts = [{"text": text, "context": {"who": "ann"}} for text in ("abba", "cab a")]
+    got = client.post("/v1/classify", json={"target": "city", "texts": texts}).json()["results"]
+    rows = [{"text": one["text"], "who": "ann"} for one in texts]
+    found = classify(site.service.model.run, rows, "city")
+    assert [one["value"] for one in got] == [found.names[place] for place in found.predicted]
+    for one, row in zip(got, found.probabilities, strict=True):
+        assert one["probabilities"] == pytest.approx(dict(zip(found.names, row.tolist(), strict=True)))
+    (only,) = client.post("/v1/classify", json={"target": "city", "texts": texts[:1], "values": ["Oslo"]}).json()[
+        "results"
+    ]
+    assert only == {"value": "Oslo", "probabilities": {"Oslo": 1.0}}
+
+
+def test_lists_are_chosen_from_anew(client: TestClient) -> None:
+    lists = [
+        {
+            "hypotheses": [
+                {"text": "abba", "scores": {"acoustic": -9, "lm": -1}},
+                {"text": "cab", "scores": {"acoustic": -5, "lm": -1}},
+            ],
+            "context": {"city": "Oslo"},
+        }
+    ]
+    for weights, place in (({"acoustic": 1.0}, 2), ({"acoustic": -1.0}, 1)):
+        answer = client.post("/v1/rescore", json={"lists": lists, "weights": weights}).json()
+        assert answer["results"] == [{"text": ["abba", "cab"][place - 1], "place": place}]
+    assert len(client.post("/v1/rescore", json={"lists": lists}).json()["results"]) == 1
+
+
+def events(content: str) -> list[dict[str, Any]]:
+    """The messages of server-sent events."""
+    return [json.loads(part.removeprefix("data: ")) for part in content.strip().split("\n\n")]
+
+
+def test_text_is_streamed(client: TestClient, site: Site) -> None:
+    asked = {"context": {"city": "Oslo"}, "prompt": "ab", "seed": 4, "max_tokens": 10, "temperature": 0.8}
+    answer = client.post("/v1/generate", json=asked)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *pieces, last = events(answer.text)
+    options = GenerationOptions(temperature=0.8, max_tokens=10, seed=4)
+    expected = list(stream(site.service.model.run, {"city": "Oslo"}, options=options, prompt="ab", unknown="group"))
+    assert [one["text"] for one in pieces] == expected
+    assert last == {"text": "", "done": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("score", {"texts": []}),
+        ("score", {"texts": [{"text": "a", "context": {"planet": "x"}}]}),
+        ("score", {"texts": [{"text": "a", "context": {"city": "Oslo"}}, {"text": "a"}]}),
+        ("classify", {"target": "planet", "texts": [{"text": "a"}]}),
+        ("classify", {"target": "city", "texts": TEXTS}),
+        ("classify", {"target": "city", "texts": [{"text": "a"}], "values": ["Rome"]}),
+        ("rescore", {"lists": [{"hypotheses": []}]}),
+        ("rescore", {"lists": [{"hypotheses": [{"text": "a", "scores": {"x": 1}}, {"text": "b"}]}]}),
+        ("rescore", {"lists": [{"hypotheses": [{"text": "a"}]}], "weights": {"x": 1.0}}),
+        ("generate", {"temperature": 0}),
+        ("generate", {"context": {"planet": "x"}}),
+        ("generate", {"prompt": "\x00" * (1 << 17)}),
+    ],
+)
+def test_what_cannot_be_asked(client: TestClient, path: str, asked: dict[str, Any]) -> None:
+    answer = client.post(f"/v1/{path}", json=asked)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/docs#invalid")
+
+
+def test_people_of_training_are_told_to_nobody(client: TestClient) -> None:
+    answer = client.post("/v1/classify", json={"target": "who", "texts": [{"text": "a"}]})
+    assert answer.status_code == 422
+    assert "ann" not in answer.text
+    assert "bob" not in answer.text
+
+
+def test_batches_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MOST_PAIRS", 3)
+    asked = {"target": "city", "texts": [{"text": "a"}, {"text": "b"}]}
+    assert client.post("/v1/classify", json=asked).status_code == 422

@@ -1,0 +1,83 @@
+"""What is asked about one person over HTTP."""
+
+import pytest
+from starlette.testclient import TestClient
+
+from factorcell.service.http.site import Site
+
+
+def accepted(client: TestClient, user: str, *texts: str) -> None:
+    for text in texts:
+        assert client.post("/v1/accept", json={"user": user, "text": text}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("user", "path"),
+    [
+        ("ann", "ann"),
+        ("a/b?c#d%", "a%2Fb%3Fc%23d%25"),
+        ("Zoë 😀", "Zo%C3%AB%20%F0%9F%98%80"),
+        ("a+b", "a+b"),
+        ("export", "export"),
+    ],
+)
+def test_life_of_a_person(client: TestClient, site: Site, user: str, path: str) -> None:
+    accepted(client, user, "abba", "cab", "abba", "acc")
+    at = f"/v1/users/{path}"
+    shown = client.get(at).json()
+    assert [one["text"] for one in shown["texts"]] == ["abba", "cab", "abba", "acc"]
+    assert (shown["user"], shown["accepted"], shown["learned"], shown["paused"]) == (user, 4, True, False)
+    assert client.post(f"{at}/undo").json() == {"removed": 1}
+    assert client.post(f"{at}/forget", json={"text": "abba"}).json() == {"removed": 2}
+    assert client.post(f"{at}/pause").json() == {"paused": True}
+    assert client.post("/v1/accept", json={"user": user, "text": "x"}).json()["outcome"] == "paused"
+    assert client.post(f"{at}/resume").json() == {"paused": False}
+    exported = client.get(f"{at}/export").json()
+    assert exported == site.service.export(user)
+    assert [one["text"] for one in exported["texts"]] == ["cab"]
+    conflict = client.post("/v1/users", json=exported)
+    assert (conflict.status_code, conflict.json()["type"]) == (409, "/docs#conflict")
+    assert client.delete(at).json() == {"deleted": True}
+    assert client.delete(at).json() == {"deleted": False}
+    assert client.post("/v1/users", json=exported).json() == {"user": user}
+    assert client.get(f"{at}/export").json() == exported
+
+
+@pytest.mark.parametrize("path", ["/v1/users/nobody", "/v1/users/nobody/export"])
+def test_nobody(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert (answer.status_code, answer.json()["type"]) == (404, "/docs#not-found")
+    assert client.post("/v1/users/nobody/undo").json() == {"removed": 0}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/users/%FF", 400),
+        ("GET", "/v1/users/%00", 422),
+        ("GET", "/v1/users/" + "a" * 257, 422),
+        ("PATCH", "/v1/users/ann", 405),
+        ("GET", "/v1/users/ann/undo", 405),
+        ("GET", "/v1/users/ann/x", 404),
+        ("GET", "/v1/users/", 404),
+    ],
+)
+def test_no_such_address(client: TestClient, method: str, path: str, status: int) -> None:
+    answer = client.request(method, path)
+    assert (answer.status_code, answer.json()["status"]) == (status, status)
+    if status == 405:
+        assert set(answer.headers["allow"].split(", ")) & {"GET", "POST"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"format": 2, "user": "ann", "paused": False, "texts": []},
+        {"format": 1, "user": "\n", "paused": False, "texts": []},
+        {"format": 1, "user": "ann", "paused": False, "texts": [{"text": "a", "time": -1}]},
+        {"format": 1, "user": "ann"},
+    ],
+)
+def test_what_is_no_export(client: TestClient, values: object) -> None:
+    assert client.post("/v1/users", json=values).status_code == 422
+    assert client.get("/v1/users/ann").status_code == 404
