@@ -1,6 +1,5 @@
 """The application: from a request to an answer or a problem."""
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -16,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from factorcell.service.http import completing, metrics, problems, reading, streaming
 from factorcell.service.http.documentation import documentation
-from factorcell.service.http.guard import OPERATION, Guard
+from factorcell.service.http.guard import OPERATION, Guard, failed
 from factorcell.service.http.lanes import GoneError
 from factorcell.service.http.messages import CompleteRequest
 from factorcell.service.http.operations import OPERATIONS
@@ -24,7 +23,6 @@ from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Call, Operation, Site
 from factorcell.service.http.watching import Watcher
 
-LOG = logging.getLogger("factorcell.service")
 GONE = 499  # the status of an answer that nobody waits for
 CORS_METHODS, CORS_HEADERS = ("GET", "POST", "DELETE"), ("Authorization", "Content-Type")
 CORS_SECONDS = 600  # for which a browser remembers that it may ask
@@ -119,23 +117,6 @@ def allowed(site: Site, scope: str, request: Request) -> str:
     if scope not in key.scopes:
         raise ProblemError("not-allowed", f"this needs a key of the scope {scope}")
     return key.name
-
-
-def failed(error: Exception, site: Site) -> Response:
-    """The problem that an error is; faults of ours are logged, without what was asked."""
-    problem = problems.of(error, str(site.service.model.run.folder))
-    if problem.kind == "failed":
-        LOG.error("%s at %s", type(error).__name__, _place(error))
-    return problem.response()
-
-
-def _place(error: BaseException) -> str:
-    """The lines that an error came through; its message may have what was asked."""
-    lines, trace = [], error.__traceback__
-    while trace is not None:
-        lines.append(f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}")
-        trace = trace.tb_next
-    return " > ".join(lines[-4:])
 
 
 def _gone(request: Request) -> Callable[[], Awaitable[None]]:

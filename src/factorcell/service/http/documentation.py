@@ -66,7 +66,7 @@ def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) ->
 
 def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys: bool) -> Json:
     media = streaming.MEDIA_TYPE if one.streams else "application/json"
-    answer = {"type": "string"} if one.streams else schemas[one.gives]
+    answer = _event(schemas[one.gives]) if one.streams else schemas[one.gives]
     described: Json = {
         "operationId": f"{one.name}_{one.method.lower()}",
         "summary": one.summary,
@@ -89,6 +89,12 @@ def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys:
     if keys and one.scope:
         described["security"] = [{"key": [one.scope]}]
     return described
+
+
+def _event(schema: Json) -> Json:
+    """One of many server-sent events."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _parameters(schema: Json) -> list[Json]:

@@ -1,15 +1,17 @@
 """Around all answers: what is too long or comes from elsewhere is refused, headers are added, requests are counted."""
 
+import logging
 import time
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from factorcell.service.http import reading
+from factorcell.service.http import problems, reading
 from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Site
 
+LOG = logging.getLogger("factorcell.service")
 OPERATION = "factorcell.operation"  # where a scope has the name of what was asked
 OTHER = "other"
 HEADERS = {
@@ -48,8 +50,10 @@ class Guard:
             reading.check_head(scope)
             check_place(Headers(scope=scope), scope["method"], self.site)
             await self.app(scope, receive, sent)
-        except ProblemError as problem:
-            await problem.response()(scope, receive, sent)
+        except Exception as error:
+            response = failed(error, self.site)
+            if not status:
+                await response(scope, receive, sent)
         finally:
             metrics = self.site.metrics
             metrics.requests.labels(scope[OPERATION], status).inc()
@@ -62,11 +66,34 @@ def check_place(headers: Headers, method: str, site: Site) -> None:
 
     A browser sends both, whatever the page wants: so no page can ask a server that only its machine may ask.
     """
-    host = urlsplit(f"//{headers.get('host', '')}")
-    if site.settings.names and host.hostname not in site.settings.names:
+    host = headers.get("host", "").lower()
+    if site.settings.names and _name(host) not in site.settings.names:
         raise ProblemError("wrong-host", "without keys this server is asked by the names of this machine alone")
     origin = headers.get("origin")
     if origin is None or method in SAFE or origin in site.settings.origins:
         return
-    if urlsplit(origin).netloc != host.netloc:
+    if origin.lower().partition("://")[2] != host:
         raise ProblemError("not-allowed", "pages of this origin may not ask; the server can be told to let them")
+
+
+def failed(error: Exception, site: Site) -> Response:
+    """The problem that an error is; faults of ours are logged, without what was asked."""
+    problem = problems.of(error, str(site.service.model.run.folder))
+    if problem.kind == "failed":
+        LOG.error("%s at %s", type(error).__name__, _place(error))
+    return problem.response()
+
+
+def _place(error: BaseException) -> str:
+    """The lines that an error came through; its message may have what was asked."""
+    lines, trace = [], error.__traceback__
+    while trace is not None:
+        lines.append(f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return " > ".join(lines[-4:])
+
+
+def _name(host: str) -> str:
+    """The name in a header Host, which may have a port."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    return name.removeprefix("[").removesuffix("]")

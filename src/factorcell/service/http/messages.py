@@ -131,7 +131,7 @@ class GivenText(Struct, kw_only=True, omit_defaults=True):
 class Export(Struct, kw_only=True):
     """All that a person gave; what a model has learned follows from it."""
 
-    format: int
+    format: Literal[1]
     user: UserId
     paused: bool
     texts: Annotated[list[GivenText], Meta(max_length=MOST_IMPORTED)]

@@ -1,0 +1,75 @@
+"""Who may ask from where: names of the server, pages of other servers."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from starlette.testclient import TestClient
+
+from factorcell.service.engine import Service
+from factorcell.service.http.application import application
+from factorcell.service.http.site import Settings, Site
+
+SHOP = "https://shop.example"
+ACCEPT = {"user": "ann", "text": "abba"}
+
+
+@pytest.fixture
+def client_of(service: Service) -> Iterator[Callable[[Settings], TestClient]]:
+    """A client of an application that is set so."""
+    made = []
+
+    def make(settings: Settings) -> TestClient:
+        made.append(TestClient(application(Site(service, settings)), base_url="http://127.0.0.1:8000"))
+        return made[-1].__enter__()
+
+    yield make
+    for client in made:
+        client.__exit__()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost", 200),
+        ("LOCALHOST:1", 200),
+        ("[::1]:8000", 200),
+        ("rebound.example", 421),
+        ("127.0.0.1.example", 421),
+        ("", 421),
+        ("[", 421),
+        (":", 421),
+    ],
+)
+def test_server_without_keys_has_the_names_of_its_machine(
+    client_of: Callable[[Settings], TestClient], host: str, status: int
+) -> None:
+    client = client_of(Settings(names=("localhost", "127.0.0.1", "::1")))
+    assert client.get("/healthz", headers={"Host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"), [(None, 200), ("http://127.0.0.1:8000", 200), (SHOP, 403), ("null", 403), ("http://[", 403)]
+)
+def test_pages_of_other_servers_change_nothing(
+    client_of: Callable[[Settings], TestClient], origin: str | None, status: int
+) -> None:
+    client = client_of(Settings())
+    headers = {} if origin is None else {"Origin": origin}
+    answer = client.post("/v1/accept", json=ACCEPT, headers=headers)
+    assert answer.status_code == status
+    assert client.post("/v1/users/ann/undo", headers=headers).status_code == status
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_cross_origin_requests_of_named_pages(client_of: Callable[[Settings], TestClient]) -> None:
+    client = client_of(Settings(origins=(SHOP,)))
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    before = client.options("/v1/accept", headers={"Origin": SHOP, **asked})
+    assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, SHOP)
+    answer = client.post("/v1/accept", json=ACCEPT, headers={"Origin": SHOP})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, SHOP)
+    other = client.options("/v1/accept", headers={"Origin": "https://other.example", **asked})
+    assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
+    refused = client.post("/v1/accept", json=ACCEPT, headers={"Origin": "https://other.example"})
+    assert refused.status_code == 403

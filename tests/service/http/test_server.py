@@ -1,0 +1,187 @@
+"""The server as a process: it starts, stops when told, loses nothing when killed, and takes a new run."""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from factorcell.config import UserError
+from factorcell.service.http import keys, server
+from factorcell.service.http.server import ServerOptions, is_loopback, serve
+from factorcell.service.stores.opening import open_store
+from tests.service import runs
+from tests.service.http.server_process import serving
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder."""
+    folder = tmp_path_factory.mktemp("served") / "run"
+    runs.make(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("host", "is_one"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("127.9.9.9", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("", False),
+        ("192.168.0.1", False),
+        ("localhost.example", False),
+    ],
+)
+def test_loopback(host: str, is_one: bool) -> None:
+    assert is_loopback(host) is is_one
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org", ""])
+def test_without_keys_only_this_machine_is_served(tmp_path: Path, host: str) -> None:
+    said: list[str] = []
+    with pytest.raises(UserError, match="give --keys"):
+        serve(ServerOptions(tmp_path, f"sqlite:///{tmp_path / 'users.db'}", host=host), said.append)
+    assert said == []
+
+
+def test_what_cannot_be_served_is_said_before_the_port_answers(tmp_path: Path) -> None:
+    options = ServerOptions(tmp_path, f"sqlite:///{tmp_path / 'users.db'}", port=0)
+    with pytest.raises(UserError, match="not a run folder"):
+        serve(options, print)
+
+
+def test_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="port"):
+        server.bound("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_server_drains_when_it_is_told_to_stop(run: Path, tmp_path: Path) -> None:
+    with serving(run, tmp_path / "users.db") as (process, client):
+        accepted, stop = [], threading.Event()
+
+        def accept() -> None:
+            while not stop.is_set():
+                try:
+                    answer = client.post("/v1/accept", json={"user": "ann", "text": "abba"})
+                except httpx.TransportError:
+                    return
+                assert answer.status_code == 200
+                accepted.append(answer.json()["number"])
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        stop.set()
+        thread.join()
+    store = open_store(f"sqlite:///{tmp_path / 'users.db'}")
+    record = store.read("ann")
+    store.close()
+    assert record is not None
+    assert accepted
+    assert record.accepted in (len(accepted), len(accepted) + 1)  # the last may have been kept, its answer lost
+
+
+@pytest.mark.slow
+def test_kills_lose_and_double_nothing(run: Path, tmp_path: Path) -> None:
+    """An accept whose answer was lost is sent again with its key: each counts once, in the order they were sent."""
+    draw = random.Random(0)
+    sent: list[str] = []
+    pending: str | None = None
+    for _ in range(5):
+        with serving(run, tmp_path / "users.db") as (process, client):
+            killer = threading.Timer(draw.uniform(0.05, 0.6), os.killpg, (process.pid, signal.SIGKILL))
+            killer.start()
+            try:
+                while True:
+                    text = pending or f"a{len(sent)}"
+                    pending = text
+                    key = f"key of {text}"
+                    answer = client.post("/v1/accept", json={"user": "ann", "text": text, "idempotency_key": key})
+                    assert answer.json()["outcome"] in ("learned", "repeated", "kept")
+                    sent.append(text)
+                    pending = None
+            except httpx.TransportError:
+                killer.join()
+    with serving(run, tmp_path / "users.db") as (_, client):
+        if pending:
+            client.post("/v1/accept", json={"user": "ann", "text": pending, "idempotency_key": f"key of {pending}"})
+            sent.append(pending)
+        shown = client.get("/v1/users/ann").json()
+    assert [one["text"] for one in shown["texts"]] == sent[-1000:]
+    assert shown["accepted"] == len(sent) > 5
+
+
+@pytest.mark.slow
+def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> None:
+    """Whoever answers, a person's own accepts are there; SIGHUP reaches all processes."""
+    key = keys.add(tmp_path / "keys.toml", "all", ["complete", "learn", "users", "admin"])
+    own = shutil.copytree(run, tmp_path / "run")
+    words = ["--workers", "2", "--keys", str(tmp_path / "keys.toml")]
+    with serving(own, tmp_path / "users.db", *words) as (process, client):
+        client.headers["Authorization"] = f"Bearer {key}"
+        base = client.base_url
+        for number in range(1, 21):
+            with httpx.Client(base_url=base, headers=client.headers, timeout=30) as other:  # a connection of its own
+                accepted = other.post("/v1/accept", json={"user": "ann", "text": f"ab{number}"}).json()
+                assert accepted["number"] == number
+            with httpx.Client(base_url=base, headers=client.headers, timeout=30) as other:
+                found = other.get("/v1/complete?query=ab&user=ann").json()
+                assert found["user_version"] == accepted["user_version"]
+        assert 'factorcell_accepts_total{outcome="learned"} 20.0' in client.get("/metrics").text
+        process.send_signal(signal.SIGHUP)
+        line = "factorcell_models_total"
+        for _ in range(100):
+            served = [
+                one for one in client.get("/metrics").text.splitlines() if one.startswith(line + '{outcome="served')
+            ]
+            if served and served[0].endswith(" 2.0"):
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail("not all processes took the model")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_request_that_does_not_arrive_is_not_waited_for(run: Path, tmp_path: Path) -> None:
+    with serving(run, tmp_path / "users.db") as (_, client):
+        port = client.base_url.port or 0
+        for sent in (b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /h"):
+            with socket.create_connection(("127.0.0.1", port)) as slow:
+                slow.sendall(sent)
+                slow.settimeout(20)
+                began = time.monotonic()
+                while slow.recv(4096):
+                    pass
+                assert time.monotonic() - began < 15
+
+
+@pytest.mark.slow
+def test_new_run_is_noticed(run: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(run, tmp_path / "run")
+    runs.make(tmp_path / "new", seed=1)
+    with serving(own, tmp_path / "users.db") as (process, client):
+        before = client.get("/v1/complete?query=a").json()
+        own.rename(tmp_path / "old")
+        (tmp_path / "new").rename(own)
+        for _ in range(100):
+            if client.get("/v1/complete?query=a").json() != before:
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail("the new run was not noticed")
+        assert process.poll() is None

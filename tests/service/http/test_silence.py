@@ -1,0 +1,97 @@
+"""Nothing that somebody types, writes or is called by is in a log, in the metrics or in an error of somebody else."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.http.application import application
+from factorcell.service.http.operations import OPERATIONS
+from factorcell.service.http.site import Settings, Site
+from factorcell.service.record import StoreError
+
+# Long enough to be in no figure by chance.
+WORDS = st.text("abcXYZ0189é\U0001f600%/\"'", min_size=1, max_size=12).map("qzj{}qzj".format)
+BAD = st.sampled_from(["\x00", "\n", "\ud7ff", ""])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(WORDS, WORDS, WORDS, BAD, st.sampled_from([one for one in OPERATIONS if one.takes is not None]))
+def test_logs_and_metrics_have_no_word_of_anybody(
+    client: TestClient, site: Site, caplog: pytest.LogCaptureFixture, user: str, text: str, key: str, bad: str, one: Any
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    client.post("/v1/accept", json={"user": user, "text": text, "idempotency_key": key})
+    client.get("/v1/complete", params={"query": text[:-1], "user": user, "session": key, "seq": 1})
+    client.get(f"/v1/complete?query={text}&user={user}{bad}".replace("\n", "%0A").replace("\x00", "%00"))
+    client.get("/v1/users/" + user.replace("%", "%25").replace("/", "%2F"))
+    for asked in ({"user": user + bad, "text": text}, {"texts": [{"text": text}]}, {key: text}, [text]):
+        client.request("POST", one.path.replace("{user}", "x"), json=asked)
+    client.request("BREW", f"/v1/{key}".replace("%", "").replace("/", "-"))
+    own = [record.getMessage() for record in caplog.records if record.name.startswith(("factorcell", "uvicorn"))]
+    figures = client.get("/metrics").text
+    for word in (user, text, key):
+        assert "qzj" not in figures, word
+        assert not [line for line in own if "qzj" in line], word
+
+
+def test_labels_are_bounded(client: TestClient, site: Site) -> None:
+    for number in range(50):
+        client.get(f"/v1/{number}")
+        client.get(f"/v1/users/{number}")
+        client.request(f"VERB{number}", "/v1/complete")
+    figures = client.get("/metrics").text
+    names = set(re.findall(r'operation="([^"]*)"', figures))
+    assert names <= {one.name for one in OPERATIONS} | {"other"}
+    assert 'factorcell_requests_total{operation="other",status="404"} 50.0' in figures
+    assert 'factorcell_requests_total{operation="show",status="404"} 50.0' in figures
+
+
+def test_figures(client: TestClient) -> None:
+    client.post("/v1/accept", json={"user": "ann", "text": "abba"})
+    client.post("/v1/accept", json={"user": "ann", "text": "a@example.org"})
+    client.get("/v1/complete?query=a&session=x&seq=2")
+    client.get("/v1/complete?query=a&session=x&seq=1")
+    figures = client.get("/metrics").text
+    for line in (
+        'factorcell_accepts_total{outcome="learned"} 1.0',
+        'factorcell_accepts_total{outcome="withheld"} 1.0',
+        'factorcell_degraded_total{why="superseded"} 1.0',
+        'factorcell_requests_total{operation="complete",status="200"} 2.0',
+        'factorcell_request_seconds_count{operation="accept"} 2.0',
+        'factorcell_waiting{lane="search"} 0.0',
+    ):
+        assert line in figures
+
+
+@pytest.mark.parametrize("error", [StoreError, OSError, ValueError, RuntimeError])
+def test_no_error_has_a_path(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
+) -> None:
+    folder = str(service.model.run.folder)
+
+    def fail(request: CompletionRequest) -> None:
+        raise error(f"{folder}/weights.safetensors: {request.query}")
+
+    monkeypatch.setattr(service, "complete", fail)
+    with TestClient(application(Site(service, Settings(deadline=5.0)))) as client:
+        answer = client.get("/v1/complete?query=qzj")
+    assert answer.status_code in (500, 503)
+    assert folder not in answer.text
+    assert str(Path(folder).parent) not in answer.text
+    assert "qzj" not in caplog.text
+
+
+def test_mistakes_have_no_path(client: TestClient, site: Site) -> None:
+    folder = str(site.service.model.run.folder.parent)
+    for one in OPERATIONS:
+        for asked in ({}, {"user": "\n", "text": "a"}, {"texts": [{"text": "a", "context": {"x": 1}}]}):
+            answer = client.request(one.method, one.path, json=asked)
+            assert folder not in answer.text
+            assert "/tmp" not in answer.text

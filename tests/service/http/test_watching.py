@@ -1,0 +1,162 @@
+"""New models and keys while the server runs: none is missed, no request is dropped, damaged ones change nothing."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from factorcell.model.run import Run
+from factorcell.service.engine import Service
+from factorcell.service.http import keys
+from factorcell.service.http.application import application
+from factorcell.service.http.keys import KeyRing
+from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.watching import Watcher
+from factorcell.service.learning import ServedModel
+from factorcell.service.privacy import Privacy
+from factorcell.service.stores.opening import open_store
+from tests.service import runs
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two runs."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        runs.make(folder / str(seed), seed)
+    return folder / "0", folder / "1"
+
+
+@pytest.fixture
+def watched(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Watcher]:
+    """A site of a copy of the first."""
+    folder = shutil.copytree(folders[0], tmp_path / "run")
+    keys.add(tmp_path / "keys.toml", "one", ["complete"])
+
+    def reopen() -> ServedModel:
+        model = ServedModel(Run.open(folder))
+        model.probe()
+        return model
+
+    service = Service(reopen(), open_store(f"sqlite:///{tmp_path / 'users.db'}"), privacy=Privacy(keep=100))
+    site = Site(service, Settings(deadline=5.0), KeyRing(tmp_path / "keys.toml"))
+    yield Watcher(site, folder, reopen)
+    site.close()
+
+
+def replace(watcher: Watcher, folder: Path) -> None:
+    """Put another run in the place of the one that is served."""
+    own = watcher.files[0].parent
+    old = own.rename(own.with_name("old"))
+    shutil.copytree(folder, own)
+    shutil.rmtree(old)
+
+
+def test_new_run_takes_over(watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    service = watched.site.service
+    first = service.model
+    watched.look()
+    assert service.model is first
+    replace(watched, folders[1])
+    watched.look()
+    assert service.model.run.fingerprint == Run.open(folders[1]).fingerprint
+    assert caplog.messages == ["a new model is served from now on"]
+    second = service.model
+    watched.look()
+    assert service.model is second
+    watched.reload()
+    watched.look()
+    assert service.model is not second
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "vocabulary.txt", "digests.json"])
+def test_damaged_run_changes_nothing(
+    watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    first = watched.site.service.model
+    replace(watched, folders[1])
+    path = watched.files[0].parent / name
+    path.write_bytes(path.read_bytes()[:-9])
+    for _ in range(2):
+        watched.look()
+    assert watched.site.service.model is first
+    assert len(caplog.messages) == 1
+    assert "the one before still is" in caplog.text
+    shutil.copy(folders[1] / name, path)
+    watched.reload()
+    watched.look()
+    assert watched.site.service.model is not first
+
+
+def test_run_that_is_gone_changes_nothing(watched: Watcher) -> None:
+    first = watched.site.service.model
+    shutil.rmtree(watched.files[0].parent)
+    watched.look()
+    assert watched.site.service.model is first
+
+
+def test_no_request_is_dropped_when_models_change(watched: Watcher, folders: tuple[Path, Path]) -> None:
+    site = Site(watched.site.service, Settings(deadline=5.0))
+    found: list[int] = []
+    stop = threading.Event()
+    with TestClient(application(site)) as client:
+
+        def ask(number: int) -> None:
+            while not stop.is_set():
+                answer = client.get(f"/v1/complete?query=a&user=u{number}")
+                found.append(answer.status_code)
+                accepted = client.post("/v1/accept", json={"user": f"u{number}", "text": "abba"})
+                found.append(accepted.status_code)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for folder in (folders[1], folders[0], folders[1]):
+            replace(watched, folder)
+            watched.look()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert set(found) == {200}
+        for number in range(3):
+            shown = client.get(f"/v1/users/u{number}").json()
+            assert shown["accepted"] == len(shown["texts"])
+
+
+def test_new_keys_are_taken(watched: Watcher, caplog: pytest.LogCaptureFixture) -> None:
+    ring = watched.site.keys
+    assert ring is not None
+    key = keys.add(ring.path, "two", ["complete"])
+    assert ring.find(key) is None
+    watched.look()
+    assert ring.find(key) is not None
+    ring.path.write_text("nonsense", encoding="utf-8")
+    for _ in range(2):
+        watched.look()
+    assert ring.find(key) is not None
+    assert len(caplog.messages) == 1
+
+
+def test_what_is_too_old_is_deleted(watched: Watcher) -> None:
+    service = watched.site.service
+    service.accept("ann", "abba")
+    service.clock = lambda: 1e10
+    watched.look()
+    assert service.show("ann") is None
+
+
+def test_watcher_looks_by_itself(watched: Watcher, folders: tuple[Path, Path]) -> None:
+    first = watched.site.service.model
+    watched.start()
+    replace(watched, folders[1])
+    watched.reload()
+    deadline = threading.Event()
+    for _ in range(200):
+        if watched.site.service.model is not first:
+            break
+        deadline.wait(0.05)
+    watched.close()
+    assert watched.site.service.model is not first
