@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -24,7 +24,7 @@ def serving(run: Path, store: Path, *options: str) -> Iterator[tuple[subprocess.
     )
     assert process.stderr is not None
     try:
-        with ready(process) as client:
+        with closing(ready(process)) as client:
             yield process, client
     finally:
         if process.poll() is None:

@@ -1,0 +1,93 @@
+"""The verbs about people who are kept, and about keys."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from factorcell.commands import main
+from factorcell.service.engine import Service
+from factorcell.service.http import keys
+from factorcell.service.learning import ServedModel
+from factorcell.service.stores.opening import open_store
+from tests.service import runs
+from tests.service.oracle import alone, kept
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    """A run that is served."""
+    return ServedModel(runs.make(tmp_path_factory.mktemp("served") / "run"))
+
+
+@pytest.fixture
+def url(model: ServedModel, tmp_path: Path) -> str:
+    """A store with two people."""
+    found = f"sqlite:///{tmp_path / 'users.db'}"
+    service = Service(model, open_store(found))
+    for text in ("abba", "cab", "abba"):
+        service.accept("ann", text, context={"city": "Oslo"})
+    service.accept("bob", "acc")
+    service.close()
+    return found
+
+
+def said(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[list[str], str]:
+    """The lines that a command prints, and what it says."""
+    capsys.readouterr()
+    assert main.main(words) == code
+    found = capsys.readouterr()
+    return found.out.splitlines(), found.err
+
+
+def test_people_are_listed_and_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(["users", "list", "--store", url], capsys)[0] == ["ann", "bob"]
+    lines, _ = said(["users", "show", "ann", "--store", url], capsys)
+    assert lines[0] == "3 texts are kept of 3 that were accepted"
+    assert [line.split("\t")[2] for line in lines[1:]] == ["abba", "cab", "abba"]
+    rows, _ = said(["users", "show", "ann", "--json", "--store", url], capsys)
+    assert json.loads(rows[1])["context"] == {"city": "Oslo"}
+    assert "nothing is kept" in said(["users", "show", "eve", "--store", url], capsys, 2)[1]
+
+
+def test_people_travel(url: str, model: ServedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines, _ = said(["users", "export", "--store", url], capsys)
+    assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]
+    file, other = tmp_path / "people.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for count in (2, 0):
+        message = said(["users", "import", str(file), "--store", other], capsys)[1]
+        assert message.startswith(f"{count} people are kept now")
+    assert said(["users", "export", "--store", other], capsys)[0] == lines
+    assert "are learned" in said(["users", "migrate", str(model.run.folder), "--store", other], capsys)[1]
+    service = Service(model, open_store(other))
+    assert kept(service, "ann") == alone(model, [(text, {"city": "Oslo"}) for text in ("abba", "cab", "abba")])
+    service.close()
+    file.write_text(lines[0] + "\n{", encoding="utf-8")
+    assert "line 2: not JSON" in said(["users", "import", str(file), "--store", other], capsys, 2)[1]
+
+
+def test_people_forget(url: str, model: ServedModel, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "2 texts are gone" in said(["users", "forget", "ann", "abba", "--store", url], capsys)[1]
+    assert "no such text" in said(["users", "forget", "ann", "abba", "--store", url], capsys)[1]
+    assert "no such text" in said(["users", "forget", "eve", "abba", "--store", url], capsys)[1]
+    service = Service(model, open_store(url))
+    assert service.relearn("ann")
+    assert kept(service, "ann") == alone(model, [("cab", {"city": "Oslo"})])
+    service.close()
+    assert "1 of 2 people are deleted" in said(["users", "delete", "ann", "eve", "--purge", "--store", url], capsys)[1]
+    assert said(["users", "list", "--store", url], capsys)[0] == ["bob"]
+
+
+def test_key_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.toml"
+    words = ["users", "key", "shop", "--keys", str(file), "--scope", "complete", "--rate", "5"]
+    (key,), _ = said(words, capsys)
+    (one,) = keys.read(file)
+    assert (one.name, one.hash, one.scopes, one.rate) == ("shop", keys.digest(key), ("complete",), 5)
+    assert "already" in said(words, capsys, 2)[1]
+
+
+@pytest.mark.parametrize("store", ["users.db", "mysql://x", "sqlite:///"])
+def test_what_is_no_store(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "sqlite:///FILE" in said(["users", "list", "--store", store], capsys, 2)[1]
