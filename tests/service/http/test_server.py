@@ -1,5 +1,6 @@
 """The server as a process: it starts, stops when told, loses nothing when killed, and takes a new run."""
 
+import asyncio
 import os
 import random
 import shutil
@@ -63,6 +64,29 @@ def test_what_cannot_be_served_is_said_before_the_port_answers(tmp_path: Path) -
 def test_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="port"):
         server.bound("127.0.0.1", taken.getsockname()[1])
+
+
+def test_answers_are_not_delayed() -> None:
+    """Of a port that names no protocol, asyncio holds back the body of each answer for 40 ms."""
+
+    async def delays() -> bool:
+        undelayed: list[bool] = []
+
+        class Protocol(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                own = transport.get_extra_info("socket")
+                undelayed.append(bool(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+
+        with server.bound("127.0.0.1", 0) as port:
+            listening = await asyncio.get_running_loop().create_server(Protocol, sock=port)
+            _, writer = await asyncio.open_connection(*port.getsockname())
+            while not undelayed:
+                await asyncio.sleep(0.01)
+            writer.close()
+            listening.close()
+        return undelayed[0]
+
+    assert asyncio.run(delays())
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def is_loopback(host: str) -> bool:
 def bound(host: str, port: int) -> socket.socket:
     """A port of ours, on which nothing is answered yet. `OSError` if it is taken."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    made = socket.socket(family)
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio delays what names no protocol
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
