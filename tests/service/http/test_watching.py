@@ -14,7 +14,7 @@ from factorcell.service.http import keys
 from factorcell.service.http.application import application
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.site import Settings, Site
-from factorcell.service.http.watching import Watcher
+from factorcell.service.http.watching import Watcher, mark
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
 from factorcell.service.stores.opening import open_store
@@ -41,15 +41,16 @@ def watched(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Watcher]:
         model.probe()
         return model
 
+    seen = mark(folder)
     service = Service(reopen(), open_store(f"sqlite:///{tmp_path / 'users.db'}"), privacy=Privacy(keep=100))
     site = Site(service, Settings(deadline=5.0), KeyRing(tmp_path / "keys.toml"))
-    yield Watcher(site, folder, reopen)
+    yield Watcher(site, folder, reopen, seen)
     site.close()
 
 
 def replace(watcher: Watcher, folder: Path) -> None:
     """Put another run in the place of the one that is served."""
-    own = watcher.files[0].parent
+    own = watcher.folder
     old = own.rename(own.with_name("old"))
     shutil.copytree(folder, own)
     shutil.rmtree(old)
@@ -78,7 +79,7 @@ def test_damaged_run_changes_nothing(
 ) -> None:
     first = watched.site.service.model
     replace(watched, folders[1])
-    path = watched.files[0].parent / name
+    path = watched.folder / name
     path.write_bytes(path.read_bytes()[:-9])
     for _ in range(2):
         watched.look()
@@ -93,7 +94,7 @@ def test_damaged_run_changes_nothing(
 
 def test_run_that_is_gone_changes_nothing(watched: Watcher) -> None:
     first = watched.site.service.model
-    shutil.rmtree(watched.files[0].parent)
+    shutil.rmtree(watched.folder)
     watched.look()
     assert watched.site.service.model is first
 

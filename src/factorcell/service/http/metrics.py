@@ -7,7 +7,7 @@ PROMETHEUS_MULTIPROC_DIR names a folder for them.
 import os
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -40,6 +40,10 @@ class Metrics:
             multiprocess_mode="livesum",
         )
 
+        self.processes = Gauge(
+            "factorcell_processes", "Processes that serve", registry=registry, multiprocess_mode="livesum"
+        )
+
     def text(self) -> bytes:
         """All figures as Prometheus reads them, those of all processes together."""
         if VARIABLE not in os.environ:
@@ -47,3 +51,8 @@ class Metrics:
         together = CollectorRegistry()
         MultiProcessCollector(together)  # type: ignore[no-untyped-call]
         return generate_latest(together)
+
+
+def died(process: int | None) -> None:
+    """A process is no more: what it has counted stays, what it has at the moment is nothing."""
+    mark_process_dead(process)  # type: ignore[no-untyped-call]

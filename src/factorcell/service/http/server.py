@@ -27,7 +27,7 @@ from factorcell.service.http.application import application
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.protocol import Protocol
 from factorcell.service.http.site import Settings, Site
-from factorcell.service.http.watching import Watcher
+from factorcell.service.http.watching import Watcher, mark
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
 from factorcell.service.stores.opening import open_store
@@ -71,8 +71,10 @@ class ServerOptions:
 
     def application(self) -> Starlette:
         """The application of a site that notices new models and keys, of which SIGHUP tells too."""
+        seen = mark(self.run)  # before it is opened: what changes meanwhile is opened again
         site = self.site()
-        watcher = Watcher(site, self.run, self.model)
+        watcher = Watcher(site, self.run, self.model, seen)
+        site.metrics.processes.set(1)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: watcher.reload())
         return application(site, watcher)
@@ -156,10 +158,17 @@ class Workers(Multiprocess):
     """Processes that share a port; SIGHUP reaches each of them."""
 
     def handle_hup(self) -> None:
-        """Have each look for a new model."""
+        """Have each look for a new model; one that is not ready yet opens what is there anyway."""
         for process in self.processes:
-            if process.pid is not None:
+            if process.pid is not None and process.is_ready():
                 os.kill(process.pid, signal.SIGHUP)
+
+    def keep_subprocess_alive(self) -> None:
+        """Replace a process that died, and count it no more."""
+        before = {process.pid for process in self.processes}
+        super().keep_subprocess_alive()
+        for gone in before - {process.pid for process in self.processes}:
+            metrics.died(gone)
 
 
 def _shown(host: str) -> str:

@@ -24,8 +24,13 @@ MARKS = (digests.FILE, "weights.safetensors")  # files that change with a run; t
 Mark = tuple[tuple[int, int, int] | None, ...]
 
 
-def mark(*paths: Path) -> Mark:
-    """What tells whether any of the files has changed, or another folder has come to its place."""
+def mark(folder: Path) -> Mark:
+    """What tells whether a run has changed, or another folder has come to its place."""
+    return _stamps(*(folder / name for name in MARKS))
+
+
+def _stamps(*paths: Path) -> Mark:
+    """What tells whether any of the files has changed."""
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
@@ -37,12 +42,14 @@ def mark(*paths: Path) -> Mark:
 
 
 class Watcher:
-    """Looks after a `site` whose run lies in `folder`; `reopen` opens and proves the run that lies there now."""
+    """Looks after a `site` whose run lies in `folder`; `reopen` opens and proves the run that lies there now.
 
-    def __init__(self, site: Site, folder: Path, reopen: Callable[[], ServedModel]) -> None:
-        self.site, self.reopen = site, reopen
-        self.files = tuple(folder / name for name in MARKS)
-        self.seen, self.seen_keys = mark(*self.files), self._keys()
+    `seen`: the `mark` of the folder before the run that is served was opened.
+    """
+
+    def __init__(self, site: Site, folder: Path, reopen: Callable[[], ServedModel], seen: Mark) -> None:
+        self.site, self.folder, self.reopen = site, folder, reopen
+        self.seen, self.seen_keys = seen, self._keys()
         self.expired = time.monotonic() - EXPIRING
         self._wake, self._asked, self._closed = threading.Event(), False, False
         self._thread = threading.Thread(target=self._run, name="factorcell-watching", daemon=True)
@@ -73,7 +80,7 @@ class Watcher:
 
     def look_at_model(self) -> None:
         """Have a new model take over, if there is one."""
-        now, asked, self._asked = mark(*self.files), self._asked, False
+        now, asked, self._asked = mark(self.folder), self._asked, False
         if now == self.seen and not asked:
             return
         self.seen = now
@@ -99,7 +106,7 @@ class Watcher:
             LOG.warning("the keys that are there now are not taken, those before still hold: %s", error)
 
     def _keys(self) -> Mark:
-        return () if self.site.keys is None else mark(self.site.keys.path)
+        return () if self.site.keys is None else _stamps(self.site.keys.path)
 
     def _expire(self) -> None:
         try:
