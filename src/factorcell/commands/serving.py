@@ -16,7 +16,7 @@ DEMO_CONFIG = Config(
         embedding_size=24, hidden_size=128, variable_size=16, context_size=16, rank=6, adapt=("factor",), output_bias=()
     ),
     training=TrainingConfig(
-        epochs=0.3,
+        epochs=1.0,
         batch_tokens=3000,
         learning_rate=4e-3,
         warmup=0.03,
