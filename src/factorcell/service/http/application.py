@@ -1,6 +1,6 @@
 """The application: from a request to an answer or a problem."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from factorcell.service.http import completing, metrics, problems, reading, streaming
+from factorcell.service.http import completing, metrics, page, problems, reading, streaming
 from factorcell.service.http.documentation import documentation
 from factorcell.service.http.guard import OPERATION, Guard, failed
 from factorcell.service.http.lanes import GoneError
@@ -25,13 +25,14 @@ from factorcell.service.http.watching import Watcher
 
 GONE = 499  # the status of an answer that nobody waits for
 CORS_METHODS, CORS_HEADERS = ("GET", "POST", "DELETE"), ("Authorization", "Content-Type")
+CORS_EXPOSED = ("Retry-After",)  # which scripts of other origins may read too
 CORS_SECONDS = 600  # for which a browser remembers that it may ask
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def application(site: Site, watcher: Watcher | None = None, pages: Sequence[BaseRoute] = ()) -> Starlette:
-    """The application of a site, which a `watcher` looks after, with other `pages`; at the end it closes both."""
+def application(site: Site, watcher: Watcher | None = None) -> Starlette:
+    """The application of a site, which a `watcher` looks after; at the end it closes both."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -47,13 +48,14 @@ def application(site: Site, watcher: Watcher | None = None, pages: Sequence[Base
     routes: list[BaseRoute] = [
         Route(path, endpoint(site, by_method), methods=list(by_method)) for path, by_method in by_path.items()
     ]
-    routes += [Route("/healthz", _healthy), Route("/metrics", _figures(site)), *documentation(site), *pages]
+    routes += [Route("/healthz", _healthy), Route("/metrics", _figures(site)), *documentation(site), *page.routes()]
     origins = list(site.settings.origins)
     cors = Middleware(
         CORSMiddleware,
         allow_origins=origins,
         allow_methods=CORS_METHODS,
         allow_headers=CORS_HEADERS,
+        expose_headers=CORS_EXPOSED,
         max_age=CORS_SECONDS,
     )
     app = Starlette(

@@ -1,0 +1,62 @@
+"""What the tests of the page do and see as a person would."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+Serve = Callable[..., str]  # the fixture `serve`
+Tab = Callable[..., Any]  # the fixture `tab`
+OPTIONS = '[role="option"]'
+ACTIVE = '[role="option"][aria-selected="true"]'
+COMPLETE, ACCEPT = "**/v1/complete", "**/v1/accept"
+PERSON = "Ada"  # who types at first
+# Some of these tests want answers of requests that were given up: fetch as if nothing were ever given up.
+STUBBORN = "const ask = fetch; window.fetch = (url, {signal, ...options}) => ask(url, options);"
+
+
+def query(tab: Any) -> Any:
+    """The box."""
+    return tab.get_by_role("combobox")
+
+
+def shown(tab: Any) -> list[str]:
+    """The suggestions as they stand there."""
+    texts: list[str] = tab.locator(".fc-text").all_text_contents()
+    return texts
+
+
+def typed(tab: Any, text: str) -> None:
+    """Type a text in place of what is there, and wait for suggestions of it."""
+    box = query(tab)
+    box.fill("")
+    with tab.expect_response(lambda answer: "complete" in answer.url and asked(answer.request)["query"] == text):
+        box.press_sequentially(text)
+    tab.locator(OPTIONS).first.wait_for()
+
+
+def accepted(tab: Any, text: str) -> None:
+    """Type a text and accept it as it is, and wait until it is said what came of it."""
+    query(tab).fill(text)
+    with tab.expect_response("**/v1/accept"):
+        query(tab).press("Enter")
+    says(tab, "Learned")
+
+
+def says(tab: Any, words: str) -> None:
+    """Wait until this is said under the box."""
+    tab.locator("#words", has_text=words).wait_for()
+
+
+def until(tab: Any, condition: str) -> None:
+    """Wait for a condition in JavaScript, which the policy of a page does not let a page itself evaluate."""
+    for _ in range(200):
+        if tab.evaluate(condition):
+            return
+        tab.wait_for_timeout(50)
+    raise AssertionError(f"it never came to this: {condition}")
+
+
+def asked(request: Any) -> dict[str, Any]:
+    """What a request asks."""
+    content: dict[str, Any] = json.loads(request.post_data)
+    return content

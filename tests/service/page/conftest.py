@@ -1,0 +1,87 @@
+"""A real browser, and the page as the service serves it."""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import ASGIApp
+
+from factorcell.service.engine import Service
+from factorcell.service.http import server
+from factorcell.service.http.application import application
+from factorcell.service.http.site import Settings, Site
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+PATIENCE = 10_000  # milliseconds for which a browser is waited for: the machine may be busy
+
+
+@contextmanager
+def listening(app: ASGIApp) -> Iterator[str]:
+    """The address of an application that is served."""
+    with server.bound("127.0.0.1", 0) as port:
+        serving = uvicorn.Server(server.configured(app))
+        thread = threading.Thread(target=serving.run, args=([port],))
+        thread.start()
+        while not serving.started and thread.is_alive():
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{port.getsockname()[1]}/"
+        finally:
+            serving.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def serve(service: Service) -> Iterator[Callable[..., str]]:
+    """Serves the page and its service, with settings, and says where."""
+    contexts = []
+
+    def start(**settings: Any) -> str:
+        site = Site(service, Settings(deadline=5.0, **settings))
+        contexts.append(listening(application(site)))
+        return contexts[-1].__enter__()
+
+    yield start
+    for context in contexts:
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    """Chromium."""
+    driver = pytest.importorskip("playwright.sync_api", reason="Playwright drives the browser: make check-slow has it")
+    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if path is None:
+        pytest.skip("there is no Chromium on the path")
+    with driver.sync_playwright() as playing:
+        opened = playing.chromium.launch(executable_path=path, args=QUIET)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens an address in a window of its own, whose scripts may not fail; options are those of the window."""
+    faults: list[str] = []
+    windows = []
+
+    def open_tab(url: str | None = None, **options: Any) -> Any:
+        windows.append(browser.new_context(**options))
+        windows[-1].set_default_timeout(PATIENCE)
+        opened = windows[-1].new_page()
+        opened.on("pageerror", lambda error: faults.append(str(error)))
+        opened.on("console", lambda told: faults.append(told.text) if "Content Security" in told.text else None)
+        if url:
+            opened.goto(url)
+        return opened
+
+    yield open_tab
+    for window in windows:
+        window.close()
+    assert faults == []

@@ -1,0 +1,123 @@
+"""The files of the page: all of them served and packaged, and none of them needs what a strict policy forbids."""
+
+import re
+import tomllib
+from fnmatch import fnmatch
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from factorcell.service.engine import Service
+from factorcell.service.http import page
+from factorcell.service.http.application import application
+from factorcell.service.http.site import Site
+from tests import ROOT
+
+FOLDER = Path(page.__file__).parent.parent / "page"
+NAMESPACES = {"http://www.w3.org/2000/svg"}  # a name, nothing that is asked for
+SINKS = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|new Function")
+
+
+class Tags(HTMLParser):
+    """What a page has: its elements with their attributes, and the text of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """See `HTMLParser`."""
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        """See `HTMLParser`."""
+        if self.lasttag in ("script", "style"):
+            self.inside += data.strip()
+
+
+@pytest.fixture
+def client(service: Service) -> TestClient:
+    """Asks for the page."""
+    return TestClient(application(Site(service)), base_url="http://127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def tags() -> Tags:
+    """Of the page."""
+    return Tags(page.read(page.START).decode())
+
+
+def test_every_file_is_served_as_what_it_is(client: TestClient) -> None:
+    assert sorted(page.FILES) == sorted(path.name for path in FOLDER.iterdir())
+    for name in page.FILES:
+        answer = client.get("/" if name == page.START else f"/{name}")
+        assert (answer.status_code, answer.content) == (200, (FOLDER / name).read_bytes())
+        assert answer.headers["content-type"].startswith(page.MEDIA[Path(name).suffix])
+        assert answer.headers["content-security-policy"] == page.POLICY
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_browser_keeps_a_file_until_it_changes(client: TestClient) -> None:
+    first = client.get("/page.css")
+    assert first.headers["cache-control"] == "no-cache"
+    for sent in (first.headers["etag"], f'"other", W/{first.headers["etag"]}'):
+        again = client.get("/page.css", headers={"if-none-match": sent})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    assert client.get("/page.css", headers={"if-none-match": '"other"'}).status_code == 200
+
+
+def test_only_the_box_may_be_loaded_by_other_sites(client: TestClient) -> None:
+    allowed = [name for name in page.FILES[1:] if client.get(f"/{name}").headers[POLICY_OF_RESOURCES] != "same-origin"]
+    assert allowed == [page.BOX]
+
+
+POLICY_OF_RESOURCES = "cross-origin-resource-policy"
+
+
+def test_policy_allows_nothing_inline_and_no_other_place() -> None:
+    assert "default-src 'none'" in page.POLICY
+    assert not re.search(r"unsafe|https?:|\*|data:", page.POLICY)
+
+
+def test_page_has_nothing_inline(tags: Tags) -> None:
+    assert tags.inside == ""
+    names = {name for _, attributes in tags.found for name in attributes}
+    assert {name for name in names if name == "style" or name.startswith("on")} == set()
+
+
+def test_page_loads_its_own_files_alone(tags: Tags) -> None:
+    named = [(tag, values[name]) for tag, values in tags.found for name in ("src", "href", "action") if name in values]
+    assert {address for tag, address in named if tag != "a"} == set(page.FILES) - {page.START}
+    assert {address for tag, address in named if tag == "a"} == {"docs"}
+
+
+@pytest.mark.parametrize("name", page.FILES)
+def test_files_name_no_other_place_and_make_no_markup(name: str) -> None:
+    text = page.read(name).decode()
+    found = set(re.findall(r"""https?://[^\s"'`)>]*|url\([^)]*\)|@import""", text))
+    examples = {found for found in found if "example.org" in found or found == "https://"}
+    assert found - examples <= NAMESPACES
+    assert not SINKS.search(text)
+
+
+def test_every_name_and_reference_leads_to_an_element(tags: Tags) -> None:
+    ids = [values["id"] for _, values in tags.found if "id" in values]
+    assert len(ids) == len(set(ids))
+    named = {
+        word
+        for _, values in tags.found
+        for name in ("for", "aria-labelledby", "aria-describedby")
+        for word in (values.get(name) or "").split()
+    }
+    scripts = "".join(page.read(name).decode() for name in ("page.js", "learned.js"))
+    assert named | set(re.findall(r"\$\(\"([\w-]+)\"\)", scripts)) <= set(ids)
+
+
+def test_files_are_packaged() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["factorcell"]
+    assert all(any(fnmatch(f"service/page/{name}", one) for one in patterns) for name in page.FILES)

@@ -1,0 +1,136 @@
+"""The box on a page of somebody else: another origin, a strict policy, styles and forms of its own."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from factorcell.service.engine import Service
+from factorcell.service.http import page
+from tests.service.page.box import COMPLETE, OPTIONS, Serve, Tab, query, shown, until
+from tests.service.page.conftest import listening
+
+pytestmark = pytest.mark.slow
+
+MARKUP = """<!doctype html><html lang="en"><title>Shop</title>
+<link rel="stylesheet" href="site.css">
+<script src="{url}factorcell.js" defer></script><script src="site.js" defer></script>
+<div class="bar"><form action="/found"><label>Find <input name="q" autocomplete="on"></label></form></div></html>"""
+STYLE = "* { margin: 0; padding: 0 } .bar { overflow: hidden; height: 40px } .fc-rest { color: rgb(1, 2, 3) }"
+SCRIPT = """const box = factorcell.attach(document.querySelector("input"), {{ {options} }});"""
+POLICY = "default-src 'none'; script-src 'self' {url}; style-src 'self'; connect-src {url}; form-action 'self'"
+
+
+@pytest.fixture
+def shop() -> Iterator[Any]:
+    """A site that loads the box of the service `url`, with options as its script has them."""
+    given = {"url": "", "options": ""}
+
+    def send(content: str, media: str) -> Callable[[Request], Response]:
+        headers = {"content-security-policy": POLICY.format(**given)}
+        return lambda _: Response(content.format(**given), headers=headers, media_type=media)
+
+    async def answer(request: Request) -> Response:
+        files = {"/": (MARKUP, "text/html"), "/site.js": (SCRIPT, "text/javascript")}
+        content, media = files.get(request.url.path, ("<p>found</p>", "text/html"))
+        if request.url.path == "/site.css":
+            return Response(STYLE, media_type="text/css")
+        return send(content, media)(request)
+
+    with listening(Starlette(routes=[Route("/{path:path}", answer)])) as url:
+
+        def make(service: str, options: str) -> str:
+            given.update(url=service, options=options)
+            return url
+
+        make.url = url  # type: ignore[attr-defined]
+        yield make
+
+
+def test_box_on_another_origin(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
+    url = serve(origins=(shop.url.rstrip("/"),))
+    opened = tab(shop(url, "user: 'eve', context: {city: 'Oslo'}, limit: 3, onAccept: text => { window.got = text; }"))
+    query(opened).press_sequentially("ab")
+    opened.locator(OPTIONS).first.wait_for()
+    rows = shown(opened)
+    assert 0 < len(rows) <= 3
+    place = opened.locator(".fc-pop").bounding_box()
+    assert place["height"] > 40  # the bar that hides what is outside of it does not hide the list
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    assert opened.evaluate(style.format(".fc-rest", "color")) == "rgb(1, 2, 3)"  # rules of the site win
+    assert opened.evaluate(style.format(".fc-option", "paddingLeft")) == "10px"  # but resets of everything do not
+    with opened.expect_response("**/v1/accept"):
+        opened.locator(OPTIONS).first.click()
+    assert opened.evaluate("window.got") == rows[0]
+    kept = service.show("eve")
+    assert kept is not None
+    assert [(one.text, one.context) for one in kept.texts] == [(rows[0], {"city": "Oslo"})]
+
+
+def test_form_of_the_site_is_submitted_and_its_text_learned(
+    serve: Serve, tab: Tab, shop: Any, service: Service
+) -> None:
+    url = serve(origins=(shop.url.rstrip("/"),))
+    for number, chosen in enumerate((False, True), 1):
+        opened = tab(shop(url, "user: 'eve'"))
+        query(opened).press_sequentially("ab")
+        opened.locator(OPTIONS).first.wait_for()
+        text = shown(opened)[0] if chosen else "ab"
+        if chosen:
+            query(opened).press("ArrowDown")
+        query(opened).press("Enter")
+        opened.wait_for_url("**/found?q=*")
+        assert opened.url.endswith("q=" + text.replace(" ", "+"))
+        for _ in range(100):
+            kept = service.show("eve")
+            if kept is not None and len(kept.texts) == number:
+                break
+            opened.wait_for_timeout(50)
+        assert kept is not None
+        assert [one.text for one in kept.texts][number - 1 :] == [text]
+
+
+def test_origin_that_is_not_named_gets_nothing(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
+    opened = tab(shop(serve(), "user: 'eve'"))
+    query(opened).press_sequentially("ab")
+    opened.locator(".fc-note", has_text="cannot be reached").wait_for()
+    assert query(opened).input_value() == "ab"
+    query(opened).press("Enter")
+    opened.wait_for_url("**/found?q=ab")  # the search of the site works all the same
+    assert service.show("eve") is None
+
+
+def test_private_session_leaves_no_trace(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
+    url = serve(origins=(shop.url.rstrip("/"),))
+    opened = tab(shop(url, "user: 'eve', learn: false, onAccept: text => { window.got = text; }"))
+    with opened.expect_request(COMPLETE) as found:
+        query(opened).press_sequentially("a")
+    assert found.value.post_data_json["learn"] is False
+    opened.locator(OPTIONS).first.click()
+    until(opened, "window.got !== undefined")
+    assert service.show("eve") is None
+
+
+def test_detached_input_is_what_it_was(serve: Serve, tab: Tab, shop: Any) -> None:
+    opened = tab(shop(serve(origins=(shop.url.rstrip("/"),)), ""))
+    attributes = "JSON.stringify([...document.querySelector('input').attributes].map(one => [one.name, one.value]))"
+    query(opened).press_sequentially("ab")
+    opened.locator(OPTIONS).first.wait_for()
+    opened.evaluate("factorcell.attach(document.querySelector('input'))")  # takes the place of the first
+    assert opened.locator(".fc-pop").count() == 1
+    opened.evaluate("factorcell.attach(document.querySelector('input')).detach()")
+    assert opened.evaluate(attributes) == '[["name","q"],["autocomplete","on"]]'
+    assert opened.locator(".fc-pop, .fc-hidden").count() == 0
+    opened.locator("input").press_sequentially("c")
+    opened.wait_for_timeout(200)
+    assert opened.locator(OPTIONS).count() == 0
+
+
+def test_policy_of_the_site_is_strict() -> None:
+    assert "unsafe" not in POLICY
+    assert "style-src 'self'" in POLICY
+    assert page.BOX in MARKUP
