@@ -246,7 +246,7 @@ def test_offline_loses_nothing_and_ends_by_itself(serve: Serve, tab: Tab, servic
     opened.locator(".fc-note", has_text="offline").wait_for()
     assert query(opened).input_value() == "ab"
     query(opened).press("Enter")
-    opened.wait_for_timeout(300)
+    says(opened, "Not kept yet")
     assert texts(service) == []
     opened.context.set_offline(False)
     says(opened, "Learned")

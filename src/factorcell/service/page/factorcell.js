@@ -18,6 +18,7 @@
   const TRIES = 6; // to send an accept
   const PAUSE = 0.5; // seconds before the second try, doubled at each
   const LONGEST_PAUSE = 30; // seconds
+  const MOST_KEPT = 10_000; // characters of a text that is still sent while its page is left: browsers limit the bytes
   const SAYING = 600; // milliseconds without a key before a screen reader is told how many suggestions there are
   const LEAST_ROOM = 200; // pixels below the input, or the list opens above it where there is more room
   const PASSING = new Set([0, 408, 429, 500, 502, 503, 504]); // statuses after which the same request may succeed
@@ -80,7 +81,7 @@
     @media (pointer: coarse) { :where(.fc-option) { padding-block: 11px; } }
     @media (forced-colors: active) {
       :where(.fc-option[aria-selected="true"]) { forced-color-adjust: none; background: Highlight; }
-      :where(.fc-option[aria-selected="true"], [aria-selected="true"] *) { color: HighlightText; }
+      :where(.fc-option[aria-selected="true"], .fc-option[aria-selected="true"] *) { color: HighlightText; }
     }`;
 
   /** Why a request was not answered: its HTTP `status` (0: none came), and seconds to wait (`retry`) if it is told. */
@@ -154,7 +155,7 @@
     async #until(client, body) {
       for (let tried = 1; ; tried++) {
         try {
-          return await client.ask("POST", "v1/accept", body, { keepalive: true });
+          return await client.ask("POST", "v1/accept", body, { keepalive: body.text.length < MOST_KEPT });
         } catch (error) {
           if (!error.passing || tried === TRIES) throw error;
           await sleep(Math.min(LONGEST_PAUSE, error.retry ?? PAUSE * 2 ** (tried - 1)));

@@ -41,25 +41,27 @@ const learned = (() => {
       return this.refresh();
     }
 
-    /** Show what is kept now. Returns once the model has learned all of it, or after some seconds. */
+    /** Show what is kept now. Returns once the model has learned all of it, or after some seconds: whether it is still
+        this person that is shown. */
     async refresh() {
       const turn = ++this.#turn;
-      if (this.#person === null) return;
+      if (this.#person === null) return true;
       for (const wait of [...CATCHING_UP, null]) {
         let profile = null;
         try {
           profile = await this.#ask("GET", "");
         } catch (error) {
-          if (turn !== this.#turn) return;
-          if (error.status !== 404) return this.#tells.failed(error);
+          if (turn === this.#turn && error.status !== 404) this.#tells.failed(error);
+          if (turn !== this.#turn || error.status !== 404) return false;
         }
-        if (turn !== this.#turn) return;
+        if (turn !== this.#turn) return false;
         this.#profile = profile;
         this.#draw();
-        if (wait === null || !profile || profile.learned) return;
+        if (wait === null || !profile || profile.learned) break;
         await new Promise((done) => setTimeout(done, wait));
-        if (turn !== this.#turn) return;
+        if (turn !== this.#turn) return false;
       }
+      return true;
     }
 
     /** Forget the newest text. */
@@ -79,8 +81,7 @@ const learned = (() => {
 
     async #removed(words) {
       this.#tells.said(words);
-      await this.refresh();
-      this.#tells.changed();
+      if (await this.refresh()) this.#tells.changed();
     }
 
     async #pause() {
@@ -91,9 +92,7 @@ const learned = (() => {
 
     async #delete() {
       await this.#ask("DELETE", "");
-      this.#tells.said(`All of ${this.#person} is deleted.`);
-      await this.refresh();
-      this.#tells.changed();
+      await this.#removed(`All of ${this.#person} is deleted.`);
       $("learned-title").focus();
     }
 

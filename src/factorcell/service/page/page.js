@@ -4,6 +4,7 @@
 (() => {
   const NAMES = ["Ada", "Ben", "Chloe"];
   const NOBODY = "Nobody";
+  const LONG = 2000; // milliseconds after which an accept is said to take its time
   const { attach, Client, Problem, element } = factorcell;
   const $ = (id) => document.getElementById(id);
   const OUTCOMES = {
@@ -24,32 +25,34 @@
   const moves = new Map(); // person -> Moves
   let client = new Client({ key: kept.get("key") });
   let person = null;
+  let waiting = 0;
 
   const box = attach($("query"), {
     context,
     key: client.key,
-    onAccept: (text) => {
+    onAccept: () => {
       $("query").select();
+      clearTimeout(waiting);
       if (person === null) say("Accepted; nobody learns it.");
+      else waiting = setTimeout(() => say("Not kept yet; trying again…"), LONG);
     },
     onSuggestions: (answer, prefix) => moving().see(prefix, answer.results),
     onLearned: async (answer, text, user) => {
+      clearTimeout(waiting);
       if (user !== person) return;
       const took = ["learned", "kept", "repeated"].includes(answer.outcome);
       say(OUTCOMES[answer.outcome](text, user, answer.why), took);
       if (!took) return;
       const label = moving().accepted(text);
-      await panel.refresh();
-      await step(label);
+      if (await panel.refresh()) await step(label);
     },
     onError: (error, text) => {
-      if (needsKey(error)) return;
-      if (text !== undefined) say(`Not learned: ${reason(error)}`);
+      if (text !== undefined) clearTimeout(waiting);
+      if (!needsKey(error) && text !== undefined) say(`Not learned: ${reason(error)}`);
     },
   });
 
-  const panel = new learned.Panel({ said: say, failed: (error) => needsKey(error) || say(reason(error)),
-    changed: () => step("−") });
+  const panel = new learned.Panel({ said: say, failed, changed: () => step("−") });
 
   function moving() {
     if (!moves.has(person)) moves.set(person, new picture.Moves());
@@ -74,6 +77,10 @@
     $("asks").hidden = false;
     say(error.status === 401 ? "This service wants a key." : "This key does not allow that.");
     return true;
+  }
+
+  function failed(error) {
+    if (!needsKey(error)) say(reason(error));
   }
 
   function be(name) {
@@ -107,7 +114,7 @@
       const answer = await client.ask("POST", "v1/complete", asked);
       if (now.prefix === prefix) now.add(answer.results, label);
     } catch (error) {
-      reason(error); // the picture waits for the next step
+      if (!(error instanceof Problem)) throw error; // the picture waits for the next step
     }
     draw();
   }
@@ -137,7 +144,7 @@
     try {
       await panel.undo();
     } catch (error) {
-      needsKey(error) || say(reason(error));
+      failed(error);
     }
   };
   $("asks").addEventListener("submit", (event) => {
