@@ -20,7 +20,8 @@ MARKUP = """<!doctype html><html lang="en"><title>Shop</title>
 <link rel="stylesheet" href="site.css">
 <script src="{url}factorcell.js" defer></script><script src="site.js" defer></script>
 <div class="bar"><form action="/found"><label>Find <input name="q" autocomplete="on"></label></form></div></html>"""
-STYLE = "* { margin: 0; padding: 0 } .bar { overflow: hidden; height: 40px } .fc-rest { color: rgb(1, 2, 3) }"
+STYLE = """* { margin: 0; padding: 0 } .fc-rest { color: rgb(1, 2, 3) }
+.bar { overflow: hidden; height: 40px; transform: scale(1) }"""
 SCRIPT = """const box = factorcell.attach(document.querySelector("input"), {{ {options} }});"""
 POLICY = "default-src 'none'; script-src 'self' {url}; style-src 'self'; connect-src {url}; form-action 'self'"
 
@@ -58,8 +59,10 @@ def test_box_on_another_origin(serve: Serve, tab: Tab, shop: Any, service: Servi
     opened.locator(OPTIONS).first.wait_for()
     rows = shown(opened)
     assert 0 < len(rows) <= 3
-    place = opened.locator(".fc-pop").bounding_box()
-    assert place["height"] > 40  # the bar that hides what is outside of it does not hide the list
+    # The bar hides all that is outside of it, but not the list.
+    place = opened.locator(OPTIONS).first.bounding_box()
+    seen = f"document.elementFromPoint({place['x'] + 9}, {place['y'] + 9}).closest('.fc-option') !== null"
+    assert opened.evaluate(seen)
     style = "getComputedStyle(document.querySelector('{}')).{}"
     assert opened.evaluate(style.format(".fc-rest", "color")) == "rgb(1, 2, 3)"  # rules of the site win
     assert opened.evaluate(style.format(".fc-option", "paddingLeft")) == "10px"  # but resets of everything do not
@@ -107,11 +110,15 @@ def test_origin_that_is_not_named_gets_nothing(serve: Serve, tab: Tab, shop: Any
 def test_private_session_leaves_no_trace(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
     url = serve(origins=(shop.url.rstrip("/"),))
     opened = tab(shop(url, "user: 'eve', learn: false, onAccept: text => { window.got = text; }"))
+    accepts: list[str] = []
+    opened.on("request", lambda request: accepts.append(request.url) if "accept" in request.url else None)
     with opened.expect_request(COMPLETE) as found:
         query(opened).press_sequentially("a")
     assert found.value.post_data_json["learn"] is False
     opened.locator(OPTIONS).first.click()
     until(opened, "window.got !== undefined")
+    opened.wait_for_timeout(300)
+    assert accepts == []
     assert service.show("eve") is None
 
 

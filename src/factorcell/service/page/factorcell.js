@@ -251,7 +251,7 @@
     #listen() {
       const on = (target, name, act, options = {}) =>
         target?.addEventListener(name, act, { ...options, signal: this.#life.signal });
-      on(this.#input, "input", (event) => event.isComposing || this.#typed());
+      on(this.#input, "input", () => this.#typed());
       on(this.#input, "compositionstart", () => { this.#composing = true; this.#stop(); });
       on(this.#input, "compositionend", () => { this.#composing = false; this.#typed(); });
       on(this.#input, "keydown", (event) => this.#key(event));
