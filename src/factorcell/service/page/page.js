@@ -29,6 +29,7 @@
 
   const box = attach($("query"), {
     context,
+    deadline: 300, // one who types alone rather waits than is refused
     key: client.key,
     onAccept: () => {
       $("query").select();
