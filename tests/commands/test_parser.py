@@ -61,7 +61,8 @@ def test_texts_may_look_like_options() -> None:
     assert parser("train").parse(["t", "--out", "r", "--rank", "-1"]).rank == -1
 
 
-# Each verb that takes several positionals: what they are, and options that it needs or may have, by what they say.
+# Each verb that takes several positionals, a kind after its verb and a slash: what they are, and options that it needs
+# or may have, by what they say.
 MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "finetune r t": ({"run": Path("r"), "table": Path("t")}, {"--out o": Path("o"), "--resume": True}),
     "mix r s t": (
@@ -90,6 +91,8 @@ MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"--between a=1 a=2 --words 3": ["a=1", "a=2"], "--text f": ["f"], "--page p": Path("p")},
     ),
     "explain r": ({"run": Path("r"), "file": None}, {"--between a=1 a=2 --text t": ["a=1", "a=2"]}),
+    "users/forget u t": ({"user": "u", "text": "t"}, {"--store s": "s"}),
+    "users/delete u t": ({"users": ["u", "t"]}, {"--store s": "s", "--purge": True}),
     "units r t": ({"run": Path("r"), "table": Path("t")}, {"--target c": "c", "--value t": "t"}),
 }
 
@@ -107,7 +110,7 @@ def orders(positionals: list[str], options: list[str]) -> Iterator[list[str]]:
 def test_options_stand_anywhere(command: str) -> None:
     """Among the positionals too: every order means the same."""
     (verb, *positionals), (expected, options) = command.split(), MIXED[command]
-    made = parser(verb)
+    made = parser(*verb.split("/"))
     named = {option.split("=")[0].split()[0].strip("-"): value for option, value in options.items()}
     for words in orders(positionals, list(options)):
         given = vars(made.parse(words))
@@ -117,7 +120,7 @@ def test_options_stand_anywhere(command: str) -> None:
 def test_every_verb_of_several_positionals_is_mixed() -> None:
     """None is left out above."""
     several = {
-        words[0]
+        "/".join(words)
         for words in LEAVES
         for found in [parser(*words)._get_positional_actions()]
         if len(found) > 1 or any(action.nargs == "+" for action in found)

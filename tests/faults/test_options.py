@@ -62,7 +62,10 @@ COMMANDS = {
     "contexts": "run --threads 1",
     "units": "run train.csv --target city --examples 1 --repeats 1 --threads 1",
 }
-LONG = {"demo", "baseline fasttext"}  # minutes, or what is not installed; their options are those of others
+# Minutes, or what is not installed: their options are those of others. The verbs of the service have tests of their own
+# (tests/commands/test_serving.py and test_users.py).
+LONG = {"demo", "baseline fasttext", "serve"}
+SERVICE = {f"users {kind}" for kind in ("list", "show", "export", "forget", "delete", "import", "migrate", "key")}
 FIELDS = {field.name for section in dataclasses.fields(Config) for field in dataclasses.fields(section.type)}  # type: ignore[arg-type]
 FAST = {"generate", "complete", "report", "train"}  # verbs whose numbers are tried each time
 
@@ -206,7 +209,7 @@ def test_every_number_has_limits() -> None:
         for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
             about = field.metadata["limits"]
             assert (about is not None) == (field.type in (int, float)), field.name
-    assert set(parsers()) == set(COMMANDS) | LONG
+    assert set(parsers()) == set(COMMANDS) | LONG | SERVICE
 
 
 @pytest.mark.parametrize("name", [*limits.NUMBERS])
