@@ -13,6 +13,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run, facts
 from factorcell.training import fit as fitting
 from factorcell.training import plan as plans
+from factorcell.training import rules
 from factorcell.training.compare import compare
 from factorcell.training.fit import fit
 from factorcell.training.per_value import separate
@@ -85,6 +86,7 @@ def test_an_adaptive_softmax_has_its_exact_loss() -> None:
 def test_a_schedule_ends_in_time(minutes: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On a machine of which a step takes 7 seconds and a text judged .2: all of the time is used, and no more."""
     clock = Clock(monkeypatch, 7.0, 0.2)
+    monkeypatch.setattr(rules, "MOST", 12.0)
     said = {**SAID, "training": {"batch_tokens": 8}}
     corpus, held = read(said)
     made = plan(said, corpus, held, Budget(minutes), clock=clock)
@@ -95,7 +97,7 @@ def test_a_schedule_ends_in_time(minutes: float, monkeypatch: pytest.MonkeyPatch
     if minutes < 60:
         assert clock() - begun > minutes * 60 * 0.6
     else:  # a table of ten texts does not deserve as much
-        assert made.config.training.epochs == 40.0
+        assert made.config.training.epochs == 12.0
 
 
 def test_of_several_models_the_slowest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +161,7 @@ def test_models_that_are_compared_have_the_same_options(tmp_path: Path) -> None:
 def test_each_value_has_options_of_its_own(tmp_path: Path) -> None:
     """A value has fewer texts than all together, and deserves more passes; a config of all options is everybody's."""
     said = {**SAID, "data": {"min_count": 1, "min_context_count": 2}}
-    found = separate(ROWS * 400, ROWS, said, tmp_path / "each", by="city", budget=Budget(preset="quick"))
+    found = separate(ROWS * 20, ROWS, said, tmp_path / "each", by="city", budget=Budget(preset="quick"))
     passes = [run.config.training.epochs for run in found.runs.values()]
     assert passes[0] < min(passes[1:])
     config = Config.from_dict({**said, "training": {"epochs": 1.0}})
