@@ -73,3 +73,10 @@ def test_cross_origin_requests_of_named_pages(client_of: Callable[[Settings], Te
     assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
     refused = client.post("/v1/accept", json=ACCEPT, headers={"Origin": "https://other.example"})
     assert refused.status_code == 403
+
+
+def test_pages_that_are_named_can_read_why_they_are_refused(client_of: Callable[[Settings], TestClient]) -> None:
+    """A problem of the guard is no silence to their scripts."""
+    client = client_of(Settings(origins=(SHOP,), names=("127.0.0.1",)))
+    answer = client.post("/v1/accept", json=ACCEPT, headers={"Origin": SHOP, "Host": "rebound.example"})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (421, SHOP)

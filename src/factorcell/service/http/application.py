@@ -61,7 +61,7 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(Guard, site=site), *([cors] if origins else [])],
+        middleware=[*([cors] if origins else []), Middleware(Guard, site=site)],
         exception_handlers={HTTPException: _refused},
     )
     app.router.redirect_slashes = False
