@@ -17,7 +17,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from factorcell.config import UserError
 from factorcell.service.record import DamagedRecordError, Record, StoreError
-from factorcell.service.stores.store import PAGE
+from factorcell.service.stores.store import PAGE, check_schema
 
 CONNECTIONS = 16  # at once, of one process
 WAIT = 2.0  # seconds that one waits for a connection, and for an answer
@@ -197,11 +197,7 @@ def _migrate(connection: psycopg.Connection[Any]) -> None:
     connection.execute("CREATE TABLE IF NOT EXISTS factorcell_schema (version integer NOT NULL)")
     row = connection.execute("SELECT version FROM factorcell_schema").fetchone()
     done = row[0] if row else 0
-    if done > len(MIGRATIONS):
-        raise UserError(
-            f"store postgresql: its schema is {done}, this factorcell knows up to {len(MIGRATIONS)}; "
-            "upgrade factorcell (pip install --upgrade factorcell)"
-        )
+    check_schema(done, len(MIGRATIONS), "store postgresql")
     for migration in MIGRATIONS[done:]:
         for command in migration:
             connection.execute(command)

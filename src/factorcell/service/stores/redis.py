@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from factorcell.config import UserError
 from factorcell.service.record import DamagedRecordError, Record, StoreError
-from factorcell.service.stores.store import PAGE
+from factorcell.service.stores.store import PAGE, check_schema
 
 WAIT = 2.0  # seconds that one waits for an answer
 PURGE = 600.0  # seconds that the append-only file may take to be written anew
@@ -65,11 +65,7 @@ class RedisStore:
                 schema = int(self._client.get(SCHEMA) or 0)
         except StoreError as error:
             raise UserError(f"store redis: cannot be opened ({error})") from None
-        if schema > VERSION:
-            raise UserError(
-                f"store redis: its schema is {schema}, this factorcell knows up to {VERSION}; "
-                "upgrade factorcell (pip install --upgrade factorcell)"
-            )
+        check_schema(schema, VERSION, "store redis")
         self._check_durable()
 
     def read(self, user: str) -> Record | None:

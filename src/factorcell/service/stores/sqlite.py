@@ -13,7 +13,7 @@ from pathlib import Path
 
 from factorcell.config import UserError
 from factorcell.service.record import DamagedRecordError, Record, StoreError
-from factorcell.service.stores.store import PAGE
+from factorcell.service.stores.store import PAGE, check_schema
 
 APPLICATION = 0x66637573  # "fcus" in the header of the file, so that no other database is taken for one of ours
 WAIT = 5.0  # seconds that one waits for another process to finish writing
@@ -157,11 +157,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     try:
         if application != APPLICATION and (application or tables):
             raise UserError(f"{path}: a database, but not one of users")
-        if done > len(MIGRATIONS):
-            raise UserError(
-                f"{path}: its schema is {done}, this factorcell knows up to {len(MIGRATIONS)}; "
-                "upgrade factorcell (pip install --upgrade factorcell)"
-            )
+        check_schema(done, len(MIGRATIONS), path)
         for migration in MIGRATIONS[done:]:
             for command in migration:
                 connection.execute(command)

@@ -7,6 +7,7 @@ failed so has happened is unknown, and asking again tells. Nothing is retried wi
 
 from typing import Protocol
 
+from factorcell.config import UserError
 from factorcell.service.record import Record
 
 PAGE = 1000  # people that are listed at once at most
@@ -56,3 +57,12 @@ class Store(Protocol):
     def close(self) -> None:
         """Give up all connections; nothing can be asked any more."""
         ...
+
+
+def check_schema(number: int, newest: int, where: object) -> None:
+    """`UserError` for the schema of a later version, which this code would misread."""
+    if number > newest:
+        raise UserError(
+            f"{where}: its schema is {number}, this factorcell knows up to {newest}; "
+            "upgrade factorcell (pip install --upgrade factorcell)"
+        )
