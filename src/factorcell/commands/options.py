@@ -72,11 +72,9 @@ def asked(given: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget
     return found, Budget(given.minutes, given.preset)
 
 
-def config(given: argparse.Namespace, base: Config | None = None) -> Config:
-    """The config of a command that chooses nothing: what it says, and for the rest `base` or the defaults."""
-    base = base or Config()
-    if getattr(given, "config", None):
-        base = Config.load(given.config)
+def config(given: argparse.Namespace) -> Config:
+    """The config of a command that chooses nothing: what it says, and for the rest the defaults."""
+    base = Config.load(given.config) if getattr(given, "config", None) else Config()
     sections = _own(given)
     return Config(**{name: dataclasses.replace(getattr(base, name), **own) for name, own in sections.items()})
 

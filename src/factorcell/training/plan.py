@@ -129,9 +129,8 @@ def plan(
     if budget.minutes is None or seconds <= budget.minutes * 60:
         return replace(made, seconds=seconds)
     allowed = budget.minutes * 60
-    made = _made(
-        asked, facts, made.config.training.epochs * allowed / seconds
-    )  # a model that fewer passes are enough for
+    affordable = made.config.training.epochs * allowed / seconds  # passes, for which another model may be the best
+    made = _made(asked, facts, affordable)
     return _in_time(made, speed(made.config, corpus, held, models, clock).shared(share), allowed)
 
 
