@@ -12,6 +12,7 @@ and judged on the others.
 
 import argparse
 import multiprocessing
+import platform
 import sys
 import tempfile
 import time
@@ -185,7 +186,15 @@ def made_row(trial: Trial, data: Path) -> Row:
     figures = {name: round(best[name], 4) for name in ("perplexity", "perplexity_known")}
     about = {"texts": len(corpus), "targets": corpus.targets, "vocabulary": len(corpus.vocabulary)}
     told = {"epochs": round(made.training.epochs, 4), "spent": round(spent, 2), "best_at": best["step"] / best["steps"]}
-    return {**trial.key, **figures, **about, **told, "options": trial.options() or chosen_of(made)}
+    options = trial.options() or chosen_of(made)
+    return {**trial.key, **figures, **about, **told, "machine": machine(), "options": options}
+
+
+def machine() -> str:
+    """The processor: what fits into a minute of it differs between them by a third and more."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def chosen_of(made: Config) -> Options:
