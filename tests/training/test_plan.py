@@ -34,9 +34,9 @@ def read(said: dict[str, Any] = SAID) -> tuple[Corpus, Corpus]:
 
 
 class Clock:
-    """Time that passes only when a step or an evaluation is made: so many seconds each."""
+    """Time that passes only for a step, a text that is judged and the beginning of an evaluation: so many seconds."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: float, text: float = 0.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: float, text: float = 0.0, beginning: float = 0.0) -> None:
         self.now, self.steps = 0.0, 0
         made, nats = Trainer.step, Run.nats
 
@@ -45,7 +45,7 @@ class Clock:
             return made(trainer, batch, *asked)
 
         def judged(run: Run, corpus: Corpus) -> Any:
-            self.now += text * len(corpus)
+            self.now += beginning + text * len(corpus)
             return nats(run, corpus)
 
         monkeypatch.setattr(Trainer, "step", stepped)
@@ -98,6 +98,18 @@ def test_a_schedule_ends_in_time(minutes: float, monkeypatch: pytest.MonkeyPatch
         assert clock() - begun > minutes * 60 * 0.6
     else:  # a table of ten texts does not deserve as much
         assert made.config.training.epochs == 12.0
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(0.001, 0.03), (1.0, 10.2)])
+def test_what_an_evaluation_begins_with_counts_once(
+    text: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as often as the texts by which it was measured go into all of them, unless a few of them take long."""
+    monkeypatch.setattr(plans, "JUDGED", 1)
+    clock = Clock(monkeypatch, 1.0, text, 0.02)
+    corpus, held = read()
+    assert len(held) == 10
+    assert plans.speed(Config.from_dict(SAID), corpus, held, clock=clock).evaluation == pytest.approx(seconds, rel=0.2)
 
 
 def test_of_several_models_the_slowest_counts(monkeypatch: pytest.MonkeyPatch) -> None:

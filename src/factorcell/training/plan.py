@@ -23,7 +23,10 @@ from factorcell.training.trainer import Trainer
 
 WARM = 3  # first steps, which are slower
 MEASURED = 3.0  # seconds of steps by which their speed is known
-JUDGED = 64  # development texts by which the speed of an evaluation is known
+JUDGED, LONG = (
+    64,
+    0.5,
+)  # development texts by which the speed of an evaluation is known: twice as many, until it is LONG
 ENOUGH = 0.97  # of the minutes: reading, checkpoints and the card take the rest
 
 Said = Mapping[str, Mapping[str, Any]]
@@ -173,10 +176,20 @@ def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:
         elif number > WARM and clock() - begun > MEASURED:
             break
     step = (clock() - begun) / max(1, number - WARM)
-    judged = held.select(np.arange(min(JUDGED, len(held))))
-    begun = clock()
-    run.nats(judged)
-    return Speed(step, trainer.steps, (clock() - begun) * held.targets / max(1, judged.targets))
+    return Speed(step, trainer.steps, _evaluation(run, held, clock))
+
+
+def _evaluation(run: Run, held: Corpus, clock: Clock) -> float:
+    """Seconds of an evaluation on all of the texts: a few of them say more of what every evaluation begins with."""
+    count = JUDGED
+    while True:
+        judged = held.select(np.arange(min(count, len(held))))
+        begun = clock()
+        run.nats(judged)
+        spent = clock() - begun
+        if spent > LONG or count >= len(held):
+            return spent * held.targets / max(1, judged.targets)
+        count *= 2
 
 
 def said_config(asked: Asked) -> Config:
