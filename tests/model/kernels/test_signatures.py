@@ -192,9 +192,8 @@ def sanitized(folder: Path) -> tuple[Path, str]:
     found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names]
     if tried.returncode or not all(Path(name).is_absolute() for name in found):
         pytest.skip(f"g++ has no sanitizers here: {tried.stderr[-200:]}")
-    subprocess.run(
-        ["g++", "-O1", "-g1", *flags, "-o", str(folder / "_kernels.so"), str(NATIVE / "kernels.cpp")], check=True
-    )
+    sources = sorted(map(str, NATIVE.glob("*.cpp")))
+    subprocess.run(["g++", "-O1", "-g1", *flags, "-o", str(folder / "_kernels.so"), *sources], check=True)
     return folder / "_kernels.so", " ".join(found)
 
 

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from factorcell.model.kernels import gpu
 from factorcell.model.kernels.gpu import kernel, product, tl
+from factorcell.model.kernels.operators import operator
 
 # Sizes of tiles, for a Hopper processor of 228 KiB shared memory and 64 Ki registers; a program has 8 warps.
 WARPS = 8
@@ -308,7 +309,7 @@ def _new(like: Tensor, lengths: Tensor | None, size: int, dtype: torch.dtype) ->
     return make(*like.shape[:2], size, dtype=dtype)
 
 
-@torch.library.custom_op("factorcell::gpu_recurrence", mutates_args=())
+@operator("gpu_recurrence")
 def _forward(
     given: Tensor, given_reduced: Tensor | None, weight: Tensor, turned: Tensor | None, right: Tensor | None,
     keep: Tensor | None, hidden: Tensor, memory: Tensor, lengths: Tensor | None,
@@ -336,12 +337,13 @@ def _room(given: Tensor, turned: Tensor | None, memory: Tensor, lengths: Tensor 
     )
 
 
-@_forward.register_fake
-def _(given: Tensor, _reduced: Any, _weight: Any, turned: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+def _forward_shapes(
+    given: Tensor, _reduced: Any, _weight: Any, turned: Tensor | None, *rest: Any
+) -> tuple[Tensor, ...]:
     return _room(given, turned, rest[3], rest[4])
 
 
-@torch.library.custom_op("factorcell::gpu_recurrence_backward", mutates_args=())
+@operator("gpu_recurrence_backward")
 def _backward(
     of_outputs: Tensor, of_last: Tensor, weight: Tensor, turned: Tensor | None, right: Tensor | None,
     keep: Tensor | None, memory: Tensor, lengths: Tensor | None, memories: Tensor, gates: Tensor,
@@ -357,8 +359,7 @@ def _backward(
     return of_given, of_reduced, of_hidden, of_memory
 
 
-@_backward.register_fake
-def _(*given: Any) -> tuple[Tensor, ...]:
+def _backward_shapes(*given: Any) -> tuple[Tensor, ...]:
     turned, memory, lengths, gates = given[3], given[6], given[7], given[9]
     first = torch.empty_like(memory, dtype=torch.float32, memory_format=torch.contiguous_format)
     _, _, _, of_given, of_reduced = _room(gates, turned, memory, lengths)
@@ -388,4 +389,6 @@ def _differentiate(ctx: Any, of_outputs: Tensor, of_last: Tensor, *_: Any) -> tu
     return of_given, of_given_reduced, of_weight, of_turned, of_right, None, *first, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
+torch.library.register_fake("factorcell::gpu_recurrence", _forward_shapes)
+torch.library.register_fake("factorcell::gpu_recurrence_backward", _backward_shapes)
+torch.library.register_autograd("factorcell::gpu_recurrence", _differentiate, setup_context=_keep_for_backward)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from factorcell.model.kernels import gpu
 from factorcell.model.kernels.gpu import kernel, product, tl
+from factorcell.model.kernels.operators import operator
 from factorcell.model.kernels.signatures import GPU_SOFTMAX, dimensions
 
 # Sizes of tiles, for a Hopper processor of 228 KiB shared memory; a program has 8 warps.
@@ -190,7 +191,7 @@ def _shares(rows: int, columns: int, tile: int, device: torch.device) -> tuple[i
     return -(-columns // each), each
 
 
-@torch.library.custom_op("factorcell::gpu_linear_nats", mutates_args=())
+@operator("gpu_linear_nats")
 def _forward(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Nats (N,) and the logarithm (N,) of what normalizes them, both float32."""
     tokens, vocabulary, how = len(values), len(table), _tiles(values, backward=False)
@@ -205,13 +206,12 @@ def _forward(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> tu
     return normalizer - chosen, normalizer
 
 
-@_forward.register_fake
-def _(values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _forward_shapes(values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     made = values.new_empty(len(values), dtype=torch.float32)
     return made, torch.empty_like(made)
 
 
-@torch.library.custom_op("factorcell::gpu_linear_nats_backward", mutates_args=())
+@operator("gpu_linear_nats_backward")
 def _backward(
     of_nats: Tensor, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, normalizer: Tensor, by_tokens: bool
 ) -> tuple[Tensor, Tensor]:
@@ -228,8 +228,7 @@ def _backward(
     return of_own.sum(0), of_bias.sum(0)
 
 
-@_backward.register_fake
-def _(of_nats: Tensor, values: Tensor, table: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _backward_shapes(of_nats: Tensor, values: Tensor, table: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     own, words = (values, 0) if rest[3] else (table, len(table))
     return own.new_empty(own.shape, dtype=torch.float32), own.new_empty(words, dtype=torch.float32)
 
@@ -251,4 +250,6 @@ def _differentiate(ctx: Any, of_nats: Tensor, _: Any) -> tuple[Tensor | None, ..
     return of_values, of_table, of_bias, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
+torch.library.register_fake("factorcell::gpu_linear_nats", _forward_shapes)
+torch.library.register_fake("factorcell::gpu_linear_nats_backward", _backward_shapes)
+torch.library.register_autograd("factorcell::gpu_linear_nats", _differentiate, setup_context=_keep_for_backward)

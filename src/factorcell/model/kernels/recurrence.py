@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from factorcell.model.kernels import library
+from factorcell.model.kernels.operators import operator
 from factorcell.model.kernels.signatures import RECURRENCE, dimensions
 
 
@@ -141,7 +142,7 @@ def _made(given: Tensor, weight: Tensor, rank: int, norm: bool, learning: bool) 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("factorcell::recurrence", mutates_args=())
+@operator("recurrence")
 def _forward(
     given: Tensor,
     bias: Tensor,
@@ -175,13 +176,14 @@ def _forward(
     return outputs, last_hidden, last_memory, memories, gates, reduced, inverse
 
 
-@_forward.register_fake
-def _(given: Tensor, bias: Any, given_reduced: Any, weight: Tensor, left: Any, *rest: Any) -> tuple[Tensor, ...]:
+def _forward_shapes(
+    given: Tensor, bias: Any, given_reduced: Any, weight: Tensor, left: Any, *rest: Any
+) -> tuple[Tensor, ...]:
     norm, learning = rest[2], rest[8]
     return _made(given, weight, _rank(left), norm is not None, learning)
 
 
-@torch.library.custom_op("factorcell::recurrence_backward", mutates_args=())
+@operator("recurrence_backward")
 def _backward(
     outputs_gradient: Tensor | None,
     last_hidden_gradient: Tensor | None,
@@ -239,8 +241,7 @@ def _gradients(
     return of_given, of_bias, of_reduced, *state, of_norm
 
 
-@_backward.register_fake
-def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward_shapes(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return _gradients(given[3], given[4], given[7], given[15], given[17])
 
 
@@ -282,4 +283,6 @@ def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, 
     )
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
+torch.library.register_fake("factorcell::recurrence", _forward_shapes)
+torch.library.register_fake("factorcell::recurrence_backward", _backward_shapes)
+torch.library.register_autograd("factorcell::recurrence", _differentiate, setup_context=_keep_for_backward)
