@@ -1,30 +1,20 @@
 """The verb that serves people, and the run that it makes if there is none."""
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from factorcell.commands import terminal
-from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
+from factorcell.config import UserError
 
 DEMO = Path("demo")
 
-# Each country stands for a person, whose texts are the names of its places.
-DEMO_CONFIG = Config(
-    data=DataConfig(user="country", unit="char", min_count=10, max_tokens=30, min_user_count=20),
-    model=ModelConfig(
-        embedding_size=24, hidden_size=128, variable_size=16, context_size=16, rank=6, adapt=("factor",), output_bias=()
-    ),
-    training=TrainingConfig(
-        epochs=1.0,
-        batch_tokens=3000,
-        learning_rate=4e-3,
-        warmup=0.03,
-        evaluations=2,
-        log_every=25,
-        save_every=400,
-    ),
-)
+# Each country stands for a person, whose texts are the names of its places. The rest follows from the table.
+DEMO_SAID: dict[str, dict[str, Any]] = {
+    "data": {"user": "country", "unit": "char", "min_count": 10, "max_tokens": 30, "min_user_count": 20},
+    "model": {"adapt": ["factor"], "output_bias": []},
+}
+DEMO_MINUTES = 1.5
 
 
 def run_serve(given: argparse.Namespace) -> None:
@@ -63,9 +53,10 @@ def make_demo(folder: Path, epochs: float | None = None) -> None:
     """Train a small run that completes names of places, and learns whose country somebody means (GeoNames)."""
     from factorcell.commands.demo import table
     from factorcell.training.fit import fit
+    from factorcell.training.plan import Budget
 
-    config = DEMO_CONFIG
+    said, budget = DEMO_SAID, Budget(DEMO_MINUTES)
     if epochs is not None:
-        config = replace(config, training=replace(config.training, epochs=epochs))
+        said, budget = {**DEMO_SAID, "training": {"epochs": epochs}}, Budget()
     terminal.say(f"training on place names of the world in {folder}, which takes a minute or two, this once")
-    fit(table("train"), table("dev"), config, folder, resume=True, say=terminal.say)
+    fit(table("train"), table("dev"), said, folder, budget=budget, resume=True, say=terminal.say)
