@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import thesis
+from corpora import read
 from factorcell import files
 from factorcell.choices import CHOSEN
 from factorcell.config import Config
@@ -143,13 +143,13 @@ def config(trial: Trial) -> Config:
 def corpora(data: Path, table: Table, made: Config) -> tuple[Corpus, Corpus]:
     """The texts of a table: to train on, and to measure on."""
     source = data / table.source
-    train_rows = thesis.read(source / "train.parquet")
+    train_rows = read(source / "train.parquet")
     if table.rows is not None:
         places = np.random.default_rng(0).permutation(len(train_rows))[: table.rows]
         train_rows = train_rows.take(np.sort(places))
     corpus = prepare(train_rows, made.data)
     held = prepare(
-        thesis.read(source / "dev.parquet"),
+        read(source / "dev.parquet"),
         made.data,
         vocabulary=corpus.vocabulary,
         schema=corpus.schema,

@@ -1,10 +1,10 @@
 """What lowers the exposure of what somebody typed a few times, and what it costs: options against canaries.
 
     python experiments/exposure.py --data DATA --out OUT --jobs 1
-    python experiments/exposure.py --out OUT --into docs/privacy.md         # rows to the table of the page
+    python experiments/exposure.py --into docs/privacy.md         # rows to the table of the page
 
 Each row trains one small model on commit subjects with 100 canaries, 10 for each of 1 to 10 repetitions, and audits it.
-The rows named after a number differ in the seed, so in model and canaries.
+Rows of other seeds differ in model and canaries.
 """
 
 import argparse
@@ -17,18 +17,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-import thesis
+import corpora
+import study
+from corpora import Tables
 from factorcell import files
 from factorcell.config import UserError
 from factorcell.evaluation.exposure import READERS, SOURCES, audit, uniformity
 from factorcell.model.run import Run
-from thesis import Experiment, Options, Row, Tables
+from study import Experiment, Measured, Options, Row
 from thesis_tables import filled, markdown, shown
 
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
 ALTERNATIVES, QUERIES = 1000, 1000
 TIMES = 3  # canaries repeated so often have columns of their own
-SEEDS = ("min_users 3", "min_users 3, seed 1", "min_users 3, seed 2")  # rows of one recipe, whose canaries differ
+SEVERAL = "min_users 3"  # the row whose canaries of several seeds are counted together
 
 TRAINING: dict[str, Mapping[str, Any]] = {
     "as it is": {},
@@ -40,13 +42,11 @@ TRAINING: dict[str, Mapping[str, Any]] = {
     "min_users 5": {"min_users": 5},
     "epochs 8": {"epochs": 8},
     "min_users 3, epochs 8": {"min_users": 3, "epochs": 8},
-    "min_users 3, seed 1": {"min_users": 3, "seed": 1},
-    "min_users 3, seed 2": {"min_users": 3, "seed": 2},
 }
 
 
 def rows() -> dict[str, Options]:
-    """Every option by itself, and the one that works with other seeds."""
+    """Every option by itself, and some together."""
     made: dict[str, Options] = {name: {"training": options} for name, options in TRAINING.items()}
     made["dropout_context 0.2"] = {"model": {"dropout_context": 0.2}}
     made["dropout_context 0.5"] = {"model": {"dropout_context": 0.5}}
@@ -72,44 +72,46 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
     """The texts of some users to train on, and texts of other users."""
     given = {part: data / "commits" / f"{part}.parquet" for part in ("train", "dev")}
 
-    def judged() -> pa.Table:
-        table = thesis.read(given["dev"])
-        places = np.random.default_rng(0).permutation(len(table))[: round(share * DEVELOPED) or 1]
+    def judged(part: int) -> pa.Table:
+        table, count = corpora.read(given["dev"]), round(share * DEVELOPED) or 1
+        places = np.random.default_rng(0).permutation(len(table))[part * count : (part + 1) * count]
         return table.take(np.sort(places))
 
     made = {
-        "train": lambda: some_users(thesis.read(given["train"]), round(share * ROWS_READ)),
-        "dev": judged,
+        "train": lambda: some_users(corpora.read(given["train"]), round(share * ROWS_READ)),
+        "dev": lambda: judged(0),
+        "test": lambda: judged(1),
     }
-    return {part: thesis.kept(folder / f"exposure-{part}-{share:g}.parquet", make) for part, make in made.items()}
+    return {part: corpora.kept(folder / f"exposure-{part}-{share:g}.parquet", make) for part, make in made.items()}
 
 
-def measure(run: Run, tables: Tables) -> Row:
+def measure(run: Run, tables: Tables) -> Measured:
     """The audit, its figures rounded: `canaries` has the times and the exposures of each, in the order of `READERS`."""
-    found = audit(run, tables["dev"], alternatives=ALTERNATIVES, queries=QUERIES)
+    found = audit(run, tables["test"], alternatives=ALTERNATIVES, queries=QUERIES)
     rounded = [
         {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
         for row in (found["texts"], *found["exposure"])
     ]
     each = [[row["times"], *(round(row[reader], 3) for reader in READERS)] for row in found["canaries"]]
-    return {"texts": rounded[0], "exposure": rounded[1:], "canaries": each}
+    return Measured({"audited": rounded[0], "exposure": rounded[1:], "canaries": each})
 
 
 EXPERIMENT = Experiment("exposure", "exposure.toml", rows(), tables, measure)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown: exposures of all canaries, and tests of those repeated `TIMES` times; then `SEEDS`."""
+    """The rows in Markdown: exposures of all canaries, and tests of those repeated `TIMES` times; then `SEVERAL`."""
     header = ["options", "perplexity", "MRR", *READERS, "stranger, 3 times", "p", "others, 3 times", "p", "suggested"]
     lines = []
     for row in rows:
         groups = {group["times"]: group for group in row["exposure"]}
         everyone, few = groups["all"], groups[str(TIMES)]
-        line = [row["row"], shown(row["texts"]["perplexity"]), shown(row["texts"]["mrr"], ".3f")]
+        named = row["row"] + (f", seed {row['seed']}" if row["seed"] else "")
+        line = [named, shown(row["audited"]["perplexity"]), shown(row["audited"]["mrr"], ".3f")]
         line += [shown(everyone[reader]) for reader in READERS]
         line += [form for reader in READERS[:2] for form in (shown(few[reader]), shown(few[f"{reader}_p"], ".3f"))]
         lines.append([*line, str(max(everyone.get(source, 0) for source in SOURCES))])
-    return markdown(header, lines) + "\n" + together([row for row in rows if row["row"] in SEEDS])
+    return markdown(header, lines) + "\n" + together([row for row in rows if row["row"] == SEVERAL])
 
 
 def together(rows: Sequence[Row]) -> str:
@@ -130,15 +132,15 @@ def together(rows: Sequence[Row]) -> str:
 def main(argv: Sequence[str]) -> int:
     """Train what the arguments ask for, or put the table of what is trained into a page."""
     if "--into" not in argv:
-        given = thesis.parser("Options against the exposure of canaries.").parse_args(argv)
-        return thesis.main(EXPERIMENT, given, [__file__, *argv])
+        given = study.parser("Options against the exposure of canaries.").parse_args(argv)
+        return study.main(EXPERIMENT, given, [__file__, *argv])
     parser = argparse.ArgumentParser(description="Rows to the table of a page.")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--results", type=Path, default=study.HERE / "results", help="folder of the rows")
     parser.add_argument("--into", type=Path, required=True, help="page with the marks of the table")
     given = parser.parse_args(argv)
     try:
         page = given.into.read_text(encoding="utf-8")
-        results = files.read_rows(given.out / "exposure.jsonl")
+        results = files.read_rows(given.results / "exposure.jsonl")
         files.write(given.into, filled(page, {"exposure": table(results)}).encode())
     except (OSError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -15,11 +15,13 @@ import numpy as np
 import pyarrow as pa
 import regex
 
+import corpora
 import exposure
-import thesis
+import study
+from corpora import Tables
 from factorcell.evaluation.exposure import chance, uniformity
 from factorcell.model.run import Run
-from thesis import Experiment, Options, Row, Tables
+from study import Experiment, Measured, Options
 
 PHRASES, TIMES, ALTERNATIVES = 50, 3, 1000
 WORDS, LENGTH = 300, 4  # the most frequent words, of at least four letters; words of a phrase
@@ -44,16 +46,18 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
     """Those of exposure.py, and the texts to train on with passphrases among them."""
     plain = exposure.tables(data, folder, share)
     path = folder / f"exposure-phrases-{share:g}.parquet"
-    return {**plain, "plain": plain["train"], "train": thesis.kept(path, lambda: planted(thesis.read(plain["train"])))}
+    train = corpora.kept(path, lambda: planted(corpora.read(plain["train"])))
+    return {**plain, "plain": plain["train"], "train": train}
 
 
-def measure(run: Run, tables: Tables) -> Row:
+def measure(run: Run, tables: Tables) -> Measured:
     """The exposure of the passphrases for a stranger, and how likely their ranks are by chance."""
-    rows = [{"text": text, "user": "a stranger"} for text in phrases(thesis.read(tables["plain"]))]
+    rows = [{"text": text, "user": "a stranger"} for text in phrases(corpora.read(tables["plain"]))]
     nats = np.array([row["nats"] for row in run.score(rows, unknown="group")])
     ranks = 1.0 + (nats[PHRASES:] < nats[:PHRASES, None]).sum(1)
     bits = np.log2((ALTERNATIVES + 1) / ranks)
-    return {"stranger": float(bits.mean()), "p": uniformity(ranks, ALTERNATIVES), "chance": chance(ALTERNATIVES)}
+    row = {"stranger": float(bits.mean()), "p": uniformity(ranks, ALTERNATIVES), "chance": chance(ALTERNATIVES)}
+    return Measured(row)
 
 
 ROWS: dict[str, Options] = {
@@ -65,8 +69,8 @@ EXPERIMENT = Experiment("exposure_phrases", "exposure.toml", ROWS, tables, measu
 
 def main(argv: Sequence[str]) -> int:
     """Train what the arguments ask for."""
-    given = thesis.parser("Passphrases of common words under min_users.").parse_args(argv)
-    return thesis.main(EXPERIMENT, given, [__file__, *argv])
+    given = study.parser("Passphrases of common words under min_users.").parse_args(argv)
+    return study.main(EXPERIMENT, given, [__file__, *argv])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python experiments/family.py --data DATA --out OUT
 
-All share the recipe agnews_words.toml, cut to one pass. The section of the development texts is told by Bayes' rule.
+All share the recipe agnews_words.toml, cut to one pass. The section of the texts of the test is told by Bayes' rule.
 """
 
 import sys
@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import thesis
+import corpora
+import study
+from corpora import Tables
 from factorcell.config import CELLS
-from thesis import Experiment, Options, Tables
+from study import Experiment, Options
 from thesis_sixteen import told_apart
 
 ADAPTS = ("prefix", "concat", "scale", "scale_split", "factor")
@@ -49,9 +51,9 @@ def rows() -> dict[str, Options]:
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    """News, split at spaces."""
-    given = thesis.head(data, folder, "agnews_words", share)
-    return {**given, "judged": given["dev"]}
+    """News, split at spaces; the section of the texts of the test is asked for."""
+    given = corpora.parts(data, folder, "agnews_words", share)
+    return {**given, "judged": given["test"]}
 
 
 EXPERIMENT = Experiment(
@@ -61,8 +63,8 @@ EXPERIMENT = Experiment(
 
 def main(argv: Sequence[str]) -> int:
     """Train what the arguments ask for."""
-    given = thesis.parser("Every mechanism on news.").parse_args(argv)
-    return thesis.main(EXPERIMENT, given, [__file__, *argv])
+    given = study.parser("Every mechanism on news.").parse_args(argv)
+    return study.main(EXPERIMENT, given, [__file__, *argv])
 
 
 if __name__ == "__main__":

@@ -8,16 +8,19 @@ x rescales the recurrent layer (`scale`), + shifts it (`concat`), LR and Hash sh
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-import thesis
+import corpora
+import study
+from corpora import Tables
 from factorcell.data.tables import open_table
-from factorcell.evaluation.classification import classify
+from factorcell.evaluation.classification import classify, judged_texts
 from factorcell.model.run import Run
-from thesis import Experiment, Options, Row, Tables
+from study import Experiment, Measured, Options, Row
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
@@ -63,37 +66,39 @@ def justices(dev: pa.Table, count: int) -> pa.Table:
 
 
 def scotus_tables(data: Path, folder: Path, share: float) -> Tables:
-    """Oral arguments: the first words to train on and to develop on, and the turns whose justice is asked for."""
-    counts = {"train": round(WORDS * share), "dev": round(DEVELOPED * share), "judged": max(20, round(JUDGED * share))}
-    made = {
-        "train": lambda: turns(thesis.read(data / "scotus" / "train.parquet"), counts["train"]),
-        "dev": lambda: turns(thesis.read(data / "scotus" / "dev.parquet"), counts["dev"]),
-        "judged": lambda: justices(turns(thesis.read(data / "scotus" / "dev.parquet"), sys.maxsize), counts["judged"]),
+    """Oral arguments: the first words of each part, and the turns of the test whose justice is asked for."""
+    counts = {"train": round(WORDS * share), **dict.fromkeys(("dev", "test"), round(DEVELOPED * share))}
+    counts["judged"] = max(20, round(JUDGED * share))
+    whole = corpora.parts(data, folder, "scotus")
+    made: dict[str, Callable[[], pa.Table]] = {
+        part: partial(lambda part: turns(corpora.read(whole[part]), counts[part]), part) for part in corpora.PARTS
     }
-    return {part: thesis.kept(folder / f"scotus-{part}-{counts[part]}.parquet", make) for part, make in made.items()}
+    made["judged"] = lambda: justices(turns(corpora.read(whole["test"]), sys.maxsize), counts["judged"])
+    return {part: corpora.kept(folder / f"scotus-{part}-{counts[part]}.parquet", make) for part, make in made.items()}
 
 
 def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
-    """Sentences in nine languages; that of the first development texts is asked for."""
-    tables = thesis.head(data, folder, "commonvoice9", share)
+    """Sentences in nine languages; that of the first texts of the test is asked for."""
+    tables = corpora.parts(data, folder, "commonvoice9", share)
     count = max(20, round(LANGUAGES_JUDGED * share))
     judged = folder / f"commonvoice9-judged-{count}.parquet"
-    return {**tables, "judged": thesis.kept(judged, lambda: thesis.read(tables["dev"]).slice(0, count))}
+    return {**tables, "judged": corpora.kept(judged, lambda: corpora.read(tables["test"]).slice(0, count))}
 
 
-def told_apart(run: Run, tables: Tables, target: str) -> Row:
+def told_apart(run: Run, tables: Tables, target: str) -> Measured:
     """Accuracy, F1 and AUC of `target` by Bayes' rule, uniform prior and exact softmax; nothing without a context."""
     if not run.model.adapted:
-        return {}
+        return Measured({})
     table = open_table(tables["judged"])
     there = {value for chunk in table.chunks([target]) for value in chunk[target]}
     names = [value for value in run.schema.variable(target).values[1:] if value in there]
     if not names:  # in a trial all of them may be rare
-        return {}
-    metrics = classify(run, tables["judged"], target, values=names, unknown="group").metrics()
-    return {"candidates": len(names), "judged": metrics["texts"]} | {
-        name: metrics[name] for name in ("accuracy", "macro_f1", "auc")
-    }
+        return Measured({})
+    found = classify(run, tables["judged"], target, values=names, unknown="group")
+    metrics = found.metrics()
+    row = {"candidates": len(names), "judged": metrics["texts"]}
+    row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc")}
+    return Measured(row, {"accuracy": judged_texts(found)})
 
 
 EXPERIMENTS = {
@@ -116,10 +121,10 @@ EXPERIMENTS = {
 
 def main(argv: Sequence[str]) -> int:
     """Train what the arguments ask for."""
-    parser = thesis.parser("Tables 3.6 and 3.7: sixteen ways to adapt.")
+    parser = study.parser("Tables 3.6 and 3.7: sixteen ways to adapt.")
     parser.add_argument("set", choices=EXPERIMENTS, help="data set")
     given = parser.parse_args(argv)
-    return thesis.main(EXPERIMENTS[given.set], given, [__file__, *argv])
+    return study.main(EXPERIMENTS[given.set], given, [__file__, *argv])
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import thesis
+import corpora
+import study
+from corpora import Tables
 from factorcell.evaluation import perplexity
 from factorcell.model.run import Run
-from thesis import Experiment, Options, Row, Tables
+from study import Experiment, Measured, Options
 
 PENALTIES = (0.0, 0.01, 0.1)
 
@@ -33,12 +35,12 @@ def rows() -> dict[str, Options]:
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
     """Hotel reviews."""
-    return thesis.head(data, folder, "hotels", share)
+    return corpora.parts(data, folder, "hotels", share)
 
 
-def measure(run: Run, tables: Tables) -> Row:
+def measure(run: Run, tables: Tables) -> Measured:
     """How often the next word is among the three most probable ones."""
-    return perplexity.top_accuracy(run, run.prepare(tables["dev"], unknown="group"))
+    return Measured(perplexity.top_accuracy(run, run.prepare(tables["test"], unknown="group")))
 
 
 EXPERIMENT = Experiment("sparse", "thesis_hotels.toml", rows(), tables, measure)
@@ -46,8 +48,8 @@ EXPERIMENT = Experiment("sparse", "thesis_hotels.toml", rows(), tables, measure)
 
 def main(argv: Sequence[str]) -> int:
     """Train what the arguments ask for."""
-    given = thesis.parser("Table A.1: sparse softmax biases.").parse_args(argv)
-    return thesis.main(EXPERIMENT, given, [__file__, *argv])
+    given = study.parser("Table A.1: sparse softmax biases.").parse_args(argv)
+    return study.main(EXPERIMENT, given, [__file__, *argv])
 
 
 if __name__ == "__main__":

@@ -14,11 +14,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-import thesis
+import corpora
+import study
+from corpora import Tables
 from factorcell.evaluation.perplexity import column_values, text_tallies
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
-from thesis import Experiment, Row, Tables
+from study import Experiment, Measured, Row
 from thesis_sixteen import combined
 
 PUBLISHED = (
@@ -37,28 +39,30 @@ ROWS = {
 }
 
 
-def parted(train: pa.Table, dev: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Training texts without the first `HELD` of each chosen community, and those with what `dev` has of it."""
+def parted(train: pa.Table, test: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Training texts without the first `HELD` of each chosen community, and those with what the test has of it."""
     names = sorted(set(train["subreddit"].to_pylist()))
     chosen, taken, held = {*names[::EVERY], *PUBLISHED}, Counter[str](), []
     for name in train["subreddit"].to_pylist():
         held.append(name in chosen and taken[name] < HELD)
         taken[name] += 1
-    developed = [name in chosen for name in dev["subreddit"].to_pylist()]
-    judged = pa.concat_tables([train.filter(pa.array(held)), dev.filter(pa.array(developed))])
+    tested = [name in chosen for name in test["subreddit"].to_pylist()]
+    judged = pa.concat_tables([train.filter(pa.array(held)), test.filter(pa.array(tested))])
     return train.filter(pa.array([not one for one in held])), judged
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
     """The titles to train on, those to develop on, and those of which each community's perplexity is taken."""
-    given = thesis.head(data, folder, "reddit_titles", share)
-    parts = functools.cache(lambda: parted(thesis.read(given["train"]), thesis.read(given["dev"])))
+    given = corpora.parts(data, folder, "reddit_titles", share)
+    parts = functools.cache(lambda: parted(corpora.read(given["train"]), corpora.read(given["test"])))
     made = {
         "train": lambda: parts()[0],
         "judged": lambda: parts()[1],
-        "dev": lambda: thesis.read(given["dev"]).slice(0, DEVELOPED),
+        "dev": lambda: corpora.read(given["dev"]).slice(0, DEVELOPED),
     }
-    return {part: thesis.kept(folder / f"reddit-{part}-of-{share:g}.parquet", make) for part, make in made.items()}
+    return {"test": given["test"]} | {
+        part: corpora.kept(folder / f"reddit-{part}-of-{share:g}.parquet", make) for part, make in made.items()
+    }
 
 
 def by_community(run: Run, tables: Tables) -> list[Row]:
@@ -89,9 +93,9 @@ def nearest(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def measure(run: Run, tables: Tables) -> Row:
+def measure(run: Run, tables: Tables) -> Measured:
     """What tables 3.4 and 3.5 are made of."""
-    return {"by": by_community(run, tables), "nearest": nearest(run, NEIGHBOURS_OF)}
+    return Measured({"by": by_community(run, tables), "nearest": nearest(run, NEIGHBOURS_OF)})
 
 
 EXPERIMENT = Experiment("subreddits", "thesis_reddit.toml", ROWS, tables, measure)
@@ -99,8 +103,8 @@ EXPERIMENT = Experiment("subreddits", "thesis_reddit.toml", ROWS, tables, measur
 
 def main(argv: Sequence[str]) -> int:
     """Train what the arguments ask for."""
-    given = thesis.parser("Tables 3.4 and 3.5: communities.").parse_args(argv)
-    return thesis.main(EXPERIMENT, given, [__file__, *argv])
+    given = study.parser("Tables 3.4 and 3.5: communities.").parse_args(argv)
+    return study.main(EXPERIMENT, given, [__file__, *argv])
 
 
 if __name__ == "__main__":

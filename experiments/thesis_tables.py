@@ -18,7 +18,7 @@ import numpy as np
 from factorcell import files
 from factorcell.config import UserError
 from family import EXPERIMENT as FAMILY
-from thesis import HERE, Row
+from study import HERE, Row
 from thesis_sixteen import EXPERIMENTS, PARTS
 from thesis_sparse import PENALTIES
 from thesis_subreddits import NEAREST, NEIGHBOURS_OF

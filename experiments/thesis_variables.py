@@ -9,8 +9,8 @@ import itertools
 import sys
 from collections.abc import Sequence
 
-import thesis
-from thesis import Experiment
+import study
+from study import Experiment
 from thesis_sixteen import PARTS, combined, scotus_tables
 
 VARIABLES = ("case", "speaker", "role")
@@ -18,13 +18,13 @@ SUBSETS = tuple(
     tuple(itertools.compress(VARIABLES, subset)) for subset in itertools.product((False, True), repeat=len(VARIABLES))
 )
 ROWS = {"+".join(subset): {"data": {"context": list(subset)}, **combined(PARTS)} for subset in SUBSETS[1:-1]}
-EXPERIMENT = Experiment("variables", "thesis_scotus.toml", ROWS, scotus_tables, lambda run, tables: {})
+EXPERIMENT = Experiment("variables", "thesis_scotus.toml", ROWS, scotus_tables)
 
 
 def main(argv: Sequence[str]) -> int:
     """Train what the arguments ask for."""
-    given = thesis.parser("Table 3.8: context variables of the oral arguments.").parse_args(argv)
-    return thesis.main(EXPERIMENT, given, [__file__, *argv])
+    given = study.parser("Table 3.8: context variables of the oral arguments.").parse_args(argv)
+    return study.main(EXPERIMENT, given, [__file__, *argv])
 
 
 if __name__ == "__main__":

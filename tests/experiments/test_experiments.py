@@ -1,6 +1,7 @@
 """The experiments of the thesis: their rows, their texts, and that nothing is trained twice."""
 
 import itertools
+import math
 import subprocess
 import time
 import tomllib
@@ -10,12 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
-import thesis
+import corpora
+import study
 import thesis_sixteen
 import thesis_sparse
 import thesis_subreddits
@@ -23,6 +28,9 @@ import thesis_variables
 from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.evaluation.comparison import Candidate, compared
+from factorcell.evaluation.perplexity import evaluate
+from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from factorcell.training import trainer as training
 from tests.small import make_run
@@ -33,7 +41,7 @@ ALL = {
     "subreddits": thesis_subreddits.EXPERIMENT,
     "sparse": thesis_sparse.EXPERIMENT,
 }
-PUBLISHED = tomllib.loads((thesis.HERE / "published.toml").read_text(encoding="utf-8"))
+PUBLISHED = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
 
 # The gains as the thesis prints them, in per cent, row by row: they tell a slip of the pen in its perplexities.
 GAINS = {
@@ -58,7 +66,7 @@ learning_rate = 1e-2
 """
 FAKE = """
 import json, sys, time
-row = sys.argv[-1]
+row = sys.argv[-3]
 if row == "bad":
     sys.exit("error: nothing works")
 if row == "long":
@@ -87,7 +95,8 @@ def test_there_are_sixteen_rows_as_in_the_thesis(name: str) -> None:
 @pytest.mark.parametrize(("name", "row"), [(name, row) for name, whole in ALL.items() for row in whole.rows])
 def test_the_library_knows_every_option(name: str, row: str) -> None:
     """Each row of each experiment is a valid config, and differs from the recipe as it says."""
-    config = ALL[name].config(row, 1).to_dict()
+    config = ALL[name].config(study.Training(row, 5), 1).to_dict()
+    assert (config["training"]["seed"], config["training"]["threads"]) == (5, 1)
     for section, options in ALL[name].rows[row].items():
         assert {key: config[section][key] for key in options} == {
             key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
@@ -165,20 +174,41 @@ def test_held_titles_are_in_no_training(monkeypatch: pytest.MonkeyPatch) -> None
     assert kept == {row["text"] for row in rows} - {f"{name} {n}" for name in chosen for n in range(3)}
 
 
+@hypothesis.given(st.lists(st.text("ab", max_size=3), max_size=40), st.integers(1, 30))
+def test_the_test_is_of_texts_not_of_rows(texts: list[str], least: int) -> None:
+    """Equal texts are on one side, wherever they stand; no more are taken than are needed."""
+    kept = corpora.in_test(texts, least)
+    count = min(least, len(texts) // 4)
+    inside = {text for text, one in zip(texts, kept, strict=True) if one}
+    assert inside.isdisjoint(text for text, one in zip(texts, kept, strict=True) if not one)
+    assert kept.sum() >= count
+    if inside:
+        last = max(inside, key=corpora.place)
+        assert kept.sum() - texts.count(last) < count
+    assert list(corpora.in_test(texts[::-1], least)) == list(kept[::-1])
+
+
+def test_who_else_has_the_texts_has_the_same_test() -> None:
+    """The places are those of blake2b, on any machine."""
+    assert corpora.place("a room with a view") == 16561844617689424138
+    assert corpora.in_test([f"text {n}" for n in range(20)], 3).nonzero()[0].tolist() == [2, 3, 18]
+
+
 def test_texts_are_written_once(tmp_path: Path) -> None:
     """The second call reads what the first wrote; a trial has files of its own."""
     data = tmp_path / "data"
     (data / "x").mkdir(parents=True)
     for part in ("train", "dev"):
-        pq.write_table(pa.table({"text": [f"{part} {n}" for n in range(300)]}), data / "x" / f"{part}.parquet")
-    assert thesis.head(data, tmp_path, "x", 1.0)["dev"] == data / "x" / "dev.parquet"
-    made = thesis.head(data, tmp_path, "x", 0.01)
-    assert thesis.read(made["train"])["text"].to_pylist() == ["train 0", "train 1", "train 2"]
-    assert len(thesis.read(made["dev"])) == 30
+        pq.write_table(pa.table({"text": [f"{part} {n}" for n in range(400)]}), data / "x" / f"{part}.parquet")
+    whole = {part: corpora.read(path)["text"].to_pylist() for part, path in corpora.parts(data, tmp_path, "x").items()}
+    assert {part: len(texts) for part, texts in whole.items()} == {"train": 300, "dev": 400, "test": 100}
+    made = corpora.parts(data, tmp_path, "x", 0.01)
+    for part, count in {"train": 3, "dev": 40, "test": 10}.items():
+        assert corpora.read(made[part])["text"].to_pylist() == whole[part][:count]
     pq.write_table(pa.table({"text": ["mine"]}), made["train"])
-    assert thesis.read(thesis.head(data, tmp_path, "x", 0.01)["train"])["text"].to_pylist() == ["mine"]
+    assert corpora.read(corpora.parts(data, tmp_path, "x", 0.01)["train"])["text"].to_pylist() == ["mine"]
     with pytest.raises(UserError, match="no such file"):
-        thesis.head(data, tmp_path, "y", 0.01)
+        corpora.parts(data, tmp_path, "y", 0.01)
 
 
 def test_neighbours_by_distance(tmp_path: Path) -> None:
@@ -195,18 +225,20 @@ def test_neighbours_by_distance(tmp_path: Path) -> None:
 # ---- training ----
 
 
-def experiment(folder: Path, rows: dict[str, Any]) -> thesis.Experiment:
+def experiment(folder: Path, rows: dict[str, Any]) -> study.Experiment:
     """A tiny experiment whose measure is the number of texts judged."""
     (folder / "recipe.toml").write_text(RECIPE)
 
-    def tables(data: Path, out: Path, share: float) -> thesis.Tables:
+    def tables(data: Path, out: Path, share: float) -> corpora.Tables:
         texts = [{"text": f"the {'sea' if n % 3 else 'sun'} {n % 5}", "city": "ab"[n % 2]} for n in range(12)]
-        train = thesis.kept(out / f"texts-{share:g}.parquet", lambda: pa.Table.from_pylist(texts))
-        return {"train": train, "dev": train}
+        train = corpora.kept(out / f"texts-{share:g}.parquet", lambda: pa.Table.from_pylist(texts))
+        test = corpora.kept(out / f"test-{share:g}.parquet", lambda: pa.Table.from_pylist(texts[:7]))
+        return {"train": train, "dev": train, "test": test}
 
-    return thesis.Experiment(
-        "tiny", str(folder / "recipe.toml"), rows, tables, lambda run, tables: {"judged": run.folder.name}
-    )
+    def measure(run: Run, tables: corpora.Tables) -> study.Measured:
+        return study.Measured({"judged": run.folder.name})
+
+    return study.Experiment("tiny", str(folder / "recipe.toml"), rows, tables, measure)
 
 
 ROWS: dict[str, Any] = {
@@ -215,9 +247,10 @@ ROWS: dict[str, Any] = {
 }
 
 
-def given(out: Path, only: list[str] | None = None, trial: bool = False, jobs: int = 1) -> Namespace:
+def given(out: Path, only: list[str] | None = None, *, trial: bool = False, jobs: int = 1, **more: Any) -> Namespace:
     """The options of a script."""
-    return Namespace(data=out, out=out, only=only, threads=1, jobs=jobs, trial=trial)
+    options = {"data": out, "out": out, "results": None, "only": only, "seeds": [0], "threads": 1, "jobs": jobs}
+    return Namespace(**{**options, "trial": trial, **more})
 
 
 def made(out: Path) -> list[dict[str, Any]]:
@@ -230,31 +263,76 @@ def made(out: Path) -> list[dict[str, Any]]:
 def test_a_finished_row_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row first, then the rest; then nothing is left to train. Every row says how it came to be."""
     tiny = experiment(tmp_path, ROWS)
-    assert thesis.main(tiny, given(tmp_path, ["concat"]), ["x.py", "--a b"]) == 0
-    assert thesis.main(tiny, given(tmp_path), ["x.py"]) == 0
+    assert study.main(tiny, given(tmp_path, ["concat"]), ["x.py", "--a b"]) == 0
+    assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
     rows = files.read_rows(tmp_path / "tiny.jsonl")
     assert [row["row"] for row in rows] == ["concat", "unadapted"]
     assert rows[0]["command"] == "python x.py '--a b'"
     for row in rows:
-        run = Run.open(tmp_path / "tiny" / row["row"])
+        run = Run.open(tmp_path / "tiny" / row["row"] / "0")
         best = run.best()
         assert best is not None
-        assert row["perplexity"] == pytest.approx(best["perplexity"], rel=1e-6)
-        assert row["perplexity_known"] == pytest.approx(best["perplexity_known"], rel=1e-6)
-        assert (row["parameters"], row["judged"]) == (run.model.parameter_count(), row["row"])
+        assert row["dev"]["perplexity"] == pytest.approx(best["perplexity"], rel=1e-6)
+        told = evaluate(run, tmp_path / "tables" / "test-1.parquet")
+        assert {name: row[name] for name in told} == told
+        assert row["texts"] == 7
+        assert (row["parameters"], row["judged"]) == (run.model.parameter_count(), "0")
         assert (row["seed"], Config.from_dict(row["config"])) == (0, run.config)
-    monkeypatch.setattr(thesis, "finish", lambda *_: pytest.fail("trained again"))
-    assert thesis.main(tiny, given(tmp_path), ["x.py"]) == 0
-    assert thesis.main(tiny, given(tmp_path, jobs=2), ["x.py"]) == 0
+        assert study.ungrouped(row)["perplexity"].ratio == pytest.approx(math.log(row["perplexity"]), rel=1e-6)
+    monkeypatch.setattr(study, "finish", lambda *_: pytest.fail("trained again"))
+    assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
+    assert study.main(tiny, given(tmp_path, jobs=2), ["x.py"]) == 0
 
 
 def test_a_trial_is_kept_apart(tmp_path: Path) -> None:
     """It has its own rows, folders and texts."""
-    assert thesis.main(experiment(tmp_path, ROWS), given(tmp_path, ["concat"], trial=True), ["x.py"]) == 0
+    assert study.main(experiment(tmp_path, ROWS), given(tmp_path, ["concat"], trial=True), ["x.py"]) == 0
     assert [row["row"] for row in files.read_rows(tmp_path / "tiny-trial.jsonl")] == ["concat"]
-    assert (tmp_path / "tiny-trial" / "concat").is_dir()
+    assert (tmp_path / "tiny-trial" / "concat" / "0").is_dir()
     assert (tmp_path / "tables" / "texts-0.01.parquet").exists()
     assert not (tmp_path / "tiny.jsonl").exists()
+
+
+def test_each_seed_is_a_row_of_its_own(tmp_path: Path) -> None:
+    """All rows with the first seed before any with the second; rows may lie elsewhere than the runs."""
+    tiny, results = experiment(tmp_path, ROWS), tmp_path / "results"
+    assert study.main(tiny, given(tmp_path, ["concat"], seeds=[1], results=results), ["x.py"]) == 0
+    assert study.main(tiny, given(tmp_path, seeds=[0, 1], results=results), ["x.py"]) == 0
+    rows = files.read_rows(results / "tiny.jsonl")
+    assert [(row["row"], row["seed"]) for row in rows] == [
+        ("concat", 1),
+        ("unadapted", 0),
+        ("concat", 0),
+        ("unadapted", 1),
+    ]
+    assert rows[0]["perplexity"] != rows[2]["perplexity"]
+    assert rows[0]["sums"]["perplexity"]["key"] == rows[1]["sums"]["perplexity"]["key"]
+
+
+def test_groups_of_texts_say_what_texts_say() -> None:
+    """Their sums are those of the texts, the same texts make the same groups, and intervals hardly differ."""
+    random = np.random.default_rng(0)
+    below = random.integers(5, 50, size=3000).astype(float)
+    first = TextSums("x", below * random.normal(4.0, 0.5, 3000), below)
+    second = TextSums("x", first.above * random.normal(1.01, 0.05, 3000), below)
+    rows = [study.grouped(sums) for sums in (first, second)]
+    assert all(len(row["above"]) == len(row["below"]) == 100 for row in rows)
+    few = [study.ungrouped({"sums": {"perplexity": row}})["perplexity"] for row in rows]
+    for sums, group in zip((first, second), few, strict=True):
+        assert group.ratio == pytest.approx(sums.ratio, rel=1e-7)
+    assert (few[0].below == few[1].below).all()
+    whole, small = (
+        compared(
+            [
+                Candidate(name, [{"perplexity": 1.0}], [{"perplexity": sums}])
+                for name, sums in zip("ab", pair, strict=True)
+            ]
+        )[1]
+        for pair in ((first, second), few)
+    )
+    assert small["gain"] == pytest.approx(whole["gain"], rel=1e-6)
+    for end in ("gain_low", "gain_high"):
+        assert abs(small[end] - whole[end]) < 0.3 * (whole["gain_high"] - whole["gain_low"])
 
 
 def test_a_half_trained_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +340,7 @@ def test_a_half_trained_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("whole", "halved"):
         (tmp_path / name).mkdir()
     whole, halved = (experiment(tmp_path / name, ROWS) for name in ("whole", "halved"))
-    assert thesis.main(whole, given(tmp_path / "whole"), ["x.py"]) == 0
+    assert study.main(whole, given(tmp_path / "whole"), ["x.py"]) == 0
     steps: list[int] = []
     step = training.Trainer.step
 
@@ -274,13 +352,13 @@ def test_a_half_trained_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return agreed
 
     monkeypatch.setattr(training.Trainer, "step", counted)
-    assert thesis.main(halved, given(tmp_path / "halved"), ["x.py"]) == 130
+    assert study.main(halved, given(tmp_path / "halved"), ["x.py"]) == 130
     assert steps == list(range(1, 9))
     assert made(tmp_path / "halved") == []
-    total = Run.open(tmp_path / "whole" / "tiny" / "unadapted").log()[-1]["steps"]
+    total = Run.open(tmp_path / "whole" / "tiny" / "unadapted" / "0").log()[-1]["steps"]
     assert total > 8
     steps[:] = [0] * 9
-    assert thesis.main(halved, given(tmp_path / "halved"), ["x.py"]) == 0
+    assert study.main(halved, given(tmp_path / "halved"), ["x.py"]) == 0
     assert made(tmp_path / "halved") == made(tmp_path / "whole")
     assert steps[9:] == [*range(9, total + 1), *range(1, total + 1)]
 
@@ -288,53 +366,54 @@ def test_a_half_trained_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row that does not exist, an option that does not, and rows made with other options."""
     tiny = experiment(tmp_path, {**ROWS, "odd": {"model": {"adapt": ["concatt"]}}})
-    assert thesis.main(tiny, given(tmp_path, ["conkat"]), ["x.py"]) == 2
+    assert study.main(tiny, given(tmp_path, ["conkat"]), ["x.py"]) == 2
     assert "did you mean 'concat'" in capsys.readouterr().err
-    assert thesis.main(tiny, given(tmp_path, ["odd"]), ["x.py"]) == 2
+    assert study.main(tiny, given(tmp_path, ["odd"]), ["x.py"]) == 2
     assert "row odd: unknown adapt 'concatt'" in capsys.readouterr().err
-    assert thesis.main(tiny, given(tmp_path, ["concat"]), ["x.py"]) == 0
+    assert study.main(tiny, given(tmp_path, ["concat"]), ["x.py"]) == 0
     other = experiment(tmp_path, {"concat": {"model": {**ROWS["concat"]["model"], "hidden_size": 5}}})
-    assert thesis.main(other, given(tmp_path), ["x.py"]) == 2
-    assert "row concat was made with other options" in capsys.readouterr().err
+    assert study.main(other, given(tmp_path), ["x.py"]) == 2
+    assert "row concat 0 was made with other options" in capsys.readouterr().err
 
 
 # ---- side by side ----
 
 
-def job(folder: Path, rows: list[str]) -> thesis.Job:
+def job(folder: Path, rows: list[str]) -> study.Job:
     """A job whose processes are a small script instead of a training."""
     (folder / "fake.py").write_text(FAKE)
     command = (str(folder / "fake.py"), str(folder / "tiny.jsonl"))
-    return thesis.Job(experiment(folder, ROWS), folder, folder, tuple(rows), 1, 2, False, command)
+    wanted = tuple(study.Training(row, 3) for row in rows)
+    return study.Job(experiment(folder, ROWS), folder, folder, folder, wanted, 1, 2, False, command)
 
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thesis, "POLL", 0.02)
+    monkeypatch.setattr(study, "POLL", 0.02)
 
 
 @pytest.mark.usefixtures("_impatient")
 def test_a_row_that_fails_leaves_the_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All others are made, each in a process that is told to make it alone; the failure is named."""
-    rows = ["one", "bad", "two", "three"]
-    assert thesis.side_by_side(job(tmp_path, rows), rows) == 1
+    made = job(tmp_path, ["one", "bad", "two", "three"])
+    assert study.side_by_side(made, made.wanted) == 1
     found = files.read_rows(tmp_path / "tiny.jsonl")
     assert sorted(row["row"] for row in found) == ["one", "three", "two"]
-    assert all(row["arguments"] == ["--jobs", "1", "--only", row["row"]] for row in found)
-    assert "bad failed: error: nothing works" in capsys.readouterr().err
+    assert all(row["arguments"] == ["--jobs", "1", "--only", row["row"], "--seeds", "3"] for row in found)
+    assert "bad 3 failed: error: nothing works" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_impatient")
 def test_who_stops_the_script_stops_its_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process outlives it, and none of those waiting is started."""
     started: list[subprocess.Popen[bytes]] = []
-    start = thesis._started
+    start = study._started
 
-    def noted(job: thesis.Job, row: str) -> "subprocess.Popen[bytes]":
-        started.append(start(job, row))
+    def noted(job: study.Job, training: study.Training) -> "subprocess.Popen[bytes]":
+        started.append(start(job, training))
         return started[-1]
 
-    monkeypatch.setattr(thesis, "_started", noted)
+    monkeypatch.setattr(study, "_started", noted)
 
     def naps() -> Iterator[None]:
         yield
@@ -342,8 +421,9 @@ def test_who_stops_the_script_stops_its_trainings(tmp_path: Path, monkeypatch: p
 
     nap = naps()
     monkeypatch.setattr(time, "sleep", lambda _: next(nap))
+    made = job(tmp_path, ["long", "long too", "never"])
     with pytest.raises(KeyboardInterrupt):
-        thesis.side_by_side(job(tmp_path, ["long"] * 3), ["long", "long too", "never"])
+        study.side_by_side(made, made.wanted)
     assert len(started) == 2
     assert all(process.poll() is not None for process in started)
 
@@ -353,13 +433,14 @@ def test_a_script_from_its_command_line_to_its_rows(tmp_path: Path, jobs: str) -
     """On a hundredth of few texts; only a model with a context is asked for it."""
     (tmp_path / "commonvoice9").mkdir()
     words = {"de": "das ist gut", "en": "a box of wool"}
-    for part, count in (("train", 6000), ("dev", 60)):
-        texts = [{"text": words[name], "language": name} for _ in range(count) for name in words]
+    for part, count in (("train", 8000), ("dev", 60)):
+        texts = [{"text": f"{words[name]} {n}", "language": name} for n in range(count) for name in words]
         pq.write_table(pa.Table.from_pylist(texts), tmp_path / "commonvoice9" / f"{part}.parquet")
     arguments = ["commonvoice9", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--trial", "--jobs", jobs]
+    arguments += ["--seeds", "0"]
     assert thesis_sixteen.main([*arguments, "--only", "unadapted", "concat"]) == 0
     rows = {row["row"]: row for row in files.read_rows(tmp_path / "out" / "commonvoice9-trial.jsonl")}
     assert set(rows) == {"unadapted", "concat"}
     assert "accuracy" not in rows["unadapted"]
-    assert (rows["concat"]["candidates"], rows["concat"]["judged"]) == (2, 12)
+    assert (rows["concat"]["candidates"], rows["concat"]["judged"]) == (2, 20)
     assert 0 <= rows["concat"]["accuracy"] <= 1

@@ -8,7 +8,7 @@ import pytest
 
 import exposure
 import exposure_phrases
-import thesis
+import study
 from factorcell import files
 from factorcell.config import Config
 from tests import ROOT
@@ -25,7 +25,7 @@ TEXTS = pa.table(
 
 @pytest.mark.parametrize(("name", "row"), [(name, row) for name, one in EXPERIMENTS.items() for row in one.rows])
 def test_the_library_knows_every_option(name: str, row: str) -> None:
-    config = EXPERIMENTS[name].config(row, 1).to_dict()
+    config = EXPERIMENTS[name].config(study.Training(row, 0), 1).to_dict()
     for section, options in EXPERIMENTS[name].rows[row].items():
         assert {key: config[section][key] for key in options} == options
 
@@ -50,10 +50,10 @@ def test_each_passphrase_is_planted_three_times_by_one_user() -> None:
 
 def test_the_table_of_the_page_is_that_of_the_rows() -> None:
     """What is committed was trained with the options that the script has, and is what the page shows."""
-    rows = files.read_rows(thesis.HERE / "exposure.jsonl")
-    assert [row["row"] for row in rows] == list(exposure.EXPERIMENT.rows)
+    rows = files.read_rows(study.HERE / "results" / "exposure.jsonl")
+    assert {row["row"] for row in rows} == set(exposure.EXPERIMENT.rows)
     for row in rows:
-        assert Config.from_dict(row["config"]) == exposure.EXPERIMENT.config(row["row"], 1)
+        assert Config.from_dict(row["config"]) == exposure.EXPERIMENT.config(study.Training(row["row"], row["seed"]), 1)
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
     assert exposure.table(rows) in page
 
@@ -61,11 +61,11 @@ def test_the_table_of_the_page_is_that_of_the_rows() -> None:
 def test_the_script_fills_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- exposure -->\n<!-- end of exposure -->\nafter\n", encoding="utf-8")
-    assert exposure.main(["--out", str(thesis.HERE), "--into", str(page)]) == 0
+    assert exposure.main(["--results", str(study.HERE / "results"), "--into", str(page)]) == 0
     text = page.read_text(encoding="utf-8")
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert text.count("\n| ") == 2 + len(exposure.EXPERIMENT.rows)
+    assert text.count("\n| ") == 2 + len(exposure.EXPERIMENT.rows) + 2  # one of them with three seeds
     assert "30 canaries (3 times), `min_users 3`, 3 seeds: stranger" in text
-    assert exposure.main(["--out", str(thesis.HERE), "--into", str(tmp_path / "gone.md")]) == 2
+    assert exposure.main(["--results", str(study.HERE / "results"), "--into", str(tmp_path / "gone.md")]) == 2
     assert "gone.md" in capsys.readouterr().err

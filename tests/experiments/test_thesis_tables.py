@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import thesis
+import study
 import thesis_tables as tables
 from factorcell import files
 from factorcell.config import UserError
 
-PUBLISHED = tomllib.loads((thesis.HERE / "published.toml").read_text(encoding="utf-8"))
+PUBLISHED = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
 FIGURES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=8)
 
 

@@ -1,0 +1,111 @@
+"""The texts of every experiment, in three parts: to train on, to choose models by (dev), and to report on, once (test).
+
+    python experiments/corpora.py --data DATA --out OUT agnews hotels    # what other programs want to read
+
+A data set is a folder with train.parquet and dev.parquet. The test comes out of its training texts by a hash of the
+text: whoever has the same texts has the same test, and a text that is there twice is in one part only.
+"""
+
+import argparse
+import hashlib
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import parquet as pq
+
+from factorcell.config import UserError
+
+TEST = 2000  # texts at least; a quarter of a training table at most
+MOST = 0.25
+PARTS = ("train", "dev", "test")
+
+Tables = dict[str, Path]  # the parts, and what else is measured on
+
+
+def place(text: str) -> int:
+    """A number of 64 bits that follows from the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def in_test(texts: Sequence[str], least: int = TEST) -> NDArray[np.bool_]:
+    """Which texts (N,) are kept for the test: those of the smallest places, until there are `least`.
+
+    Equal texts have one place, so all of them are kept or none.
+    """
+    places = np.array([place(text) for text in texts], dtype=np.uint64)
+    count = min(least, int(len(places) * MOST))
+    if count == 0:
+        return np.zeros(len(places), dtype=bool)
+    kept: NDArray[np.bool_] = places <= np.partition(places, count - 1)[count - 1]
+    return kept
+
+
+def parted(train: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """A training table without its test texts, and those."""
+    kept = in_test(train["text"].to_pylist())
+    return train.filter(pa.array(~kept)), train.filter(pa.array(kept))
+
+
+def parts(data: Path, folder: Path, name: str, share: float = 1.0) -> Tables:
+    """The three parts of a data set as files in `folder`, written at the first call.
+
+    Of a `share` below 1 they are the first rows of the training texts, and of the others the first ten times as many.
+    """
+    tables: Tables = {}
+    for part in PARTS:
+        rows = share if part == "train" else min(1.0, 10 * share)
+        path = folder / f"{name}-{part}-{rows:g}.parquet"
+        tables[part] = kept(path, partial(_part, data / name, part, rows))
+    return tables
+
+
+def _part(source: Path, part: str, share: float = 1.0) -> pa.Table:
+    """The first `share` of the rows of a part of the data set in the folder `source`."""
+    table = read(source / ("dev.parquet" if part == "dev" else "train.parquet"))
+    if part != "dev":
+        table = dict(zip(("train", "test"), parted(table), strict=True))[part]
+    return table.slice(0, max(1, round(share * len(table))))
+
+
+def kept(path: Path, make: Callable[[], pa.Table]) -> Path:
+    """`path`, a Parquet file that is made at the first call and stays as it is."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_name(path.name + ".partial")
+        pq.write_table(make(), half, compression="zstd")
+        half.replace(path)
+    return path
+
+
+def read(path: Path) -> pa.Table:
+    """A Parquet file."""
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file (--data names the folder of all data sets)")
+    return pq.read_table(path)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the parts of the data sets that are named."""
+    parser = argparse.ArgumentParser(description="Write train.parquet, dev.parquet and test.parquet of data sets.")
+    parser.add_argument("names", nargs="+", metavar="SET", help="a folder of --data")
+    parser.add_argument("--data", type=Path, required=True, help="folder with a folder of Parquet files for each set")
+    parser.add_argument("--out", type=Path, required=True, help="where a folder of each set is written")
+    given = parser.parse_args(argv)
+    try:
+        for name, part in itertools.product(given.names, PARTS):
+            path = kept(given.out / name / f"{part}.parquet", partial(_part, given.data / name, part))
+            print(f"{path}: {pq.read_metadata(path).num_rows:,} texts")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,299 @@
+"""What the scripts of all tables share: rows to train with several seeds, each kept as a line of JSON.
+
+An experiment is a recipe and rows of options by which the models differ. The weights of a row are chosen on dev, its
+figures are those of the test. RESULTS/NAME.jsonl holds what is finished, OUT/NAME/ROW/SEED the runs, OUT/tables the
+texts. Stop a script as you like: the same command goes on, half-trained runs included.
+
+A row keeps what groups of random texts add to its figures, the same texts for every row: differences of rows have
+intervals then, with no run at hand.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from corpora import Tables
+from factorcell import files
+from factorcell.config import Config, UserError, choose
+from factorcell.evaluation import text_figures
+from factorcell.evaluation.perplexity import summarised
+from factorcell.evaluation.text_figures import Figures, TextSums
+from factorcell.model.run import Run
+from factorcell.training.fit import fit
+
+HERE = Path(__file__).parent
+TRIAL = 0.01  # of the training texts; ten times that share of the others
+SEEDS = (0, 1, 2)
+GROUPS = 100  # of texts, whose sums a row keeps
+POLL = 1.0  # seconds between two looks at the trainings
+
+Row = dict[str, Any]
+Options = Mapping[str, Mapping[str, Any]]  # section -> option -> value
+
+
+class Training(NamedTuple):
+    """A row of an experiment, trained from a seed."""
+
+    row: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.row} {self.seed}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of a run, and what every text adds to those that are compared."""
+
+    row: Row
+    figures: Figures = field(default_factory=dict)
+
+    def __or__(self, other: "Measured") -> "Measured":
+        return Measured({**self.row, **other.row}, {**self.figures, **other.figures})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`rows` of options over the file `recipe`, the `tables` of (data, folder, share), what else to `measure`."""
+
+    name: str
+    recipe: str
+    rows: Mapping[str, Options]
+    tables: Callable[[Path, Path, float], Tables]
+    measure: Callable[[Run, Tables], Measured] = lambda run, tables: Measured({})
+
+    def config(self, training: Training, threads: int) -> Config:
+        """The options of a row. `UserError` names what the library does not have."""
+        sections = tomllib.loads((HERE / self.recipe).read_text(encoding="utf-8"))
+        for section, options in self.rows[training.row].items():
+            sections[section] = {**sections[section], **options}
+        sections["training"] |= {"threads": threads, "seed": training.seed}
+        return Config.from_dict(sections, where=f"row {training.row}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """An experiment, what of it is wanted, where its rows go, and the command line that asked for it."""
+
+    experiment: Experiment
+    data: Path
+    out: Path
+    results: Path
+    wanted: tuple[Training, ...]
+    threads: int
+    jobs: int
+    trial: bool
+    command: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the results; those of a trial are kept apart."""
+        return self.experiment.name + ("-trial" if self.trial else "")
+
+    @property
+    def rows(self) -> Path:
+        """The JSON lines."""
+        return self.results / f"{self.name}.jsonl"
+
+    def folder(self, training: Training) -> Path:
+        """The run folder of a training."""
+        return self.out / self.name / training.row / str(training.seed)
+
+    def tables(self) -> Tables:
+        """The texts, written at the first call."""
+        folder = self.out / "tables"
+        folder.mkdir(parents=True, exist_ok=True)
+        return self.experiment.tables(self.data, folder, TRIAL if self.trial else 1.0)
+
+    def missing(self) -> list[Training]:
+        """What is wanted and not finished; a row that was made with other options is an error."""
+        done = {Training(row["row"], row["seed"]): row for row in files.read_rows(self.rows)}
+        for training in done.keys() & set(self.wanted):
+            made = Config.from_dict(done[training]["config"])
+            now = self.experiment.config(training, made.training.threads)
+            if made != now:
+                raise UserError(f"{self.rows}: row {training} was made with other options; choose another --results")
+        return [training for training in self.wanted if training not in done]
+
+
+def parser(text: str) -> argparse.ArgumentParser:
+    """The options that all scripts have."""
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made.add_argument(
+        "--data", type=Path, required=True, help="folder with a folder of Parquet files for each data set"
+    )
+    made.add_argument("--out", type=Path, required=True, help="folder for runs; the same one to go on")
+    made.add_argument("--results", type=Path, help="folder for the rows; that of the runs, if not given")
+    made.add_argument("--only", nargs="+", metavar="ROW", help="these rows; all, if not given")
+    made.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED", help="trainings of each row")
+    made.add_argument("--threads", type=int, default=1, help="threads of each training")
+    made.add_argument("--jobs", type=int, default=2, help="trainings side by side")
+    made.add_argument("--trial", action="store_true", help="a hundredth of the data, to see that all works")
+    return made
+
+
+def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[str]) -> int:
+    """Train and measure the missing rows; the exit code."""
+    try:
+        rows = [choose("row", name, experiment.rows) for name in given.only or experiment.rows]
+        wanted = tuple(Training(row, seed) for seed in given.seeds for row in rows)
+        where = given.data, given.out, given.results or given.out
+        job = Job(experiment, *where, wanted, given.threads, given.jobs, given.trial, tuple(command))
+        missing = job.missing()
+        job.results.mkdir(parents=True, exist_ok=True)
+        tables = job.tables()
+        if min(job.jobs, len(missing)) > 1:
+            return side_by_side(job, missing)
+        torch.set_num_threads(job.threads)
+        for training in missing:
+            finish(job, training, tables)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def finish(job: Job, training: Training, tables: Tables) -> None:
+    """Train one row, or go on with it, measure it, and add it to the results."""
+    config = job.experiment.config(training, job.threads)
+    say = print if sys.stderr.isatty() else None
+    run = fit(tables["train"], tables["dev"], config, job.folder(training), resume=True, say=say)
+    best = run.best()
+    assert best is not None  # a training ends with an evaluation
+    found = Measured({"dev": {key: best[key] for key in ("perplexity", "perplexity_known", "step", "steps")}})
+    found |= tested(run, tables["test"]) | job.experiment.measure(run, tables)
+    result = {
+        "experiment": job.name,
+        **training._asdict(),
+        "command": shlex.join(("python", *job.command)),
+        "commit": commit(),
+        "machine": machine(),
+        "minutes": run.minutes(),
+        "parameters": run.model.parameter_count(),
+        **files.read_json(run.folder / "training.json"),
+        **found.row,
+        "sums": {name: grouped(sums) for name, sums in found.figures.items()},
+        "config": config.to_dict(),
+    }
+    files.append_row(job.rows, result)
+    print(json.dumps({key: result[key] for key in (*Training._fields, "minutes", "perplexity")}), flush=True)
+
+
+def tested(run: Run, table: Path) -> Measured:
+    """Both perplexities of the test."""
+    corpus = run.prepare(table, unknown="group")
+    nats = run.nats(corpus)
+    return Measured(summarised(nats, corpus), text_figures.of_nats(nats, corpus))
+
+
+def grouped(sums: TextSums) -> Row:
+    """Sums over `GROUPS` groups of random texts: the same groups wherever the texts are the same."""
+    texts = len(sums.above)
+    groups = np.random.default_rng(texts).permutation(texts) % min(GROUPS, texts)
+    above, below = (np.bincount(groups, weights=part) for part in (sums.above, sums.below))
+    return {"key": sums.key, "above": [float(f"{value:.8g}") for value in above], "below": below.tolist()}
+
+
+def ungrouped(row: Row) -> Figures:
+    """What groups of texts add to the figures of a row."""
+    return {
+        name: TextSums(sums["key"], np.array(sums["above"]), np.array(sums["below"]))
+        for name, sums in row["sums"].items()
+    }
+
+
+def commit() -> str:
+    """The commit of this checkout, with a + where files differ from it; empty where there is none."""
+    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def machine() -> str:
+    """The processor: what fits into a minute of it differs between them by a third and more."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def side_by_side(job: Job, missing: Sequence[Training]) -> int:
+    """Each in a process of its own, `jobs` at once; one that fails leaves the others alone. The exit code."""
+    waiting, running, failed = list(missing), dict[Training, subprocess.Popen[bytes]](), list[Training]()
+    with _until_stopped(running), tqdm(total=len(missing), desc=job.name, unit="row", dynamic_ncols=True) as bar:
+        while waiting or running:
+            while waiting and len(running) < job.jobs:
+                training = waiting.pop(0)
+                running[training] = _started(job, training)
+            time.sleep(POLL)
+            for training, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[training]
+                    failed += [training] if process.returncode else []
+            standing = {training: _standing(job.folder(training)) for training in running}
+            whole = len(missing) - len(waiting) - len(running)
+            bar.n = round(whole + sum(share for share, _ in standing.values()), 2)
+            bar.set_postfix_str(", ".join(f"{which} {share:.0%} {best}" for which, (share, best) in standing.items()))
+    for training in failed:
+        last = _log(job, training).read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1]
+        print(f"{training} failed: {last} (all of it in {_log(job, training)})", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _started(job: Job, training: Training) -> "subprocess.Popen[bytes]":
+    """A process that makes one row; what it says goes into a file."""
+    command = [sys.executable, *job.command, "--jobs", "1", "--only", training.row, "--seeds", str(training.seed)]
+    log = _log(job, training)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        surroundings = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=surroundings)
+
+
+def _log(job: Job, training: Training) -> Path:
+    return job.folder(training).with_suffix(".txt")
+
+
+@contextlib.contextmanager
+def _until_stopped(running: Mapping[Training, "subprocess.Popen[bytes]"]) -> Iterator[None]:
+    """However this process ends, but for a kill, those that are `running` end with it."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def _standing(folder: Path) -> tuple[float, str]:
+    """How much of a run is trained, and its best perplexity so far."""
+    rows = files.read_rows(folder / "log.jsonl")
+    best = min((row["perplexity"] for row in rows if row["split"] == "dev"), default=None)
+    return (rows[-1]["step"] / rows[-1]["steps"] if rows else 0.0), f"({best:.2f})" if best else ""
