@@ -24,8 +24,8 @@ from factorcell import files
 from factorcell.config import UserError
 from factorcell.evaluation.exposure import READERS, SOURCES, audit, uniformity
 from factorcell.model.run import Run
+from pages import filled, markdown, shown
 from study import Experiment, Measured, Options, Row
-from thesis_tables import filled, markdown, shown
 
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
 ALTERNATIVES, QUERIES = 1000, 1000

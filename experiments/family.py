@@ -14,8 +14,8 @@ import corpora
 import study
 from corpora import Tables
 from factorcell.config import CELLS
+from measures import told_apart
 from study import Experiment, Options
-from thesis_sixteen import told_apart
 
 ADAPTS = ("prefix", "concat", "scale", "scale_split", "factor")
 BIASES = ("low_rank", "low_rank_each", "one_hot", "sparse", "hash")

@@ -17,10 +17,8 @@ import pyarrow as pa
 import corpora
 import study
 from corpora import Tables
-from factorcell.data.tables import open_table
-from factorcell.evaluation.classification import classify, judged_texts
-from factorcell.model.run import Run
-from study import Experiment, Measured, Options, Row
+from measures import told_apart
+from study import Experiment, Options, Row
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
@@ -83,22 +81,6 @@ def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
     count = max(20, round(LANGUAGES_JUDGED * share))
     judged = folder / f"commonvoice9-judged-{count}.parquet"
     return {**tables, "judged": corpora.kept(judged, lambda: corpora.read(tables["test"]).slice(0, count))}
-
-
-def told_apart(run: Run, tables: Tables, target: str) -> Measured:
-    """Accuracy, F1 and AUC of `target` by Bayes' rule, uniform prior and exact softmax; nothing without a context."""
-    if not run.model.adapted:
-        return Measured({})
-    table = open_table(tables["judged"])
-    there = {value for chunk in table.chunks([target]) for value in chunk[target]}
-    names = [value for value in run.schema.variable(target).values[1:] if value in there]
-    if not names:  # in a trial all of them may be rare
-        return Measured({})
-    found = classify(run, tables["judged"], target, values=names, unknown="group")
-    metrics = found.metrics()
-    row = {"candidates": len(names), "judged": metrics["texts"]}
-    row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc")}
-    return Measured(row, {"accuracy": judged_texts(found)})
 
 
 EXPERIMENTS = {

@@ -1,0 +1,42 @@
+"""What experiments measure on their test beside perplexity: which contexts a model tells apart.
+
+Bayes' rule with a uniform prior and the exact softmax; an unadapted model is not asked.
+"""
+
+import csv
+
+from corpora import Tables
+from factorcell.data.tables import open_table
+from factorcell.evaluation.classification import classify, classify_points, judged_texts
+from factorcell.model.run import Run
+from study import HERE, Measured
+
+WITHIN = 300.0  # km of a city, as in the TACL paper
+
+
+def told_apart(run: Run, tables: Tables, target: str) -> Measured:
+    """Accuracy, F1 and AUC of `target`, of the texts that are judged."""
+    if not run.model.adapted:
+        return Measured({})
+    table = open_table(tables["judged"])
+    there = {value for chunk in table.chunks([target]) for value in chunk[target]}
+    names = [value for value in run.schema.variable(target).values[1:] if value in there]
+    if not names:  # in a trial all of them may be rare
+        return Measured({})
+    found = classify(run, tables["judged"], target, values=names, unknown="group")
+    metrics = found.metrics()
+    row = {"candidates": len(names), "judged": metrics["texts"]}
+    row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc")}
+    return Measured(row, {"accuracy": judged_texts(found)})
+
+
+def nearest_city(run: Run, tables: Tables) -> Measured:
+    """Accuracy of the nearest of six cities, of the texts that are judged and near one."""
+    if not run.model.adapted:
+        return Measured({})
+    with (HERE / "us_cities.csv").open(encoding="utf-8", newline="") as file:
+        cities = {row.pop("name"): {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)}
+    found = classify_points(run, tables["judged"], cities, within=WITHIN)
+    metrics = found.metrics()
+    row = {"candidates": len(cities), "judged": metrics["texts"], "accuracy": metrics["accuracy"]}
+    return Measured(row, {"accuracy": judged_texts(found)})

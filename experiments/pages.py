@@ -1,0 +1,34 @@
+"""Tables in Markdown, and pages that hold them between marks: what is written around a table stays as it is."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from factorcell.config import UserError
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first column to the left, numbers to the right."""
+    lines = [header, [":--", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def shown(value: float | None, form: str = ".2f") -> str:
+    """A figure, or nothing."""
+    return "" if value is None or np.isnan(value) else f"{value:{form}}"
+
+
+def filled(text: str, tables: Mapping[str, str]) -> str:
+    """`text` with each table between its marks; `UserError` where a mark is missing."""
+    for name, table in tables.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        if begin not in text or end not in text.split(begin, 1)[1]:
+            raise UserError(f"no place for {name}: it stands between the lines {begin.strip()} and {end}")
+        before, after = text.split(begin, 1)
+        text = before + begin + "\n" + table + "\n" + end + after.split(end, 1)[1]
+    return text
+
+
+def empty(tables: Mapping[str, str]) -> str:
+    """A page with a heading and a place for each table."""
+    return "".join(f"## {name}\n\n<!-- {name} -->\n<!-- end of {name} -->\n\n" for name in tables)

@@ -1,0 +1,244 @@
+"""The tables of the papers from canned rows: what is known of a row stands in its line, and no order is made of chance."""
+
+import itertools
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import study
+import tables
+from factorcell import files
+from factorcell.config import UserError
+from factorcell.evaluation.text_figures import TextSums
+from pages import filled, markdown, shown
+from results import Results
+
+PUBLISHED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
+TEXTS = 400
+
+
+def row(name: str, known: float, seed: int = 0, **more: Any) -> dict[str, Any]:
+    """A finished row; its texts are as hard in every row, its perplexities a little off `known` and `known` + 1."""
+    random = np.random.default_rng(seed)
+    below = np.random.default_rng(99).integers(10, 30, size=TEXTS).astype(float)
+    hard = np.random.default_rng(98).normal(0, 0.2, size=TEXTS)
+    hard -= (hard * below).sum() / below.sum()
+    figures = {}
+    for key, value in (("perplexity", known + 1), ("perplexity_known", known)):
+        figures[key] = TextSums("k", below * (np.log(value) + hard + random.normal(0, 0.01, TEXTS)), below)
+    if "accuracy" in more:
+        right = np.arange(TEXTS) < TEXTS * more["accuracy"]
+        figures["accuracy"] = TextSums("a", right.astype(float), np.ones(TEXTS))
+    sums = {key: study.grouped(value) for key, value in figures.items()}
+    return {"row": name, "seed": seed, "perplexity": known + 1, "perplexity_known": known, "sums": sums, **more}
+
+
+def seeds(name: str, *known: float, **more: Any) -> list[dict[str, Any]]:
+    """A row for each seed."""
+    return [row(name, value, seed, **more) for seed, value in enumerate(known)]
+
+
+def cells(table: str) -> list[list[str]]:
+    """The cells of the lines of the first table of a page, without its heading."""
+    lines = itertools.takewhile(lambda line: line.startswith("|"), table.splitlines())
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines][2:]
+
+
+def by_name(table: str, columns: int = 1) -> dict[str, list[str]]:
+    """Line -> its further cells, after `columns` that name it."""
+    return {"".join(line[:columns]): line[columns:] for line in cells(table)}
+
+
+# ---- what rows say together ----
+
+
+def test_means_over_seeds() -> None:
+    """Geometric ones of perplexities, plain ones of what no texts are kept of; deviations of several seeds alone."""
+    rows = [
+        *seeds("unadapted", 40.0, 90.0),
+        *seeds("hash", 30.0),
+        row("x", 20.0, top_3=0.25),
+        row("x", 20.0, 1, top_3=0.5),
+    ]
+    found = Results.of(rows)
+    assert found.row("unadapted")["perplexity_known"] == pytest.approx(60.0)
+    assert found.shown("unadapted", "perplexity_known") == "60.00 ± 35.36"
+    assert found.shown("hash", "perplexity_known") == "30.00"
+    assert found.shown("x", "top_3", ".1f", 100.0) == "37.5 ± 17.7"
+    assert (found.shown("hash", "top_3"), found.shown("none", "perplexity"), found.gain("none")) == ("", "", "")
+    assert "x" in found
+    assert "none" not in found
+
+
+def test_a_gain_is_over_the_first_row_and_has_an_interval() -> None:
+    """Whatever the order in the file; of several seeds it is wider, as they spread."""
+    one = Results.of([row("hash", 30.0), row("unadapted", 40.0)])
+    three = Results.of([*seeds("hash", 28.0, 30.0, 32.0), *seeds("unadapted", 40.0, 38.0, 42.0)])
+    assert one.gain("unadapted") == ""
+    assert one.gain("hash").startswith("+25.0% [+2")
+    ends = [found.row("hash") for found in (one, three)]
+    widths = [end["gain_known_high"] - end["gain_known_low"] for end in ends]
+    assert 0 < widths[0] < 0.01
+    assert widths[1] > 0.05
+    assert Results.of([row("unadapted", 40.0), row("hash", 40.0, 1)]).gain("hash").endswith("no difference")
+
+
+def test_only_what_is_better_beyond_chance_is_bold() -> None:
+    found = Results.of([*seeds("a", 30.0, 30.1), *seeds("unadapted", 40.0, 40.1)])
+    assert found.shown("a", "perplexity_known").startswith("**30.05")
+    near = Results.of([*seeds("a", 30.0, 31.1), *seeds("unadapted", 30.5, 30.6)])
+    assert "**" not in near.shown("a", "perplexity_known") + near.shown("unadapted", "perplexity_known")
+
+
+def test_orders_are_those_of_pairs_that_differ() -> None:
+    """Of a, b, c, where b and c are alike: two pairs, of which the printed order has one. Equal printed ones: neither."""
+    rows = [*seeds("a", 30.0, 30.1), *seeds("b", 40.0, 41.0), *seeds("c", 40.2, 40.9)]
+    found = Results.of(rows, "a")
+    told = found.agreement("perplexity_known", {"a": 2.0, "b": 3.0, "c": 1.0})
+    assert told == "Of 3 pairs of rows, 2 differ by more than chance; 1 of 2 stand in the printed order.\n"
+    assert "1 of 1 stand" in found.agreement("perplexity_known", {"a": 2.0, "b": 3.0, "c": 2.0})
+    assert found.agreement("perplexity_known", {"a": 2.0}).startswith("Fewer than two")
+    assert found.agreement("accuracy", {"a": 2.0, "b": 1.0}).startswith("Fewer than two")
+
+
+def test_more_is_better_of_accuracies() -> None:
+    """The printed order of accuracies is that of the larger one."""
+    found = Results.of([row("a", 9.0, accuracy=0.9), row("b", 9.0, accuracy=0.4)], "a")
+    assert "1 of 1 stand" in found.agreement("accuracy", {"a": 80.0, "b": 50.0})
+    assert "0 of 1 stand" in found.agreement("accuracy", {"a": 50.0, "b": 80.0})
+
+
+def test_dev_is_what_rows_are_chosen_by() -> None:
+    rows = [row("x", 1.0, seed, dev={"perplexity_known": value}) for seed, value in enumerate((4.0, 9.0))]
+    assert Results.of(rows).dev("x") == pytest.approx(6.0)
+
+
+# ---- the tables ----
+
+
+def test_four_models_beside_those_of_the_paper() -> None:
+    rows = [row("unadapted", 100.0, parameters=1234), row("factorcell", 90.0, accuracy=0.905, parameters=5678)]
+    lines = by_name(tables.four(Results.of(rows), PUBLISHED["tacl"]["AgNews"]))
+    assert list(lines) == ["unadapted", "softmaxbias", "concatcell", "factorcell"]
+    assert lines["unadapted"] == ["1,234", "101.00", "100.00", "", "", "96.20", "", ""]
+    assert lines["softmaxbias"] == ["", "", "", "", "", "95.10", "1.1%", "90.6"]
+    assert lines["factorcell"][:3] == ["5,678", "**91.00**", "**90.00**"]
+    assert lines["factorcell"][3].startswith("+10.0% [")
+    assert lines["factorcell"][4:] == ["90.5", "92.30", "4.1%", "90.6"]
+
+
+def test_sixteen_rows_beside_those_of_the_thesis() -> None:
+    """Its own figures in the last columns, ours in the first; what is missing: empty."""
+    rows = [row("unadapted", 40.0), row("hash", 30.0, accuracy=0.25), row(tables.WHOLE, 20.0, accuracy=0.5)]
+    text = tables.sixteen(Results.of(rows), PUBLISHED["scotus"], {"accuracy": "accuracy"})
+    lines = by_name(text, 4)
+    assert len(lines) == 16
+    assert lines["NNNN"] == ["41.00", "40.00", "", "", "37.30", "", ""]
+    assert lines["NNNY"][:2] == ["31.00", "30.00"]
+    assert lines["NNNY"][3:] == ["25.0", "31.20", "16.4%", "29.6"]
+    assert lines["YYYY"][3:] == ["**50.0**", "29.40", "21.2%", "31.9"]
+    assert lines["YNYN"] == ["", "", "", "", "32.30", "13.4%", "24.5"]
+    assert "Perplexity: Of 3 pairs of rows, 3 differ by more than chance; 3 of 3 stand in the printed order." in text
+    both = {"accuracy": "accuracy", "macro_f1": "F1"}
+    languages = tables.sixteen(Results.of(rows), PUBLISHED["commonvoice9"], both)
+    assert by_name(languages, 4)["NNNY"][3:] == ["25.0", "", "6.43", "0.2%", "56.1", "44.0"]
+
+
+def test_variables_take_two_rows_of_the_other_table() -> None:
+    """The unadapted model knows no variable, the one with all adaptations all three."""
+    scotus = [row("unadapted", 40.0), row("hash", 33.0), row(tables.WHOLE, 30.0)]
+    rows = tables.with_both_ends([row("case+role", 35.0)], scotus)
+    lines = by_name(tables.variables(Results.of(rows, "none"), PUBLISHED["variables"]), 3)
+    assert len(lines) == 8
+    assert lines["NNN"] == ["41.00", "40.00", "", "37.30", ""]
+    assert lines["YNY"][1:2] + lines["YNY"][3:] == ["35.00", "30.30", "18.8%"]
+    assert lines["YNY"][2].startswith("+12.5% [")
+    assert lines["YYY"][1] == "**30.00**"
+    assert lines["NYN"] == ["", "", "", "33.60", "9.9%"]
+
+
+def test_communities_that_gain_most_and_least() -> None:
+    """Nine at each end in order of their gains, none twice, none with few titles; those of the thesis once more."""
+
+    def entries(factor: float) -> list[dict[str, Any]]:
+        own = [{"value": f"s{n}", "count": 50, "perplexity": 100.0 * (1 - factor * n / 100)} for n in range(30)]
+        own.append({"value": "few", "count": 49, "perplexity": 100 * (1 - factor * 0.9)})
+        return [*own, {"value": "nba", "count": 60, "perplexity": 100 * (1 - factor * 0.145)}]
+
+    pairs = (("unadapted", 0.0), ("concat+hash", 1.0))
+    rows = [row(name, 9.0, seed, by=entries(factor), nearest={}) for name, factor in pairs for seed in (0, 1)]
+    text = tables.subreddits(Results.of(rows), PUBLISHED["subreddits"])
+    assert [line[0] for line in cells(text)] == [f"s{n}" for n in (*range(29, 20, -1), *range(8, -1, -1))]
+    assert cells(text)[0] == ["s29", "50", "100.0", "71.0", "29.0%", ""]
+    assert "| nba | 60 | 100.0 | 85.5 | 14.5% | 16.4% |" in text
+    assert "few" not in text
+    assert "Not trained yet" in tables.subreddits(Results.of(rows[2:]), PUBLISHED["subreddits"])
+
+
+def test_the_penalty_that_is_best_on_dev_stands_for_its_kind() -> None:
+    """Whatever it has on the test; in the order of the thesis; all trained rows follow."""
+    figures = (
+        ("none", 50.0, 50.0),
+        ("sparse-0", 42.0, 44.0),
+        ("sparse-0.1", 43.0, 43.0),
+        ("low_rank_each+sparse-0.1", 42.0, 42.0),
+    )
+    rows = [row(name, test, top_3=0.4, dev={"perplexity_known": dev}) for name, test, dev in figures]
+    text = tables.sparse(Results.of(rows, "none"), PUBLISHED["sparse"])
+    lines = by_name(text)
+    assert list(lines) == list(PUBLISHED["sparse"])
+    assert lines["sparse"][:3] == ["0.1", "44.00", "43.00"]
+    assert lines["sparse"][4:] == ["40.0", "41.40", "5.9%", ""]
+    assert lines["low_rank_each+sparse"][0] == "0.1"
+    assert lines["low_rank_each+sparse"][4:] == ["40.0", "41.20", "6.4%", "46.35"]
+    assert lines["none"] == ["", "51.00", "50.00", "", "40.0", "44.00", "", ""]
+    assert lines["low_rank"] == ["", "", "", "", "", "41.30", "6.1%", ""]
+    assert all(f"| {one['row']} |" in text for one in rows)
+
+
+def test_every_mechanism_beside_the_others() -> None:
+    """A line for each finished row of the experiment in its order."""
+    rows = [row("prefix", 150.0, accuracy=0.5, minutes=1.25), row("gru", 1.0), row("unadapted", 200.0)]
+    found = by_name(tables.family(Results.of(rows)))
+    assert list(found) == ["unadapted", "prefix"]
+    assert found["prefix"][:2] == ["151.00", "150.00"]
+    assert found["prefix"][3:] == ["50.0", "1.2"]
+    assert found["unadapted"][2:] == ["", "", ""]
+
+
+# ---- the pages ----
+
+
+def test_a_table_in_markdown() -> None:
+    assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| :-- | --: |\n| x | 1 |\n"
+    assert (shown(None), shown(float("nan")), shown(1.234)) == ("", "", "1.23")
+
+
+def test_tables_go_into_a_page_again_and_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is written around them stays; a page without a place for one is an error; a second time changes nothing."""
+    files.write_rows(tmp_path / "scotus.jsonl", [row("unadapted", 40.0)])
+    page = tmp_path / "tables.md"
+    arguments = ["--results", str(tmp_path), "--into", str(page)]
+    assert tables.main(arguments) == 0
+    first = page.read_text()
+    assert first.count("| 41.00 | 40.00 |") == 2  # tables 3.7 and 3.8
+    page.write_text("What agrees:\n\n" + first + "And this.\n")
+    files.append_row(tmp_path / "scotus.jsonl", row("hash", 31.5))
+    assert tables.main(arguments) == 0
+    second = page.read_text()
+    assert second.startswith("What agrees:\n\n## TACL, AgNews (agnews)")
+    assert second.endswith("And this.\n")
+    assert "| **32.50** | **31.50** | +21.2% [" in second
+    assert tables.main(arguments) == 0
+    assert page.read_text() == second
+    printed: list[str] = []
+    assert tables.main(["--results", str(tmp_path), "--trial"], printed.append) == 0
+    assert "| 41.00 | 40.00 |" not in printed[0]
+    page.write_text(second.replace("<!-- end of Table 3.7 -->", ""))
+    assert tables.main(arguments) == 2
+    assert "no place for Table 3.7" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no place for x"):
+        filled("", {"x": "y"})
