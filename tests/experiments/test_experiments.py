@@ -11,12 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
-import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
 import corpora
@@ -26,11 +23,9 @@ import thesis_sparse
 import thesis_subreddits
 import thesis_variables
 from factorcell import files
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.schema import RARE, ContextSchema, Variable
-from factorcell.evaluation.comparison import Candidate, compared
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from factorcell.training import trainer as training
 from tests.small import make_run
@@ -174,43 +169,6 @@ def test_held_titles_are_in_no_training(monkeypatch: pytest.MonkeyPatch) -> None
     assert kept == {row["text"] for row in rows} - {f"{name} {n}" for name in chosen for n in range(3)}
 
 
-@hypothesis.given(st.lists(st.text("ab", max_size=3), max_size=40), st.integers(1, 30))
-def test_the_test_is_of_texts_not_of_rows(texts: list[str], least: int) -> None:
-    """Equal texts are on one side, wherever they stand; no more are taken than are needed."""
-    kept = corpora.in_test(texts, least)
-    count = min(least, len(texts) // 4)
-    inside = {text for text, one in zip(texts, kept, strict=True) if one}
-    assert inside.isdisjoint(text for text, one in zip(texts, kept, strict=True) if not one)
-    assert kept.sum() >= count
-    if inside:
-        last = max(inside, key=corpora.place)
-        assert kept.sum() - texts.count(last) < count
-    assert list(corpora.in_test(texts[::-1], least)) == list(kept[::-1])
-
-
-def test_who_else_has_the_texts_has_the_same_test() -> None:
-    """The places are those of blake2b, on any machine."""
-    assert corpora.place("a room with a view") == 16561844617689424138
-    assert corpora.in_test([f"text {n}" for n in range(20)], 3).nonzero()[0].tolist() == [2, 3, 18]
-
-
-def test_texts_are_written_once(tmp_path: Path) -> None:
-    """The second call reads what the first wrote; a trial has files of its own."""
-    data = tmp_path / "data"
-    (data / "x").mkdir(parents=True)
-    for part in ("train", "dev"):
-        pq.write_table(pa.table({"text": [f"{part} {n}" for n in range(400)]}), data / "x" / f"{part}.parquet")
-    whole = {part: corpora.read(path)["text"].to_pylist() for part, path in corpora.parts(data, tmp_path, "x").items()}
-    assert {part: len(texts) for part, texts in whole.items()} == {"train": 300, "dev": 400, "test": 100}
-    made = corpora.parts(data, tmp_path, "x", 0.01)
-    for part, count in {"train": 3, "dev": 40, "test": 10}.items():
-        assert corpora.read(made[part])["text"].to_pylist() == whole[part][:count]
-    pq.write_table(pa.table({"text": ["mine"]}), made["train"])
-    assert corpora.read(corpora.parts(data, tmp_path, "x", 0.01)["train"])["text"].to_pylist() == ["mine"]
-    with pytest.raises(UserError, match="no such file"):
-        corpora.parts(data, tmp_path, "y", 0.01)
-
-
 def test_neighbours_by_distance(tmp_path: Path) -> None:
     """Against all distances written out; the unknown community is nobody's neighbour, nor is one its own."""
     run = make_run(tmp_path / "r", ("city", "stars"))
@@ -307,32 +265,6 @@ def test_each_seed_is_a_row_of_its_own(tmp_path: Path) -> None:
     ]
     assert rows[0]["perplexity"] != rows[2]["perplexity"]
     assert rows[0]["sums"]["perplexity"]["key"] == rows[1]["sums"]["perplexity"]["key"]
-
-
-def test_groups_of_texts_say_what_texts_say() -> None:
-    """Their sums are those of the texts, the same texts make the same groups, and intervals hardly differ."""
-    random = np.random.default_rng(0)
-    below = random.integers(5, 50, size=3000).astype(float)
-    first = TextSums("x", below * random.normal(4.0, 0.5, 3000), below)
-    second = TextSums("x", first.above * random.normal(1.01, 0.05, 3000), below)
-    rows = [study.grouped(sums) for sums in (first, second)]
-    assert all(len(row["above"]) == len(row["below"]) == 100 for row in rows)
-    few = [study.ungrouped({"sums": {"perplexity": row}})["perplexity"] for row in rows]
-    for sums, group in zip((first, second), few, strict=True):
-        assert group.ratio == pytest.approx(sums.ratio, rel=1e-7)
-    assert (few[0].below == few[1].below).all()
-    whole, small = (
-        compared(
-            [
-                Candidate(name, [{"perplexity": 1.0}], [{"perplexity": sums}])
-                for name, sums in zip("ab", pair, strict=True)
-            ]
-        )[1]
-        for pair in ((first, second), few)
-    )
-    assert small["gain"] == pytest.approx(whole["gain"], rel=1e-6)
-    for end in ("gain_low", "gain_high"):
-        assert abs(small[end] - whole[end]) < 0.3 * (whole["gain_high"] - whole["gain_low"])
 
 
 def test_a_half_trained_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The tables of the papers from canned rows: what is known of a row stands in its line, and no order is made of chance."""
+"""The tables of the papers from canned rows: what is known of a row stands in its line, no order is of chance."""
 
 import itertools
 import tomllib
@@ -94,7 +94,7 @@ def test_only_what_is_better_beyond_chance_is_bold() -> None:
 
 
 def test_orders_are_those_of_pairs_that_differ() -> None:
-    """Of a, b, c, where b and c are alike: two pairs, of which the printed order has one. Equal printed ones: neither."""
+    """Of a, b, c, where b and c are alike: two pairs, of which the printed order has one; of equal ones none."""
     rows = [*seeds("a", 30.0, 30.1), *seeds("b", 40.0, 41.0), *seeds("c", 40.2, 40.9)]
     found = Results.of(rows, "a")
     told = found.agreement("perplexity_known", {"a": 2.0, "b": 3.0, "c": 1.0})
