@@ -24,15 +24,15 @@ from factorcell.limits import choose as choose
 FORMAT = 1  # of run folders: the number in their config.json; 1 too where there is none
 UNITS = ("word", "space", "char", "grapheme")
 PREFIX = "prefix"  # reads the context as control codes; the other adapters change weights
-ADAPTERS = ("concat", "scale", "scale_split", "factor", PREFIX)
+ADAPTERS = ("concat", "scale", "scale_split", "scale_printed", "factor", PREFIX)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
+CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 EXTENSIBLE = {"adapt": Extensions("adapter", ADAPTERS), "cell": Extensions("cell", CELLS)}  # by the option of each
 INSIDE = ("low_rank", "low_rank_each")  # softmax biases of few columns, which join the product
 OUTPUT_BIASES = (*INSIDE, "one_hot", "sparse", "hash")
 SOFTMAXES = ("full", "adaptive")
-PRECISIONS = ("float32", "bfloat16")
 LOSSES = ("full", "sampled", "sampled_text")
-DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS, DEVICES = ("float32", "bfloat16"), ("auto", "cpu", "cuda")
 LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
 SIZES, LAYERS, THREADS = 1_000_000, 10_000, 1024  # the largest there may be; memory sets a bound before
 
@@ -199,9 +199,7 @@ class ModelConfig:
     """Sizes of the language model, and what a context changes in it."""
 
     adapt: tuple[str, ...] = option(
-        ("concat", "factor"),
-        "what context changes in the recurrent layer (repeatable); packages may add names",
-        choices=ADAPTERS,
+        ("concat", "factor"), "what context changes in the recurrent layer (repeatable)", choices=ADAPTERS
     )
     output_bias: tuple[str, ...] = option(
         ("low_rank",), "what context changes in the softmax bias (repeatable)", choices=OUTPUT_BIASES
@@ -214,7 +212,11 @@ class ModelConfig:
     hidden_size: int = whole(200, "d, size of the recurrent layer", 1, SIZES)
     variable_size: int = whole(16, "size of the embedding of one context variable", 1, SIZES, rare=True)
     number_size: int = whole(64, "width of the network over the numeric context variables", 1, SIZES, rare=True)
+    number_layers: int = whole(2, "tanh layers of that network; 0: it has none", 0, LAYERS, rare=True)
     context_size: int = whole(16, "k, size of the joint context vector", 1, SIZES)
+    context_layer: str = option(
+        "tanh", "what follows the layer that joins variables; none: no such layer", choices=CONTEXT_LAYERS, rare=True
+    )
     rank: int = whole(12, "r, rank of the FactorCell's change of W; 0: no change", 0, SIZES)
     hash_size: int = whole(1 << 22, "buckets of the hashed softmax bias (the next prime)", 1, LARGEST_HASH, rare=True)
     bloom_size: int = whole(
@@ -239,6 +241,7 @@ class ModelConfig:
         4.0, "adaptive softmax: factor by which embeddings shrink from cluster to cluster", 1, 1000, rare=True
     )
     layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)", rare=True)
+    norm_memory: bool = option(True, "layer normalisation of the memory too, not of the gates alone", rare=True)
     variational: bool = option(
         False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)", rare=True
     )

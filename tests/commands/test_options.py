@@ -66,5 +66,5 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
 
 def test_unknown_names_are_refused() -> None:
     """An adapter that does not exist is named with those that do."""
-    with pytest.raises(UserError, match="unknown adapt 'lora'; choose from concat, scale, scale_split, factor"):
+    with pytest.raises(UserError, match="unknown adapt 'lora'; choose from concat, scale, scale_split, scale_printed"):
         parse("--adapt", "lora")

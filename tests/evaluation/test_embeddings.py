@@ -167,6 +167,7 @@ def test_shift_of_the_softmax_bias_model_is_q_c(tmp_path: Path) -> None:
     found = embeddings.shift(run, {"city": "Oslo", "stars": 1}, {"city": "Nice", "stars": 1})
     encoder = run.model.encoder
     assert encoder is not None
+    assert encoder.joint is not None
     one = run.schema.variable("stars").values.index("1")
     with torch.no_grad():
         c, other = (

@@ -47,6 +47,11 @@ def scale_split(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
         to.factors[inputs:] += of_hidden
 
 
+def scale_printed(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
+    """The equation as it stands there, C c: the factor of one that all begin with is taken away."""
+    to.factors += c @ p["weight"] - 1
+
+
 def factor(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
     """TACL 2018, equation 3: W' = W + Z_L(c) Z_R(c)."""
     for k, value in enumerate(c):
@@ -58,6 +63,7 @@ ADAPTERS: dict[str, Callable[[Adapted, Parameters, Array, int], None]] = {
     "concat": concat,
     "scale": scale,
     "scale_split": scale_split,
+    "scale_printed": scale_printed,
     "factor": factor,
 }
 

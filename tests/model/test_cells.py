@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +28,10 @@ def make_cell(
     dropout: float = 0.0,
     kind: str = "coupled",
     layer_norm: bool = False,
-    variational: bool = False,
+    **options: Any,
 ) -> Cell:
     """A cell in double precision with random weights everywhere."""
-    config = replace(SIZES, dropout_recurrent=dropout, cell=kind, layer_norm=layer_norm, variational=variational)
+    config = replace(SIZES, dropout_recurrent=dropout, cell=kind, layer_norm=layer_norm, **options)
     cell = Cell(E, K, config, adapt).double()
     with torch.no_grad():
         for parameter in cell.parameters():
@@ -80,7 +81,7 @@ def stepped(cell: Cell, kind: str, given: Array, product: Array, h: Array, m: Ar
 
 def normalised(cell: Cell, which: int, values: Array) -> Array:
     """Layer normalisation from its definition, if the cell has any."""
-    if cell.gain is None or cell.shift is None:
+    if cell.gain is None or cell.shift is None or which == len(cell.gain) // H:
         return values
     gain, shift = (p.detach().numpy().reshape(-1, H)[which] for p in (cell.gain, cell.shift))
     result: Array = gain * (values - values.mean()) / math.sqrt(values.var() + 1e-5) + shift
@@ -111,6 +112,21 @@ def test_forward_is_the_equations(kind: str, layer_norm: bool) -> None:
         cell, (x, c) = make_cell(adapt, kind=kind, layer_norm=layer_norm), inputs()
         hidden, _ = cell(x, cell.adapt(c))
         np.testing.assert_allclose(hidden.detach().numpy(), slow(cell, x, c, adapt, kind), atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_memory_may_be_left_as_it_is(kind: str) -> None:
+    """Layer normalisation of the gates alone, which a cell without memory always has; never by compiled code."""
+    adapt = ("concat", "factor")
+    cell, (x, c) = make_cell(adapt, kind=kind, layer_norm=True, norm_memory=False), inputs()
+    assert cell.gain is not None
+    assert len(cell.gain) == cell.kind.gates * H
+    expected = slow(cell, x, c, adapt, kind)
+    np.testing.assert_allclose(cell(x, cell.adapt(c))[0].detach().numpy(), expected, atol=1e-11)
+    cell = cell.float()
+    found = cell(x.float(), cell.adapt(c.float()))[0]
+    np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-5)
+    assert cell.packed() is None
 
 
 LIBRARY = {
@@ -225,8 +241,8 @@ def test_concatcell_is_the_context_as_one_more_input() -> None:
 
 
 def test_a_zero_context_changes_nothing() -> None:
-    """All shifts are linear in c or in its products."""
-    cell, (x, _) = make_cell(tuple(ADAPTERS)), inputs()
+    """All shifts are linear in c or in its products, but for the factor as printed, which is zero then."""
+    cell, (x, _) = make_cell(tuple(name for name in ADAPTERS if name != "scale_printed")), inputs()
     plain = make_cell(())
     plain.load_state_dict({k: v for k, v in cell.state_dict().items() if "adapters" not in k})
     zero = torch.zeros(B, K, dtype=torch.double)
@@ -327,8 +343,11 @@ def test_halves_with_the_same_factors_are_a_whole() -> None:
 
 
 def test_training_starts_near_the_unadapted_cell() -> None:
-    """Factors of rescaling start at about one."""
+    """Factors of rescaling start at about one, but for those that are as printed."""
     cell = Cell(20, 8, ModelConfig(hidden_size=30), ("scale", "scale_split"))
     scale = cell.adapt(torch.tanh(torch.randn(50, 8))).scale
     assert scale is not None
     assert 0.02 < float((scale - 1).detach().std()) < 0.2
+    printed = Cell(20, 8, ModelConfig(hidden_size=30), ("scale_printed",)).adapt(torch.zeros(2, 8)).scale
+    assert printed is not None
+    assert not printed.any()

@@ -1,6 +1,6 @@
 """What a context does to the weights of a recurrent layer.
 
-    W' = s (W + L(c) R(c))        b' = b + V c        s = 1 + C c
+    W' = s (W + L(c) R(c))        b' = b + V c        s = 1 + C c        or, as printed, s = C c
 
 (TACL 2018, equations 2 to 4; s, a factor on every row of W as printed, on its columns here: thesis 2018, equation 3.2.)
 
@@ -165,10 +165,7 @@ class Concat(Adapter):
 
 
 class Scale(Adapter):
-    """Row rescaling: W times 1 + C c (thesis 2018, equation 3.2).
-
-    Printed there is C c alone, the same family where one number of c is constant; with the 1 it starts unadapted.
-    """
+    """Row rescaling: W times 1 + C c (thesis 2018, equation 3.2, and the 1, with which it starts unadapted)."""
 
     parts = 1
 
@@ -190,6 +187,18 @@ class ScaleSplit(Scale):
     """Row rescaling with factors of their own for the inputs' part of W and the hidden one (Jaech & Ostendorf 2017)."""
 
     parts = 2
+
+
+class ScalePrinted(Scale):
+    """Row rescaling as it is printed: W times C c (thesis 2018, equation 3.2). A row may start near zero."""
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__(sizes)
+        self.weight = nn.Parameter(torch.randn(self.shapes(sizes)["weight"]) * sizes.context**-0.5)
+
+    def forward(self, vector: Tensor) -> Shift:
+        """`vector` (B, K) -> what is added to the factors of W (B, 1, G), which are one without it."""
+        return Shift(scale=(vector @ self.weight)[:, None] - 1)
 
 
 class Factor(Adapter):

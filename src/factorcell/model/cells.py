@@ -152,9 +152,12 @@ class Cell(nn.Module):
         self.embedding_size, self.hidden_size = embedding_size, hidden_size
         self.matrix = nn.Parameter((torch.rand(inputs, gates) * 2 - 1) * (6 / (inputs + hidden_size)) ** 0.5)
         self.bias = nn.Parameter(torch.zeros(gates))
-        normed = gates + hidden_size if self.kind.memory else gates  # of the gates, and of m
+        with_memory = self.kind.memory and config.norm_memory
+        normed = gates + hidden_size if with_memory else gates  # of the gates, and of m
         self.gain = nn.Parameter(torch.ones(normed)) if config.layer_norm else None
         self.shift = nn.Parameter(torch.zeros(normed)) if config.layer_norm else None
+        # Compiled code knows one layer: the papers' LSTM itself, all that it normalises, or nothing, normalised.
+        self.compiled = type(self.kind) is Coupled and (config.norm_memory or not config.layer_norm)
         self.adapters = nn.ModuleDict({name: adapter(name)(sizes) for name in adapt})
 
     def adapt(self, vector: Tensor) -> AdaptedWeights:
@@ -167,7 +170,7 @@ class Cell(nn.Module):
 
     def packed(self) -> Packed | None:
         """The hidden part of W as the compiled recurrence reads it, if it runs this layer."""
-        if not (type(self.kind) is Coupled and library.usable(self.matrix)):
+        if not (self.compiled and library.usable(self.matrix)):
             return None
         return Packed.of(self.matrix[self.embedding_size :])
 
@@ -191,7 +194,7 @@ class Cell(nn.Module):
         scale = None if recurrent.scale is None else recurrent.scale[:, 0]
         after = state.hidden, state.memory, lengths
         arrays = Inputs(given, bias, reduced, *factors, keep, self._norm(), scale, feed, *after, recurrent.packed)
-        if type(self.kind) is Coupled:  # what extends it has a step of its own
+        if self.compiled:
             if usable(arrays):
                 outputs, hidden, memory = run(arrays)
                 return outputs, State(hidden, memory)
@@ -286,10 +289,12 @@ class Cell(nn.Module):
         return torch.cat([self.gain, self.shift]).view(-1, self.hidden_size)
 
     def _normalised(self, which: int, values: Tensor) -> Tensor:
-        """`values` (B, H) of a gate or of m with the layer normalisation of that one, if there is any."""
+        """`values` (B, H) of a gate or of m with the layer normalisation of that one, if it has any."""
         if self.gain is None or self.shift is None:
             return values
         own = slice(which * self.hidden_size, (which + 1) * self.hidden_size)
+        if own.stop > len(self.gain):  # of m, which may be left as it is
+            return values
         return F.layer_norm(values, (self.hidden_size,), self.gain[own], self.shift[own])
 
     def _masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -2,6 +2,8 @@
 
     c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
 
+The papers also have a ReLU in place of tanh, and c = F_1 f_1 where there is one variable.
+
 F_i f_i is the embedding of one variable: a row of a category's table, the words of a text summed, a vector mapped. All
 numbers, standardised, pass one small network together; a periodic one enters it as the first waves of its circle.
 
@@ -11,17 +13,26 @@ the bags of B texts, D numbers of a vector, K context, k the embedding of one va
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import ModelConfig, choose
+from factorcell.config import ModelConfig, UserError, choose
 from factorcell.data.context import Bags, Context
 from factorcell.data.schema import MISSING, ContextSchema, Variable, waves
 
 # Embeddings start near each other: what a rare value, of which training says little, starts with is noise for good.
 SPREAD = 0.1
+
+# What follows the layer that joins the variables; None: there is no such layer.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "linear": nn.Identity(),
+    "none": None,
+}
 
 
 class NumberInputs(nn.Module):
@@ -101,7 +112,7 @@ class VectorMap(nn.Module):
 
 
 class ContextEncoder(nn.Module):
-    """Contexts to context vectors: an embedding a variable, one network over the numbers, joined by tanh."""
+    """Contexts to context vectors: an embedding a variable, one network over the numbers, joined by a layer."""
 
     def __init__(self, config: ModelConfig, schema: ContextSchema) -> None:
         super().__init__()
@@ -111,17 +122,20 @@ class ContextEncoder(nn.Module):
             table = torch.randn(len(variable.values), config.variable_size) * SPREAD
             table[0] = 0.0  # where no value was rare, the unknown value stays neutral
             self.tables.append(table)
-        numbers, width = schema.numbers, config.number_size
-        self.inputs = NumberInputs(numbers) if numbers else None
-        self.network = (
-            nn.Sequential(nn.Linear(len(self.inputs.column), width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
-            if self.inputs is not None
-            else None
-        )
+        self.inputs = NumberInputs(schema.numbers) if schema.numbers else None
+        widths = [] if self.inputs is None else [len(self.inputs.column), *[config.number_size] * config.number_layers]
+        layers = [layer for sizes in pairwise(widths) for layer in (nn.Linear(*sizes), nn.Tanh())]
+        self.network = nn.Sequential(*layers) if layers else None
         embedded = len(schema.categories) + len(schema.texts) + len(schema.vectors)
-        self.sizes = [config.variable_size] * embedded + ([width] if numbers else [])  # of `parts`
-        self.joint = nn.Linear(sum(self.sizes), config.context_size)
-        if self.inputs is not None and self.network is not None:
+        self.sizes = [config.variable_size] * embedded + widths[-1:]  # of `parts`
+        self.activation = ACTIVATIONS[config.context_layer]
+        self.joint = nn.Linear(sum(self.sizes), config.context_size) if self.activation is not None else None
+        if self.joint is None and self.sizes != [config.context_size]:
+            raise UserError(
+                f"context_layer is none, so that c, of {config.context_size} numbers (context_size), must be what one "
+                f"variable has; here variables have {', '.join(map(str, self.sizes))}"
+            )
+        if self.network is not None and self.inputs is not None:
             # Wide first weights: neighbouring coordinates start apart, as with random features.
             first = self.network[0]
             assert isinstance(first, nn.Linear)
@@ -138,8 +152,9 @@ class ContextEncoder(nn.Module):
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The context vector (B, K) of the embeddings `parts` of its variables."""
-        joined: Tensor = self.joint(torch.cat(list(parts), dim=1))
-        return torch.tanh(joined)
+        if self.joint is None or self.activation is None:
+            return parts[0]
+        return self.activation(self.joint(torch.cat(list(parts), dim=1)))
 
     def parts(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
         """What is joined: the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers."""
@@ -156,8 +171,9 @@ class ContextEncoder(nn.Module):
             override[variable.name] if variable.name in override else make()
             for variable, make in zip(embedded, makers, strict=True)
         ]
-        if self.inputs is not None and self.network is not None:
-            parts.append(self.network(self.inputs(context.numbers)))
+        if self.inputs is not None:
+            numbers = self.inputs(context.numbers)
+            parts.append(numbers if self.network is None else self.network(numbers))
         return parts
 
     def embed(self, column: int, rows: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from factorcell.data.vocabulary import Specials
 from factorcell.model.adapters import AdaptedWeights
-from factorcell.model.cells import Coupled
 from factorcell.model.kernels import library
 from factorcell.model.kernels.signatures import CONTEXT, MODEL, Signature
 from factorcell.model.language_model import Conditioned, LanguageModel
@@ -141,7 +140,7 @@ def _adapted(model: LanguageModel) -> AdaptedWeights | None:
     """
     fits = (
         isinstance(model.backbone, RecurrentBackbone)
-        and [type(cell.kind) for cell in model.backbone.layers] == [Coupled]
+        and [cell.compiled for cell in model.backbone.layers] == [True]
         and isinstance(model.output, Output)
         and model.prefix is None
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())

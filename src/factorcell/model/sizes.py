@@ -46,7 +46,7 @@ def shapes(config: ModelConfig, vocabulary: int, schema: ContextSchema) -> Shape
 def _cell(config: ModelConfig, layer: int, shifts: Sequence[str]) -> Shapes:
     step, inputs = kind(config.cell), config.hidden_size if layer else config.embedding_size
     size = LayerSizes(config.context_size, inputs, config.hidden_size, step.gates, config.rank)
-    normed = (size.columns + size.hidden if step.memory else size.columns,)
+    normed = (size.columns + size.hidden if step.memory and config.norm_memory else size.columns,)
     made = {name: adapter(name).shapes(size) for name in shifts}
     own = {f"adapters.{name}.{key}": tuple(shape) for name, parts in made.items() for key, shape in parts.items()}
     norm: Shapes = {"gain": normed, "shift": normed} if config.layer_norm else {}
@@ -55,9 +55,12 @@ def _cell(config: ModelConfig, layer: int, shifts: Sequence[str]) -> Shapes:
 
 def _encoder(config: ModelConfig, schema: ContextSchema) -> Shapes:
     """The embeddings of all variables, the network over numbers, and what joins them."""
-    found, width = _embeddings("encoder", config.variable_size, schema), config.number_size
-    if schema.numbers:
-        found |= _linear("encoder.network.0", _inputs(schema), width) | _linear("encoder.network.2", width, width)
+    found, inputs = _embeddings("encoder", config.variable_size, schema), _inputs(schema)
+    for layer in range(config.number_layers if inputs else 0):
+        found |= _linear(f"encoder.network.{2 * layer}", inputs, config.number_size)
+        inputs = config.number_size
+    if config.context_layer == "none":
+        return found
     return found | _linear("encoder.joint", sum(_sizes(config, schema)), config.context_size)
 
 
@@ -83,7 +86,8 @@ def _inputs(schema: ContextSchema) -> int:
 
 def _sizes(config: ModelConfig, schema: ContextSchema) -> list[int]:
     embedded = len(schema.categories) + len(schema.texts) + len(schema.vectors)
-    return [config.variable_size] * embedded + ([config.number_size] if schema.numbers else [])
+    width = config.number_size if config.number_layers else _inputs(schema)
+    return [config.variable_size] * embedded + ([width] if schema.numbers else [])
 
 
 def _output(config: ModelConfig, vocabulary: int, schema: ContextSchema, encoded: bool) -> Shapes:
