@@ -1,40 +1,19 @@
 """A real browser, and the page as the service serves it."""
 
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import uvicorn
-from starlette.types import ASGIApp
 
 from factorcell.service.engine import Service
-from factorcell.service.http import server
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
+from tests.service.listening import listening
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 PATIENCE = 10_000  # milliseconds for which a browser is waited for: the machine may be busy
-
-
-@contextmanager
-def listening(app: ASGIApp) -> Iterator[str]:
-    """The address of an application that is served."""
-    with server.bound("127.0.0.1", 0) as port:
-        serving = uvicorn.Server(server.configured(app))
-        thread = threading.Thread(target=serving.run, args=([port],))
-        thread.start()
-        while not serving.started and thread.is_alive():
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{port.getsockname()[1]}/"
-        finally:
-            serving.should_exit = True
-            thread.join()
 
 
 @pytest.fixture

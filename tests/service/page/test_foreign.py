@@ -11,8 +11,8 @@ from starlette.routing import Route
 
 from factorcell.service.engine import Service
 from factorcell.service.http import page
+from tests.service.listening import listening
 from tests.service.page.box import COMPLETE, OPTIONS, Serve, Tab, query, shown, until
-from tests.service.page.conftest import listening
 
 pytestmark = pytest.mark.slow
 

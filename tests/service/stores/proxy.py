@@ -9,12 +9,16 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Hands on what both sides say; before each piece of an answer it waits for `delay()` seconds."""
+    """Hands on what both sides say; before each piece of an answer it waits for `delay()` seconds.
+
+    It ends the connection in place of a piece where `cuts()` says so.
+    """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.target = parts.hostname or "", parts.port or 0
         self.delay: Callable[[], float] = lambda: 0.0
+        self.cuts: Callable[[], bool] = lambda: False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = [self._listener]
         self.url = url.replace(f":{parts.port}", f":{self._listener.getsockname()[1]}")
@@ -40,6 +44,8 @@ class Proxy:
         with suppress(OSError):
             while piece := source.recv(1 << 16):
                 time.sleep(self.delay() if late else 0.0)
+                if late and self.cuts():
+                    break
                 sink.sendall(piece)
         for each in (source, sink):
             with suppress(OSError):
