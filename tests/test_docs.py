@@ -33,7 +33,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 OWN_FILE = re.compile(r"\b(?:src|experiments|benchmarks|tests)/[a-z0-9_/*]+\.[a-z]+")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 VERB_ROW = re.compile(r"^\| `([a-z-]+)` \|.*\]\(", re.MULTILINE)
-FOREIGN = {"--upgrade", "--index-url", "--nproc-per-node", "--max-restarts", "--prefixes"}  # not ours
+FOREIGN = {"--upgrade", "--index-url", "--no-deps", "--nproc-per-node", "--max-restarts", "--prefixes"}  # not ours
 FOREIGN |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colours and lengths of a web page
 
 

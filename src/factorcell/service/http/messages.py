@@ -28,7 +28,7 @@ class Message(Struct, kw_only=True):
     """What is answered."""
 
 
-class Asked(Struct, kw_only=True, forbid_unknown_fields=True):
+class Asked(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is asked: a field that nobody knows is a mistake."""
 
 
@@ -101,7 +101,7 @@ class AcceptAnswer(Message):
 
 
 class Kept(Message):
-    """A text of a person, accepted as the `number`th one, when (Unix seconds), in which context."""
+    """A text of a person: its `number` among all that they accepted, when (Unix seconds), in which context."""
 
     number: int
     text: str

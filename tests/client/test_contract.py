@@ -1,0 +1,220 @@
+"""Every route, asked by both clients of a server on the loopback: what is given back is what the service says."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from factorcell.client import (
+    AsyncClient,
+    Client,
+    ConflictError,
+    ContextText,
+    Hypothesis,
+    HypothesisList,
+    InvalidRequestError,
+    KeyRefusedError,
+    NotFoundError,
+    Patience,
+)
+from factorcell.config import UserError
+from factorcell.generation.generate import GenerationOptions, stream
+from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.http import keys
+from factorcell.service.http.application import application
+from factorcell.service.http.keys import KeyRing
+from factorcell.service.http.site import Settings, Site
+from tests.client.both import ask
+from tests.client.conftest import Make
+from tests.service.listening import listening
+
+TEXTS = [ContextText(text="abba", context={"city": "Oslo"}), ContextText(text="", context={"city": "Nice"})]
+STRANGE = ["ann", "a/b?c#d%", "..", ".", "%2F", "Zoë 😀", "a+b c", "export", "a\\b", "~!*'();:@&=$,[]"]
+
+
+def test_completions_are_those_of_the_service(client: Any, site: Site) -> None:
+    site.service.accept("ann", "abba")
+    asked = CompletionRequest("abx", user="ann", cursor=2, context={"city": "Oslo"}, limit=3)
+    found = site.service.complete(asked)
+    answer = client.complete(
+        query="abx", user="ann", cursor=2, context={"city": "Oslo"}, limit=3, session="box", seq=7, explain=True
+    )
+    assert [(one.text, one.score) for one in answer.results] == [
+        (one.text, one.log_probability) for one in found.results
+    ]
+    assert (answer.user_version, answer.seq, answer.degraded) == (found.user_version, 7, None)
+    assert all(one.parts for one in answer.results)
+    assert client.complete(query="ab", user="ann", learn=False).user_version is None
+
+
+@pytest.mark.parametrize("user", STRANGE)
+def test_life_of_a_person(client: Any, user: str) -> None:
+    outcomes = [client.accept(user=user, text=text).outcome for text in ("abba", "cab", "abba", "acc")]
+    assert outcomes == ["learned"] * 4
+    shown = client.show(user)
+    assert [one.text for one in shown.texts] == ["abba", "cab", "abba", "acc"]
+    assert (shown.user, shown.accepted, shown.paused) == (user, 4, False)
+    assert client.undo(user).removed == 1
+    assert client.forget(user, "abba").removed == 2
+    assert client.pause(user).paused
+    assert client.accept(user=user, text="x").outcome == "paused"
+    assert not client.resume(user).paused
+    exported = client.export(user)
+    assert [one.text for one in exported.texts] == ["cab"]
+    with pytest.raises(ConflictError) as conflict:
+        client.restore(exported)
+    assert (conflict.value.status, conflict.value.kind) == (409, "conflict")
+    assert client.delete(user).deleted
+    assert not client.delete(user).deleted
+    with pytest.raises(NotFoundError):
+        client.show(user)
+    assert client.restore(exported).user == user
+    assert client.export(user) == exported
+
+
+def test_accept_counts_once_by_its_key(client: Any) -> None:
+    answers = [client.accept(user="ann", text="abba", context={"city": "Oslo"}, idempotency_key="1") for _ in range(2)]
+    assert [one.outcome for one in answers] == ["learned", "repeated"]
+    assert client.accept(user="ann", text="abba").outcome == "learned"  # with a key of its own
+    assert [one.context for one in client.show("ann").texts] == [{"city": "Oslo"}, {}]
+
+
+def test_batches_are_those_of_the_run(client: Any, site: Site) -> None:
+    texts = [ContextText(text=one.text, context={**one.context, "who": "ann"}) for one in TEXTS]
+    rows: list[dict[str, Any]] = [{"text": one.text, **one.context} for one in texts]
+    for one, row in zip(client.score(texts=texts).results, site.service.model.run.score(rows), strict=True):
+        assert (one.targets, one.nats) == (row["targets"], pytest.approx(row["nats"]))
+    (found,) = client.classify(target="city", texts=[ContextText(text="abba")]).results
+    assert set(found.probabilities) == {"Oslo", "Nice"}
+    assert found.value == max(found.probabilities, key=found.probabilities.__getitem__)
+    assert client.classify(target="city", texts=[ContextText(text="a")], values=["Oslo"]).results[0].value == "Oslo"
+    heard = [Hypothesis(text="abba", scores={"acoustic": -9}), Hypothesis(text="cab", scores={"acoustic": -5})]
+    lists = [HypothesisList(hypotheses=heard, context={"city": "Oslo"})]
+    assert client.rescore(lists=lists, weights={"acoustic": 1.0}).results[0].place == 2
+
+
+def test_text_is_streamed(client: Any, site: Site) -> None:
+    pieces = list(client.generate(prompt="ab", context={"city": "Oslo"}, seed=4, max_tokens=10, temperature=0.8))
+    options = GenerationOptions(temperature=0.8, max_tokens=10, seed=4)
+    written = list(stream(site.service.model.run, {"city": "Oslo"}, options=options, prompt="ab", unknown="group"))
+    assert [one.text for one in pieces] == [*written, ""]
+    assert [one.done for one in pieces] == [False] * len(written) + [True]
+
+
+def test_stream_that_is_left_frees_its_connection(make: Make, url: str) -> None:
+    client = make(url, connections=1, patience=Patience(timeout=10, tries=1))
+    for _ in range(3):
+        pieces = client.generate(prompt="a", max_tokens=1000)
+        assert next(pieces).text
+        pieces.close()
+    assert client.health().status == "ok"
+
+
+def test_state_of_the_server(client: Any) -> None:
+    assert client.health().status == client.ready().status == "ok"
+    client.complete(query="a")
+    assert 'factorcell_requests_total{operation="complete",status="200"} 1.0' in client.metrics()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("complete", {"query": "a", "cursor": 2}, "cursor"),
+        ("complete", {"query": "a", "limit": 0}, "limit"),
+        ("accept", {"user": "\n", "text": "a"}, "user"),
+        ("score", {"texts": []}, "texts"),
+        ("generate", {"context": {"planet": "x"}}, "planet"),
+    ],
+)
+def test_what_is_wrong_is_said(client: Any, name: str, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said) as raised:
+        ask(client, name, **fields)
+    error = raised.value
+    assert (error.status, error.kind, error.tries) == (422, "invalid", 1)
+    assert error.type == "/docs#invalid"
+    assert said in error.detail
+    assert error.title in str(error)
+
+
+def test_keys(make: Make, service: Service, tmp_path: Path) -> None:
+    key = keys.add(tmp_path / "keys.toml", "shop", ["complete"])
+    site = Site(service, Settings(deadline=5.0), KeyRing(tmp_path / "keys.toml"))
+    with listening(application(site)) as url:
+        assert make(url, key).complete(query="a").results
+        for given, asked, status in ((None, "complete", 401), ("fc_wrong", "complete", 401), (key, "accept", 403)):
+            fields = {"query": "a"} if asked == "complete" else {"user": "ann", "text": "a"}
+            with pytest.raises(KeyRefusedError) as raised:
+                ask(make(url, given), asked, **fields)
+            assert raised.value.status == status
+            assert key not in str(raised.value)
+
+
+def test_one_client_serves_many_threads(url: str) -> None:
+    with Client(url) as client, ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda n: client.accept(user="ann", text=f"a{n}").number, range(40)))
+    assert sorted(filter(None, numbers)) == list(range(1, 41))
+
+
+def test_service_may_live_below_a_path(make: Make) -> None:
+    paths = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.raw_path)
+        return httpx.Response(200, json={"status": "ok"})
+
+    for url in ("http://h/people", "http://h/people/"):
+        make(url, handler=answer).ready()
+    assert paths == [b"/people/readyz"] * 2
+
+
+def test_own_connections_are_closed(url: str) -> None:
+    """With the client, unless they are somebody else's."""
+    with httpx.Client() as http:
+        with Client(url, http=http) as client:
+            client.health()
+        assert not http.is_closed
+    with Client(url) as client:
+        other = client.with_patience(Patience(tries=1))
+        other.close()
+        client.health()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.health()
+
+    async def ask() -> None:
+        async with AsyncClient(url) as client:
+            await client.health()
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.health()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "url", ["", "example.org", "ftp://h", "http://", "http://u:p@h", "http://h/?a=b", "http://h#x"]
+)
+def test_what_is_no_address(make: Make, url: str) -> None:
+    with pytest.raises(UserError, match=r"not the address of a service; valid is such as http://127\.0\.0\.1:8000"):
+        make(url)
+
+
+@pytest.mark.parametrize("key", ["fc_\n", "fc_é", "fc_\x00"])
+def test_what_is_no_key(make: Make, key: str) -> None:
+    with pytest.raises(UserError, match="key") as raised:
+        make("http://h", key)
+    assert key not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "fields"),
+    [
+        ("complete", (), {"query": "\ud800"}),
+        ("show", ("\ud800",), {}),
+        ("forget", ("ann", "\ud800"), {}),
+    ],
+)
+def test_what_is_no_text(client: Any, name: str, args: Any, fields: Any) -> None:
+    with pytest.raises(UserError, match="not Unicode text"):
+        ask(client, name, *args, **fields)
