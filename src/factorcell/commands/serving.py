@@ -37,7 +37,7 @@ def run_serve(given: argparse.Namespace) -> None:
         block=given.block,
         privacy=Privacy(tuple(given.never), keep),
         cached=given.cached,
-        settings=Settings(given.deadline_ms / 1000, origins=tuple(given.origin)),
+        settings=Settings(given.deadline_ms / 1000, origins=tuple(given.origin), pad=given.pad),
     )
     if given.run == DEMO and not (DEMO / "weights.safetensors").exists():
         make_demo(DEMO)

@@ -27,6 +27,8 @@ def serve(verb: Parser) -> None:
     group.add_argument("--never", action="append", default=[], metavar="REGEX", help=text)
     text = "file of phrases, one a line, that are suggested to nobody"
     group.add_argument("--block", type=Path, help=text)
+    text = "bytes of which the length of each completion is a multiple, so that it tells less (default: as it is)"
+    group.add_argument("--pad", type=int, default=0, metavar="BYTES", help=text)
     group = verb.section("pages of other servers")
     text = "origin of pages that may ask, such as https://shop.example (repeatable; default: none)"
     group.add_argument("--origin", action="append", default=[], metavar="URL", help=text)

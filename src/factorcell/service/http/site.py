@@ -27,12 +27,14 @@ class Settings:
     """How a site answers: the seconds of a completion that asks for none, and of all else.
 
     `names`: those that the server is asked by (any if empty), `origins`: pages of other servers that may ask it.
+    `pad`: the bytes of a completion are a multiple of it, so that lengths tell less of what is typed; 0 adds nothing.
     """
 
     deadline: float = 0.1
     patience: float = 10.0
     names: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    pad: int = 0
 
 
 @dataclass(frozen=True)
