@@ -172,6 +172,16 @@ def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> No
         assert process.wait(30) in (0, -signal.SIGTERM)
 
 
+@pytest.mark.slow
+def test_workers_that_start_slowly_are_waited_for(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes its time to import PyTorch; who replaces a worker meanwhile never has one."""
+    code = "import sys, time\nif '--multiprocessing-fork' in sys.orig_argv:\n    time.sleep(8)\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with serving(run, tmp_path / "users.db", "--workers", "2") as (_, client):
+        wait_for(client, "factorcell_processes 2.0")
+
+
 def wait_for(client: httpx.Client, figure: str) -> None:
     """Wait until the metrics have a line."""
     for _ in range(300):

@@ -34,6 +34,7 @@ from factorcell.service.stores.opening import open_store
 
 LOG = logging.getLogger("factorcell.service")
 DRAINING = 30  # seconds that requests in hand may take when the server stops
+HUNG = 120  # seconds without a sign after which a worker is replaced; one that starts gives none until it has PyTorch
 IDLE = 75  # seconds that a connection may wait for its next request
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 LARGEST_HEAD = 64 << 10  # bytes that are read of headers at all; what is less is refused in words
@@ -150,6 +151,7 @@ def configured(app: Any, workers: int = 1, factory: bool = False) -> uvicorn.Con
         server_header=False,
         timeout_keep_alive=IDLE,
         timeout_graceful_shutdown=DRAINING,
+        timeout_worker_healthcheck=HUNG,
         h11_max_incomplete_event_size=LARGEST_HEAD,
     )
 
