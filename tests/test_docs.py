@@ -34,6 +34,8 @@ OWN_FILE = re.compile(r"\b(?:src|experiments|benchmarks|tests)/[a-z0-9_/*]+\.[a-
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 VERB_ROW = re.compile(r"^\| `([a-z-]+)` \|.*\]\(", re.MULTILINE)
 FOREIGN = {"--upgrade", "--index-url", "--no-deps", "--nproc-per-node", "--max-restarts", "--prefixes"}  # not ours
+FOREIGN |= {"--system", "--home-dir", "--create-home", "--shell", "--now"}  # of useradd and systemctl
+FOREIGN |= {"--format", "--table", "--file", "--clean", "--if-exists", "--dbname", "--rdb"}  # of databases
 FOREIGN |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colours and lengths of a web page
 
 

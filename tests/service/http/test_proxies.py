@@ -1,0 +1,185 @@
+"""The proxies of docs/production.md, run as they stand there: what they pass on, hold back, and do not write down."""
+
+import re
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from factorcell.client import Client, Patience
+from factorcell.service.engine import Service
+from factorcell.service.http import batches
+from factorcell.service.http.application import application
+from factorcell.service.http.operations import LARGEST_EXPORT
+from factorcell.service.http.site import Settings, Site
+from tests import ROOT
+from tests.processes import free_ports
+from tests.service.listening import listening
+from tests.test_docs import blocks
+
+pytestmark = pytest.mark.slow
+
+STARTING = 60.0  # seconds
+SECRET = "qzjqzj"  # which no log may have
+STRANGE = "a/b?c#d% é.."
+NGINX = """daemon off; master_process off; pid {folder}/pid; error_log {folder}/main.log crit;
+events {{}}
+http {{ client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
+uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
+{given}
+}}"""
+
+
+def documented(language: str, mark: str) -> str:
+    """The block of a language that has a mark in it."""
+    text = (ROOT / "docs" / "production.md").read_text(encoding="utf-8")
+    (code,) = [block.code for block in blocks(text) if block.language == language and mark in block.code]
+    return code
+
+
+def changed(text: str, **changes: str) -> str:
+    """A configuration with other ports and files; each that is changed must be there."""
+    for before, after in changes.items():
+        assert before in text, before
+        text = text.replace(before, after)
+    return text
+
+
+def nginx(folder: Path, port: int, upstream: str) -> list[str]:
+    """The command that runs it."""
+    cert = ["-keyout", str(folder / "key"), "-out", str(folder / "cert"), "-subj", "/CN=localhost", "-days", "2"]
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *cert], check=True, capture_output=True)
+    given = changed(
+        documented("nginx", "upstream"),
+        **{
+            "127.0.0.1:8000": upstream,
+            "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
+            "/etc/ssl/complete.example.pem": f"{folder}/cert",
+            "/etc/ssl/complete.example.key": f"{folder}/key",
+            "/var/log/nginx/factorcell.log": f"{folder}/error.log",
+        },
+    )
+    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, given=given))
+    command = ["nginx", "-e", f"{folder}/first.log", "-c", f"{folder}/nginx.conf"]
+    subprocess.run([*command, "-t"], check=True, capture_output=True)
+    return command
+
+
+def caddy(folder: Path, port: int, upstream: str) -> list[str]:
+    """The command that runs it, with a certificate of its own making."""
+    given = changed(
+        documented("text", "reverse_proxy"),
+        **{
+            "127.0.0.1:8000": upstream,
+            "complete.example {": f"https://127.0.0.1:{port} {{\n\ttls internal",
+            "\tlog {": "\tadmin off\n\tauto_https disable_redirects\n\tskip_install_trust\n\tlog {",
+        },
+    )
+    (folder / "Caddyfile").write_text(given)
+    return ["caddy", "run", "--config", f"{folder}/Caddyfile", "--adapter", "caddyfile"]
+
+
+PROXIES: dict[str, Callable[[Path, int, str], list[str]]] = {"nginx": nginx, "caddy": caddy}
+
+
+@contextmanager
+def proxied(name: str, folder: Path, upstream: str) -> Iterator[str]:
+    """The address of a proxy that asks `upstream`; what it says is in the file log."""
+    (port,) = free_ports(1)
+    command = PROXIES[name](folder, port, upstream)
+    home = {"HOME": str(folder), "XDG_DATA_HOME": str(folder / "data"), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=home)
+        try:
+            url, stop = f"https://127.0.0.1:{port}", time.monotonic() + STARTING
+            while True:
+                try:
+                    httpx.get(f"{url}/healthz", verify=False)
+                    break
+                except httpx.TransportError:
+                    assert process.poll() is None, (folder / "log").read_text()
+                    assert time.monotonic() < stop, "the proxy does not answer"
+                    time.sleep(0.05)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(STARTING)
+
+
+@pytest.fixture(params=PROXIES)
+def name(request: pytest.FixtureRequest) -> str:
+    """Of a proxy that is installed."""
+    if not shutil.which(request.param, path="/usr/sbin:/usr/bin") or not shutil.which("openssl"):
+        pytest.skip(f"{request.param} is not installed")
+    return str(request.param)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[httpx.Client]:
+    """Connections that take a certificate of anybody's making."""
+    with httpx.Client(verify=ssl._create_unverified_context(), timeout=STARTING) as http:
+        yield http
+
+
+def test_service_behind_a_proxy(
+    name: str, service: Service, tmp_path: Path, unchecked: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any id, pages of the same host, texts as they are written, bodies as large as the server takes, no metrics."""
+    heard = threading.Event()
+
+    def write(*_: Any, **__: Any) -> Iterator[str]:
+        yield "first"
+        assert heard.wait(STARTING), "the first piece did not arrive before the second was written"
+        yield "second"
+
+    monkeypatch.setattr(batches, "stream", write)
+    with (
+        listening(application(Site(service, Settings(deadline=5.0, pad=4096)))) as upstream,
+        proxied(name, tmp_path, re.sub("^http://|/$", "", upstream)) as url,
+    ):
+        client = Client(url, http=unchecked, patience=Patience(deadline=STARTING, timeout=STARTING))
+        assert client.accept(user=STRANGE, text="abba").outcome == "learned"
+        assert [one.text for one in client.show(STRANGE).texts] == ["abba"]
+        found = unchecked.get(f"{url}/v1/complete?query=a", headers={"Accept-Encoding": "gzip, br"})
+        assert "content-encoding" not in found.headers
+        assert len(found.content) % 4096 == 0
+        for origin, status in ((url, 200), ("https://elsewhere.example", 403)):
+            asked = unchecked.post(f"{url}/v1/complete", json={"query": "a"}, headers={"Origin": origin})
+            assert asked.status_code == status
+        pieces = client.generate(prompt="a")
+        assert next(pieces).text == "first"
+        heard.set()
+        assert [one.text for one in pieces] == ["second", ""]
+        assert unchecked.get(f"{url}/v1/complete?query={'a' * 16_000}").status_code in (
+            200,
+            503,
+        )  # which is the server's
+        body = b'{"format": 1, "user": "bob", "paused": false, "texts": []}'.ljust(LARGEST_EXPORT)
+        sent = unchecked.post(f"{url}/v1/users", content=body, headers={"Content-Type": "application/json"})
+        assert sent.status_code == 200
+        assert unchecked.get(f"{url}/metrics").status_code == 404
+
+
+def test_logs_have_nothing_of_anybody(name: str, service: Service, tmp_path: Path, unchecked: httpx.Client) -> None:
+    """Neither of what is answered nor of what fails as nobody serves."""
+    with listening(application(Site(service, Settings(deadline=5.0)))) as upstream:
+        address = re.sub("^http://|/$", "", upstream)
+        with proxied(name, tmp_path, address) as url:
+            client = Client(url, http=unchecked)
+            client.accept(user=SECRET, text=SECRET)
+            assert unchecked.get(f"{url}/v1/complete?query={SECRET}").status_code == 200
+    with proxied(name, tmp_path, address) as url:
+        assert unchecked.get(f"{url}/v1/complete?query={SECRET}").status_code == 502
+        with pytest.raises(Exception, match="502"):
+            Client(url, http=unchecked, patience=Patience(tries=1)).show(SECRET)
+    logs = [path for path in tmp_path.rglob("*log*") if path.is_file()]
+    assert logs
+    assert not [path for path in logs if SECRET in path.read_text()]
