@@ -18,6 +18,7 @@ NBEST_FORMATS = ("auto", "jsonl", "kaldi", "srilm")
 OBJECTIVES = ("errors", "likelihood")  # of the weights of n-best lists
 MEASURES = ("cosine", "distance")  # between embeddings
 SCOPES = ("complete", "learn", "users", "admin")  # of a key of the server
+STORE_VARIABLE = "FACTORCELL_STORE"  # of the environment; all on a machine can read a command line
 STORES = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PORT/NUMBER"
 
 # Options that follow from the table unless they are said, by section of the config (`training.rules`).

@@ -31,6 +31,22 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert (one.settings.deadline, one.settings.origins, one.settings.pad) == (0.04, ("https://a.example",), 4096)
 
 
+def test_where_people_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is said, else what the environment says, else beside the run."""
+    served: list[ServerOptions] = []
+    monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
+    monkeypatch.delenv("FACTORCELL_STORE", raising=False)
+    serving.run_serve(parsed("runs/qac"))
+    monkeypatch.setenv("FACTORCELL_STORE", "sqlite:///there.db")
+    serving.run_serve(parsed("runs/qac"))
+    serving.run_serve(parsed("runs/qac --store sqlite:///said.db"))
+    assert [one.store for one in served] == [
+        "sqlite:///runs/qac.users.db",
+        "sqlite:///there.db",
+        "sqlite:///said.db",
+    ]
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -50,6 +50,18 @@ def test_people_are_listed_and_shown(url: str, capsys: pytest.CaptureFixture[str
     assert "nothing is kept" in said(["users", "show", "eve", "--store", url], capsys, 2)[1]
 
 
+def test_the_environment_may_say_where(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is said on the command line comes first; without both it is missing."""
+    with pytest.raises(SystemExit):
+        main.main(["users", "list"])
+    assert "--store" in capsys.readouterr().err
+    monkeypatch.setenv("FACTORCELL_STORE", url)
+    assert said(["users", "list"], capsys)[0] == ["ann", "bob"]
+    assert said(["users", "list", "--store", f"{url}.other"], capsys)[0] == []
+
+
 def test_people_travel(url: str, model: ServedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines, _ = said(["users", "export", "--store", url], capsys)
     assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]

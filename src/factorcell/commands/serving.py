@@ -1,9 +1,11 @@
 """The verb that serves people, and the run that it makes if there is none."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
+from factorcell.choices import STORE_VARIABLE
 from factorcell.commands import terminal
 from factorcell.config import UserError
 
@@ -28,7 +30,7 @@ def run_serve(given: argparse.Namespace) -> None:
     keep = None if given.keep is None else duration(given.keep)
     options = server.ServerOptions(
         given.run,
-        given.store or beside(given.run),
+        given.store or os.environ.get(STORE_VARIABLE) or beside(given.run),
         keys=given.keys,
         host=given.host,
         port=given.port,

@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from factorcell import inputs
+from factorcell.choices import STORE_VARIABLE
 from factorcell.commands import terminal
 from factorcell.config import UserError
 from factorcell.progress import progress_bar
@@ -104,7 +106,7 @@ def run_users_key(given: argparse.Namespace) -> None:
 @contextmanager
 def _opened(given: argparse.Namespace) -> Iterator[Store]:
     """The store of a command, whose failures are lines."""
-    store = open_store(given.store)
+    store = open_store(given.store or os.environ[STORE_VARIABLE])
     try:
         yield store
     except StoreError as error:

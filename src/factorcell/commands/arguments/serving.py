@@ -1,8 +1,9 @@
 """What the verbs take that serve people."""
 
+import os
 from pathlib import Path
 
-from factorcell.choices import SCOPES, STORES
+from factorcell.choices import SCOPES, STORE_VARIABLE, STORES
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -13,7 +14,8 @@ def serve(verb: Parser) -> None:
     verb.add_argument("run", type=Path, metavar="RUN", help=text)
     verb.add_argument("--host", default="127.0.0.1", help="address to serve at")
     verb.add_argument("--port", type=int, default=8000, help="port to serve at; 0: any that is free")
-    store(verb, "where people are kept (default: SQLite in RUN.users.db)")
+    text = f"where people are kept (default: what {STORE_VARIABLE} says, or SQLite in RUN.users.db)"
+    verb.add_argument("--store", metavar="URL", help=text)
     text = "file of keys (`factorcell users key`); without it only this machine may ask"
     verb.add_argument("--keys", type=Path, metavar="FILE", help=text)
     verb.add_argument("--workers", type=int, default=1, metavar="N", help="processes that share the port")
@@ -34,11 +36,6 @@ def serve(verb: Parser) -> None:
     group.add_argument("--origin", action="append", default=[], metavar="URL", help=text)
     text = "people whose weights are kept in memory"
     verb.rare.add_argument("--cached", type=int, default=1000, metavar="N", help=text)
-
-
-def store(verb: Parser, text: str, required: bool = False) -> None:
-    """Add where people are kept."""
-    verb.add_argument("--store", metavar="URL", required=required, help=text)
 
 
 def users_list(verb: Parser) -> None:
@@ -95,7 +92,8 @@ def users_key(verb: Parser) -> None:
 
 
 def _stored(verb: Parser) -> None:
-    store(verb, f"where people are kept: {STORES}", required=True)
+    text = f"where people are kept: {STORES} (default: what {STORE_VARIABLE} says)"
+    verb.add_argument("--store", metavar="URL", required=STORE_VARIABLE not in os.environ, help=text)
 
 
 def _one(verb: Parser) -> None:
