@@ -122,7 +122,7 @@ def test_greedy_takes_the_likeliest_token() -> None:
             siblings = {other: log for other, log in begun.items() if other[:-1] == as_drawn(text)[: length - 1]}
             assert max(siblings, key=siblings.__getitem__) == as_drawn(text)[:length]
         assert text.log_probability == pytest.approx(chances[as_drawn(text)], abs=1e-5)
-    for draw in (Sampler(temperature=1e-3), Sampler(top_k=1), Sampler(top_p=1e-6)):
+    for draw in (Sampler(temperature=1e-3), Sampler(temperature=1e-60), Sampler(top_k=1), Sampler(top_p=1e-6)):
         assert [text.tokens for text in sample(2, rules, draw)] == [text.tokens for text in texts]
 
 

@@ -117,7 +117,8 @@ class Sampler:
     def weights(self, logs: Tensor) -> Tensor:
         """Log probabilities (N, V), -inf where forbidden -> the weights (N, V) to draw by, 0 where excluded."""
         if self.temperature != 1:
-            logs = (logs - logs.amax(1, keepdim=True)) / self.temperature
+            smallest = torch.finfo(logs.dtype).tiny  # what is smaller might be 0, and 0 / 0 is no number
+            logs = (logs - logs.amax(1, keepdim=True)) / max(self.temperature, smallest)
         if self.top_k and self.top_k < logs.shape[1]:
             least = logs.topk(self.top_k, dim=1).values[:, -1:]
             logs = logs.masked_fill(logs < least, -torch.inf)
