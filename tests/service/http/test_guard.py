@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from starlette.testclient import TestClient
 
+from factorcell.config import UserError
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
@@ -73,6 +74,21 @@ def test_cross_origin_requests_of_named_pages(client_of: Callable[[Settings], Te
     assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
     refused = client.post("/v1/accept", json=ACCEPT, headers={"Origin": "https://other.example"})
     assert refused.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["", "*", "null", "shop.example", "https://shop.example/", "https://Shop.example", "https://a b", "https://a\nb"],
+)
+def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
+    """It would let nobody in, and nobody would be told why."""
+    with pytest.raises(UserError, match="valid is https://NAME"):
+        Settings(origins=(SHOP, origin))
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "https://[::1]:8443", "https://a-b.example", "app://shop"])
+def test_origins(origin: str) -> None:
+    assert Settings(origins=(origin,)).origins == (origin,)
 
 
 def test_pages_that_are_named_can_read_why_they_are_refused(client_of: Callable[[Settings], TestClient]) -> None:

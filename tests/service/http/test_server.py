@@ -8,13 +8,16 @@ import signal
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from factorcell.config import UserError
-from factorcell.service.http import keys, server
+from factorcell.service.http import keys, problems, server
+from factorcell.service.http.application import application
 from factorcell.service.http.server import ServerOptions, is_loopback, serve
 from factorcell.service.stores.opening import open_store
 from tests.service import runs
@@ -64,6 +67,24 @@ def test_what_cannot_be_served_is_said_before_the_port_answers(tmp_path: Path) -
 def test_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="port"):
         server.bound("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["no such host.invalid", "\udcff", "a" * 300])
+def test_what_is_no_host_is_said(host: str) -> None:
+    with pytest.raises(UserError, match="no name or address of this machine"):
+        server.bound(host, 0)
+
+
+def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is asked for as "." must not take the full stops out of what is said."""
+    monkeypatch.chdir(run)
+    options = ServerOptions(Path("."), f"sqlite:///{tmp_path / 'users.db'}")
+    site = options.site()
+    with TestClient(application(site)) as client:
+        said = client.post("/v1/complete", json={"query": "a", "context": {"planet": "x.y"}}).json()["detail"]
+    assert "the model" not in said
+    folder = site.service.model.run.folder
+    assert problems.of(UserError(f"{folder}: no. 1"), str(folder)).detail == "the model: no. 1"
 
 
 def test_answers_are_not_delayed() -> None:
@@ -210,6 +231,21 @@ def test_request_that_does_not_arrive_is_not_waited_for(run: Path, tmp_path: Pat
                 while slow.recv(4096):
                     pass
                 assert time.monotonic() - began < 15
+
+
+@pytest.mark.slow
+def test_more_connections_than_files_stop_nobody(run: Path, tmp_path: Path) -> None:
+    """Without a file left, asyncio would accept nobody and write thousands of lines a second."""
+    with ExitStack() as held, serving(run, tmp_path / "users.db", files=300) as (process, client):
+        for _ in range(3):
+            for _ in range(400):
+                held.enter_context(socket.create_connection(("127.0.0.1", client.base_url.port or 0)))
+            with httpx.Client(base_url=client.base_url, timeout=30) as other:
+                assert other.post("/v1/accept", json={"user": "ann", "text": "abba"}).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def accept(site: Site, call: Call) -> AcceptAnswer:
 
 def ready(site: Site, call: Call) -> Health:
     """Whether requests can be answered: the model is proven, and the store can be written."""
-    site.service.check()
+    site.readiness.ask(site.service.check)
     return Health()
 
 

@@ -58,6 +58,7 @@ class Lane:
         finally:
             leaving.cancel()
             self._leave(future)
+            answer.cancel()  # an error that nobody waits for would be logged, with what was asked
 
     def close(self) -> None:
         """Wait for what has begun."""

@@ -17,14 +17,20 @@ LONGEST_ADDRESS = 16 << 10  # bytes of path and query
 LARGEST_HEADERS = 16 << 10  # bytes of all names and values
 ARRIVING = 10.0  # seconds within which a body is here
 UNICODE = "it is not Unicode text (UTF-8)"
+CLOSING = {"Connection": "close"}  # what follows on the connection is not to be read
 
 
 def check_head(scope: Any) -> None:
-    """`ProblemError` for an address or headers that are too long."""
+    """`ProblemError` for an address or headers that are too long, or for two lengths of one body.
+
+    A proxy that takes the other length would take the rest of the body for a request of somebody else.
+    """
     if len(scope["raw_path"]) + len(scope["query_string"]) > LONGEST_ADDRESS:
         raise ProblemError("too-long", f"path and query take at most {LONGEST_ADDRESS} bytes; POST takes more")
     if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > LARGEST_HEADERS:
         raise ProblemError("large-headers", f"all headers take at most {LARGEST_HEADERS} bytes")
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+        raise ProblemError("malformed", "a body has a length or comes in chunks, not both", headers=CLOSING)
 
 
 async def message(request: Request, kind: type[M], largest: int) -> M:
@@ -33,8 +39,8 @@ async def message(request: Request, kind: type[M], largest: int) -> M:
         if request.method in ("GET", "HEAD"):
             return msgspec.convert(_from_query(request.scope["query_string"]), kind, strict=False)
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media != "application/json":
-            raise ProblemError("wrong-type", "the body must be application/json")
+        if media != "application/json" or "content-encoding" in request.headers:
+            raise ProblemError("wrong-type", "the body must be application/json, and not compressed")
         return msgspec.json.decode(await body(request, largest), type=kind)
     except msgspec.ValidationError as error:
         raise ProblemError("invalid", str(error)) from None
@@ -44,7 +50,7 @@ async def message(request: Request, kind: type[M], largest: int) -> M:
 
 async def body(request: Request, largest: int) -> bytes:
     """All of the body, if it is no larger and comes in time."""
-    large = ProblemError("too-large", f"the body takes at most {largest} bytes", headers={"Connection": "close"})
+    large = ProblemError("too-large", f"the body takes at most {largest} bytes", headers=CLOSING)
     length = request.headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or int(length) > largest:
         raise large
@@ -58,7 +64,7 @@ async def body(request: Request, largest: int) -> bytes:
                     raise large
     except TimeoutError:
         detail = f"the body must be here within {ARRIVING:g} seconds"
-        raise ProblemError("too-slow", detail, headers={"Connection": "close"}) from None
+        raise ProblemError("too-slow", detail, headers=CLOSING) from None
     except ClientDisconnect:
         raise GoneError from None
     return b"".join(parts)

@@ -25,7 +25,7 @@ from factorcell.service.engine import CACHED, Service
 from factorcell.service.http import metrics
 from factorcell.service.http.application import application
 from factorcell.service.http.keys import KeyRing
-from factorcell.service.http.protocol import Protocol
+from factorcell.service.http.protocol import BACKLOG, Protocol
 from factorcell.service.http.site import Settings, Site
 from factorcell.service.http.watching import Watcher, mark
 from factorcell.service.learning import ServedModel
@@ -59,7 +59,8 @@ class ServerOptions:
     def model(self) -> ServedModel:
         """The run as it lies there now, proven."""
         allowed = None if self.block is None else BlockList.read(self.block)
-        model = ServedModel(Run.open(self.run), slips=self.slips, allowed=allowed)
+        folder = self.run.absolute()  # which errors leave out, wherever it stands: "." stands in many
+        model = ServedModel(Run.open(folder), slips=self.slips, allowed=allowed)
         model.probe()
         return model
 
@@ -92,8 +93,11 @@ def is_loopback(host: str) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A port of ours, on which nothing is answered yet. `OSError` if it is taken."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    """A port of ours, on which nothing is answered yet. `OSError` if it is taken, `UserError` for what is no host."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (socket.gaierror, UnicodeError):
+        raise UserError(f"host {host!r:.60}: no name or address of this machine") from None
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio delays what names no protocol
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -141,6 +145,7 @@ def configured(app: Any, workers: int = 1, factory: bool = False) -> uvicorn.Con
         app,
         factory=factory,
         http=Protocol,
+        backlog=BACKLOG,
         workers=workers,
         log_config=None,
         log_level="error",

@@ -1,19 +1,23 @@
 """All that answering needs: the service, how much it may do at once, who may ask, and how it is set."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
 
+from factorcell.config import UserError
 from factorcell.service.engine import Service
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.lanes import Lane
 from factorcell.service.http.metrics import Metrics
+from factorcell.service.http.readiness import Readiness
 from factorcell.service.recent import Recent
 
 SEARCHES, CHANGES, BATCHES = 256, 256, 16  # requests that wait at most
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # of RFC 6454
 SESSIONS = 10_000  # input boxes whose newest keystroke is known
 
 
@@ -26,7 +30,8 @@ def cores() -> int:
 class Settings:
     """How a site answers: the seconds of a completion that asks for none, and of all else.
 
-    `names`: those that the server is asked by (any if empty), `origins`: pages of other servers that may ask it.
+    `names`: those that the server is asked by (any if empty), `origins`: pages of other servers that may ask it,
+    `UserError` for what no browser would ever send as one.
     `pad`: the bytes of a completion are a multiple of it, so that lengths tell less of what is typed; 0 adds nothing.
     """
 
@@ -35,6 +40,12 @@ class Settings:
     names: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     pad: int = 0
+
+    def __post_init__(self) -> None:
+        for origin in self.origins:
+            if not ORIGIN.fullmatch(origin):
+                valid = "https://NAME or https://NAME:PORT as browsers send it: in lower case, and no path"
+                raise UserError(f"origin {origin!r:.60}: valid is {valid}")
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,7 @@ class Site:
     settings: Settings = field(default_factory=Settings)
     keys: KeyRing | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    readiness: Readiness = field(default_factory=Readiness)
     search: Lane = field(default_factory=lambda: Lane("search", cores(), SEARCHES))
     change: Lane = field(default_factory=lambda: Lane("change", cores(), CHANGES))
     batch: Lane = field(default_factory=lambda: Lane("batch", 1, BATCHES))

@@ -30,6 +30,7 @@ async def begin(lane: Lane, make: Make, seconds: float, gone: Callable[[], Await
 
     doing = asyncio.ensure_future(lane.run(work, seconds, gone))
     doing.add_done_callback(lambda _: messages.put_nowait(None))
+    doing.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio logs what nobody awaits
     first = await messages.get()
     if first is None:
         await doing
