@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from factorcell.evaluation.classification import classify
 from factorcell.generation.generate import GenerationOptions, stream
 from factorcell.service.http import batches
+from factorcell.service.http.messages import LONGEST_PROMPT
 from factorcell.service.http.site import Site
 
 TEXTS = [{"text": "abba", "context": {"city": "Oslo"}}, {"text": "", "context": {"city": "Nice"}}]
@@ -61,6 +62,12 @@ def events(content: str) -> list[dict[str, Any]]:
     return [json.loads(part.removeprefix("data: ")) for part in content.strip().split("\n\n")]
 
 
+def test_text_of_the_lowest_temperature_is_the_likeliest(client: TestClient) -> None:
+    """A temperature that 32 bits cannot hold was a fault of the server."""
+    texts = [client.post("/v1/generate", json={"temperature": low, "seed": 1}) for low in (1e-5, 1e-60, 5e-324)]
+    assert {(one.status_code, one.text) for one in texts} == {(200, texts[0].text)}
+
+
 def test_text_is_streamed(client: TestClient, site: Site) -> None:
     asked = {"context": {"city": "Oslo"}, "prompt": "ab", "seed": 4, "max_tokens": 10, "temperature": 0.8}
     answer = client.post("/v1/generate", json=asked)
@@ -86,7 +93,7 @@ def test_text_is_streamed(client: TestClient, site: Site) -> None:
         ("rescore", {"lists": [{"hypotheses": [{"text": "a"}]}], "weights": {"x": 1.0}}),
         ("generate", {"temperature": 0}),
         ("generate", {"context": {"planet": "x"}}),
-        ("generate", {"prompt": "\x00" * (1 << 17)}),
+        ("generate", {"prompt": "\x00" * (LONGEST_PROMPT + 1)}),
     ],
 )
 def test_what_cannot_be_asked(client: TestClient, path: str, asked: dict[str, Any]) -> None:
@@ -105,3 +112,6 @@ def test_batches_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(batches, "MOST_PAIRS", 3)
     asked = {"target": "city", "texts": [{"text": "a"}, {"text": "b"}]}
     assert client.post("/v1/classify", json=asked).status_code == 422
+    lists = [{"hypotheses": [{"text": "a"}, {"text": "b"}]}] * 2
+    assert client.post("/v1/rescore", json={"lists": lists[:1]}).status_code == 200
+    assert client.post("/v1/rescore", json={"lists": lists}).status_code == 422

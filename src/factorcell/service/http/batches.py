@@ -29,7 +29,7 @@ from factorcell.service.http.messages import (
 from factorcell.service.http.site import Call, Site
 from factorcell.service.learning import ServedModel
 
-MOST_PAIRS = 10_000  # of a text and a candidate
+MOST_PAIRS = 10_000  # of a text and a candidate, or of a list and a hypothesis
 
 
 def score(site: Site, call: Call) -> ScoreAnswer:
@@ -66,6 +66,7 @@ def rescore(site: Site, call: Call) -> RescoreAnswer:
     """Choose anew from a recogniser's lists, in context."""
     asked: RescoreRequest = call.asked
     model = site.service.model
+    _check_pairs(sum(len(one.hypotheses) for one in asked.lists), f"{len(asked.lists)} lists of hypotheses")
     names = tuple(asked.lists[0].hypotheses[0].scores)
     nbest = NBest(names, tuple(_utterance(str(number), one, names) for number, one in enumerate(asked.lists, 1)))
     weights = ScoreWeights(asked.weights) if asked.weights else ScoreWeights.shared(names)
@@ -103,11 +104,13 @@ def _candidates(model: ServedModel, asked: ClassifyRequest) -> tuple[str, ...]:
     for name in asked.values:
         choose(f"value of {asked.target}", name, variable.values[1:])
     names = tuple(dict.fromkeys(asked.values)) or variable.values[1:]
-    if len(names) * len(asked.texts) > MOST_PAIRS:
-        raise UserError(
-            f"{len(asked.texts)} texts of {len(names)} values: at most {MOST_PAIRS} pairs are judged at once"
-        )
+    _check_pairs(len(names) * len(asked.texts), f"{len(asked.texts)} texts of {len(names)} values")
     return names
+
+
+def _check_pairs(count: int, what: str) -> None:
+    if count > MOST_PAIRS:
+        raise UserError(f"{what}: these are {count} pairs, of which at most {MOST_PAIRS} are judged at once")
 
 
 def _utterance(number: str, asked: HypothesisList, names: tuple[str, ...]) -> Utterance:

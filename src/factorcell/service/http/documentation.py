@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from factorcell.service.http import problems, streaming
-from factorcell.service.http.messages import Problem
+from factorcell.service.http.messages import Problem, UserId
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.site import Operation, Site
 from factorcell.version import __version__
@@ -80,7 +80,7 @@ def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys:
         },
     }
     if "{user}" in one.path:
-        schema = {"type": "string", "minLength": 1}
+        schema = msgspec.json.schema(UserId)
         described["parameters"].append({"name": "user", "in": "path", "required": True, "schema": schema})
     if one.takes is not None and one.method == "GET":
         described["parameters"] += _parameters(components[one.takes.__name__])

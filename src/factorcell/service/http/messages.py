@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from factorcell.completion.texts import LONGEST
-from factorcell.service.record import LONGEST_ID, LONGEST_KEY, LONGEST_VALUE
+from factorcell.service.record import LATEST, LONGEST_ID, LONGEST_KEY, LONGEST_VALUE
 
 MOST_RESULTS = 100
 LONGEST_WAIT = 10_000  # milliseconds that a completion may take
 LARGEST = (1 << 53) - 1  # which all clients' numbers hold
-LATEST = (1 << 40) - 1  # second of a time
 MOST_IMPORTED = 10_000  # texts of one person
 MOST_TEXTS, MOST_CANDIDATES, MOST_HYPOTHESES, MOST_TOKENS = 256, 1000, 1000, 1000  # of one batch
+LONGEST_PROMPT = 1000  # characters, each of which the model reads one after the other
 LARGEST_SCORE = 1e30
 
 UserId = Annotated[
@@ -256,7 +256,7 @@ class GenerateRequest(Asked):
     """A text to write in a context, token by token."""
 
     context: Context = {}
-    prompt: Annotated[str, Meta(max_length=LONGEST, description="what it begins with")] = ""
+    prompt: Annotated[str, Meta(max_length=LONGEST_PROMPT, description="what it begins with")] = ""
     temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1_000_000, description="0: all tokens")] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
