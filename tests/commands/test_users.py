@@ -79,6 +79,35 @@ def test_people_travel(url: str, model: ServedModel, tmp_path: Path, capsys: pyt
     assert "line 2: not JSON" in said(["users", "import", str(file), "--store", other], capsys, 2)[1]
 
 
+def test_people_come_back_as_they_were_downloaded(
+    url: str, model: ServedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the server gives is one person, over several lines or not, with any character in a text."""
+    service = Service(model, open_store(url))
+    service.accept("eve", "a\u2028b\x85c\x0bd")
+    values = service.export("eve")
+    service.close()
+    file = tmp_path / "eve.json"
+    for number, content in enumerate((json.dumps(values, indent=2), json.dumps(values, ensure_ascii=False) + "\n\n")):
+        file.write_text(content, encoding="utf-8")
+        other = f"sqlite:///{tmp_path / f'other{number}.db'}"
+        assert said(["users", "import", str(file), "--store", other], capsys)[1].startswith("1 people")
+        store = open_store(other)
+        record = store.read("eve")
+        store.close()
+        assert record is not None
+        assert [one.text for one in record.texts] == ["a\u2028b\x85c\x0bd"]
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "9" * 10_000, "{}", "\x00", '{"format": 1e999}', "nan"])
+def test_what_is_no_person_is_a_line(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "people.jsonl"
+    file.write_text(content, encoding="utf-8")
+    message = said(["users", "import", str(file), "--store", f"sqlite:///{tmp_path / 'users.db'}"], capsys, 2)[1]
+    assert message.count("\n") == 1
+    assert "line 1: " in message
+
+
 def test_people_forget(url: str, model: ServedModel, capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 texts are gone" in said(["users", "forget", "ann", "abba", "--store", url], capsys)[1]
     assert "no such text" in said(["users", "forget", "ann", "abba", "--store", url], capsys)[1]

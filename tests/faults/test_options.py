@@ -19,12 +19,16 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import uvicorn
+from starlette.testclient import TestClient
 
 from factorcell import files, limits
 from factorcell.commands import main as cli
 from factorcell.commands.main import Verb
 from factorcell.commands.parser import Parser
 from factorcell.config import Config
+from factorcell.service.http.server import Workers
+from factorcell.service.record import LATEST
 
 SECONDS = 60  # that a case may take on a busy machine
 NUMBERS = ("nan", "inf", "-inf", "-1", "0", "1e400", str(10**30), "")
@@ -33,6 +37,21 @@ SIZES = "--hidden-size 4 --embedding-size 4 --variable-size 2 --context-size 2 -
 SMALL = f"--epochs 0.1 --evaluations 1 --min-context-count 1 --min-count 1 --threads 1 --device cpu {SIZES}"
 QUICK = "--epochs 0.1 --evaluations 1 --device cpu --threads 1"
 COLUMNS = "--context city --context lat:number"
+KEPT = "--store sqlite:///users.db"
+STORES = (  # that are none, are not there, or are something else
+    *("sqlite:", "sqlite://", "sqlite:///", "sqlite:///folder", "sqlite:///binary", "sqlite:///missing/file"),
+    *("sqlite:////dev/null", "sqlite:////dev/full", "sqlite:///two\nlines\x1b[31m", "sqlite:///\udcff"),
+    *(
+        "sqlite:///:memory:",
+        "sqlite:///a\0b",
+        "mysql://root:secret@127.0.0.1",
+        "://",
+        "postgresql://",
+        "postgresql://[",
+    ),
+    *("postgresql://\udcff@127.0.0.1:1/x", "postgresql://127.0.0.1:1/x\x1b[31m", "redis://", "redis://127.0.0.1:1/0"),
+    *("redis://127.0.0.1:none", "redis://127.0.0.1:1/none", "redis://[", "redis://a\0b", "rediss://127.0.0.1:1"),
+)
 
 # A small command of each verb.
 COMMANDS = {
@@ -62,12 +81,21 @@ COMMANDS = {
     "contexts": "run --threads 1",
     "units": "run train.csv --target city --examples 1 --repeats 1 --threads 1",
 }
-# Minutes, or what is not installed: their options are those of others. The verbs of the service have tests of their own
-# (tests/commands/test_serving.py and test_users.py).
-LONG = {"demo", "baseline fasttext", "serve"}
-SERVICE = {f"users {kind}" for kind in ("list", "show", "export", "forget", "delete", "import", "migrate", "key")}
+COMMANDS |= {
+    "serve": f"letters --port 0 --host localhost --keys keys.toml {KEPT}",
+    "users list": KEPT,
+    "users show": f"ann {KEPT}",
+    "users export": f"ann {KEPT}",
+    "users forget": f"ann nothing {KEPT}",
+    "users delete": f"eve {KEPT}",
+    "users import": "people.jsonl --store sqlite:///new",
+    "users migrate": f"letters {KEPT}",
+    "users key": "shop --keys new --scope complete",
+}
+# Minutes, or what is not installed: their options are those of others.
+LONG = {"demo", "baseline fasttext"}
 FIELDS = {field.name for section in dataclasses.fields(Config) for field in dataclasses.fields(section.type)}  # type: ignore[arg-type]
-FAST = {"generate", "complete", "report", "train"}  # verbs whose numbers are tried each time
+FAST = {"generate", "complete", "report", "train", "users key"}  # verbs whose numbers are tried each time
 
 
 def verbs(path: tuple[Verb, ...] = (cli.ALL,)) -> Iterator[tuple[Verb, ...]]:
@@ -97,7 +125,8 @@ def cases(numbers: bool) -> Iterator[tuple[str, str, str]]:
         for action in options(verb):
             name = action.option_strings[-1] if action.option_strings else f"<{action.dest}>"
             if (action.type in (int, float)) == numbers:
-                yield from ((verb, name, value) for value in (NUMBERS if numbers else TEXTS))
+                more = STORES if name == "--store" and verb in ("serve", "users list") else ()
+                yield from ((verb, name, value) for value in (NUMBERS if numbers else TEXTS + more))
 
 
 def words(verb: str, name: str, value: str) -> list[str]:
@@ -134,7 +163,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         letters = "--unit char --user user --min-user-count 1"
         for name, more in (("letters", ()), ("audited", ("--canaries=2",))):
             assert cli.main(["train", "train.csv", "--out", name, *letters.split(), *SMALL.split(), *more]) == 0
+        person = {"format": 1, "user": "ann", "paused": False, "texts": [{"text": "cold sea", "time": LATEST}]}
+        files.write_rows(folder / "people.jsonl", [person])
+        assert cli.main(["users", "import", "people.jsonl", *KEPT.split()]) == 0
+        assert cli.main(["users", "key", "all", "--keys", "keys.toml", "--scope", "admin"]) == 0
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _served_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server ends as soon as it could answer; of several processes none begins."""
+
+    def run(server: uvicorn.Server, _sockets: object) -> None:
+        with TestClient(server.config.app):  # type: ignore[arg-type]
+            pass
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    monkeypatch.setattr(Workers, "run", lambda _: None)
 
 
 def attempt(world: Path, given: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -156,7 +201,7 @@ def attempt(world: Path, given: list[str], capfd: pytest.CaptureFixture[str]) ->
         signal.signal(signal.SIGALRM, handler)
         os.environ.clear()
         os.environ.update(before)
-        for name in ("new", "new.html"):
+        for name in ("new", "new-wal", "new-shm", "new.html"):
             subprocess.run(["rm", "-rf", str(world / name)], check=True)
     assert all(stat.S_ISCHR(os.stat(name).st_mode) for name in ("/dev/null", "/dev/full"))
     said = capfd.readouterr().err
@@ -199,6 +244,16 @@ def test_texts_and_files(
     outcome[refuse_or_take(world, words(*case), capfd)] += 1
 
 
+@pytest.mark.parametrize("verb", [verb for verb in COMMANDS if verb.split()[0] in ("serve", "users")])
+def test_commands_of_the_service_as_they_stand(
+    world: Path, verb: str, capfd: pytest.CaptureFixture[str], outcome: dict[str, int]
+) -> None:
+    """They go through, so that what is refused elsewhere is refused for its one hostile value."""
+    code, said = attempt(world, [*verb.split(), *COMMANDS[verb].split()], capfd)
+    assert code == 0, said
+    outcome["accepted"] += 1
+
+
 def test_every_number_has_limits() -> None:
     """In the config beside its help, or in the table of the others."""
     for verb, parser in parsers().items():
@@ -209,7 +264,7 @@ def test_every_number_has_limits() -> None:
         for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
             about = field.metadata["limits"]
             assert (about is not None) == (field.type in (int, float)), field.name
-    assert set(parsers()) == set(COMMANDS) | LONG | SERVICE
+    assert set(parsers()) == set(COMMANDS) | LONG
 
 
 @pytest.mark.parametrize("name", [*limits.NUMBERS])

@@ -30,7 +30,7 @@ def run_serve(given: argparse.Namespace) -> None:
     keep = None if given.keep is None else duration(given.keep)
     options = server.ServerOptions(
         given.run,
-        given.store or os.environ.get(STORE_VARIABLE) or beside(given.run),
+        os.environ.get(STORE_VARIABLE, beside(given.run)) if given.store is None else given.store,
         keys=given.keys,
         host=given.host,
         port=given.port,

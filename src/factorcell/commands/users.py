@@ -14,7 +14,7 @@ from factorcell.config import UserError
 from factorcell.progress import progress_bar
 from factorcell.service import administration, changes
 from factorcell.service.http import keys
-from factorcell.service.record import Record, StoreError
+from factorcell.service.record import Record, StoreError, checked_id
 from factorcell.service.stores.opening import open_store
 from factorcell.service.stores.store import Store
 
@@ -55,10 +55,10 @@ def run_users_import(given: argparse.Namespace) -> None:
     """`factorcell users import`."""
     count = known = 0
     with _opened(given) as store:
-        for number, line in enumerate(inputs.text(given.file).splitlines(), 1):
+        for number, line in _people(inputs.text(given.file)):
             try:
                 user = administration.restore(store, json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 said = error.message if isinstance(error, UserError) else "not JSON"
                 raise UserError(f"{given.file} line {number}: {said}; {count:,} people before it are kept") from None
             count, known = count + (user is not None), known + (user is None)
@@ -75,7 +75,7 @@ def run_users_forget(given: argparse.Namespace) -> None:
 def run_users_delete(given: argparse.Namespace) -> None:
     """`factorcell users delete`."""
     with _opened(given) as store:
-        deleted = sum(store.delete(user) for user in given.users)
+        deleted = sum(store.delete(checked_id(user)) for user in given.users)
         terminal.say(f"{deleted:,} of {len(given.users):,} people are deleted; of the others nothing was kept")
         if given.purge:
             terminal.say(*(f"left to do: {line}" for line in store.purge()))
@@ -113,6 +113,14 @@ def _opened(given: argparse.Namespace) -> Iterator[Store]:
         raise UserError(f"store: {error}") from None
     finally:
         store.close()
+
+
+def _people(content: str) -> list[tuple[int, str]]:
+    """What is a person each, with the number of its line: a line, or all of it where one person takes several."""
+    lines = content.split("\n")  # and no other end of a line, for a text may have any
+    if lines[0].strip() == "{":
+        return [(1, content)]
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _found(store: Store, user: str) -> Record:

@@ -14,7 +14,7 @@ from factorcell.completion.texts import checked
 from factorcell.config import UserError
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
-from factorcell.service.record import KeptText, Record, checked_context, checked_id
+from factorcell.service.record import LATEST, KeptText, Record, checked_context, checked_id
 
 Change = Callable[[Record], Record]
 Outcome = Literal["learned", "kept", "repeated", "paused", "withheld", "private"]
@@ -108,6 +108,6 @@ def imported(values: Any, now: int) -> Record:
 
 def _imported(number: int, values: Any) -> KeptText:
     time = values["time"]
-    if type(time) is not int or not 0 <= time < 1 << 40:
-        raise UserError(f"time {time!r:.30}: valid are whole seconds since 1970")
+    if type(time) is not int or not 0 <= time <= LATEST:
+        raise UserError(f"time {time!r:.30}: valid are whole seconds from 1970 to 9999")
     return KeptText(number, normalize("NFC", checked(values["text"])), time, checked_context(values.get("context")))

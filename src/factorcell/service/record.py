@@ -23,6 +23,7 @@ MOST_KEYS = 200  # idempotency keys that are remembered, the newest
 MOST_STATES = 2  # states of different models, the newest: of a model and of the one that takes its place
 DIGEST = 16  # bytes of what stands for a key
 LONGEST_VALUE, LARGEST_VALUE = 1000, 1e15  # of a context: characters of a text, and what no number reaches
+LATEST = 253_402_300_799  # the last second of the year 9999, after which there is no calendar
 FIRST_VERSIONS = 1 << 52  # the first version of a person is a random number below; JSON's numbers hold all that follow
 
 

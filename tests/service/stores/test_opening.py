@@ -1,6 +1,8 @@
 """URLs of stores, and what a store refuses to open."""
 
+import os
 import sqlite3
+import stat
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +24,10 @@ from tests.service.stores.servers import Server
         ("sqlite://", "store sqlite: no file in it"),
         ("sqlite:///", "store sqlite: no file in it"),
         ("sqlite:////nowhere/at/all/users.db", "there is no folder /nowhere/at/all"),
+        ("sqlite:////dev/null", "/dev/null: cannot be opened as a store of users (it is no file)"),
+        ("sqlite:////", "/: cannot be opened as a store of users (it is no file)"),
+        ("postgresql://root:secret\udcff@127.0.0.1:1/x", "store postgresql: its URL has characters that are none"),
+        ("redis://:secret\0@127.0.0.1:1/0", "store redis: its URL has characters that are none"),
         ("postgresql://root:secret@127.0.0.1:1/x", "store postgresql: cannot be opened"),
         ("postgresql://host:port:more/x?y", "store postgresql: "),
         ("redis://:secret@127.0.0.1:1/0", "store redis: cannot be opened"),
@@ -79,6 +85,27 @@ def test_a_relative_path_is_one_from_here(tmp_path: Path, monkeypatch: pytest.Mo
     store.write(Record.new("Ann", 0), None)
     store.close()
     assert (tmp_path / "users.db").exists()
+
+
+def test_a_name_that_sqlite_takes_for_none_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///:memory:")
+    store.write(Record.new("Ann", 0), None)
+    store.close()
+    assert (tmp_path / ":memory:").stat().st_size > 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
+def test_only_the_owner_may_read_a_file_of_people(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = open_store(f"sqlite:///{tmp_path / 'users.db'}")
+        store.write(Record.new("Ann", 0), None)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes == {"users.db": 0o600, "users.db-wal": 0o600, "users.db-shm": 0o600}
 
 
 @pytest.mark.parametrize("started", ["redis"], indirect=True)

@@ -16,6 +16,8 @@ def open_store(url: str) -> Store:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in OPENERS:
         raise UserError(f"store {scheme if separator else url!r}: valid is {STORES}")
+    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in url):
+        raise UserError(f"store {scheme}: its URL has characters that are none; valid is {STORES}")
     try:
         return OPENERS[scheme](url, rest)
     except ImportError as error:

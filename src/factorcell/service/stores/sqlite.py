@@ -40,11 +40,16 @@ class SQLiteStore:
         self._closed = False
         if not path.parent.is_dir():
             raise UserError(f"{path}: there is no folder {path.parent}")
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: cannot be opened as a store of users (it is no file)")
         try:
+            if not path.exists():
+                path.touch(0o600)  # it, and what SQLite puts beside it, is for the owner alone
             with self._connection() as connection:
                 _migrate(connection, path)
-        except StoreError as error:
-            raise UserError(f"{path}: cannot be opened as a store of users ({error.__cause__})") from None
+        except (StoreError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error.__cause__
+            raise UserError(f"{path}: cannot be opened as a store of users ({reason})") from None
 
     def read(self, user: str) -> Record | None:
         """See `Store`."""
@@ -138,7 +143,7 @@ class SQLiteStore:
             return self._idle.get_nowait()
         except queue.Empty:
             pass
-        connection = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self.path.absolute(), timeout=WAIT, isolation_level=None, check_same_thread=False)
         try:
             for setting in SETTINGS:
                 connection.execute(f"PRAGMA {setting}").fetchall()
