@@ -31,7 +31,6 @@ KINDS: dict[str, tuple[int, str]] = {
     "failed": (500, "The server failed"),
     "overloaded": (503, "There is too much to do"),
     "no-store": (503, "The store does not answer"),
-    "closing": (503, "The server is closing"),
 }
 BY_STATUS = {404: "not-found", 405: "wrong-method"}  # what routing refuses
 

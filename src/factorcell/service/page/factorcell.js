@@ -21,6 +21,7 @@
   const MOST_KEPT = 10_000; // characters of a text that is still sent while its page is left: browsers limit the bytes
   const SAYING = 600; // milliseconds without a key before a screen reader is told how many suggestions there are
   const LEAST_ROOM = 200; // pixels below the input, or the list opens above it where there is more room
+  const UNSEEN = /[\0-\x08\v-\x1F\x7F-\x9F\u202A-\u202E\u2066-\u2069]/g; // all controls but tabs and ends of lines
   const PASSING = new Set([0, 408, 429, 500, 502, 503, 504]); // statuses after which the same request may succeed
 
   /** All that is said; `attach(input, {words})` replaces any of it. */
@@ -59,7 +60,10 @@
     :where(.fc-option[aria-selected="true"]) {
       background: var(--fc-active, color-mix(in srgb, CanvasText 11%, Canvas));
     }
-    :where(.fc-text) { flex: 1; min-width: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+    :where(.fc-text) {
+      flex: 1; min-width: 0; white-space: pre-wrap; overflow-wrap: anywhere; overflow: hidden;
+      display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
+    }
     :where(.fc-typed) { color: var(--fc-muted, color-mix(in srgb, CanvasText 64%, Canvas)); }
     :where(.fc-rest) { font-weight: 600; }
     :where(.fc-from) { display: flex; gap: 10px; font-size: max(12px, .72em); white-space: nowrap; }
@@ -374,7 +378,7 @@
       if (one.slips) sources.push(element("span", { class: "fc-slips" }, words.slips(one.slips)));
       return element("div", { class: "fc-option", role: "option", id, "aria-selected": "false" },
         element("span", { class: "fc-text", dir: "auto" },
-          element("span", { class: "fc-typed" }, typed), element("span", { class: "fc-rest" }, rest)),
+          element("span", { class: "fc-typed" }, visible(typed)), element("span", { class: "fc-rest" }, visible(rest))),
         element("span", { class: "fc-from" }, element("span", { class: "fc-hidden" }, ` ${words.from} `), ...sources));
     }
 
@@ -524,6 +528,11 @@
     return text.replace(/\p{Surrogate}/gu, "\uFFFD");
   }
 
+  /** A text in which no character can hide, or change the order of those around it: such stand there by number. */
+  function visible(text) {
+    return text.replace(UNSEEN, (one) => `\\u${one.codePointAt(0).toString(16).padStart(4, "0")}`);
+  }
+
   /** What of a suggestion is typed already, and the rest. */
   function split(text, typed) {
     const [all, start] = [[...text], [...typed.normalize("NFC")]];
@@ -560,5 +569,5 @@
     if (!root.adoptedStyleSheets.includes(sheet)) root.adoptedStyleSheets = [...root.adoptedStyleSheets, sheet];
   }
 
-  globalThis.factorcell = Object.freeze({ attach, Client, Problem, element });
+  globalThis.factorcell = Object.freeze({ attach, Client, Problem, element, visible });
 })();

@@ -4,7 +4,8 @@
 const learned = (() => {
   const FEW = 8; // texts shown until more are asked for
   const CATCHING_UP = [200, 400, 800, 1600, 3200]; // milliseconds until it is asked again whether all is learned
-  const { element } = factorcell;
+  const SHORT = 60; // characters of a text within a sentence
+  const { element, visible } = factorcell;
   const $ = (id) => document.getElementById(id);
 
   /** The panel. `said(words)` says something, `failed(error)` that something failed, and `changed()` is called when
@@ -14,7 +15,8 @@ const learned = (() => {
     #person = null;
     #turn = 0; // of the newest look; what others find is not shown
     #all = false;
-    #profile = null;
+    missing = false; // whether the last look failed
+    #profile; // null where nothing is kept, undefined until it is known
     #tells;
 
     constructor(tells) {
@@ -35,7 +37,8 @@ const learned = (() => {
       this.#client = client;
       this.#person = person;
       this.#all = false;
-      this.#profile = null;
+      this.#profile = undefined;
+      this.missing = false;
       $("whose").textContent = $("who").textContent = person ?? "nobody";
       this.#draw();
       return this.refresh();
@@ -51,11 +54,17 @@ const learned = (() => {
         try {
           profile = await this.#ask("GET", "");
         } catch (error) {
-          if (turn === this.#turn && error.status !== 404) this.#tells.failed(error);
-          if (turn !== this.#turn || error.status !== 404) return false;
+          if (turn !== this.#turn) return false;
+          if (error.status !== 404) {
+            this.missing = true;
+            this.#draw();
+            this.#tells.failed(error);
+            return false;
+          }
         }
         if (turn !== this.#turn) return false;
         this.#profile = profile;
+        this.missing = false;
         this.#draw();
         if (wait === null || !profile || profile.learned) break;
         await new Promise((done) => setTimeout(done, wait));
@@ -74,7 +83,7 @@ const learned = (() => {
       const places = [...$("texts").querySelectorAll("button")];
       const place = places.indexOf(document.activeElement);
       await this.#ask("POST", "/forget", { text });
-      await this.#removed(`“${text}” is forgotten.`);
+      await this.#removed(["“", element("bdi", {}, brief(text)), "” is forgotten."]);
       const buttons = $("texts").querySelectorAll("button");
       (buttons[Math.min(place, buttons.length - 1)] ?? $("learned-title")).focus();
     }
@@ -92,7 +101,7 @@ const learned = (() => {
 
     async #delete() {
       await this.#ask("DELETE", "");
-      await this.#removed(`All of ${this.#person} is deleted.`);
+      await this.#removed(["All of ", element("bdi", {}, this.#person), " is deleted."]);
       $("learned-title").focus();
     }
 
@@ -119,7 +128,8 @@ const learned = (() => {
     #draw() {
       const profile = this.#profile;
       const rows = grouped(profile?.texts ?? []);
-      $("summary").textContent = summary(this.#person, profile);
+      $("summary").textContent = this.missing && !profile
+        ? "What is kept cannot be shown now." : summary(this.#person, profile);
       $("tools").hidden = !profile;
       $("undo").disabled = !rows.length;
       $("pause").textContent = profile?.paused ? "Resume" : "Pause";
@@ -130,12 +140,12 @@ const learned = (() => {
     }
 
     #row({ text, count, time }) {
-      const forget = element("button", { class: "quiet", "aria-label": `Forget “${text}”` }, "Forget");
+      const forget = element("button", { class: "quiet", "aria-label": `Forget “${brief(text)}”` }, "Forget");
       forget.type = "button";
       forget.onclick = () => this.#do(() => this.#forget(text));
       const when = new Date(1000 * time);
       return element("li", {},
-        element("span", { class: "what", dir: "auto" }, text),
+        element("span", { class: "what", dir: "auto" }, visible(text)),
         element("time", { class: "often", datetime: when.toISOString(), title: when.toLocaleString() },
           count > 1 ? `${count} times` : ""),
         forget);
@@ -153,8 +163,15 @@ const learned = (() => {
     return [...found.values()];
   }
 
+  /** A text as it stands within a sentence. */
+  function brief(text) {
+    const all = [...text];
+    return visible(all.length > SHORT ? `${all.slice(0, SHORT - 1).join("")}…` : text);
+  }
+
   function summary(person, profile) {
     if (person === null) return "Nobody is learned: suggestions are those for everybody.";
+    if (profile === undefined) return "\u00a0"; // a line's height, so that nothing jumps
     if (!profile) return "Nothing yet. What you accept is kept here, and you can take any of it back.";
     const count = profile.texts.length;
     const kept = count === 1 ? "One text is kept." : `${count} texts are kept.`;

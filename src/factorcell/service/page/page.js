@@ -8,17 +8,29 @@
   const { attach, Client, Problem, element } = factorcell;
   const $ = (id) => document.getElementById(id);
   const OUTCOMES = {
-    learned: (text, user) => `Learned for ${user}.`,
-    repeated: (text, user) => `Learned for ${user}.`,
-    kept: (text, user) => `Kept for ${user}, to be learned in a moment.`,
+    learned: (user) => ["Learned for ", user, "."],
+    repeated: (user) => ["Learned for ", user, "."],
+    kept: (user) => ["Kept for ", user, ", to be learned in a moment."],
     paused: () => "Not kept: learning is paused.",
     private: () => "Not kept: this session is private.",
-    withheld: (text, user, why) => `Not kept: it looks like ${why}.`,
+    withheld: (user, why) => `Not kept: it looks like ${why}.`,
   };
 
   const kept = {
-    get: (name) => sessionStorage.getItem(`factorcell.${name}`),
-    set: (name, value) => sessionStorage.setItem(`factorcell.${name}`, value),
+    get: (name) => {
+      try {
+        return sessionStorage.getItem(`factorcell.${name}`);
+      } catch {
+        return null; // a browser that keeps nothing
+      }
+    },
+    set: (name, value) => {
+      try {
+        sessionStorage.setItem(`factorcell.${name}`, value);
+      } catch {
+        // the same
+      }
+    },
   };
   const context = Object.fromEntries([...new URLSearchParams(location.search)]
     .map(([name, value]) => [/^context\[(.+)\]$/.exec(name)?.[1], value]).filter(([name]) => name));
@@ -37,12 +49,15 @@
       if (person === null) say("Accepted; nobody learns it.");
       else waiting = setTimeout(() => say("Not kept yet; trying again…"), LONG);
     },
-    onSuggestions: (answer, prefix) => moving().see(prefix, answer.results),
+    onSuggestions: (answer, prefix) => {
+      moving().see(prefix, answer.results);
+      if (panel.missing) panel.refresh(); // the service is there again
+    },
     onLearned: async (answer, text, user) => {
       clearTimeout(waiting);
       if (user !== person) return;
       const took = ["learned", "kept", "repeated"].includes(answer.outcome);
-      say(OUTCOMES[answer.outcome](text, user, answer.why), took);
+      say(OUTCOMES[answer.outcome](element("bdi", {}, user), answer.why), took);
       if (!took) return;
       const label = moving().accepted(text);
       if (await panel.refresh()) await step(label);
@@ -60,9 +75,9 @@
     return moves.get(person);
   }
 
-  /** Say a line under the box, with a button to undo if there is something to undo. */
+  /** Say a line under the box, text or parts of it, with a button to undo if there is something to undo. */
   function say(words, undo = false) {
-    $("words").textContent = words;
+    $("words").replaceChildren(...[words].flat());
     $("take-back").hidden = !undo;
   }
 
@@ -81,7 +96,9 @@
   }
 
   function failed(error) {
-    if (!needsKey(error)) say(reason(error));
+    if (needsKey(error)) return;
+    const words = reason(error);
+    say(words[0].toUpperCase() + words.slice(1));
   }
 
   function be(name) {

@@ -62,7 +62,7 @@ const picture = (() => {
     const share = Math.exp(one.score);
     const told = share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`;
     return factorcell.element("li", isOwn(one) ? { class: "own" } : {},
-      factorcell.element("span", { dir: "auto" }, one.text), factorcell.element("small", {}, told));
+      factorcell.element("span", { dir: "auto" }, factorcell.visible(one.text)), factorcell.element("small", {}, told));
   }
 
   function isOwn(one) {
