@@ -15,7 +15,7 @@ import pytest
 
 from factorcell.config import UserError
 from factorcell.service.engine import CompletionRequest, Completions, Service
-from factorcell.service.http import batches, protocol
+from factorcell.service.http import batches, protocol, reading
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
 from tests.service.http.sockets import GET, HOST, PATIENCE, answered, connected, posted, to_the_end, until
@@ -188,6 +188,36 @@ def test_client_that_takes_nothing_is_left(
     with connected(url) as connection:
         assert answered(connection, GET) == 200
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nX: ", b""),
+        (posted("/v1/complete", b" " * 10_000).rstrip(b" "), b"HTTP/1.1 408 "),
+        (posted("/nothing", b" " * 10_000).rstrip(b" "), b"HTTP/1.1 404 "),
+    ],
+    ids=["head", "body", "body of nothing"],
+)
+def test_request_that_comes_in_drops_is_not_waited_for(
+    url: str, monkeypatch: pytest.MonkeyPatch, head: bytes, status: bytes
+) -> None:
+    """Each drop in time, but never all of it (Slowloris)."""
+    monkeypatch.setattr(protocol, "HEAD", 0.4)
+    monkeypatch.setattr(reading, "ARRIVING", 0.4)
+    monkeypatch.setattr(protocol, "LEAVING", 0.4)
+    with connected(url) as connection:
+        connection.sendall(head)
+        for drops in range(400):  # twenty would do on an idle machine
+            try:
+                connection.sendall(b" ")
+            except OSError:
+                break
+            time.sleep(0.05)
+        answer = to_the_end(connection)
+    assert drops < 399
+    assert answer.startswith(status)
+    assert status or not answer
 
 
 def test_one_more_connection_takes_the_place_of_the_idlest(
