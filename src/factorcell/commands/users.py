@@ -106,7 +106,7 @@ def run_users_key(given: argparse.Namespace) -> None:
 @contextmanager
 def _opened(given: argparse.Namespace) -> Iterator[Store]:
     """The store of a command, whose failures are lines."""
-    store = open_store(given.store or os.environ[STORE_VARIABLE])
+    store = open_store(os.environ[STORE_VARIABLE] if given.store is None else given.store)
     try:
         yield store
     except StoreError as error:
