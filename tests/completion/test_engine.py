@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from factorcell.completion.compiled import CompiledEngine, engine
-from factorcell.completion.search import Engine, PlainEngine, SearchRequest
+from factorcell.completion.search import Engine, PlainEngine, SearchRequest, Stop
 from factorcell.data.context import Context
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
@@ -114,6 +114,18 @@ def test_what_is_typed_is_a_value(ready: Ready) -> None:
     again = found(ready, typed_in(ready, "ab", "abc", "a"))
     assert [text for text, _ in again] == [text for text, _ in first]
     assert [log for _, log in again] == pytest.approx([log for _, log in first], abs=CLOSE)
+
+
+def test_stopped_search_gives_what_there_is(ready: Ready) -> None:
+    """What is stopped before it begins looks at nothing; who asks with a stop that nobody sets gets all."""
+    stop, typed = Stop(), typed_in(ready, "b")
+    assert found(ready, typed, stop=stop) == found(ready, typed)
+    stop.set()
+    run, engine = ready
+    with run.scoring():
+        (stopped,) = engine.search([SearchRequest(typed, 4, LONGEST, stop=stop)], None, 1)
+    assert stopped.rows == 0
+    assert stopped.cut
 
 
 def test_many_requests_are_answered_each_for_itself(ready: Ready) -> None:

@@ -8,6 +8,7 @@ from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Allowed, Completer, Suggestions, TypedText
 from factorcell.completion.online import Learner, User, tells_apart
 from factorcell.completion.popularity import Popularity
+from factorcell.completion.search import Stop
 from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
 
@@ -57,9 +58,11 @@ class Assistant:
         """The same person with `text` typed instead, as `Completer.type`."""
         return self.suggester.type(written, text)
 
-    def suggest(self, written: TypedText, k: int = 10, seconds: float | None = None) -> Suggestions:
-        """The best `k` texts that go on from what is written; within `seconds`, if given."""
-        return self.suggester.suggest(written, k, seconds)
+    def suggest(
+        self, written: TypedText, k: int = 10, seconds: float | None = None, stop: Stop | None = None
+    ) -> Suggestions:
+        """The best `k` texts that go on from what is written; within `seconds`, if given, and until `stop` is set."""
+        return self.suggester.suggest(written, k, seconds, stop)
 
     def learn(self, user: User | None, text: str, context: Mapping[str, Any] | None = None) -> User | None:
         """The user after a text, written in `context`."""

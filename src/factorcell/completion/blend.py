@@ -24,7 +24,7 @@ from factorcell.completion.completer import Completer, Suggestions, TypedText
 from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.search import Suggestion
+from factorcell.completion.search import Stop, Suggestion
 from factorcell.config import UserError
 from factorcell.model.run import Run
 
@@ -147,13 +147,16 @@ class Blend:
         """See `Completer`."""
         return self.completer.fits(prefix)
 
-    def suggest(self, written: TypedText, k: int = 10, seconds: float | None = None) -> Suggestions:
+    def suggest(
+        self, written: TypedText, k: int = 10, seconds: float | None = None, stop: Stop | None = None
+    ) -> Suggestions:
         """The best `k` texts that go on from what is written, with the shares of the sources in their scores.
 
         Where time is up before the model has found any, popular texts and those of the user's own remain. Of nobody
-        told apart there is no past to blend: they get what the model suggests. `seconds` as `Completer.suggest`.
+        told apart there is no past to blend: they get what the model suggests. `seconds` and `stop` are those of
+        `Completer.suggest`.
         """
-        model = self.completer.suggest(written, k, seconds)
+        model = self.completer.suggest(written, k, seconds, stop)
         if written.user is None:
             return model
         candidates = self.candidates(written.text, model, written.user.history, k)

@@ -11,7 +11,9 @@ Shapes: V vocabulary, E embedding, H hidden, R rank.
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -27,6 +29,7 @@ from factorcell.completion.search import (
     PlainEngine,
     SearchRequest,
     SearchResult,
+    Stop,
 )
 from factorcell.data.context import Context
 from factorcell.model.kernels import library
@@ -83,7 +86,8 @@ def search(
     asked = {place: _Asked(packed, one, one.k + spare, limits) for place, one in enumerate(wanted)}
     found: dict[int, SearchResult] = {}
     while asked:
-        _run(packed, [one.request for one in asked.values()], threads, batch)
+        stops = [one.wanted.stop for one in asked.values()]
+        _run(packed, [one.request for one in asked.values()], threads, batch, stops=stops)
         found |= {place: one.found(found.get(place)) for place, one in asked.items()}
         asked = {place: more for place, one in asked.items() if (more := one.more(found[place])) is not None}
     return [found[place] for place in range(len(wanted))]
@@ -206,9 +210,15 @@ def _addresses(
 
 
 def _run(
-    packed: PackedModel, requests: Sequence[Any], threads: int = 1, batch: int = 1, following: bool = False
+    packed: PackedModel,
+    requests: Sequence[Any],
+    threads: int = 1,
+    batch: int = 1,
+    *,
+    following: bool = False,
+    stops: Sequence[Stop | None] = (),
 ) -> None:
-    """Hand everything over; what comes back is in the requests."""
+    """Hand everything over; what comes back is in the requests. Each of `stops` ends the request of its place."""
     layout, array = packed.layout, (REQUEST.structure * len(requests))(*requests)
     numbers = (
         len(requests),
@@ -222,7 +232,11 @@ def _run(
     )
     SEARCH.sizes(numbers)
     arguments = SEARCH.structure(*numbers, ctypes.addressof(array), *packed.addresses)
-    library.call("search", arguments, library.VARIANTS.index(layout.variant), following)
+    with ExitStack() as stack:
+        for place, stop in enumerate(stops):
+            if stop is not None:
+                stack.enter_context(stop.calling(partial(setattr, array[place], "seconds", 0.0)))
+        library.call("search", arguments, library.VARIANTS.index(layout.variant), following)
     for request, done in zip(requests, array, strict=True):
         for name in ("seconds", "lost", "count", "expanded"):
             setattr(request, name, getattr(done, name))

@@ -21,7 +21,16 @@ import torch
 from factorcell import limits
 from factorcell.completion import compiled
 from factorcell.completion.online import User, user_variable
-from factorcell.completion.search import Engine, Ids, PlainEngine, PrefixState, SearchRequest, SearchResult, Suggestion
+from factorcell.completion.search import (
+    Engine,
+    Ids,
+    PlainEngine,
+    PrefixState,
+    SearchRequest,
+    SearchResult,
+    Stop,
+    Suggestion,
+)
 from factorcell.completion.texts import checked
 from factorcell.completion.typos import Correction, Slips, join, meant
 from factorcell.config import UserError
@@ -124,16 +133,23 @@ class Completer:
         """Whether a prefix is no longer than the texts that the run completes."""
         return len(self.tokenizer.split(prefix)) <= self.most
 
-    def suggest(self, written: TypedText, k: int = 10, seconds: float | None = None) -> Suggestions:
+    def suggest(
+        self, written: TypedText, k: int = 10, seconds: float | None = None, stop: Stop | None = None
+    ) -> Suggestions:
         """The `k` most probable texts that go on from what is written, or where slips are forgiven from what was meant.
 
         Those that go on from what is written come first. None go on from what is longer than the run's texts.
-        `seconds` bounds this search instead of that of the completer.
+        `seconds` bounds this search instead of that of the completer; `stop` may end it early.
         """
-        return self.suggest_all([written], k, seconds=seconds)[0]
+        return self.suggest_all([written], k, seconds=seconds, stop=stop)[0]
 
     def suggest_all(
-        self, written: Sequence[TypedText], k: int = 10, threads: int = 1, seconds: float | None = None
+        self,
+        written: Sequence[TypedText],
+        k: int = 10,
+        threads: int = 1,
+        seconds: float | None = None,
+        stop: Stop | None = None,
     ) -> list[Suggestions]:
         """The same for many who type, each done by one of `threads`."""
         limits.check(count=k, threads=threads, seconds=seconds)
@@ -141,9 +157,9 @@ class Completer:
         fitting = [one for one in written if len(one.tokens) <= self.most]
         with self.run.scoring():
             if self.slips.most:
-                found = [self._forgive(one, k, bound) for one in fitting]
+                found = [self._forgive(one, k, bound, stop) for one in fitting]
             else:
-                found = self._finish([self._wanted(one, k) for one in fitting], fitting, bound, threads)
+                found = self._finish([self._wanted(one, k, stop=stop) for one in fitting], fitting, bound, threads)
         of_fitting = iter(found)
         return [next(of_fitting) if len(one.tokens) <= self.most else Suggestions([], 0, False) for one in written]
 
@@ -157,14 +173,16 @@ class Completer:
         found = self.engine.search(wanted, seconds, threads)
         return [self._suggestions(one, of) for one, of in zip(written, found, strict=True)]
 
-    def _wanted(self, written: TypedText, k: int, added: int = 1, least: float = -math.inf) -> SearchRequest[Any]:
+    def _wanted(
+        self, written: TypedText, k: int, added: int = 1, least: float = -math.inf, stop: Stop | None = None
+    ) -> SearchRequest[Any]:
         def accept(ids: Ids) -> bool:
             """The text goes on, may be shown, and read again would be the same tokens: no two ways to write one."""
             if len(ids) < added or not self.tokenizer.follows(written.tokens, self.tokenizer.decode(ids)):
                 return False
             return self.allowed is None or self.allowed(self._text(written, ids))
 
-        return SearchRequest(written.typed, k, self.most - len(written.tokens), accept, least)
+        return SearchRequest(written.typed, k, self.most - len(written.tokens), accept, least, stop)
 
     def _suggestions(self, written: TypedText, found: SearchResult) -> Suggestions:
         suggestions = [
@@ -176,14 +194,16 @@ class Completer:
         """What is written with `ids` after it."""
         return self.tokenizer.join(written.tokens) + self.tokenizer.join(self.tokenizer.decode(ids))
 
-    def _forgive(self, written: TypedText, k: int, seconds: float | None) -> Suggestions:
+    def _forgive(self, written: TypedText, k: int, seconds: float | None, stop: Stop | None) -> Suggestions:
         """The best with slips: half of the time is for what is written, the rest for what may have been meant."""
-        vocabulary, stop = self.run.vocabulary, None if seconds is None else time.monotonic() + seconds
+        vocabulary, end = self.run.vocabulary, None if seconds is None else time.monotonic() + seconds
         if not self.slips.within(len(written.tokens)) or written.plain is None:
-            return self._finish([self._wanted(written, k)], [written], seconds)[0]
+            return self._finish([self._wanted(written, k, stop=stop)], [written], seconds)[0]
 
         def left() -> float | None:
-            return None if stop is None else max(0.0, stop - time.monotonic())
+            if stop is not None and stop.is_set:
+                return 0.0
+            return None if end is None else max(0.0, end - time.monotonic())
 
         def finish(one: Correction, least: float) -> list[Suggestion]:
             if one.ended:
@@ -191,11 +211,11 @@ class Completer:
                 shown = self.tokenizer.follows(one.tokens, ()) and (self.allowed is None or self.allowed(whole))
                 return [Suggestion(whole, 0.0, "model")] if shown else []
             other = TypedText(one.tokens, self.engine.type(written.typed, self.tokenizer.encode(one.tokens)))
-            parts.extend(self._finish([self._wanted(other, k, 0, least)], [other], left()))
+            parts.extend(self._finish([self._wanted(other, k, 0, least, stop)], [other], left()))
             return parts[-1].suggestions
 
         half = None if seconds is None else seconds / 2
-        parts = self._finish([self._wanted(written, k)], [written], half)
+        parts = self._finish([self._wanted(written, k, stop=stop)], [written], half)
         meanings = meant(
             self.run.model,
             vocabulary,

@@ -11,8 +11,10 @@ Shapes: B hypotheses, N of them waiting, V vocabulary, H hidden.
 
 import heapq
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
@@ -73,11 +75,40 @@ class SearchResult:
     cut: bool
 
 
+class Stop:
+    """Ends searches before their time, as if it were up. Any thread may set it, once and for all."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], object]] = []
+
+    def set(self) -> None:
+        """End what it was given to."""
+        with self._lock:
+            self.is_set = True
+            for call in self._calls:
+                call()
+
+    @contextmanager
+    def calling(self, call: Callable[[], object]) -> Iterator[None]:
+        """Within it, `call` is called when this is set, at once if it is set already."""
+        with self._lock:
+            self._calls.append(call)
+            if self.is_set:
+                call()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls.remove(call)
+
+
 @dataclass(frozen=True)
 class SearchRequest(Generic[T]):
     """What a search is asked for: of what is `typed` the `k` best completions of at most `most` tokens.
 
-    Only those that `accept` takes, and whose log probability is above `least`.
+    Only those that `accept` takes, and whose log probability is above `least`. `stop` may end it early.
     """
 
     typed: T
@@ -85,6 +116,7 @@ class SearchRequest(Generic[T]):
     most: int
     accept: Callable[[Ids], bool] = lambda ids: True
     least: float = -math.inf
+    stop: Stop | None = None
 
 
 @dataclass(frozen=True)
@@ -199,14 +231,15 @@ def search(
 ) -> SearchResult:
     """The completions that are `wanted`; never a worse k-th.
 
-    It is exact unless `cut`: after `seconds`, after `rows` of the model, or where more than `waiting` hypotheses would
-    have had to wait, it returns the best so far, unless what is left could not have been better.
+    It is exact unless `cut`: after `seconds` or when it is stopped, after `rows` of the model, or where more than
+    `waiting` hypotheses would have had to wait, it returns the best so far, unless what is left could not have been
+    better.
     """
     stop = math.inf if seconds is None else time.monotonic() + seconds
     frontier = _Frontier(model, wanted, rows, waiting)
     while frontier.scores.size:
         room = min(batch + frontier.expanded // GROWTH, rows - frontier.expanded)
-        if room <= 0 or time.monotonic() >= stop:
+        if room <= 0 or time.monotonic() >= stop or (wanted.stop is not None and wanted.stop.is_set):
             frontier.give_up()
             break
         scores, parents, tokens = frontier.take(room)

@@ -89,7 +89,7 @@ struct Rows {
 // words of two bfloat16. What is after a token is one row: h, m and the log probabilities of the next token.
 // Shapes: V vocabulary, E embedding, H hidden, R rank, k completions.
 struct Request {
-    double seconds;   // for the search, may be infinite; out: what is left of them
+    double seconds;   // for the search, may be infinite, and lowered while it runs; out: what is left of them
     double lost;      // out: the best hypothesis that was dropped for want of time or room; -infinity: none
     int64_t k;        // at most so many completions
     int64_t most;     // tokens of a completion at most; of given tokens, how many
