@@ -18,7 +18,7 @@ from unicodedata import normalize
 
 from factorcell import limits
 from factorcell.completion.completer import TypedText
-from factorcell.completion.search import Suggestion
+from factorcell.completion.search import Stop, Suggestion
 from factorcell.completion.texts import checked
 from factorcell.config import UserError
 from factorcell.service import changes
@@ -60,7 +60,7 @@ class CompletionRequest:
     """What somebody typed: `query`, completed at the `cursor` (in characters; its end unless given).
 
     `user`: who, None for anybody. `private`: as if it were nobody, and the store is not asked. `context`: column ->
-    value. At most `limit` suggestions within `seconds`, if given.
+    value. At most `limit` suggestions within `seconds`, if given; `stop` may end the search before.
     """
 
     query: str
@@ -70,6 +70,7 @@ class CompletionRequest:
     limit: int = 10
     seconds: float | None = None
     private: bool = False
+    stop: Stop | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Service:
         if _nothing_allowed(model, prefix):
             return Completions([], "store" if failed else None, version)
         left = None if stop is None else max(0.0, stop - time.monotonic())
-        found = model.assistant.suggest(written, request.limit, left)
+        found = model.assistant.suggest(written, request.limit, left, request.stop)
         late = found.cut and stop is not None and time.monotonic() >= stop
         return Completions(found.suggestions, "store" if failed else "time" if late else None, version)
 

@@ -1,6 +1,7 @@
 """Lanes: what cannot be done in time is refused at once, and what nobody waits for is not begun."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from factorcell.service.http.lanes import GoneError, Lane
+from factorcell.service.http.lanes import HOPE, GoneError, Lane, Turn
 from factorcell.service.http.problems import ProblemError
 
 
@@ -17,19 +18,19 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-def held(event: threading.Event) -> Callable[[float], str]:
+def held(event: threading.Event) -> Callable[[Turn], str]:
     """Work that takes until the event."""
 
-    def work(left: float) -> str:
+    def work(turn: Turn) -> str:
         assert event.wait(10)
         return "done"
 
     return work
 
 
-def run(scenario: Callable[[Lane], Any], threads: int = 1, room: int = 2) -> None:
+def run(scenario: Callable[[Lane], Any], threads: int = 1, room: int = 2, least: float = math.inf) -> None:
     """A scenario with a lane of its own."""
-    lane = Lane("test", threads, room)
+    lane = Lane("test", threads, room, least)
     try:
         asyncio.run(scenario(lane))
     finally:
@@ -38,10 +39,10 @@ def run(scenario: Callable[[Lane], Any], threads: int = 1, room: int = 2) -> Non
 
 def test_errors_and_answers_come_back() -> None:
     async def scenario(lane: Lane) -> None:
-        def fail(left: float) -> None:
+        def fail(turn: Turn) -> None:
             raise KeyError("x")
 
-        assert 4 < await lane.run(lambda left: left, 5, never) <= 5
+        assert 4 < await lane.run(lambda turn: turn.seconds, 5, never) <= 5
         with pytest.raises(KeyError):
             await lane.run(fail, 5, never)
         assert (lane.waiting, lane.running) == (0, 0)
@@ -71,12 +72,13 @@ def test_what_would_be_late_is_refused_at_once() -> None:
         await asyncio.sleep(0.05)
         assert lane.expected() == 3.0
         with pytest.raises(ProblemError) as refused:
-            await lane.run(held(event), 2.9, never)
+            await lane.run(held(event), 3 / HOPE - 0.01, never)
         assert refused.value.headers["Retry-After"] == "3"
+        doing.append(asyncio.ensure_future(lane.run(held(event), 3 / HOPE + 0.01, never)))
         event.set()
         await asyncio.gather(*doing)
 
-    run(scenario)
+    run(scenario, room=3)
 
 
 def test_idle_lane_takes_anything() -> None:
@@ -84,7 +86,7 @@ def test_idle_lane_takes_anything() -> None:
 
     async def scenario(lane: Lane) -> None:
         lane.mean = 100.0
-        assert await lane.run(lambda left: "done", 0.5, never) == "done"
+        assert await lane.run(lambda turn: "done", 0.5, never) == "done"
         assert lane.mean < 100
 
     run(scenario)
@@ -93,7 +95,7 @@ def test_idle_lane_takes_anything() -> None:
 def test_what_nobody_waits_for_is_not_begun() -> None:
     async def scenario(lane: Lane) -> None:
         event, left = threading.Event(), asyncio.Event()
-        begun: list[float] = []
+        begun: list[Turn] = []
         doing = asyncio.ensure_future(lane.run(held(event), 5, never))
         await asyncio.sleep(0.02)
         leaving = asyncio.ensure_future(lane.run(begun.append, 5, left.wait))
@@ -110,16 +112,101 @@ def test_what_nobody_waits_for_is_not_begun() -> None:
         assert lane.waiting == 0
         event.set()
         await doing
-        assert await lane.run(lambda left: "next", 5, never) == "next"
+        assert await lane.run(lambda turn: "next", 5, never) == "next"
         assert begun == []
 
     run(scenario)
 
 
+def test_what_nobody_waits_for_any_more_is_stopped() -> None:
+    """It says nothing of how long work takes."""
+
+    async def scenario(lane: Lane) -> None:
+        left, ended = asyncio.Event(), threading.Event()
+
+        def work(turn: Turn) -> None:
+            while not turn.stop.is_set:
+                time.sleep(0.002)
+            ended.set()
+
+        for leave in (left.set, None):
+            doing = asyncio.ensure_future(lane.run(work, 5, left.wait))
+            await asyncio.sleep(0.05)
+            leave() if leave else doing.cancel()
+            with pytest.raises(GoneError if leave else asyncio.CancelledError):
+                await doing
+            left.clear()
+            assert await asyncio.to_thread(ended.wait, 5)
+            ended.clear()
+        assert await lane.run(lambda turn: turn.stop.is_set, 5, never) is False
+        assert lane.mean < 0.04
+
+    run(scenario)
+
+
+def test_what_can_be_cut_short_gets_a_share_of_its_time() -> None:
+    """Those that wait have the same; none gets less than it needs."""
+
+    async def scenario(lane: Lane) -> None:
+        event = threading.Event()
+        first = asyncio.ensure_future(lane.run(held(event), 5, never))
+        await asyncio.sleep(0.02)
+        rest = [asyncio.ensure_future(lane.run(lambda turn: turn.seconds, seconds, never)) for seconds in (9, 9, 1, 9)]
+        await asyncio.sleep(0.02)
+        event.set()
+        await first
+        shares = await asyncio.gather(*rest)
+        assert [round(share) for share in shares] == [2, 3, 1, 9]
+        assert 0.5 < shares[2] <= 0.8, "what it needs, though half of its time would be less"
+
+    run(scenario, room=9, least=0.8)
+
+
+def test_what_can_be_cut_short_counts_for_what_it_needs() -> None:
+    """Not for the time that it took because nobody else wanted it, but for what it took beyond its share."""
+
+    async def scenario(lane: Lane) -> None:
+        await lane.run(lambda turn: time.sleep(turn.seconds), 0.2, never)
+        assert 0.01 <= lane.mean < 0.1
+
+    async def too_long(lane: Lane) -> None:
+        await lane.run(lambda turn: time.sleep(turn.seconds + 0.2), 0.1, never)
+        assert lane.mean >= 0.21
+
+    run(scenario, least=0.01)
+    run(too_long, least=0.01)
+
+
+def test_one_who_types_fast_is_not_refused() -> None:
+    """Searches take all the time that they get, and most are given up at the next key: as if nobody had asked."""
+
+    async def scenario(lane: Lane) -> None:
+        def search(turn: Turn) -> None:
+            end = time.monotonic() + 0.9 * turn.seconds
+            while time.monotonic() < end and not turn.stop.is_set:
+                time.sleep(0.002)
+
+        answered = 0
+        for _ in range(30):
+            left = asyncio.Event()
+            asking = asyncio.ensure_future(lane.run(search, 0.3, left.wait))
+            await asyncio.wait({asking}, timeout=0.03)
+            left.set()
+            try:
+                await asking
+                answered += 1
+            except GoneError:
+                pass
+        assert answered < 30
+        assert lane.expected() < 0.1
+
+    run(scenario, threads=2, room=256, least=0.003)
+
+
 def test_what_waited_too_long_is_not_begun() -> None:
     async def scenario(lane: Lane) -> None:
-        begun: list[float] = []
-        doing = asyncio.ensure_future(lane.run(lambda left: time.sleep(0.2), 5, never))
+        begun: list[Turn] = []
+        doing = asyncio.ensure_future(lane.run(lambda turn: time.sleep(0.2), 5, never))
         await asyncio.sleep(0.02)
         with pytest.raises(ProblemError, match="overloaded"):
             await lane.run(begun.append, 0.05, never)
@@ -139,7 +226,7 @@ def test_at_ten_times_the_load_what_is_let_in_is_in_time() -> None:
         async def ask() -> None:
             began = time.monotonic()
             try:
-                await lane.run(lambda left: time.sleep(0.01), 0.1, never)
+                await lane.run(lambda turn: time.sleep(0.01), 0.1, never)
                 times.append(time.monotonic() - began)
             except ProblemError:
                 refused.append(time.monotonic() - began)

@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Route
 
 from factorcell.service.http import completing, metrics, page, problems, reading, streaming
 from factorcell.service.http.documentation import documentation
-from factorcell.service.http.guard import OPERATION, Guard, failed
-from factorcell.service.http.lanes import GoneError
+from factorcell.service.http.guard import LATE, OPERATION, Guard, failed
+from factorcell.service.http.lanes import GoneError, Turn
 from factorcell.service.http.messages import CompleteRequest
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.problems import ProblemError
@@ -49,6 +49,7 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
         Route(path, endpoint(site, by_method), methods=list(by_method)) for path, by_method in by_path.items()
     ]
     routes += [Route("/healthz", _healthy), Route("/metrics", _figures(site)), *documentation(site), *page.routes()]
+    hurried = {one.path for one in OPERATIONS if one.lane == "search"}
     origins = list(site.settings.origins)
     cors = Middleware(
         CORSMiddleware,
@@ -61,7 +62,7 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[*([cors] if origins else []), Middleware(Guard, site=site)],
+        middleware=[*([cors] if origins else []), Middleware(Guard, site=site, hurried=hurried)],
         exception_handlers={HTTPException: _refused},
     )
     app.router.redirect_slashes = False
@@ -91,14 +92,14 @@ async def _answer(site: Site, operation: Operation, request: Request) -> Respons
     seconds = site.settings.patience
     if isinstance(asked, CompleteRequest):
         seconds = completing.arrive(site, asked, key)
-    lane = site.lane(operation.lane)
+    lane, seconds = site.lane(operation.lane), seconds - request.scope[LATE]
 
-    def work(left: float) -> Any:
-        return operation.answer(site, Call(asked, user, key, left))
+    def work(turn: Turn) -> Any:
+        return operation.answer(site, Call(asked, user, key, turn))
 
     with site.metrics.waiting.labels(operation.lane).track_inprogress():
         if operation.streams:
-            make = cast("Callable[[float], Iterator[msgspec.Struct]]", work)
+            make = cast("Callable[[Turn], Iterator[msgspec.Struct]]", work)
             events = await streaming.begin(lane, make, seconds, _gone(request))
             return StreamingResponse(events, media_type=streaming.MEDIA_TYPE)
         given = await lane.run(work, seconds, _gone(request))

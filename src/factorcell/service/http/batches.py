@@ -85,7 +85,7 @@ def generate(site: Site, call: Call) -> Iterator[Piece]:
         top_p=asked.top_p,
         max_tokens=asked.max_tokens,
         seed=asked.seed,
-        seconds=call.left,
+        seconds=call.turn.seconds,
     )
     for text in stream(model.run, asked.context, options=options, prompt=asked.prompt, unknown=model.unknown):
         yield Piece(text=text)

@@ -11,7 +11,7 @@ from factorcell.service.http.messages import (
 )
 from factorcell.service.http.site import Call, Site
 
-SPARE = 0.9  # share of the time that is left which a search takes; the rest is for sending its answer
+SPARE = 0.8  # share of the time that is left which a search takes; the rest is for sending its answer
 
 
 def arrive(site: Site, asked: CompleteRequest, key: str) -> float:
@@ -35,8 +35,9 @@ def complete(site: Site, call: Call) -> CompleteAnswer:
             cursor=asked.cursor,
             context=asked.context,
             limit=asked.limit,
-            seconds=call.left * SPARE,
+            seconds=call.turn.seconds * SPARE,
             private=not asked.learn,
+            stop=call.turn.stop,
         )
     )
     if found.degraded:

@@ -2,17 +2,21 @@
 
 import logging
 import time
+from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from factorcell.service.http import problems, reading
+from factorcell.service.http.lanes import BUSY
 from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Site
 
 LOG = logging.getLogger("factorcell.service")
 OPERATION = "factorcell.operation"  # where a scope has the name of what was asked
+LATE = "factorcell.late"  # where a scope has the seconds that its answer will wait for the loop, by what it has done
+TURNS = 12  # of the loop until then, each as long as the first; fewer where fewer requests are there
 OTHER = "other"
 HEADERS = {
     "cache-control": "no-store",
@@ -25,16 +29,21 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class Guard:
-    """The outermost layer. The path is matched as it was sent, so that an id may have any character, escaped."""
+    """The outermost layer. The path is matched as it was sent, so that an id may have any character, escaped.
 
-    def __init__(self, app: ASGIApp, site: Site) -> None:
-        self.app, self.site = app, site
+    `hurried`: paths that are answered by the deadline of the site, or refused where the loop has too much to do.
+    """
+
+    def __init__(self, app: ASGIApp, site: Site, hurried: Collection[str] = ()) -> None:
+        self.app, self.site, self.hurried = app, site, hurried
+        self.inside = 0  # requests that are being answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         began, status = time.perf_counter(), 0
+        self.inside += 1
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -47,6 +56,9 @@ class Guard:
 
         scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace"), OPERATION: OTHER}
         try:
+            scope[LATE] = late = reading.age(scope) * min(TURNS, self.inside)
+            if scope["path"] in self.hurried and late > self.site.settings.deadline:
+                raise ProblemError("overloaded", BUSY, retry=late)
             reading.check_head(scope)
             check_place(Headers(scope=scope), scope["method"], self.site)
             await self.app(scope, receive, sent)
@@ -55,6 +67,7 @@ class Guard:
             if not status:
                 await response(scope, receive, sent)
         finally:
+            self.inside -= 1
             metrics = self.site.metrics
             metrics.requests.labels(scope[OPERATION], status).inc()
             metrics.seconds.labels(scope[OPERATION]).observe(time.perf_counter() - began)

@@ -13,6 +13,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from factorcell.service.http.problems import ProblemError
+from factorcell.service.http.reading import ARRIVED
 
 HEAD = 10.0  # seconds from the first byte, or from when the connection was made, to the end of the headers
 TAKING = 20.0  # seconds that a client may leave what it was sent lying; shorter than the server waits when it stops
@@ -97,6 +98,7 @@ class Protocol(H11Protocol):
         self.since = self.loop.time()
         super().data_received(data)
         if not self.idle:
+            self.cycle.scope["state"][ARRIVED] = self.since
             self._arrived()
         elif self.late is None:
             self._wait()

@@ -1,6 +1,7 @@
 """A request read and checked: its body or its query as a message."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -15,6 +16,7 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 LONGEST_ADDRESS = 16 << 10  # bytes of path and query
 LARGEST_HEADERS = 16 << 10  # bytes of all names and values
+ARRIVED = "factorcell.arrived"  # in the state of a scope: when the last piece of the request was read
 ARRIVING = 10.0  # seconds within which a body is here
 UNICODE = "it is not Unicode text (UTF-8)"
 CLOSING = {"Connection": "close"}  # what follows on the connection is not to be read
@@ -46,6 +48,12 @@ async def message(request: Request, kind: type[M], largest: int) -> M:
         raise ProblemError("invalid", str(error)) from None
     except (msgspec.DecodeError, RecursionError):
         raise ProblemError("malformed", "the body is not JSON") from None
+
+
+def age(scope: Any) -> float:
+    """Seconds that a request has waited until now, since it was read, for a loop that does much else."""
+    arrived = (scope.get("state") or {}).get(ARRIVED)
+    return 0.0 if arrived is None else time.monotonic() - arrived
 
 
 async def body(request: Request, largest: int) -> bytes:

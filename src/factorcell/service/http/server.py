@@ -35,6 +35,7 @@ from factorcell.service.stores.opening import open_store
 LOG = logging.getLogger("factorcell.service")
 DRAINING = 30  # seconds that requests in hand may take when the server stops
 HUNG = 120  # seconds without a sign after which a worker is replaced; one that starts gives none until it has PyTorch
+SWITCHING = 0.0005  # seconds after which a thread of Python that waits gets its turn: a request needs several
 IDLE = 75  # seconds that a connection may wait for its next request
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 LARGEST_HEAD = 64 << 10  # bytes that are read of headers at all; what is less is refused in words
@@ -65,8 +66,9 @@ class ServerOptions:
         return model
 
     def site(self) -> Site:
-        """The site. PyTorch uses one thread from here on: requests are many."""
+        """The site. From here on PyTorch uses one thread, as requests are many, and threads soon take turns."""
         torch.set_num_threads(1)
+        sys.setswitchinterval(SWITCHING)
         keys = None if self.keys is None else KeyRing(self.keys, 1 / self.workers)
         service = Service(self.model(), open_store(self.store), privacy=self.privacy, cached=self.cached)
         return Site(service, self.settings, keys)

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import msgspec
 
-from factorcell.service.http.lanes import GoneError, Lane
+from factorcell.service.http.lanes import GoneError, Lane, Turn
 
 MEDIA_TYPE = "text/event-stream"
 
-Make = Callable[[float], Iterator[msgspec.Struct]]
+Make = Callable[[Turn], Iterator[msgspec.Struct]]
 
 
 async def begin(lane: Lane, make: Make, seconds: float, gone: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
@@ -22,8 +22,8 @@ async def begin(lane: Lane, make: Make, seconds: float, gone: Callable[[], Await
     loop, messages = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
     stopped = threading.Event()
 
-    def work(left: float) -> None:
-        for message in make(left):
+    def work(turn: Turn) -> None:
+        for message in make(turn):
             if stopped.is_set():
                 return
             loop.call_soon_threadsafe(messages.put_nowait, event(message))
