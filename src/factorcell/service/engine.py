@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from unicodedata import normalize
 
 from factorcell import limits
@@ -36,19 +36,18 @@ from factorcell.service.record import (
     checked_key,
 )
 from factorcell.service.relearning import Relearner
+from factorcell.service.stores.attended import AttendedStore
 from factorcell.service.stores.store import Store
 
 CACHED = 1000  # people whose weights are kept in memory
 LOCKS = 1024  # people who write at once in one process; two may share one
 WRITING = 10.0  # seconds within which a change is written, whoever else writes
 PAUSE = 0.01  # seconds at most before a change that came second is tried again
-RETRY = 1.0  # seconds that suggestions do without a store that has failed
 ATTEMPTS = 5  # to learn somebody again while others write
 CHARACTERS = 32  # of what is typed that are kept read in memory
 
 Context = Mapping[str, Any]
 Key = tuple[ServedModel, str | None, int | None, tuple[tuple[str, Any], ...]]
-T = TypeVar("T")
 
 
 class UserExistsError(UserError):
@@ -110,11 +109,10 @@ class Service:
         cached: int = CACHED,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.model, self.store, self.privacy, self.clock = model, store, privacy or Privacy(), clock
+        self.model, self.store, self.privacy, self.clock = model, AttendedStore(store), privacy or Privacy(), clock
         self._typed: Recent[Key, TypedText] = Recent(cached)
         self._locks = [threading.Lock() for _ in range(LOCKS)]
         self._relearner = Relearner(self.relearn)
-        self._failed = -RETRY  # when the store did last
 
     def use(self, model: ServedModel) -> None:
         """Serve this model from the next request on; people are learned again as they come."""
@@ -285,12 +283,12 @@ class Service:
         self, model: ServedModel, user: str | None, context: Context, prefix: str
     ) -> tuple[int | None, TypedText]:
         """What is typed, by a person as they are now, and the version of the person; None of nobody."""
-        version = None if user is None else self._asked(self.store.version, user)
+        version = None if user is None else self.store.version(user)
         key, record = _key(model, user, version, context), None
         typed = self._typed.get(key)
         if typed is None:
             if user is not None and version is not None:
-                record = self._asked(self.store.read, user)
+                record = self.store.read(user)
                 key = _key(model, user, record.version if record else None, context)
             typed = model.assistant.begin(model.user(record), context)
         written = model.assistant.type(typed, prefix)
@@ -299,18 +297,6 @@ class Service:
         else:  # until they are learned, every request sees to it that they will be
             self._relearner.add(record.user)
         return key[2], written
-
-    def _asked(self, ask: Callable[[str], T], user: str) -> T:
-        """What the store answers of a person. `StoreError` without asking for a moment after it has failed."""
-        if time.monotonic() < self._failed + RETRY:
-            raise StoreError("the store has failed just now")
-        try:
-            return ask(user)
-        except DamagedRecordError:
-            raise  # one person's
-        except StoreError:
-            self._failed = time.monotonic()
-            raise
 
     def _change(self, user: str, change: Change) -> Record:
         """The person after a change, which is applied once, to what is kept of them then."""
