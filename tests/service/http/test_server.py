@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import shutil
 import signal
 import socket
@@ -137,36 +136,6 @@ def test_server_drains_when_it_is_told_to_stop(run: Path, tmp_path: Path) -> Non
     assert record is not None
     assert accepted
     assert record.accepted in (len(accepted), len(accepted) + 1)  # the last may have been kept, its answer lost
-
-
-@pytest.mark.slow
-def test_kills_lose_and_double_nothing(run: Path, tmp_path: Path) -> None:
-    """An accept whose answer was lost is sent again with its key: each counts once, in the order they were sent."""
-    draw = random.Random(0)
-    sent: list[str] = []
-    pending: str | None = None
-    for _ in range(5):
-        with serving(run, tmp_path / "users.db") as (process, client):
-            killer = threading.Timer(draw.uniform(0.05, 0.6), os.killpg, (process.pid, signal.SIGKILL))
-            killer.start()
-            try:
-                while True:
-                    text = pending or f"a{len(sent)}"
-                    pending = text
-                    key = f"key of {text}"
-                    answer = client.post("/v1/accept", json={"user": "ann", "text": text, "idempotency_key": key})
-                    assert answer.json()["outcome"] in ("learned", "repeated", "kept")
-                    sent.append(text)
-                    pending = None
-            except httpx.TransportError:
-                killer.join()
-    with serving(run, tmp_path / "users.db") as (_, client):
-        if pending:
-            client.post("/v1/accept", json={"user": "ann", "text": pending, "idempotency_key": f"key of {pending}"})
-            sent.append(pending)
-        shown = client.get("/v1/users/ann").json()
-    assert [one["text"] for one in shown["texts"]] == sent[-1000:]
-    assert shown["accepted"] == len(sent) > 5
 
 
 @pytest.mark.slow

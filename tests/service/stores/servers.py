@@ -6,12 +6,13 @@ PostgreSQL and Redis are started on ports of the loopback, in folders of their o
 import os
 import pwd
 import shutil
+import signal
 import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,6 @@ import psycopg
 import pytest
 import redis
 
-from factorcell.config import UserError
 from factorcell.service.stores.opening import open_store
 from factorcell.service.stores.store import Store
 from tests.processes import free_ports
@@ -29,44 +29,99 @@ POSTGRES_SETTINGS = ("listen_addresses=127.0.0.1", "wal_recycle=off", "min_wal_s
 REDIS_SETTINGS = "--appendonly yes --appendfsync always --rdbcompression no --bind 127.0.0.1".split()
 
 
+class Program:
+    """A server that was started, and can be killed, stopped for a while, and started again where it was."""
+
+    def __init__(self, command: list[str], folder: Path, ask: Callable[[], object]) -> None:
+        """`ask` raises until it answers."""
+        self.command, self.folder, self.ask = command, folder, ask
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, unless it runs; it answers when this returns."""
+        stop = time.monotonic() + START
+        while not self._answers():
+            assert time.monotonic() < stop, "the server does not answer"
+            if not self.runs():  # after a kill it may have to wait for its own processes to be gone
+                with (self.folder / "log").open("ab") as log:
+                    self._process = subprocess.Popen(
+                        self.command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
+                    )
+            time.sleep(0.02)
+
+    def runs(self) -> bool:
+        """Whether it is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all of its processes, if it is there."""
+        if self._process is not None and self.runs():
+            for process in family(self._process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
+
+    def kill(self) -> None:
+        """End it at once, as a failing machine does."""
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait(START)
+
+    def close(self) -> None:
+        """End it in order."""
+        if self._process is not None:
+            self.signal(signal.SIGCONT)
+            self._process.terminate()
+            self._process.wait(START)
+
+    def _answers(self) -> bool:
+        try:
+            self.ask()
+            return self.runs()
+        except (psycopg.Error, redis.RedisError):
+            return False
+
+
 @dataclass(frozen=True)
 class Server:
-    """A place of one store: its URL, how to put other bytes where a person's are, and all bytes that are on disk."""
+    """A place of one store: its URL, how to put other bytes where a person's are, and all bytes that are on disk.
+
+    `folder` has all of its files; `program`: what serves it, None where none does.
+    """
 
     url: str
+    folder: Path
     tamper: Callable[[str, bytes], None]
-    raw: Callable[[], bytes]
+    program: Program | None = None
 
     def open(self) -> Store:
         """The store."""
         return open_store(self.url)
 
-
-def every_byte(folder: Path) -> bytes:
-    """What the files of a folder hold."""
-    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+    def raw(self) -> bytes:
+        """What the files hold."""
+        return b"".join(path.read_bytes() for path in sorted(self.folder.rglob("*")) if path.is_file())
 
 
 @contextmanager
-def sqlite_file() -> Iterator[Server]:
-    """A file in a folder."""
-    with tempfile.TemporaryDirectory() as folder:
+def sqlite_file(parent: Path | None = None) -> Iterator[Server]:
+    """A file in a folder, itself in `parent`."""
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
         path = Path(folder) / "users.db"
 
         def tamper(user: str, content: bytes) -> None:
             with closing(sqlite3.connect(path)) as connection, connection:
                 connection.execute("UPDATE users SET value = ? WHERE user = ?", (content, user))
 
-        yield Server(f"sqlite:///{path}", tamper, lambda: every_byte(Path(folder)))
+        yield Server(f"sqlite:///{path}", Path(folder), tamper)
 
 
 @contextmanager
-def postgres_server() -> Iterator[Server]:
+def postgres_server(parent: Path | None = None) -> Iterator[Server]:
     """A cluster of PostgreSQL, run by the user postgres where we are root, for whom it refuses to run."""
     programs = Path(shutil.which("pg_ctl") or _missing("PostgreSQL (pg_ctl)")).resolve().parent
     as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
     (port,) = free_ports(1)
-    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(dir=parent or "/tmp", ignore_cleanup_errors=True) as folder:
         data = Path(folder) / "data"
         if as_user:
             os.chown(folder, pwd.getpwnam("postgres").pw_uid, -1)
@@ -82,16 +137,19 @@ def postgres_server() -> Iterator[Server]:
                     "UPDATE factorcell_users SET value = %s WHERE user_id = %s", (content, user.encode())
                 )
 
-        with _running([*as_user, *run], folder, lambda: psycopg.connect(url).close()):
-            yield Server(url, tamper, lambda: every_byte(data))
+        def ask() -> None:
+            psycopg.connect(url, connect_timeout=5).close()
+
+        with _started(Program([*as_user, *run], Path(folder), ask)) as program:
+            yield Server(url, Path(folder), tamper, program)
 
 
 @contextmanager
-def redis_server() -> Iterator[Server]:
+def redis_server(parent: Path | None = None) -> Iterator[Server]:
     """A Redis that keeps what it has answered."""
-    program = shutil.which("redis-server") or shutil.which("valkey-server") or _missing("Redis (redis-server)")
+    name = shutil.which("redis-server") or shutil.which("valkey-server") or _missing("Redis (redis-server)")
     (port,) = free_ports(1)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as folder:
         url = f"redis://127.0.0.1:{port}/0"
 
         def tamper(user: str, content: bytes) -> None:
@@ -99,12 +157,12 @@ def redis_server() -> Iterator[Server]:
                 client.hset(f"factorcell:user:{user}", "value", content)
 
         def ask() -> None:
-            with redis.Redis.from_url(url) as client:
+            with redis.Redis.from_url(url, socket_timeout=5) as client:
                 client.ping()
 
-        command = [program, "--port", str(port), "--dir", folder, "--save", "", *REDIS_SETTINGS]
-        with _running(command, folder, ask):
-            yield Server(url, tamper, lambda: every_byte(Path(folder)))
+        command = [name, "--port", str(port), "--dir", folder, "--save", "", *REDIS_SETTINGS]
+        with _started(Program(command, Path(folder), ask)) as program:
+            yield Server(url, Path(folder), tamper, program)
 
 
 SERVERS = {"sqlite": sqlite_file, "postgresql": postgres_server, "redis": redis_server}
@@ -125,25 +183,17 @@ def _missing(what: str) -> str:
 
 
 @contextmanager
-def _running(command: list[str], folder: str, ask: Callable[[], object]) -> Iterator[None]:
-    """A server, as soon as it answers, until the end."""
-    with (Path(folder) / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-        try:
-            _wait(process, ask)
-            yield
-        finally:
-            process.terminate()
-            process.wait(START)
+def _started(program: Program) -> Iterator[Program]:
+    """A server until the end."""
+    try:
+        program.start()
+        yield program
+    finally:
+        program.close()
 
 
-def _wait(process: "subprocess.Popen[bytes]", ask: Callable[[], object]) -> None:
-    stop = time.monotonic() + START
-    while True:
-        try:
-            ask()
-            return
-        except (psycopg.Error, redis.RedisError, UserError):
-            assert process.poll() is None, "the server did not start"
-            assert time.monotonic() < stop, "the server does not answer"
-            time.sleep(0.05)
+def family(parent: int) -> list[int]:
+    """A process and all that came of it."""
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    below = children.read_text().split() if children.exists() else []
+    return [parent, *(one for child in below for one in family(int(child)))]

@@ -1,0 +1,110 @@
+"""People and texts that were deleted over HTTP: nothing of them is in any raw byte that the service has written.
+
+Each id and each text has a mark of its own, which is searched for in the files of the store with its log, in the log of
+the server and in a new export. Marks of those who stay must be found there, or the search would prove nothing.
+"""
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.service.client import Connection, until_answered
+from benchmarks.service.processes import forked
+from benchmarks.service.report import Row
+from factorcell.service.http.server import ServerOptions
+from factorcell.service.http.site import Settings
+from tests.processes import free_ports
+from tests.service.stores.servers import Server
+
+TEXTS = 3  # of each person
+LETTERS, LENGTH = "bcdfghjkmnpqrstvwxz", 12  # of a mark
+MARK = re.compile(rf"(?=([{LETTERS}]{{{LENGTH}}}))".encode())  # wherever one may begin
+THREADS = 8
+COLUMNS = {
+    "store": "store",
+    "deleted": "people deleted",
+    "forgotten": "texts forgotten",
+    "stayed": "marks that stay, found",
+    "before": "marks deleted, found before the purge",
+    "left": "after it",
+    "purge": "left to do, as the purge says",
+}
+
+
+def marks(count: int, seed: int) -> list[str]:
+    """Words that nothing else has."""
+    draw = random.Random(seed)
+    return ["".join(draw.choices(LETTERS, k=LENGTH)) for _ in range(count)]
+
+
+def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row:
+    """Delete `count` people, and a text of as many others; the log and the exports are in `folder`."""
+    (port,) = free_ports(1)
+    options = ServerOptions(model, server.url, port=port, settings=Settings(deadline=5.0))
+    ids, words = marks(3 * count, 1), marks(3 * count * TEXTS, 2)
+    texts = {user: words[TEXTS * number : TEXTS * number + TEXTS] for number, user in enumerate(ids)}
+    deleted, forgetful, stay = ids[:count], ids[count : 2 * count], ids[2 * count :]
+    log, exports = folder / f"{name}.log", folder / f"{name}-exports"
+    exports.mkdir()
+
+    def live(user: str) -> None:
+        """Type, accept, look at it, export it, complete from it; then delete or forget."""
+        connection = Connection(port)
+        for number, text in enumerate(texts[user]):
+            asked = {"user": user, "text": text, "idempotency_key": f"{user} {number}"}
+            until_answered(connection, "POST", "/v1/accept", asked)
+        until_answered(connection, "POST", "/v1/complete", {"query": texts[user][0][:3], "user": user})
+        until_answered(connection, "GET", f"/v1/users/{user}/export")
+        if user in gone:
+            until_answered(connection, "DELETE", f"/v1/users/{user}")
+        elif user in forgetting:
+            until_answered(connection, "POST", f"/v1/users/{user}/forget", {"text": texts[user][0]})
+        connection.close()
+
+    gone, forgetting = set(deleted), set(forgetful)
+    with forked(options, log):
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(live, random.Random(0).sample(ids, len(ids))))
+        connection = Connection(port)
+        for user in forgetful:
+            while not until_answered(connection, "GET", f"/v1/users/{user}").json["learned"]:
+                pass  # it is learned again in the background
+        before = _raw(server, [log])
+        (exports / "people.jsonl").write_bytes(_command("export", "--store", server.url).stdout)
+        said = _command("delete", "--store", server.url, "--purge", "nobody at all").stderr.decode()
+        connection.close()
+        running = _raw(server, [log, *exports.iterdir()])
+    after = _raw(server, [log, *exports.iterdir()])
+    lost = [word for user in deleted for word in (user, *texts[user])] + [texts[user][0] for user in forgetful]
+    kept = [word for user in stay for word in (user, *texts[user])]
+    return {
+        "what": "deletions",
+        "store": name,
+        "deleted": len(deleted),
+        "forgotten": len(forgetful),
+        "bytes": len(after),
+        "stayed": f"{len(_found(running, kept))} of {len(kept)}",
+        "before": len(_found(before, lost)),
+        "left": len(_found(running, lost)) + len(_found(after, lost)),
+        "purge": "; ".join(line for line in said.splitlines() if line.startswith("left")) or "nothing",
+    }
+
+
+def _found(content: bytes, words: Sequence[str]) -> set[str]:
+    """Those of the marks that are in the bytes."""
+    return {found.decode() for found in MARK.findall(content)} & set(words)
+
+
+def _raw(server: Server, more: Sequence[Path]) -> bytes:
+    """All bytes of a store, and of other files."""
+    return b"\n".join([server.raw(), *(path.read_bytes() for path in more)])
+
+
+def _command(verb: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
+    """What `factorcell users` shows and says."""
+    command = [sys.executable, "-m", "factorcell", "users", verb, *words]
+    return subprocess.run(command, check=True, capture_output=True)

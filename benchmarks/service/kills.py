@@ -1,0 +1,99 @@
+"""`kill -9` of the server under load, and of its store: nothing acknowledged is lost, nothing counts twice."""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.service.client import Connection, until_answered, wait_until_ready
+from benchmarks.service.people import Book, accept, finish
+from benchmarks.service.processes import forked
+from benchmarks.service.report import Row
+from factorcell.service.engine import Service
+from factorcell.service.http.server import ServerOptions
+from factorcell.service.http.site import Settings
+from factorcell.service.learning import ServedModel
+from tests.processes import free_ports
+from tests.service.oracle import words
+from tests.service.stores.servers import Server
+
+PEOPLE, WRITERS = 8, 2  # and writers of each
+LIVES = 0.05, 0.5  # seconds between a server that is ready and its end
+STORE_EVERY = 4  # rounds, in one of which the store is killed too
+COLUMNS = {
+    "store": "store",
+    "kills": "kills of the server",
+    "store_kills": "of the store",
+    "accepts": "accepts acknowledged",
+    "repeated": "of these sent again and known",
+    "lost_or_doubled": "lost or doubled",
+    "minutes": "minutes",
+}
+
+
+def run(
+    name: str, server: Server, model: ServedModel, folder: Path, kills: int, say: Callable[[str], None] = print
+) -> Row:
+    """Kill the server that serves `model` with a store so many times; its log is in `folder`."""
+    (port,) = free_ports(1)
+    options = ServerOptions(model.run.folder, server.url, port=port, settings=Settings(deadline=5.0))
+    book, draw, over, began, store_kills = Book(), random.Random(0), threading.Event(), time.monotonic(), 0
+    with ExitStack() as stack:
+        program = stack.enter_context(forked(options, folder / f"{name}.log"))
+        writers = [
+            threading.Thread(target=_write, args=(port, book, f"user-{number % PEOPLE}", number, over))
+            for number in range(PEOPLE * WRITERS)
+        ]
+        for one in writers:
+            one.start()
+        stack.callback(over.set)
+        connection = Connection(port)
+        for number in range(kills):
+            time.sleep(draw.uniform(*LIVES))
+            with_store = server.program is not None and number % STORE_EVERY == STORE_EVERY - 1
+            if with_store and server.program is not None:
+                store_kills += 1
+                if number % 2:  # the store alone, and the server goes on
+                    server.program.kill()
+                    server.program.start()
+                    wait_until_ready(port)
+            program.kill()
+            if with_store and server.program is not None and not number % 2:
+                server.program.kill()
+                server.program.start()
+            program.start()
+            book.check(connection, whole=False)
+            if number % 20 == 19:
+                say(f"{name}: {number + 1} kills, {book.count:,} accepts, {len(book.faults)} faults")
+        over.set()
+        for one in writers:
+            one.join()
+        service = Service(model, server.open())
+        finish(port, service, book)
+        service.close()
+        connection.close()
+    return {
+        "what": "kills",
+        "store": name,
+        "kills": kills,
+        "store_kills": store_kills,
+        "accepts": book.count,
+        "repeated": book.repeated,
+        "lost_or_doubled": len(book.faults),
+        "faults": book.faults[:20],
+        "minutes": round((time.monotonic() - began) / 60, 1),
+    }
+
+
+def _write(port: int, book: Book, user: str, number: int, over: threading.Event) -> None:
+    """Accept text after text, and complete beside it, until it is over; the last accept is answered too."""
+    connection, texts, place = Connection(port), words(number, 1000), 0
+    while not over.is_set():
+        text = texts[place % len(texts)]
+        accept(connection, book, user, text, f"{number} {place}")
+        if place % 4 == 0:
+            until_answered(connection, "GET", f"/v1/complete?query={text[0]}&user={user}")
+        place += 1
+    connection.close()

@@ -1,0 +1,204 @@
+"""People who accept and complete over HTTP, and what must come of it.
+
+Each sends an accept until it is answered, with one idempotency key, as clients do. In the end everybody must be as if
+the same texts had been learned alone, bit for bit, and nobody may ever have been answered what is another's.
+"""
+
+import queue
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.service.client import Connection, until_answered
+from benchmarks.service.report import Row
+from factorcell.completion.online import User
+from factorcell.completion.popularity import History
+from factorcell.service.engine import Service
+from factorcell.service.privacy import Privacy
+from tests.service.oracle import alone, kept
+
+PATIENCE = 120.0  # seconds that an accept is sent for
+KEPT = ("learned", "kept", "repeated")  # outcomes of a text that is there afterwards
+TYPED = 3  # characters of a text that are completed
+
+COLUMNS = {
+    "what": "what",
+    "people": "people",
+    "requests": "requests",
+    "accepts": "accepts",
+    "unlike": "people unlike the same texts learned alone, or faults else",
+}
+
+Texts = dict[int, str]  # by the number that the service gave them
+
+
+@dataclass
+class Book:
+    """What was acknowledged of each person, and the faults that were seen. Any thread may write into it."""
+
+    texts: dict[str, Texts] = field(default_factory=lambda: defaultdict(dict))
+    faults: list[str] = field(default_factory=list)
+    repeated: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def count(self) -> int:
+        """Accepts that were acknowledged."""
+        with self._lock:
+            return sum(map(len, self.texts.values()))
+
+    def acknowledge(self, user: str, text: str, answer: dict[str, Any]) -> None:
+        """Note that an accept was answered."""
+        with self._lock:
+            if answer["outcome"] not in KEPT:
+                self.faults.append(f"{user}: {answer}")
+            elif answer["number"] in self.texts[user]:
+                self.faults.append(f"{user}: number {answer['number']} was given twice")
+            else:
+                self.texts[user][answer["number"]] = text
+                self.repeated += answer["outcome"] == "repeated"
+
+    def check(self, connection: Connection, whole: bool = True) -> None:
+        """Hold what the service shows against what was acknowledged; `whole`: nothing else can be there."""
+        with self._lock:
+            acknowledged = {user: dict(texts) for user, texts in self.texts.items()}
+        for user, texts in acknowledged.items():
+            answer = until_answered(connection, "GET", f"/v1/users/{user}")
+            shown: Any = answer.json if answer.status == 200 else {"accepted": 0, "texts": []}
+            there = {one["number"]: one["text"] for one in shown["texts"]}
+            if shown["accepted"] < max(texts):
+                self.faults.append(f"{user}: {max(texts) - shown['accepted']} acknowledged texts are lost")
+            if whole and shown["accepted"] != len(texts):
+                self.faults.append(f"{user}: {shown['accepted']} texts for {len(texts)} accepts")
+            oldest = min(there, default=shown["accepted"] + 1)
+            if any(there.get(number) != text for number, text in texts.items() if number >= oldest):
+                self.faults.append(f"{user}: other texts than those acknowledged")
+
+    def check_learned(self, service: Service) -> None:
+        """Hold what is learned of everybody against the same texts learned alone."""
+        for user, texts in self.texts.items():
+            service.relearn(user)
+            learned = alone(service.model, [text for _, text in sorted(texts.items())])
+            if _forgotten(kept(service, user)) != _forgotten(learned):
+                self.faults.append(f"{user}: not as the same texts learned alone")
+
+
+def accept(connection: Connection, book: Book, user: str, text: str, key: str) -> None:
+    """Have a person accept a text, however often it has to be sent."""
+    asked = {"user": user, "text": text, "idempotency_key": key}
+    answer = until_answered(connection, "POST", "/v1/accept", asked, PATIENCE)
+    if answer.status != 200:
+        book.faults.append(f"{user}: {answer.status} {answer.body!r:.200}")
+        return
+    book.acknowledge(user, text, answer.json)
+
+
+def one_person(port: int, service: Service, texts: Sequence[str]) -> Row:
+    """One writer a text, all at once, for one person; every accept is sent twice."""
+    book = Book()
+
+    def write(number: int) -> None:
+        connection = Connection(port)
+        accept(connection, book, "ann", texts[number], f"key {number}")
+        again = until_answered(
+            connection,
+            "POST",
+            "/v1/accept",
+            {"user": "ann", "text": texts[number], "idempotency_key": f"key {number}"},
+        ).json
+        if again["outcome"] != "repeated" or book.texts["ann"].get(again["number"]) != texts[number]:
+            book.faults.append(f"ann: sent again it came to {again}")
+        connection.close()
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        list(pool.map(write, range(len(texts))))
+    finish(port, service, book)
+    return {
+        "what": f"{len(texts)} writers of one person",
+        "people": 1,
+        "requests": 2 * len(texts),
+        "accepts": book.count,
+        "unlike": len(book.faults),
+        "faults": book.faults[:20],
+    }
+
+
+def many_people(port: int, service: Service, own: Mapping[str, Sequence[str]], requests: int, threads: int = 16) -> Row:
+    """Requests of many people in random order, of texts that only they have (`own`).
+
+    Half are accepts, the others completions, profiles and exports, in which nothing may be of anybody else: neither a
+    text that another accepted, nor one that comes from a history that is not theirs.
+    """
+    book, draw, connections = Book(), random.Random(requests), [Connection(port) for _ in range(threads)]
+    free = queue.SimpleQueue[Connection]()
+    owner = {text: user for user, texts in own.items() for text in texts}
+    people, places = list(own), dict.fromkeys(own, 0)
+    turns: list[tuple[str, str, str]] = []
+    for _ in range(requests):
+        user, kind = draw.choice(people), draw.choice(("accept", "accept", "complete", "show", "export", "accept"))
+        text = own[user][places[user] % len(own[user])]
+        places[user] += kind == "accept"
+        turns.append((user, kind, text))
+
+    def turn(number: int) -> None:
+        user, kind, text = turns[number]
+        connection = free.get()
+        if kind == "accept":
+            accept(connection, book, user, text, f"key {number}")
+        for one in [] if kind == "accept" else _texts(connection, user, kind, text):
+            if owner.get(one, user) != user:
+                book.faults.append(f"{kind} of {user} has a text of {owner[one]}")
+        free.put(connection)
+
+    for connection in connections:
+        free.put(connection)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(turn, range(requests)))
+    for connection in connections:
+        connection.close()
+    finish(port, service, book)
+    return {
+        "what": "interleaved requests",
+        "people": len(people),
+        "requests": requests,
+        "accepts": book.count,
+        "unlike": len(book.faults),
+        "faults": book.faults[:20],
+    }
+
+
+def plain(texts: Sequence[str]) -> list[str]:
+    """The texts that the service keeps, each once."""
+    return [text for text in dict.fromkeys(texts) if not Privacy().withholds(text)]
+
+
+def dealt(texts: Sequence[str], people: int) -> dict[str, Sequence[str]]:
+    """Texts of so many people, each text of one of them."""
+    return {f"user-{number}": texts[number::people] for number in range(people)}
+
+
+def finish(port: int, service: Service, book: Book) -> None:
+    """Check all at the end."""
+    connection = Connection(port)
+    book.check(connection)
+    book.check_learned(service)
+    connection.close()
+
+
+def _texts(connection: Connection, user: str, kind: str, text: str) -> list[str]:
+    """The texts in the answer to a person that can only come from what the person accepted."""
+    if kind == "complete":
+        asked = {"query": text[:TYPED], "user": user, "limit": 20, "deadline_ms": 5000}
+        found = until_answered(connection, "POST", "/v1/complete", asked).json["results"]
+        return [one["text"] for one in found if "history" in one["source"]]
+    answer = until_answered(connection, "GET", f"/v1/users/{user}" + ("/export" if kind == "export" else ""))
+    return [one["text"] for one in answer.json["texts"]] if answer.status == 200 else []
+
+
+def _forgotten(user: bytes) -> bytes:
+    """What is learned of a person, without the texts: of those not all are kept."""
+    return replace(User.from_bytes(user), history=History()).to_bytes()

@@ -1,0 +1,138 @@
+"""The replay of a table of texts through the running service, beside the same in Python: rank by rank.
+
+The service keeps no text that looks like a secret (`Privacy`), the library learns every text. So there are three: the
+service, the blend of `factorcell replay`, and the blend that learns what the service keeps. The first and the last must
+rank every text alike.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from benchmarks.service.client import Connection, until_answered
+from benchmarks.service.report import Row
+from factorcell import files
+from factorcell.completion.replay import summary, systems
+from factorcell.completion.replay.streams import PrefixDraw, System, read, replay
+from factorcell.completion.search import Suggestion
+from factorcell.model.run import read_config
+from factorcell.service.privacy import Privacy
+
+SERVED, WHOLE, SAME = "service", "blend", "blend without what is withheld"
+LONGEST = 10_000  # milliseconds, of a deadline that no search reaches
+COLUMNS = {
+    "system": "system",
+    "queries": "queries",
+    "users": "people",
+    "mrr": "MRR",
+    "mrr_interval": "95 % interval",
+    "success_10": "success at 10",
+    "withheld": "texts withheld",
+    "differing": "ranks unlike the service's",
+}
+
+
+@dataclass
+class Served:
+    """The service as one of the systems of a replay; what it holds of a person is their id."""
+
+    connection: Connection
+    text: str
+    columns: tuple[str, ...]
+    withheld: int = 0
+
+    def start(self, user: str) -> str:
+        """Somebody of whom nothing is kept."""
+        until_answered(self.connection, "DELETE", f"/v1/users/{quote(user, safe='')}")
+        return user
+
+    def suggest(self, held: str, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
+        """What it completes."""
+        context = {name: row[name] for name in self.columns}
+        asked = {"query": prefix, "user": held, "limit": k, "deadline_ms": LONGEST, "context": context}
+        answer = until_answered(self.connection, "POST", "/v1/complete", asked)
+        assert answer.status == 200, answer.body
+        found = answer.json
+        assert found["degraded"] is None, found["degraded"]
+        return [Suggestion(one["text"], one["score"], one["source"]) for one in found["results"]]
+
+    def nats(self, held: str, row: Mapping[str, Any]) -> None:
+        """It is asked for suggestions alone."""
+
+    def learn(self, held: str, row: Mapping[str, Any]) -> str:
+        """One text more."""
+        context = {name: row[name] for name in self.columns}
+        asked = {"user": held, "text": row[self.text], "context": context}
+        answer = until_answered(self.connection, "POST", "/v1/accept", asked)
+        assert answer.status == 200, answer.body
+        self.withheld += answer.json["outcome"] == "withheld"
+        assert answer.json["outcome"] in ("learned", "withheld"), answer.json
+        return held
+
+
+@dataclass
+class Discreet:
+    """Another system that learns no text that the service would not keep."""
+
+    system: Any
+    text: str
+    columns: tuple[str, ...]
+
+    def start(self, user: str) -> Any:
+        """As the other."""
+        return self.system.start(user)
+
+    def suggest(self, held: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
+        """As the other."""
+        found: list[Suggestion] = self.system.suggest(held, prefix, row, k)
+        return found
+
+    def nats(self, held: Any, row: Mapping[str, Any]) -> None:
+        """It is asked for suggestions alone."""
+
+    def learn(self, held: Any, row: Mapping[str, Any]) -> Any:
+        """As the other, if the text may be kept."""
+        withheld = Privacy().withholds(row[self.text], {name: row[name] for name in self.columns})
+        return held if withheld else self.system.learn(held, row)
+
+
+def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, every: int) -> list[Row]:
+    """Rows of the service at `port`, which serves the run `model`, and of the library; those of a replay go on."""
+    user = read_config(model).data.user or "user"
+    data, columns = systems.reading(model, ["blend"], user)
+    streams = read(table, data, user=user, others=columns, most_rows=rows_per_user, draw=PrefixDraw(every))
+    blend = systems.systems(model, ["blend"], user=user, unknown="group")["blend"]
+    served = Served(Connection(port), data.text, tuple(columns))
+    made: dict[str, System] = {
+        SERVED: served,
+        SAME: Discreet(blend, data.text, tuple(columns)),
+        WHOLE: blend,
+    }
+    path = folder / "rows.jsonl"
+    for _ in replay(made, streams, path, text=data.text, progress=True):
+        pass
+    served.connection.close()
+    judged = files.read_rows(path)
+    for one in judged:  # what only some of them have would drop out of the summary
+        one["nats"] = one["targets"] = None
+    ranks = {
+        name: {(one["user"], one["position"]): one["rank"] for one in judged if one["system"] == name} for name in made
+    }
+    figures = summary.summarise(judged, WHOLE)["rows"]
+    return [
+        {
+            "what": "replay",
+            "system": row["system"],
+            "queries": row["queries"],
+            "users": row["users"],
+            "mrr": row["mrr"],
+            "mrr_interval": f"{row['mrr_low']:.4f} to {row['mrr_high']:.4f}",
+            "success_10": row["success_10"],
+            "withheld": served.withheld if row["system"] == SERVED else None,
+            "differing": sum(ranks[row["system"]][at] != rank for at, rank in ranks[SERVED].items()),
+        }
+        for row in figures
+        if row["by"] == "all" and row["over"] == "queries"
+    ]

@@ -1,0 +1,198 @@
+"""People who type: so many keys a second each, a completion for each key, and an accept at the end of a text.
+
+Keys come when they are due, whether or not the one before was answered, and the time of an answer counts from then:
+a server that stalls is charged for all who would have waited. `given_up`: as a page does, a request is left when the
+next key comes.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.service.client import AsyncConnection, Connection
+from benchmarks.service.processes import processor_seconds
+from benchmarks.service.report import Row, quantile
+from factorcell.data.tables import open_table
+
+COLUMNS = {
+    "people": "people",
+    "asked_a_second": "requests a second",
+    "complete_p50": "complete p50, ms",
+    "complete_p95": "p95",
+    "complete_p99": "p99",
+    "accept_p50": "accept p50, ms",
+    "accept_p95": "p95",
+    "accept_p99": "p99",
+    "errors": "errors",
+    "shed": "shed",
+    "in_time": "of the answered in time",
+    "cut": "search cut short",
+    "retry_after": "Retry-After, s",
+    "server": "cores, server",
+    "generator": "cores, generator",
+}
+
+
+@dataclass
+class Seen:
+    """What came of the requests of one kind: seconds of those answered, counts of all else."""
+
+    answered: list[float] = field(default_factory=list)
+    shed: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    cut: int = 0
+    left: int = 0
+    retries: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return len(self.answered) + self.shed + self.errors.total() + self.left
+
+
+@dataclass
+class Load:
+    """People at a server, for so many `seconds` after a moment in which all begin."""
+
+    port: int
+    people: int
+    seconds: float
+    keys: float = 5.0
+    deadline_ms: int = 100
+    given_up: bool = False
+    seen: dict[str, Seen] = field(default_factory=lambda: {"complete": Seen(), "accept": Seen()})
+    lateness: list[float] = field(default_factory=list)
+
+
+class Typist:
+    """One person, with a box: connections that are free, and a new one where none is."""
+
+    def __init__(self, load: Load, number: int, texts: Sequence[str]) -> None:
+        self.load, self.user, self.texts = load, f"typist {number}", texts
+        self.draw = random.Random(number)
+        self.free: list[AsyncConnection] = []
+        self.asking: set[asyncio.Task[None]] = set()
+        self.seq = 0
+
+    async def type(self, begin: float) -> None:
+        """Type text after text until the time is over."""
+        due = begin + self.draw.uniform(0, 1 / self.load.keys)
+        end = begin + self.load.seconds
+        number = self.draw.randrange(len(self.texts))
+        while due < end:
+            text = self.texts[number % len(self.texts)]
+            for place in range(1, len(text) + 1):
+                if due < end:
+                    await self._press(due, "complete", {"query": text[:place], "user": self.user, **self._stamp()})
+                    due += 1 / self.load.keys
+            if due < end:
+                key = f"{self.user} {number} {begin}"
+                await self._press(due, "accept", {"user": self.user, "text": text, "idempotency_key": key})
+                due += 1 / self.load.keys
+            number += 1
+        await asyncio.gather(*self.asking, return_exceptions=True)
+        for connection in self.free:
+            connection.close()
+
+    def _stamp(self) -> dict[str, object]:
+        self.seq += 1
+        return {"session": self.user, "seq": self.seq, "deadline_ms": self.load.deadline_ms, "limit": 8}
+
+    async def _press(self, due: float, kind: str, asked: object) -> None:
+        """Wait until a key is due, and have it asked for."""
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        self.load.lateness.append(time.perf_counter() - due)
+        if self.load.given_up:
+            for task in self.asking:
+                if task.get_name() == "complete":
+                    task.cancel()
+        task = asyncio.create_task(self._ask(due, kind, asked), name=kind)
+        self.asking.add(task)
+        task.add_done_callback(self.asking.discard)
+
+    async def _ask(self, due: float, kind: str, asked: object) -> None:
+        seen, connection = self.load.seen[kind], self.free.pop() if self.free else AsyncConnection(self.load.port)
+        try:
+            answer = await connection.ask("POST", f"/v1/{kind}", asked)
+        except ConnectionError:
+            seen.errors["connection"] += 1
+            return
+        except asyncio.CancelledError:
+            seen.left += 1
+            raise
+        self.free.append(connection)
+        if answer.status == 200:
+            seen.answered.append(time.perf_counter() - due)
+            seen.cut += b'"degraded":"time"' in answer.body
+        elif answer.status == 503:
+            seen.shed += 1
+            seen.retries[answer.retry or 0] += 1
+        else:
+            seen.errors[str(answer.status)] += 1
+
+
+async def typed(load: Load, texts: Sequence[str]) -> None:
+    """Have the people type."""
+    begin = time.perf_counter() + 0.2
+    typists = [Typist(load, number, texts) for number in range(load.people)]
+    await asyncio.gather(*(one.type(begin) for one in typists))
+
+
+def measure(load: Load, texts: Sequence[str], server: int) -> Row:
+    """What the people saw, and what it cost: the process `server` and this one."""
+    began, own, of_server = time.perf_counter(), time.process_time(), processor_seconds(server)
+    asyncio.run(typed(load, texts))
+    took = time.perf_counter() - began
+    complete, accept = load.seen["complete"], load.seen["accept"]
+    row: Row = {"what": "typists", "people": load.people, "seconds": load.seconds, "keys": load.keys}
+    row |= {"deadline_ms": load.deadline_ms, "given_up": load.given_up}
+    row["asked_a_second"] = round((complete.count + accept.count) / load.seconds, 1)
+    for kind, seen in load.seen.items():
+        row |= {f"{kind}_p{p}": 1000 * quantile(seen.answered, p / 100) for p in (50, 95, 99)}
+        row |= {f"{kind}_asked": seen.count, f"{kind}_left": seen.left}
+    in_time = sum(one <= load.deadline_ms / 1000 for one in complete.answered)
+    retries = complete.retries + accept.retries
+    return row | {
+        "errors": complete.errors.total() + accept.errors.total(),
+        "which_errors": dict(complete.errors + accept.errors),
+        "shed": _share(complete.shed, complete.count),
+        "accepts_shed": accept.shed,
+        "in_time": _share(in_time, len(complete.answered)),
+        "cut": _share(complete.cut, len(complete.answered)),
+        "retry_after": f"{min(retries)} to {max(retries)}" if retries else None,
+        "lateness_p99": 1000 * quantile(load.lateness, 0.99),
+        "generator": round((time.process_time() - own) / took, 2),
+        "server": round((processor_seconds(server) - of_server) / took, 2),
+    }
+
+
+def doubled(load: Load, texts: Sequence[str], server: int, most: int, shed: float = 0.05) -> list[Row]:
+    """Rows of a load, and of it doubled until a share is `shed`, or for `most` people."""
+    rows = [measure(load, texts, server)]
+    while load.people < most and float(rows[-1]["shed"].rstrip("%")) < 100 * shed:
+        load = Load(load.port, 2 * load.people, load.seconds, load.keys, load.deadline_ms, load.given_up)
+        rows.append(measure(load, texts, server))
+    return rows
+
+
+def texts_of(table: Path, count: int, column: str = "text") -> list[str]:
+    """Texts of a table, drawn at random, always the same."""
+    texts = [text for chunk in open_table(table).chunks([column]) for text in chunk[column] if text]
+    return random.Random(0).sample(texts, min(count, len(texts)))
+
+
+def warm(port: int, texts: Sequence[str], seconds: float = 2.0) -> None:
+    """Ask for a while, so that no first time counts."""
+    connection, stop = Connection(port), time.monotonic() + seconds
+    while time.monotonic() < stop:
+        for text in texts[:20]:
+            connection.ask("POST", "/v1/complete", {"query": text[:8], "user": "warm"})
+    connection.close()
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f}%" if whole else "0%"

@@ -1,0 +1,125 @@
+"""What benchmarks/service measures, in small: nothing is lost, doubled, left over or somebody else's."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.service import deletions, kills, outages, people, replaying
+from factorcell.service.engine import Service
+from factorcell.service.http.application import application
+from factorcell.service.http.site import Settings, Site
+from factorcell.service.learning import ServedModel
+from factorcell.service.stores.opening import open_store
+from tests.service import runs
+from tests.service.listening import listening
+from tests.service.oracle import words
+from tests.service.stores.servers import SERVERS, Server
+
+WHO = ("ann", "bob", "eve")
+
+
+@pytest.fixture
+def port(model: ServedModel, tmp_path: Path) -> Iterator[int]:
+    """That of a server in a thread of this process, whose people are in a file that `service` has too."""
+    service = Service(model, open_store(f"sqlite:///{tmp_path / 'users.db'}"))
+    with listening(application(Site(service, Settings(deadline=5.0)))) as address:
+        yield int(address.rstrip("/").rpartition(":")[2])
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> ServedModel:
+    """A run in a folder, for servers in processes of their own."""
+    return ServedModel(runs.make(tmp_path / "run"))
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """Each store, with nobody in it."""
+    with SERVERS[request.param]() as made:
+        yield made
+
+
+def test_writers_of_one_person(port: int, service: Service) -> None:
+    row = people.one_person(port, service, words(1, 12))
+    assert (row["accepts"], row["faults"]) == (12, [])
+
+
+def test_everybody_is_as_alone_and_gets_no_text_of_another(port: int, service: Service) -> None:
+    texts = sorted({text for text in words(2, 400) if len(text) > 4})
+    row = people.many_people(port, service, people.dealt(texts, 9), requests=150, threads=6)
+    assert row["accepts"] > 40
+    assert row["faults"] == []
+
+
+def test_faults_are_found(port: int, service: Service) -> None:
+    """What the checks are for: a text of another, one that is lost, doubled or learned otherwise."""
+    service.accept("user-0", "abba")
+    service.accept("user-1", "cabba")
+    book = people.Book()
+    book.acknowledge("user-0", "abba", {"outcome": "learned", "number": 1})
+    book.acknowledge("user-0", "abba", {"outcome": "learned", "number": 1})
+    assert book.faults.pop() == "user-0: number 1 was given twice"
+    book.acknowledge("user-1", "a", {"outcome": "learned", "number": 1})
+    book.acknowledge("user-1", "b", {"outcome": "learned", "number": 2})
+    book.acknowledge("nobody", "a", {"outcome": "learned", "number": 1})
+    people.finish(port, service, book)
+    assert book.faults == [
+        "user-1: 1 acknowledged texts are lost",
+        "user-1: 1 texts for 2 accepts",
+        "user-1: other texts than those acknowledged",
+        "nobody: 1 acknowledged texts are lost",
+        "nobody: 0 texts for 1 accepts",
+        "nobody: other texts than those acknowledged",
+        "user-1: not as the same texts learned alone",
+        "nobody: not as the same texts learned alone",
+    ]
+    book = people.Book()
+    service.accept("user-1", "cab cab")
+    texts = {"user-0": ["abba"], "user-1": ["x"], "other": ["cabba", "cab cab"]}
+    assert people.many_people(port, service, texts, requests=20)["faults"]
+
+
+def test_replay_ranks_as_the_library_does(port: int, served: ServedModel, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{WHO[place % 3]},{text},{place},Oslo" for place, text in enumerate(words(4, 60))]
+    table.write_text("\n".join(["who,text,time,city", *rows]) + "\n", encoding="utf-8")
+    found = replaying.run(served.run.folder, port, table, tmp_path, rows_per_user=1000, every=1)
+    assert [row["system"] for row in found] == [replaying.SERVED, replaying.SAME, replaying.WHOLE]
+    assert [row["differing"] for row in found] == [0, 0, 0]
+    assert found[0]["mrr"] > 0
+
+
+@pytest.mark.slow
+def test_kills_lose_and_double_nothing(server: Server, served: ServedModel, tmp_path: Path) -> None:
+    row = kills.run("store", server, served, tmp_path, kills=8)
+    assert row["accepts"] > 8
+    assert row["faults"] == []
+
+
+@pytest.mark.slow
+def test_stopped_and_killed_stores(server: Server, served: ServedModel, tmp_path: Path) -> None:
+    if server.program is None:
+        pytest.skip("a file has no server")
+    for outage in (outages.stopped, outages.killed):
+        row = outages.run("store", server, served, tmp_path, outage, seconds=2.0)
+        assert (row["faults"], row["acknowledged"]) == ([], 0)
+        assert row["completed"] == row["degraded"] > 10
+        assert row["ready"] == "0%"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_full_disk(served: ServedModel, tmp_path: Path) -> None:
+    with outages.small_disk(tmp_path / "disk", "8m") as disk, SERVERS["sqlite"](disk) as server:
+        row = outages.run("sqlite", server, served, tmp_path, outages.disk_full, seconds=2.0)
+    assert (row["faults"], row["acknowledged"], row["degraded"], row["ready"]) == ([], 0, 0, "0%")
+    assert row["completed"] > 10
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_what_was_deleted(server: Server, served: ServedModel, tmp_path: Path) -> None:
+    row = deletions.run("store", server, served.run.folder, tmp_path, count=20)
+    assert (row["stayed"], row["left"], row["purge"]) == ("80 of 80", 0, "nothing")
+    assert row["before"] > 0
