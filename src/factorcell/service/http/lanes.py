@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from factorcell.completion.search import Stop
@@ -32,7 +32,7 @@ class Turn:
     """What work may take: so many `seconds`, and no more once `stop` is set, as nobody waits for it any longer."""
 
     seconds: float
-    stop: Stop = field(default_factory=Stop)
+    stop: Stop
 
 
 Work = Callable[[Turn], T]
