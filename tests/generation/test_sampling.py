@@ -122,7 +122,12 @@ def test_greedy_takes_the_likeliest_token() -> None:
             siblings = {other: log for other, log in begun.items() if other[:-1] == as_drawn(text)[: length - 1]}
             assert max(siblings, key=siblings.__getitem__) == as_drawn(text)[:length]
         assert text.log_probability == pytest.approx(chances[as_drawn(text)], abs=1e-5)
-    for draw in (Sampler(temperature=1e-3), Sampler(temperature=1e-60), Sampler(top_k=1), Sampler(top_p=1e-6)):
+    for draw in (
+        Sampler(temperature=1e-3),
+        Sampler(temperature=1e-60),
+        Sampler(top_k=1),
+        Sampler(top_p=1e-6),
+    ):
         assert [text.tokens for text in sample(2, rules, draw)] == [text.tokens for text in texts]
 
 
@@ -194,6 +199,8 @@ def test_candidates_are_the_likeliest() -> None:
     assert (Sampler(top_p=0.74).weights(logs)[0] > 0).tolist() == [True, True, False, False, False]
     assert (Sampler(top_p=0.76).weights(logs)[0] > 0).tolist() == [True, True, True, False, False]
     assert (Sampler(temperature=0.5, top_p=0.74).weights(logs)[0] > 0).tolist() == [True, False, False, False, False]
+    smallest = Sampler(top_k=1, top_p=5e-324)  # a share of less than one is 0, and no token would hold it
+    assert (smallest.weights(torch.tensor([[0.4, 0.3, 0.3]]).log())[0] > 0).tolist() == [True, False, False]
     weights = Sampler(temperature=0.5).weights(logs)[0]
     assert (weights / weights.sum()).tolist() == pytest.approx(
         [x**2 / 0.3359375 for x in (0.5, 0.25, 0.125, 0.0625, 0.0625)]

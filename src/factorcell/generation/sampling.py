@@ -137,7 +137,7 @@ def _least_of(share: float, weights: Tensor) -> Tensor:
         if count >= weights.shape[1] or bool((sums[:, -1:] >= wanted).all()):
             break
         count *= 4
-    last = ((sums - largest) < wanted).sum(1, keepdim=True) - 1
+    last = (((sums - largest) < wanted).sum(1, keepdim=True) - 1).clamp(min=0)  # a share may be too small for a number
     return largest.gather(1, last)
 
 

@@ -76,6 +76,7 @@ def test_health_and_readiness(client: TestClient, site: Site, monkeypatch: pytes
         ("GET", "/v1/complete?query=a&query=b", {}, 422, "invalid"),
         ("GET", "/v1/complete?query=a&context=b", {}, 422, "invalid"),
         ("GET", "/v1/complete?query=a&limit=x", {}, 422, "invalid"),
+        ("GET", "/v1/complete?query=a&cursor=null", {}, 422, "invalid"),
         ("GET", "/v1/complete?query=%ff", {}, 400, "malformed"),
         ("GET", "/v1/complete?" + "&".join(["a=1"] * 300), {}, 400, "malformed"),
         ("GET", "/v1/complete?query=" + "a" * reading.LONGEST_ADDRESS, {}, 414, "too-long"),

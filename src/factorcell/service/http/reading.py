@@ -39,7 +39,7 @@ async def message(request: Request, kind: type[M], largest: int) -> M:
     """What is asked: the query of GET, the body of all else. `ProblemError` for what is no such message."""
     try:
         if request.method in ("GET", "HEAD"):
-            return msgspec.convert(_from_query(request.scope["query_string"]), kind, strict=False)
+            return _converted(_from_query(request.scope["query_string"]), kind)
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json" or "content-encoding" in request.headers:
             raise ProblemError("wrong-type", "the body must be application/json, and not compressed")
@@ -81,6 +81,15 @@ async def body(request: Request, largest: int) -> bytes:
 def part(request: Request, name: str) -> str:
     """A part of the path as it was meant, any sign of it escaped or not."""
     return _text(unquote_to_bytes(request.path_params[name]))
+
+
+def _converted(fields: dict[str, Any], kind: type[M]) -> M:
+    """The message of the fields of a query, all of which are texts: what is left out has no value, none is null."""
+    made = msgspec.convert(fields, kind, strict=False)
+    for name in fields:
+        if getattr(made, name) is None:
+            raise ProblemError("invalid", f"a query has no null; leave {name} out")
+    return made
 
 
 def _from_query(query: bytes) -> dict[str, Any]:
