@@ -15,6 +15,9 @@ STAMP := $(VENV)/.installed
 NATIVE := setup.py $(wildcard src/factorcell/model/kernels/native/*)
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
+# Python keeps what it has compiled: every command and many a test import PyTorch, which takes twice as long without.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test fast check-slow faults bench docs wheel lint types format clean
