@@ -2,21 +2,29 @@
 
 Both are made one after the other, in turns, of the same person at the same prefix; the figure is the median of the
 differences. The server is another process, as always; its run and its store are opened here once more.
+
+Some of it no server can save: that processes and threads wake one another. So a server of a few lines that has a thread
+compute for as long is asked too, over plain TCP; `bare` is what its answers take beyond that.
 """
 
+import asyncio
+import multiprocessing
 import random
+import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from benchmarks.service.client import Connection
+from benchmarks.service.client import HOST, Connection
 from benchmarks.service.report import Row, quantile
 from factorcell.model.run import Run
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.stores.opening import open_store
+from tests.processes import free_ports
 
 USER = "somebody"
 HOW = {"user": USER, "limit": 8, "deadline_ms": 10_000}  # which the service keeps a fifth of
@@ -26,6 +34,7 @@ COLUMNS = {
     "python_p50": "in Python, p50, ms",
     "cost_p50": "difference, p50, ms",
     "cost_p95": "p95",
+    "bare_p50": "a bare server, p50, ms",
 }
 
 
@@ -59,4 +68,56 @@ def measure(run: Path, store: str, port: int, texts: Sequence[str], requests: in
         "python_p50": 1000 * statistics.median(within),
         "cost_p50": statistics.median(costs),
         "cost_p95": quantile(costs, 0.95),
+        "bare_p50": 1000 * bare(statistics.median(within), 500),
     }
+
+
+def bare(seconds: float, requests: int) -> float:
+    """Seconds beyond `seconds` of computing that the median answer of a server of a few lines takes."""
+    (port,) = free_ports(1)
+    server = multiprocessing.get_context("spawn").Process(target=_serve, args=(port, seconds), daemon=True)
+    server.start()
+    try:
+        own = _connected(port)
+        took = []
+        for _ in range(requests):
+            began = time.perf_counter()
+            own.sendall(b"?")
+            computed = float(own.recv(100))
+            took.append(time.perf_counter() - began - computed)
+        own.close()
+    finally:
+        server.kill()
+    return statistics.median(took)
+
+
+def _connected(port: int) -> socket.socket:
+    while True:
+        try:
+            own = socket.create_connection((HOST, port))
+        except ConnectionError:
+            time.sleep(0.01)
+        else:
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return own
+
+
+def _serve(port: int, seconds: float) -> None:
+    """Answer each byte with the seconds that a thread computed for."""
+    threads = ThreadPoolExecutor(1)
+
+    def compute() -> float:
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            sum(range(1000))
+        return time.perf_counter() - began
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1):
+            took = await asyncio.get_running_loop().run_in_executor(threads, compute)
+            writer.write(repr(took).encode())
+
+    async def serve() -> None:
+        await (await asyncio.start_server(answer, HOST, port)).serve_forever()
+
+    asyncio.run(serve())
