@@ -125,6 +125,7 @@ NUMBERS = {
     "port": Limits(0, 65_535),
     "queries": Limits(1, 1_000_000),
     "rate": Limits(0, 1_000_000, whole=False, above=True),
+    "reach": Limits(0, MANY, whole=False),
     "repeats": Limits(1, 1_000_000),
     "rows": Limits(20),  # fewer say nothing of a column
     "rows_per_user": Limits(1),

@@ -291,6 +291,9 @@ def test_learning_spoils_nobody(monkeypatch: pytest.MonkeyPatch, outcome: dict[s
         ('{"optimiser": "sgd", "rate": [1]}', "rate is [1]"),
         ('{"optimiser": ["sgd"]}', "unknown online optimiser"),
         ('{"optimiser": 5}', "unknown online optimiser '5'"),
+        ('{"reach": NaN}', "the online reach is nan; it must be at least 0"),
+        ('{"reach": -1}', "reach is -1"),
+        ('{"reach": true}', "reach is True"),
         ('{"pace": 1}', "not a rule"),
     ],
 )

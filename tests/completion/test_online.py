@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import OPTIMISERS, REACH, Floats, Learner, LearningRule, User, learn_one
+from factorcell.completion.online import OPTIMISERS, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
@@ -117,10 +117,30 @@ def test_a_vector_stays_bounded_and_survives_nonsense() -> None:
     learner = Learner(run, LearningRule("sgd", 1e6))
     (user,), _ = learner.learn([learner.new()], ["abc"])
     table = run.model.encoder.tables[0]  # type: ignore[union-attr]
-    assert float(np.linalg.norm(user.vector)) == pytest.approx(REACH * float(table.detach().norm(dim=1).max()))
+    assert float(np.linalg.norm(user.vector)) == pytest.approx(2 * float(table.detach().norm(dim=1).max()))
     same = learner.moved(user, "b", np.array([np.nan, 1.0], np.float32))
     assert np.array_equal(same.vector, user.vector)
     assert (same.seen, same.history.texts) == (2, ("abc", "b"))
+
+
+@pytest.mark.parametrize("reach", [0, 0.5, 3.0])
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_vector_reaches_as_far_as_the_rule_says(name: str, reach: float) -> None:
+    """Beyond the bound it keeps its direction; with none it goes where PyTorch's optimiser takes it (thesis 5.4.1)."""
+    run = make()
+    learner = Learner(run, LearningRule(name, 1e3, reach))
+    user, gradients = learner.new(), [np.array([0.3, -0.2], np.float32)] * 4
+    table = run.model.encoder.tables[0]  # type: ignore[union-attr]
+    longest = float(table.detach().norm(dim=1).max())
+    (first, *_) = moved = [user := learner.moved(user, "abc", gradient) for gradient in gradients]
+    free = [by_hand(name, 1e3, learner.new().vector, gradients[: count + 1]) for count in range(4)]
+    assert np.linalg.norm(free[0]) > 3 * longest
+    if reach:
+        assert [np.linalg.norm(one.vector) for one in moved] == pytest.approx([reach * longest] * 4, rel=1e-5)
+        assert first.vector == pytest.approx(free[0] * reach * longest / np.linalg.norm(free[0]), rel=1e-5)
+    else:
+        for one, vector in zip(moved, free, strict=True):
+            assert one.vector == pytest.approx(vector, rel=1e-4)
 
 
 @given(
@@ -159,6 +179,9 @@ def test_a_rule_is_kept_in_the_run_folder(tmp_path: Path) -> None:
     run = make()
     run.folder = tmp_path
     assert LearningRule.of(run) == LearningRule("adagrad", 0.1)
+    LearningRule("adadelta", 5.0, reach=0).save(run)
+    assert LearningRule.of(run) == LearningRule("adadelta", 5.0, 0)
+    assert Learner(run).longest == float("inf")
     LearningRule("sgd", 0.25).save(run)
     assert LearningRule.of(run) == LearningRule("sgd", 0.25)
     user = learn_one(run, User.new(run), "abc")

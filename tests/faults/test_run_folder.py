@@ -159,7 +159,7 @@ def test_what_else_is_wrong_with_a_folder_is_named(world: Path, tmp_path: Path, 
 
 Change = dict[str, Any]
 NOT_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, "1", None, True, [0.1])
-RATES: list[Change] = [{"rate": value} for value in (*NOT_NUMBERS, -1.0)]
+RATES: list[Change] = [{name: value} for name in ("rate", "reach") for value in (*NOT_NUMBERS, -1.0)]
 RULES: list[Change] = [*RATES, {"optimiser": "adam"}, {"optimiser": 3}, {"optimiser": []}, {"pace": 1}]
 BLENDS: list[Change] = [dict.fromkeys(FEATURES, value) for value in NOT_NUMBERS]
 ORDERS: list[Change] = [{"order": value} for value in (0, "3", True, 10**9, None)]

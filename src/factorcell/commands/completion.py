@@ -54,11 +54,11 @@ def run_tune_online(given: argparse.Namespace) -> None:
         draw=PrefixDraw(given.every),
     )
     rows = []
-    for row in tuning.rates(run, streams, given.optimiser or ONLINE_OPTIMISERS, progress=True):
+    for row in tuning.rates(run, streams, given.optimiser or ONLINE_OPTIMISERS, True, given.reach):
         rows.append(row)
         terminal.say(f"{row['optimiser']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
     best = min(rows[1:], key=lambda row: float(row["perplexity"]))
-    rule = LearningRule(best["optimiser"], best["rate"])
+    rule = LearningRule(best["optimiser"], best["rate"], given.reach)
     rule.save(run)
     rows += _blended(run, rule, streams, given)
     if given.json:
@@ -67,7 +67,7 @@ def run_tune_online(given: argparse.Namespace) -> None:
         {**row, "rate": f"{row['rate']:g}", "perplexity": f"{row['perplexity']:.4f}"} for row in rows if "rate" in row
     ]
     terminal.table(shown, ("optimiser", "rate", "perplexity"))
-    terminal.show(f"{rule.optimiser} {rule.rate:g} is now the rule of {run.folder} (online.json)")
+    terminal.show(f"{rule} is now the rule of {run.folder} (online.json)")
     for row in rows[len(shown) :]:
         terminal.show(f"mean reciprocal rank on {row['queries']:,} texts: blend {row['mrr']:.4f} (blend.json)")
         terminal.table(

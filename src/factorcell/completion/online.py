@@ -6,12 +6,13 @@
     adagrad    s <- s + g g                                          change = -rate g / sqrt(s)
     adadelta   s <- .95 s + .05 g g    v = -g sqrt((d + e) / (s + e))    d <- .95 d + .05 v v     change = rate v
 
-(Duchi et al. 2011; Zeiler 2012.) A new person starts as the unknown user, the rare ones of training. A `User` is a
-value: learning returns another one.
+(Duchi et al. 2011; Zeiler 2012.) Where it became longer than it may be, u is scaled down. A new person starts as the
+unknown user, the rare ones of training. A `User` is a value: learning returns another one.
 
 Shapes: B people, k numbers of a person's vector, s rows that an optimiser keeps of it.
 """
 
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import files
+from factorcell import files, limits
 from factorcell.completion.popularity import History
 from factorcell.completion.texts import SHOWN, checked
 from factorcell.config import UserError, check_format, choose
@@ -42,7 +43,6 @@ MOST_NUMBERS, MOST_SEEN = (1 << 16) - 1, (1 << 32) - 1  # of a vector, and texts
 AT_ONCE = 200  # texts that are compared at once
 DECAY, TINY = 0.95, 1e-6
 FASTEST = 1e9  # the highest rate: a step at it is a finite float, and no vector is so long
-REACH = 2.0  # a vector is never longer than this many times the longest of training
 
 
 def _sgd(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
@@ -71,16 +71,22 @@ MOST_ROWS = max(rows for rows, _ in OPTIMISERS.values())
 
 @dataclass(frozen=True)
 class LearningRule:
-    """How users learn: an optimiser of `OPTIMISERS` and its rate."""
+    """How users learn: an optimiser of `OPTIMISERS`, its rate, and how far a vector may `reach`.
+
+    A vector is never longer than `reach` times the longest of training. The thesis' chapter 5 has no such bound: reach
+    0, with which a few strange texts can lead a person to where the model has never been.
+    """
 
     optimiser: str = "adagrad"
     rate: float = 0.1
+    reach: float = 2.0
 
     def __post_init__(self) -> None:
         choose("online optimiser", str(self.optimiser), OPTIMISERS)
         number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
         if not number or not 0 <= self.rate <= FASTEST:
             raise UserError(f"the online rate is {self.rate!r:.40}; it must be a number from 0 to {FASTEST:g}")
+        limits.NUMBERS["reach"].check("the online reach", self.reach)
 
     @classmethod
     def of(cls, run: Run) -> "LearningRule":
@@ -100,6 +106,10 @@ class LearningRule:
             raise UserError(f"{path}: not a rule of online learning ({error})") from None
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
+
+    def __str__(self) -> str:
+        reach = "" if self.reach == LearningRule.reach else f", reach {self.reach:g}"
+        return f"{self.optimiser} {self.rate:g}{reach}"
 
     def save(self, run: Run) -> None:
         """Make it the rule of the run."""
@@ -227,7 +237,7 @@ class Learner:
         table = encoder.tables[column].detach().cpu().numpy()
         self.unknown: Floats = table[0].copy()
         self.packed = run.model.backbone.pack()
-        self.longest = REACH * float(np.linalg.norm(table, axis=1).max())
+        self.longest = self.rule.reach * float(np.linalg.norm(table, axis=1).max()) if self.rule.reach else math.inf
 
     def new(self) -> User:
         """Somebody of whom nothing is known."""
@@ -307,8 +317,7 @@ class Learner:
             return replace(user, **seen, vector=vector.astype(np.float32), state=state.astype(np.float32))
         except UserError as error:
             raise UserError(
-                f"nothing can be learned of {text[:SHOWN]!a} by {self.rule.optimiser} {self.rule.rate:g} ({error}); "
-                "the user stays as before"
+                f"nothing can be learned of {text[:SHOWN]!a} by {self.rule} ({error}); the user stays as before"
             ) from None
 
 

@@ -32,7 +32,8 @@ class ServedModel:
         self.run, self.unknown = run, unknown
         self.assistant = Assistant.of(run, unknown=unknown, slips=slips, allowed=allowed)
         rule = LearningRule() if self.assistant.learner is None else self.assistant.learner.rule
-        how = f"{rule.optimiser} {float(rule.rate)!r} {unknown}".encode()
+        reach = "" if rule.reach == LearningRule.reach else f"{float(rule.reach)!r} "
+        how = f"{rule.optimiser} {float(rule.rate)!r} {reach}{unknown}".encode()
         self.identity = hashlib.blake2b(run.fingerprint + how, digest_size=DIGEST).digest()
 
     @property

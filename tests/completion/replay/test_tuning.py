@@ -99,6 +99,11 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimiser") == "sgd"}
     assert LearningRule.of(run).rate == min(tried, key=tried.__getitem__)
     assert BlendWeights(rows[-1]["weights"]) == BlendWeights.of(run)
+    assert main([*command, "--reach", "0"]) == 0
+    assert ", reach 0 is now the rule of" in capsys.readouterr().out
+    assert LearningRule.of(run) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
+    assert main([*command, "--reach", "-1"]) == 2
+    assert "reach is -1; it must be at least 0" in capsys.readouterr().err
     plain = save(tmp_path / "plain")
     assert main(["tune-online", str(plain), str(tmp_path / "dev.jsonl")]) == 2
     assert "train it with --user" in capsys.readouterr().err

@@ -29,6 +29,8 @@ def tune_online(verb: Parser) -> None:
     _streams(verb, "complete about one of N texts for the blend")
     text = "what to try (repeatable; default: all)"
     verb.add_argument("--optimiser", action="append", choices=ONLINE_OPTIMISERS, help=text)
+    text = "longest vector of a person, in lengths of training's longest; 0: any"
+    verb.rare.add_argument("--reach", type=float, default=2.0, metavar="X", help=text)
     options.computing(verb)
 
 

@@ -6,6 +6,7 @@ The online rate is the one of lowest progressive perplexity: every text is score
 
 import math
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from factorcell.completion.blend import Blend, Candidate
@@ -29,8 +30,7 @@ def perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = Fal
     text, others = learner.run.config.data.text, learner.columns
     users, total = {stream.user: learner.new() for stream in streams}, Tally()
     longest = max((len(stream.rows) for stream in streams), default=0)
-    name = f"{learner.rule.optimiser} {learner.rule.rate:g}"
-    for place in progress_bar(range(longest), desc=name, unit="texts each", show=progress, leave=False):
+    for place in progress_bar(range(longest), desc=str(learner.rule), unit="texts each", show=progress, leave=False):
         here = [stream for stream in streams if len(stream.rows) > place]
         for at in range(0, len(here), AT_ONCE):
             part = here[at : at + AT_ONCE]
@@ -42,8 +42,17 @@ def perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = Fal
     return total.perplexity
 
 
-def rates(run: Run, streams: Sequence[Stream], optimisers: Sequence[str], progress: bool = False) -> Generator[Row]:
-    """A row for every rule that is tried: `optimiser`, `rate`, `perplexity`; the first learns nothing."""
+def rates(
+    run: Run,
+    streams: Sequence[Stream],
+    optimisers: Sequence[str],
+    progress: bool = False,
+    reach: float = LearningRule.reach,
+) -> Generator[Row]:
+    """A row for every rule of this `reach` that is tried: `optimiser`, `rate`, `perplexity`; the first learns nothing.
+
+    `UserError` for a reach that cannot be, and where there is no text.
+    """
     if not any(stream.rows for stream in streams):
         raise UserError("no stream has a text: nothing to find a rate on")
     yield {
@@ -52,19 +61,19 @@ def rates(run: Run, streams: Sequence[Stream], optimisers: Sequence[str], progre
         "perplexity": perplexity(Learner(run, LearningRule("sgd", 0.0)), streams, progress),
     }
     for name in optimisers:
-        yield from _climb(run, streams, name, progress)
+        yield from _climb(run, streams, LearningRule(name, STARTS[name], reach), progress)
 
 
-def _climb(run: Run, streams: Sequence[Stream], name: str, progress: bool) -> Iterator[Row]:
+def _climb(run: Run, streams: Sequence[Stream], start: LearningRule, progress: bool) -> Iterator[Row]:
     """Rates of one optimiser: from the best so far a step up and down, smaller steps where neither is better."""
     tried: dict[float, float] = {}
 
     def attempt(rate: float) -> Iterator[Row]:
         if rate not in tried:
-            tried[rate] = perplexity(Learner(run, LearningRule(name, rate)), streams, progress)
-            yield {"optimiser": name, "rate": rate, "perplexity": tried[rate]}
+            tried[rate] = perplexity(Learner(run, replace(start, rate=rate)), streams, progress)
+            yield {"optimiser": start.optimiser, "rate": rate, "perplexity": tried[rate]}
 
-    yield from attempt(STARTS[name])
+    yield from attempt(start.rate)
     for factor in FACTORS:
         best = None
         while best != (best := min(tried, key=tried.__getitem__)):

@@ -1,0 +1,19 @@
+"""What a served model is known by."""
+
+from pathlib import Path
+
+from factorcell.completion.online import LearningRule
+from factorcell.model.run import Run
+from factorcell.service.learning import ServedModel
+from tests.service import runs
+
+
+def test_who_learns_otherwise_is_another_model(tmp_path: Path) -> None:
+    """What was learned by one rule is never gone on with by another; the default has the same name with and without."""
+    run = runs.make(tmp_path / "run")
+    found = [ServedModel(run).identity]
+    for rule in (LearningRule(), LearningRule(rate=0.2), LearningRule(reach=0), LearningRule(reach=1.5)):
+        rule.save(run)
+        found.append(ServedModel(Run.open(run.folder)).identity)
+    assert found[0] == found[1]
+    assert len(set(found)) == 4
