@@ -7,6 +7,7 @@ from typing import Any
 
 UNKNOWN_POLICIES = ("error", "group", "expected")  # never seen: refused, a rare value, a missing one
 PRIORS = ("uniform", "training")
+PROPOSALS = ("rank", "unigram")  # of the tokens that classification samples
 SAMPLERS = ("random", "tpe")
 PRUNERS = ("median", "halving", "none")
 PRESETS = ("quick", "good", "best")  # how much work a training is worth

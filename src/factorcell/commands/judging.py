@@ -69,11 +69,18 @@ def run_classify(given: argparse.Namespace) -> None:
             priors=given.priors,
             unknown=given.unknown,
             samples=given.samples,
+            proposal=given.proposal,
         )
     else:
         points = results.read_points(given.points)
         result = classify_points(
-            run, given.table, points, within=given.within, unknown=given.unknown, samples=given.samples
+            run,
+            given.table,
+            points,
+            within=given.within,
+            unknown=given.unknown,
+            samples=given.samples,
+            proposal=given.proposal,
         )
     metrics = result.metrics()
     terminal.judged(result, metrics, given.json)

@@ -16,17 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell import limits, memory
-from factorcell.choices import PRIORS
+from factorcell import limits
+from factorcell.choices import PRIORS, PROPOSALS
 from factorcell.config import UserError, choose
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.schema import Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
+from factorcell.evaluation import negatives
 from factorcell.evaluation.text_figures import TextSums, key_of, of_right
 from factorcell.model.language_model import Conditioned
-from factorcell.model.output import Proposal, Samples
+from factorcell.model.output import Samples
 from factorcell.model.run import TOKENS, Run
 
 EARTH_RADIUS = 6371.0088  # km
@@ -34,21 +35,26 @@ EARTH_RADIUS = 6371.0088  # km
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
 
-DRAW = 24  # bytes of a token that is drawn
-
 
 def log_likelihoods(
-    run: Run, corpus: Corpus, candidates: Sequence[Mapping[str, Any]], *, samples: int = 0, seed: int = 0
+    run: Run,
+    corpus: Corpus,
+    candidates: Sequence[Mapping[str, Any]],
+    *,
+    samples: int = 0,
+    seed: int = 0,
+    proposal: str = "rank",
 ) -> Floats:
     """log p(text given candidate) (B, K). A candidate sets some variables; each text keeps its other ones.
 
     `candidates` are dicts from variable to value, such as `{"stars": "5"}` or `{"lat": 48.9, "lon": 2.4}`.
     With `samples` the softmax is over that many draws, the same for all texts and candidates, in place of all tokens
-    (thesis, section 3.4): faster, good enough to compare candidates, and no measure of perplexity.
+    (thesis, section 3.4): faster, good enough to compare candidates, and no measure of perplexity. They are drawn by a
+    `proposal` of `evaluation.negatives`.
     """
     limits.check(samples=samples, seed=seed)
-    memory.check(DRAW * samples, f"{samples:,} samples")
-    drawn = _draw(run, samples, seed) if samples else None
+    choose("proposal", proposal, PROPOSALS)
+    drawn = negatives.draw(run, samples, seed, proposal) if samples else None
     columns = [_candidate(run, candidate) for candidate in candidates]
     result = np.zeros((len(corpus), len(candidates)))
     same = not (corpus.bags or corpus.vectors) and len(np.unique(_others(run, corpus, candidates[0]), axis=0)) == 1
@@ -66,15 +72,6 @@ def log_likelihoods(
                 prepared = shared.select(chosen) if shared else None
                 result[rows, begin : begin + width] = -_candidate_nats(run, batch, part, prepared, drawn)
     return result
-
-
-def _draw(run: Run, count: int, seed: int) -> Samples:
-    """`count` draws from the vocabulary, frequent tokens the more likely."""
-    if run.config.model.softmax == "adaptive":
-        raise UserError(f"{run.folder} has an adaptive softmax, which is not sampled; leave out the samples")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return Proposal.by_rank(len(run.vocabulary), count, run.device).draw()
 
 
 def _candidate_nats(
@@ -288,12 +285,13 @@ def classify(
     unknown: str = "error",
     samples: int = 0,
     seed: int = 0,
+    proposal: str = "rank",
 ) -> Classification:
     """Which value of the categorical variable `target` each text has, all its other variables known.
 
     `values` chooses a subset; texts of other values are omitted, but for `distractors`, which count as negatives in
-    the AUC. `priors`: uniform, "training" (the frequencies there), or weights by value. `samples` and `seed` as
-    `log_likelihoods`.
+    the AUC. `priors`: uniform, "training" (the frequencies there), or weights by value. `samples`, `seed` and
+    `proposal` as `log_likelihoods`.
     """
     variable = run.schema.variable(target)
     if variable in run.schema.numbers:
@@ -312,7 +310,8 @@ def classify(
         weights = trained
     elif weights is None:
         choose("priors", str(priors), PRIORS)
-    likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], samples=samples, seed=seed)
+    candidates = [{target: name} for name in names]
+    likelihoods = log_likelihoods(run, corpus, candidates, samples=samples, seed=seed, proposal=proposal)
     found = judge(names, likelihoods, corpus.lengths, truth, weights, distractors)
     key = key_of(corpus, target, *names)
     found = replace(found, missing=np.array([name is None for name in truth], dtype=bool), key=key)
@@ -346,6 +345,7 @@ def classify_points(
     unknown: str = "error",
     samples: int = 0,
     seed: int = 0,
+    proposal: str = "rank",
 ) -> Classification:
     """Which of named `points` (such as cities, by `lat` and `lon`) each text belongs to, by its numeric variables.
 
@@ -361,7 +361,8 @@ def classify_points(
         choose("numeric context variable", name, [variable.name for variable in run.schema.numbers])
     corpus = run.prepare(source, unknown=unknown, optional=variables if truth is not None else ())
     names = list(points)
-    likelihoods = log_likelihoods(run, corpus, [points[name] for name in names], samples=samples, seed=seed)
+    candidates = list(points.values())
+    likelihoods = log_likelihoods(run, corpus, candidates, samples=samples, seed=seed, proposal=proposal)
     if truth is None:
         index = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
         here = corpus.numbers[:, index].astype(np.float64)

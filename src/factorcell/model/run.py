@@ -34,9 +34,11 @@ FINGERPRINT = 16  # bytes of the checksum of the weights, by which a run is know
 # Files that decide what the run says, whichever verb writes them; the others of its folder are records.
 LISTED = (
     *("config.json", "schema.json", "vocabulary.txt", "weights.safetensors", "start.safetensors", "training.json"),
-    *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
+    *("popularity.jsonl", "online.json", "blend.json", "canaries.json", "unigrams.safetensors"),
 )
 ADVICE = "choose another folder, or --resume to go on with it"  # where a folder is not new
+
+UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
 
 # Files of a training that has learned nothing yet.
 BEGINNING = ("config.json", "schema.json", "vocabulary.txt", "start.safetensors", "log.jsonl")
@@ -127,6 +129,21 @@ class Run:
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Put the model's weights into the folder, with `facts` about them."""
         files.save_tensors(self.folder / "weights.safetensors", self.model.kept(), facts)
+
+    def save_unigrams(self, counts: NDArray[np.int64]) -> None:
+        """Keep in the folder how often each token was a target of training (V,)."""
+        files.save_tensors(self.folder / UNIGRAMS, {"counts": torch.from_numpy(counts)}, {})
+
+    def unigrams(self) -> Tensor:
+        """How often each token was a target of training (V,), 64-bit; `UserError` where the folder does not say."""
+        path = self.folder / UNIGRAMS
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file; it comes at the end of training, of this version or later")
+        tensors, _ = files.load_tensors(path)
+        counts = tensors.get("counts", torch.zeros(0))
+        if counts.dtype != torch.int64 or counts.shape != (len(self.vocabulary),) or bool((counts < 0).any()):
+            raise UserError(f"{path}: not a count for each token of {self.folder / 'vocabulary.txt'}")
+        return counts
 
     @property
     def log_path(self) -> Path:

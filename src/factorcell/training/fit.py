@@ -8,7 +8,7 @@ from typing import Any
 from factorcell import files, lock
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Corpus, target_counts
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of
 from factorcell.evaluation.cautions import context_gain
@@ -130,6 +130,7 @@ def finish(
     if corpus.frequent is not None:
         data = run.config.data
         corpus.frequent.counted(data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
+    run.save_unigrams(target_counts(corpus))
     model_card.write(run)
 
 

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, NBEST_FORMATS, OBJECTIVES, PRIORS, QUERIES
+from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, NBEST_FORMATS, OBJECTIVES, PRIORS, PROPOSALS, QUERIES
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -33,6 +33,8 @@ def classify(verb: Parser) -> None:
     verb.add_argument("--within", type=float, default=math.inf, metavar="KM", help=text)
     text = "compare values by a softmax over this many draws, say a tenth of the vocabulary; 0: over all tokens"
     verb.rare.add_argument("--samples", type=int, default=0, help=text)
+    text = "drawn by the order of the vocabulary, or as often as in training, as the papers do"
+    verb.rare.add_argument("--proposal", choices=PROPOSALS, default="rank", help=text)
     verb.add_argument("--out", type=Path, help="write the probabilities of each text (JSON lines)")
     options.computing(verb)
 

@@ -1,0 +1,115 @@
+"""Values compared by few words, drawn as the papers draw them, against sums written out."""
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.config import UserError
+from factorcell.data.corpus import target_counts
+from factorcell.data.vocabulary import END, START
+from factorcell.evaluation import negatives
+from factorcell.evaluation.classification import classify, log_likelihoods
+from factorcell.model.run import UNIGRAMS, Run
+from factorcell.training.fit import fit
+from tests.small import ROWS, make_run
+
+DRAWS = 6
+
+
+def make(folder: Path, **model: Any) -> Run:
+    """A run of random weights that keeps the counts of its training texts."""
+    run = make_run(folder, **model)
+    run.save_unigrams(target_counts(run.prepare(ROWS)))
+    return run
+
+
+def by_hand(run: Run, row: dict[str, Any], negative: list[int], draws: int) -> float:
+    """log p(text) by a softmax over the target and `negative` tokens, each logit less the log chance to be drawn."""
+    counts = Counter(word for one in ROWS for word in run.tokenizer.split(one["text"]))
+    seen = [counts.get(token, 0) or 1 for token in run.vocabulary.tokens]
+    seen[START], seen[END] = 0, len(ROWS)
+    drawn = [1 - (1 - count / sum(seen)) ** draws for count in seen]
+    corpus = run.prepare([row])
+    conditioned, state, total = run.model.condition(corpus.context(np.array([0]))), None, 0.0
+    ids = corpus.tokens.tolist()
+    with torch.no_grad():
+        for token, target in itertools.pairwise(ids):
+            logs, state = run.model.step(torch.tensor([token]), conditioned, state)
+            scores = {word: float(logs[0, word]) - np.log(drawn[word]) for word in {target, *negative}}
+            total += scores[target] - np.logaddexp.reduce(list(scores.values()))
+    return total
+
+
+@pytest.mark.parametrize("bias", [["low_rank"], ["low_rank", "hash"]], ids=str)
+def test_values_are_compared_by_unigram_samples(tmp_path: Path, bias: list[str]) -> None:
+    """The sampled softmax with a unigram proposal of thesis 4.3.1; of each text and value the same samples."""
+    run = make(tmp_path / "run", output_bias=bias)
+    for seed in (0, 3):
+        negative = negatives.draw(run, DRAWS, seed, "unigram").tokens.tolist()
+        assert START not in negative
+        found = log_likelihoods(
+            run,
+            run.prepare(ROWS),
+            [{"city": "Oslo"}, {"city": "Nice"}],
+            samples=DRAWS,
+            seed=seed,
+            proposal="unigram",
+        )
+        for row, logs in zip(ROWS, found, strict=True):
+            for city, log in zip(("Oslo", "Nice"), logs, strict=True):
+                assert log == pytest.approx(by_hand(run, {**row, "city": city}, negative, DRAWS), rel=1e-4, abs=1e-4)
+
+
+def test_frequent_words_are_drawn_as_often_as_they_were_written(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    counts, seen = run.unigrams().double().clamp(min=1), torch.zeros(len(run.vocabulary), dtype=torch.double)
+    counts[START] = 0
+    for seed in range(3000):
+        seen[negatives.draw(run, DRAWS, seed, "unigram").tokens] += 1
+    torch.testing.assert_close(seen / 3000, 1 - (1 - counts / counts.sum()) ** DRAWS, atol=0.04, rtol=0)
+
+
+def test_training_keeps_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of its own texts; the command line draws by them, and says what a run without them lacks."""
+    files.write_rows(tmp_path / "train.jsonl", ROWS * 3)
+    config: dict[str, dict[str, Any]] = {
+        "data": {"context": ["city"], "min_context_count": 1, "min_count": 1},
+        "model": {"hidden_size": 8, "embedding_size": 8},
+        "training": {"epochs": 1},
+    }
+    run = fit(ROWS * 3, ROWS, config, tmp_path / "run")
+    counts = Counter(word for row in ROWS * 3 for word in run.tokenizer.split(row["text"]))
+    expected = {**counts, "</s>": 3 * len(ROWS)}
+    assert dict(zip(run.vocabulary.tokens, run.unigrams().tolist(), strict=True)) == {
+        token: expected.get(token, 0) for token in run.vocabulary.tokens
+    }
+    command = ["classify", str(run.folder), str(tmp_path / "train.jsonl"), "--target", "city", "--samples", "4"]
+    assert main([*command, "--proposal", "unigram", "--out", str(tmp_path / "out.jsonl")]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    wanted = classify(run, ROWS * 3, "city", samples=4, proposal="unigram")
+    found = [row["probabilities"][wanted.names[0]] for row in rows]
+    assert found == pytest.approx(wanted.probabilities[:, 0], abs=1e-5)
+    (run.folder / UNIGRAMS).unlink()
+    capsys.readouterr()
+    assert main(command) == 0
+    assert main([*command, "--proposal", "unigram"]) == 2
+    assert "unigrams.safetensors: there is no such file; it comes at the end of training" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"unknown proposal 'unigrams' \(did you mean 'unigram'\?\); choose from rank"):
+        classify(run, ROWS, "city", proposal="unigrams")
+
+
+@pytest.mark.parametrize(("size", "value"), [(3, 1), (10, 1.0), (10, -1)])
+def test_counts_of_another_vocabulary_are_refused(tmp_path: Path, size: int, value: float) -> None:
+    run = make_run(tmp_path / "run")
+    assert len(run.vocabulary) == 10
+    files.save_tensors(run.folder / UNIGRAMS, {"counts": torch.full((size,), value)}, {})
+    with pytest.raises(UserError, match=r"unigrams.safetensors: not a count for each token of .*vocabulary.txt"):
+        negatives.draw(run, 3, proposal="unigram")
