@@ -10,8 +10,8 @@ import torch
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation.beam_search import Beam, beam, distinct, stochastic
-from factorcell.generation.sampling import Constraints, GeneratedText, Sampler, WritingTask
-from tests.every_text import best, conditioned, every_text
+from factorcell.generation.sampling import Constraints, GeneratedText, Sampler, WritingTask, generator
+from tests.every_text import best, conditioned, every_text, logs_after, may_follow
 from tests.small import make_letters
 
 RUN = make_letters(spread=1.0)
@@ -143,6 +143,49 @@ def test_a_stochastic_beam_of_one_draws_with_the_probabilities() -> None:
     assert sum(counts.values()) == count
     statistic = sum((counts[text] - wanted) ** 2 / wanted for text, wanted in chances.items())
     assert statistic < len(chances) + 4 * (2 * len(chances)) ** 0.5
+
+
+def by_hand(city: str, number: int, width: int, grow: int, rules: Constraints) -> dict[tuple[int, ...], float]:
+    """Every text that the thesis' stochastic beam ends up with, by its summed log probability (section 6.1).
+
+    A queue holds the `width` likeliest beginnings, and each is grown by what `grow` draws name.
+    """
+    draws, done = generator(5, number), dict[tuple[int, ...], float]()
+    queue: dict[tuple[int, ...], float] = {(): 0.0}
+    for _ in range(rules.max_tokens):
+        grown: dict[tuple[int, ...], float] = {}
+        for (tokens, total), places in zip(queue.items(), draws.random((width, grow)), strict=False):
+            logs = logs_after(RUN, city, tokens).numpy()
+            chances = np.exp(logs) * [may_follow(rules, (), tokens, token) for token in range(len(logs))]
+            for token in np.searchsorted(chances.cumsum() / chances.sum(), places, side="right").tolist():
+                grown[(*tokens, token)] = total + float(logs[token])
+        done |= {tokens: total for tokens, total in grown.items() if tokens[-1] == END}
+        going = sorted((item for item in grown.items() if item[0][-1] != END), key=lambda item: -item[1])
+        queue = dict(going[:width])
+    return done | queue
+
+
+@pytest.mark.parametrize(("width", "grow"), [(1, 1), (3, 2), (8, 4), (120, 8)])
+def test_a_stochastic_beam_is_the_printed_one(width: int, grow: int) -> None:
+    """Penalty 0 takes what the sum of log probabilities is largest of, 1 what has the lowest perplexity."""
+    rules, numbers = Constraints(max_tokens=5, min_tokens=2), range(20)
+    found: dict[float, list[tuple[int, ...]]] = {}
+    for penalty in (0.0, 1.0):
+        texts = stochastic(
+            WritingTask(RUN.model, conditioned(RUN, CITIES), torch.tensor([n % 2 for n in numbers]), rules),
+            Beam(width=width, length_penalty=penalty),
+            Sampler(),
+            grow=grow,
+            seed=5,
+        )
+        found[penalty] = [as_counted(text, rules) for (text,) in texts]
+        for number, (text,) in enumerate(texts):
+            reached = by_hand(CITIES[number % 2], number, width, grow, rules)
+            ((expected, log),) = best(reached, penalty, 1)
+            assert as_counted(text, rules) == expected
+            assert text.log_probability == pytest.approx(log, abs=1e-5)
+    assert (found[0.0] == found[1.0]) == (width == 1)
+    assert sum(map(len, found[0.0])) <= sum(map(len, found[1.0]))
 
 
 def test_texts_drawn_without_replacement_have_their_probabilities() -> None:

@@ -56,8 +56,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How texts are written; the thesis' stochastic beam is ("stochastic", max_tokens=70, no_repeat_ngram=3).
+    """How texts are written.
 
+    The thesis' stochastic beam is ("stochastic", max_tokens=70, no_repeat_ngram=3, length_penalty=0).
     Lengths are in tokens, `banned` and `stops` are words or texts. A beam holds `width` beginnings (None: 8, and 120 of
     a stochastic one); a stochastic one grows each by `grow` drawn tokens. `length_penalty` 1 looks for the lowest
     perplexity, 0 for the most probable text, which is short. After `seconds` what is written so far is given back.
