@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from factorcell import inputs
+from factorcell import assignments, inputs
 from factorcell.extensions import Extensions
 from factorcell.limits import LARGEST, MANY, SEEDS, Limits
 from factorcell.limits import UserError as UserError
@@ -118,31 +118,11 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def _penalty(text: str) -> tuple[str, float]:
-    """`NUMBER` or `NAME=NUMBER` -> name, empty for all, and number."""
-    name, _, number = text.rpartition("=")
-    try:
-        value = float(number)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= LARGEST:
-        raise UserError(f"sparse_penalty is {text!r}; it must be NUMBER or NAME=NUMBER, of numbers from 0 on")
-    return name, value
-
-
 def _check_cutoffs(given: tuple[str, ...]) -> None:
     """The special tokens are the first three, and belong to the head of the adaptive softmax."""
     numbers = [int(item) if item.isdecimal() and len(item) < 10 else 0 for item in given]
     if any(low >= high for low, high in itertools.pairwise([2, *numbers])):
         raise UserError(f"cutoffs are {', '.join(given)}; they must be whole numbers from 3 on, in rising order")
-
-
-def penalties(given: tuple[str, ...], names: typing.Sequence[str]) -> list[float]:
-    """The lambda of each of the variables `names`, from what `sparse_penalty` says; 0 where it says nothing."""
-    known = dict(map(_penalty, given))
-    for name in known.keys() - {"", *names}:
-        choose("variable in sparse_penalty", name, names)
-    return [known.get(name, known.get("", 0.0)) for name in names]
 
 
 @dataclass(frozen=True)
@@ -222,9 +202,12 @@ class ModelConfig:
     bloom_size: int = whole(
         1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", 0, LARGEST_HASH, rare=True
     )
+    sparse_printed: bool = option(
+        False, "the sparse softmax bias as printed: by a threshold, not by proximal steps", rare=True
+    )
     sparse_penalty: tuple[str, ...] = option(
         ("0.01",),
-        "lambda of the sparse softmax bias: NUMBER, or NAME=NUMBER of one variable (repeatable)",
+        "that threshold: NUMBER, or NAME=NUMBER of one variable (repeatable)",
         metavar="[NAME=]NUMBER",
         rare=True,
     )
@@ -258,7 +241,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _check(self)
         for item in self.sparse_penalty:
-            _penalty(item)
+            assignments.parsed("sparse_penalty", item)
         _check_cutoffs(self.cutoffs)
         for name in self.output_bias if self.softmax == "adaptive" else ():
             if name not in INSIDE:
@@ -289,6 +272,12 @@ class TrainingConfig:
         "cosine", "how the rate falls after the warm-up", choices=("cosine", "linear", "none"), rare=True
     )
     weight_decay: float = real(0.0, "decoupled weight decay of the matrices", rare=True)
+    sparse_l1: tuple[str, ...] = option(
+        ("1e-5",),
+        "l1 penalty of the sparse softmax bias, in nats a target: NUMBER, or NAME=NUMBER of one variable (repeatable)",
+        metavar="[NAME=]NUMBER",
+        rare=True,
+    )
     clip: float = real(5.0, "largest norm of the gradient; 0: not clipped", rare=True)
     loss: str = option("full", "softmax of the training loss: full, or sampled for each batch or text", choices=LOSSES)
     samples: int = whole(1000, "negative samples of a batch, or of each text (sampled loss)", 1, rare=True)
@@ -303,6 +292,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check(self)
+        for item in self.sparse_l1:
+            assignments.parsed("sparse_l1", item)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def test_every_field_has_its_option(section: str) -> None:
         if isinstance(value, bool):
             given, expected = [flag if not value else flag.replace("--", "--no-", 1)], not value
         elif isinstance(value, tuple):
-            other = {"sparse_penalty": "0.5", "cutoffs": "500"}.get(field.name, "stars")
+            other = {"sparse_penalty": "0.5", "sparse_l1": "0.5", "cutoffs": "500"}.get(field.name, "stars")
             given, expected = [flag, choices[0] if choices else other], (choices[0] if choices else other,)
         elif choices:
             given, expected = [flag, choices[-1]], choices[-1]

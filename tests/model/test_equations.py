@@ -45,7 +45,8 @@ BIASES = [(), *((name,) for name in OUTPUT_BIASES), ("low_rank", "hash"), ("low_
 def make(schema: ContextSchema, adapt: tuple[str, ...], bias: tuple[str, ...], layers: int = 1) -> LanguageModel:
     """A model in double precision with random weights everywhere."""
     penalty = ("0.3", "stars=0.5") if STARS in schema.variables else ("0.3",)
-    config = ModelConfig(adapt=adapt, output_bias=bias, sparse_penalty=penalty, layers=layers, **SIZE)  # type: ignore[arg-type]
+    sparse: dict[str, Any] = {"sparse_printed": True, "sparse_penalty": penalty}
+    config = ModelConfig(adapt=adapt, output_bias=bias, layers=layers, **sparse, **SIZE)  # type: ignore[arg-type]
     model = LanguageModel(config, V, schema).double()
     if model.output.hashed is not None:
         for column, value, token in SEEN:

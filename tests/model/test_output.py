@@ -37,6 +37,7 @@ def make_output(biases: tuple[str, ...]) -> Output:
         output_bias=biases,
         hash_size=40,
         bloom_size=0,
+        sparse_printed=True,
         sparse_penalty=("0.2", "city=0.4"),
     )
     output = Output(torch.nn.Parameter(torch.randn(V, E)), config, SCHEMA, SIZES).double()

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from factorcell.config import ModelConfig, UserError, penalties
+from factorcell.assignments import numbers
+from factorcell.config import ModelConfig, TrainingConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import START
@@ -142,20 +143,34 @@ def test_primes(least: int) -> None:
     assert not any(all(n % d for d in range(2, math.isqrt(n) + 1)) for n in range(max(2, least), prime))
 
 
-def sparse(penalty: tuple[str, ...]) -> OneHotBias:
+def sparse(penalty: tuple[str, ...], printed: bool = True) -> OneHotBias:
     """A sparse bias with random coefficients."""
-    bias = sparse_bias(V, ModelConfig(sparse_penalty=penalty), SCHEMA, ())
+    bias = sparse_bias(V, ModelConfig(sparse_penalty=penalty, sparse_printed=printed), SCHEMA, ())
     assert isinstance(bias, OneHotBias)
     torch.nn.init.normal_(bias.weight)
     return bias
 
 
 def test_a_threshold_of_zero_is_dense_and_one_that_is_large_is_nothing() -> None:
-    """lambda 0 is one-hot."""
-    dense = sparse(("0",))
-    torch.testing.assert_close(dense.effective(dense.weight), dense.weight)
+    """lambda 0 is one-hot, and so is a bias without a threshold, whose zeros come of training."""
+    for dense in (sparse(("0",)), sparse(("100",), printed=False)):
+        assert torch.equal(dense.effective(dense.weight), dense.weight)
     nothing = sparse(("100",))
     assert not nothing.effective(nothing.weight).any()
+
+
+def test_coefficients_that_are_not_zero_are_counted() -> None:
+    """Of each variable; of a threshold those above it."""
+    for printed in (True, False):
+        bias = sparse(("city=0.5", "0.25"), printed)
+        with torch.no_grad():
+            bias.weight[::2] = 0
+        seen = bias.effective(bias.weight.detach()) != 0
+        assert bias.counts() == [
+            {"variable": "city", "coefficients": V * 4, "nonzero": int(seen[:, :4].sum())},
+            {"variable": "stars", "coefficients": V * 2, "nonzero": int(seen[:, 4:].sum())},
+        ]
+        assert int(seen.sum()) == (V // 2) * 6 or printed
 
 
 def test_the_threshold_is_the_thesis() -> None:
@@ -187,15 +202,17 @@ def test_penalties_that_are_none(given: tuple[str, ...], message: str) -> None:
     """One line that says what they may be."""
     with pytest.raises(UserError, match=message):
         ModelConfig(sparse_penalty=given)
+    with pytest.raises(UserError, match=message.replace("sparse_penalty", "sparse_l1")):
+        TrainingConfig(sparse_l1=given)
 
 
 def test_penalties_of_variables() -> None:
     """One number for all, or one a name; a name that no variable has is a mistake."""
-    assert penalties(("0.5",), ["a", "b"]) == [0.5, 0.5]
-    assert penalties(("0.5", "b=0.1"), ["a", "b"]) == [0.5, 0.1]
-    assert penalties(("b=0.1",), ["a", "b"]) == [0.0, 0.1]
+    assert numbers("l1", ("0.5",), ["a", "b"]) == [0.5, 0.5]
+    assert numbers("l1", ("0.5", "b=0.1"), ["a", "b"]) == [0.5, 0.1]
+    assert numbers("l1", ("b=0.1",), ["a", "b"]) == [0.0, 0.1]
     with pytest.raises(UserError, match=r"unknown variable in sparse_penalty 'ci' \(did you mean 'city'\?\)"):
-        penalties(("ci=1",), ["city"])
+        numbers("sparse_penalty", ("ci=1",), ["city"])
     with pytest.raises(UserError, match="hash_size is 2000000000; it must be at most 1073741824"):
         ModelConfig(hash_size=2_000_000_000)
 
@@ -227,7 +244,8 @@ def test_a_step_moves_the_buckets_as_dense_adam_does(tmp_path: Path) -> None:
     found: list[dict[str, Tensor]] = []
     for name, dense in (("rows", False), ("dense", True)):
         torch.manual_seed(3)
-        how = {"loss": "sampled", "samples": 6, "batch_tokens": 20, "epochs": 4, "clip": 0.0, "token_rate": 2.0}
+        how: dict[str, Any] = {"loss": "sampled", "samples": 6, "batch_tokens": 20, "epochs": 4, "clip": 0.0}
+        how |= {"token_rate": 2.0, "sparse_l1": ["0"]}  # under a penalty all rows move
         run = make_run(tmp_path / name, training=how, output_bias=["low_rank", "hash", "sparse"])
         corpus = run.prepare(ROWS)
         trainer = Trainer(run, corpus, corpus)

@@ -14,6 +14,7 @@ from factorcell.config import ADAPTERS, OUTPUT_BIASES, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
+from factorcell.training import proximal
 from factorcell.training.loop import train
 from factorcell.training.proximal import PARTS, StartingPoint, part_of, parts_named
 from factorcell.training.trainer import Trainer
@@ -70,7 +71,7 @@ def test_the_pull_is_the_least_of_penalty_and_distance(tmp_path: Path) -> None:
         bias.grad = torch.linspace(-1, 1, len(bias)) * (1 + step / 4)
         optimiser.step()
         after, state = bias.detach().clone(), optimiser.state[bias]
-        start.pull(model, optimiser)
+        proximal.pull(optimiser, {bias: proximal.Penalty(start.values["output.bias"], l1)})
         size = rate / ((state["exp_avg_sq"] / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
         for value, w, w0, s in zip(
             bias.tolist(), after.tolist(), start.values["output.bias"].tolist(), size, strict=True

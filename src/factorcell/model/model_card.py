@@ -50,6 +50,10 @@ def _training(run: Run) -> str:
             f"{row['moved']:,} of {row['values']:,} values of {plain(row['part'])}" for row in tuned["moved"]
         )
         lines.append(f"- fine-tuned from {code(tuned['from'])} (l1 {tuned['l1']:g}): {moved} moved")
+    for row in trained.get("sparse_bias", ()):
+        share = row["nonzero"] / max(1, row["coefficients"])
+        counted = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {plain(row['variable'])}"
+        lines.append(f"- sparse softmax bias: {counted} are not zero ({share:.2%})")
     lines.append(f"- vocabulary of {len(run.vocabulary):,} tokens (seen at least {run.config.data.min_count} times)")
     lines += [f"- {plain(variable.describe())}" for variable in run.schema.variables]
     if run.config.training.canaries:

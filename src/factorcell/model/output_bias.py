@@ -3,8 +3,11 @@
     low_rank        Q c                                        (TACL 2018, equation 6; thesis 2018, 2.6)
     low_rank_each   sum_i Q_i c_i                              (thesis, A.1)
     one_hot         sum_i A_i o_i                              (TACL 2018, section 2.3)
-    sparse          sum_i u(A_i o_i, lambda_i)                 (thesis, A.2 and A.3)
+    sparse          sum_i A_i o_i, most of A_i zero            (thesis, A.2)
     hash            sum_i H(h_i(w, f_i)) B(w, f_i)             (thesis, 3.4 to 3.6)
+
+The zeros of a sparse bias come of proximal steps in training (`training.proximal`), or, as printed, of a threshold: the
+bias is u(A_i o_i, lambda_i) with u(s, lambda) = sign(s) max(|s| - lambda, 0) (thesis, A.3).
 
 c is the context vector, c_i the embedding of variable i, f_i its value and o_i that value as a unit vector; w is a
 word. All but the last are linear in features f of the context, with a table that has a row for every token.
@@ -17,6 +20,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import ModelConfig, penalties
+from factorcell.assignments import numbers
+from factorcell.config import ModelConfig
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, ContextSchema
 
@@ -62,12 +67,30 @@ class OneHotBias(nn.Module):
     penalty: Tensor
 
     def __init__(self, vocabulary_size: int, schema: ContextSchema, penalty: Sequence[float]) -> None:
-        """`penalty` is the lambda of each variable."""
+        """`penalty` is the threshold of each variable."""
         super().__init__()
         self.schema = schema
-        wide = [value for value, variable in zip(penalty, schema.categories, strict=True) for _ in variable.values]
+        wide = self.columns(penalty)
         self.weight = nn.Parameter(torch.zeros(vocabulary_size, len(wide)))
-        self.register_buffer("penalty", torch.tensor(wide), persistent=False)
+        self.register_buffer("penalty", wide, persistent=False)
+
+    def columns(self, numbers: Sequence[float]) -> Tensor:
+        """A number of each categorical variable -> the same for each column of the table (F,)."""
+        each = zip(numbers, self.schema.categories, strict=True)
+        return torch.tensor([number for number, variable in each for _ in variable.values])
+
+    def counts(self) -> list[dict[str, Any]]:
+        """Of each categorical `variable`: its `coefficients`, and how many of them are not zero, `nonzero`."""
+        nonzero = (self.effective(self.weight.detach()) != 0).sum(0)
+        parts = torch.split(nonzero, [len(variable.values) for variable in self.schema.categories])
+        return [
+            {
+                "variable": variable.name,
+                "coefficients": len(self.weight) * len(variable.values),
+                "nonzero": int(part.sum()),
+            }
+            for variable, part in zip(self.schema.categories, parts, strict=True)
+        ]
 
     def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
         """Features (B, F): 1 for the value of each variable; its frequencies where it is missing."""
@@ -92,9 +115,10 @@ def one_hot_bias(vocabulary_size: int, config: ModelConfig, schema: ContextSchem
 
 
 def sparse_bias(vocabulary_size: int, config: ModelConfig, schema: ContextSchema, sizes: Sequence[int]) -> nn.Module:
-    """Coefficients under the penalty of their variable are zero."""
-    each = penalties(config.sparse_penalty, [variable.name for variable in schema.categories])
-    return OneHotBias(vocabulary_size, schema, each)
+    """Coefficients that training leaves at zero, or those under the threshold of their variable, do not count."""
+    names = [variable.name for variable in schema.categories]
+    least = numbers("sparse_penalty", config.sparse_penalty, names)
+    return OneHotBias(vocabulary_size, schema, least if config.sparse_printed else [0.0] * len(names))
 
 
 TABLES: dict[str, Callable[[int, ModelConfig, ContextSchema, Sequence[int]], nn.Module]] = {

@@ -264,7 +264,11 @@ def read_config(folder: Path) -> Config:
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder}: not a run folder (it has no config.json)")
-    return Config.from_dict(files.read_versioned(path, FORMAT, folder), where=str(path))
+    values = files.read_versioned(path, FORMAT, folder)
+    model = values.get("model")
+    if isinstance(model, dict) and "sparse" in (model.get("output_bias") or ()):
+        model.setdefault("sparse_printed", True)  # folders of before there were proximal steps do not say so
+    return Config.from_dict(values, where=str(path))
 
 
 def facts(folder: Path) -> dict[str, Any]:

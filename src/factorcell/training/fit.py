@@ -21,6 +21,7 @@ from factorcell.training import distributed
 from factorcell.training.distributed import World
 from factorcell.training.loop import rows_of
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
+from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.trainer import Trainer
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given
@@ -126,11 +127,13 @@ def finish(
         kept["chosen"] = list(chosen)
     if finetuned:
         kept["finetuned"] = finetuned
+    if bias := sparse_bias_of(run):
+        kept["sparse_bias"] = bias.counts()
     files.write_json(run.folder / "training.json", kept)
+    run.save_unigrams(target_counts(corpus))
     if corpus.frequent is not None:
         data = run.config.data
         corpus.frequent.counted(data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
-    run.save_unigrams(target_counts(corpus))
     model_card.write(run)
 
 

@@ -1,6 +1,8 @@
-"""Where a fine-tuning starts, which parts of the model move from there, and what holds them back.
+"""Where a fine-tuning starts, which parts of the model move from there, and what holds values back in any training.
 
     minimise  nats / targets + l1 sum |w - w0|          over the parts that move
+
+The same, with w0 = 0 and an l1 of each variable, makes a sparse softmax bias (thesis 2018, section A.1).
 
 The penalty has no gradient at w0, so it is not left to Adam: each step of Adam is followed by the proximal step of the
 penalty under the step size that Adam has for this very value,
@@ -11,18 +13,21 @@ A value stays exactly at w0 unless the gradient of its nats, as Adam smoothes it
 bias this gradient is by how much the share of a token in all targets differs from what the model expects.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from factorcell import files
+from factorcell.assignments import numbers
 from factorcell.config import UserError, choose
 from factorcell.model.language_model import LanguageModel
+from factorcell.model.output_bias import OneHotBias
+from factorcell.model.run import Run
 
 # Parts of a model by how the names of their parameters begin. The first that fits counts.
 PARTS = {
@@ -52,6 +57,53 @@ def parts_named(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
         if name in chosen - there:
             raise UserError(f"this model has no part {name!r}; it has {', '.join(p for p in PARTS if p in there)}")
     return tuple(name for name in PARTS if name in chosen)
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """A penalty of `l1` nats, one for all or (F,) of each column, on how far a parameter is from its `start`."""
+
+    start: Tensor
+    l1: float | Tensor
+
+    @torch.no_grad()
+    def pull(self, parameter: Tensor, size: Tensor) -> None:
+        """The proximal step of `parameter` under the step sizes (of its shape) that Adam has just had."""
+        way = parameter - self.start
+        left = way.abs().sub_(size.mul_(self.l1)).clamp_(min=0)
+        parameter.copy_(torch.where(left > 0, self.start + left.copysign_(way), self.start))
+
+
+Penalties = dict[Tensor, Penalty]
+
+
+def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
+    """What holds the parameters of a run back: the penalty of its fine-tuning, else that of a sparse softmax bias."""
+    if start and start.l1:
+        parameters = run.model.named_parameters()
+        return {each: Penalty(start.values[name].to(each.device), start.l1) for name, each in parameters}
+    bias = sparse_bias_of(run)
+    if bias is None or run.config.model.sparse_printed or not bias.weight.requires_grad:
+        return {}
+    names = [variable.name for variable in run.schema.categories]
+    l1 = bias.columns(numbers("sparse_l1", run.config.training.sparse_l1, names)).to(bias.weight.device)
+    return {bias.weight: Penalty(torch.zeros_like(bias.weight), l1)} if bool(l1.any()) else {}
+
+
+def sparse_bias_of(run: Run) -> OneHotBias | None:
+    """The sparse softmax bias of a run, if it has one."""
+    found = getattr(run.model.output, "adapters", {})
+    return cast(OneHotBias, found["sparse"]) if "sparse" in found else None
+
+
+def pull(optimiser: Optimizer, penalised: Mapping[Tensor, Penalty]) -> None:
+    """The proximal steps of all penalties, after a step of Adam."""
+    for group in optimiser.param_groups if penalised else ():
+        for parameter in group["params"]:
+            if parameter in penalised and (state := optimiser.state.get(parameter)):
+                correction = 1 - group["betas"][1] ** float(state["step"])
+                scale = (state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"])
+                penalised[parameter].pull(parameter, scale.reciprocal_().mul_(group["lr"]))
 
 
 @dataclass(frozen=True)
@@ -86,24 +138,8 @@ class StartingPoint:
             parameter.requires_grad_(part_of(name) in self.parts)
 
     def takes_rows(self, model: LanguageModel) -> bool:
-        """Whether its tables may skip rows in a step: not if one of them stands still, nor under a penalty."""
-        return self.l1 == 0 and all(table.requires_grad for tables in model.row_tables() for table in tables)
-
-    @torch.no_grad()
-    def pull(self, model: LanguageModel, optimiser: Optimizer) -> None:
-        """The proximal step of the penalty, after a step of Adam."""
-        if not self.l1:
-            return
-        starts = {parameter: self.values[name] for name, parameter in model.named_parameters()}
-        for group in optimiser.param_groups:
-            for parameter in group["params"]:
-                if state := optimiser.state.get(parameter):
-                    correction = 1 - group["betas"][1] ** float(state["step"])
-                    scale = (state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"])
-                    start = starts[parameter].to(parameter.device)
-                    way = parameter - start
-                    left = way.abs().sub_(self.l1 * group["lr"] / scale).clamp_(min=0)
-                    parameter.copy_(torch.where(left > 0, start + left.copysign_(way), start))
+        """Whether its tables may skip rows in a step: not if one of them stands still."""
+        return all(table.requires_grad for tables in model.row_tables() for table in tables)
 
     def moved(self, model: LanguageModel) -> list[Row]:
         """Of each part that moves: its number of `values`, and how many of them are `moved` from w0."""

@@ -27,6 +27,7 @@ from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Picked, Proposal, Reads, Samples
 from factorcell.model.run import Run
+from factorcell.training import proximal
 from factorcell.training.development import Development
 from factorcell.training.distributed import World
 from factorcell.training.proximal import StartingPoint
@@ -126,7 +127,8 @@ class Trainer:
             with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
                 smoothed = (counts + 1) / (counts + 1).sum()
                 run.model.output.begin(torch.from_numpy(np.log(smoothed)))
-        some = self.proposal and (not self.start or self.start.takes_rows(run.model))
+        self.penalties = proximal.penalties(run, self.start)
+        some = self.proposal and not self.penalties and (not self.start or self.start.takes_rows(run.model))
         self.rows = self._rows() if some else []
         self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
         observe(run.model, corpus)
@@ -185,8 +187,7 @@ class Trainer:
         for adam, (rows, gradients) in zip(self.rows, seen, strict=True):
             adam.catch_up(self.progress.step - 1, rows)  # those that only other processes have read
             adam.step(self.progress.step, rows, gradients)
-        if self.start:
-            self.start.pull(self.run.model, self.optimiser)
+        proximal.pull(self.optimiser, self.penalties)
         self.progress.tokens += count
         self.progress.nats += float(mean) * count
         return agreed

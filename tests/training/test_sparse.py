@@ -1,0 +1,148 @@
+"""The sparse softmax bias: zero where a context says nothing, found where it does, at the minimum of its penalty."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell.config import UserError
+from factorcell.model.run import Run
+from factorcell.training.fit import fit
+from factorcell.training.proximal import penalties, sparse_bias_of
+from factorcell.training.trainer import Trainer
+from tests import small
+
+CITIES, WORDS, FAVOURITE = ("a", "b", "c", "d"), 60, "w7"
+SMALL = {"embedding_size": 8, "hidden_size": 8, "adapt": [], "output_bias": ["sparse"]}
+DATA = {"context": ["city"], "unit": "space", "min_count": 1, "min_context_count": 1}
+STEPS = {"epochs": 6, "batch_tokens": 1000, "learning_rate": 0.01, "evaluations": 1, "sparse_l1": ["0.005"]}
+
+
+def texts(count: int, favour: float = 1.0) -> list[dict[str, str]]:
+    """Random words, frequent ones first; in the city b `FAVOURITE` is so many times as frequent. Else all is noise."""
+    random = np.random.default_rng(0)
+    common = 1 / np.arange(2, WORDS + 2)
+    found = []
+    for _ in range(count):
+        city, chances = random.choice(CITIES), common.copy()
+        chances[7] *= favour if city == "b" else 1.0
+        words = random.choice(WORDS, 8, p=chances / chances.sum())
+        found.append({"city": str(city), "text": " ".join(f"w{word}" for word in words)})
+    return found
+
+
+def trained(folder: Path, favour: float, **model: Any) -> Run:
+    """A run on such texts, with the sparse bias alone."""
+    rows = texts(1500, favour)
+    return fit(rows[:1400], rows[1400:], {"data": DATA, "model": {**SMALL, **model}, "training": STEPS}, folder)
+
+
+def share(run: Run) -> float:
+    """Of the coefficients, how many are not zero."""
+    (row,) = json.loads((run.folder / "training.json").read_text())["sparse_bias"]
+    assert row["coefficients"] == len(run.vocabulary) * 5
+    return float(row["nonzero"] / row["coefficients"])
+
+
+def test_of_pure_noise_nothing_is_learned(tmp_path: Path) -> None:
+    """Exactly zero, where Adam carries nearly all coefficients over the threshold that the thesis prints."""
+    run = trained(tmp_path / "run", 1.0)
+    assert share(run) < 0.01
+    bias = sparse_bias_of(run)
+    assert bias is not None
+    assert int((bias.weight == 0).sum()) >= 0.99 * bias.weight.numel()
+    card = (run.folder / "README.md").read_text()
+    assert f"coefficients of city are not zero ({share(run):.2%})" in card
+    printed = trained(tmp_path / "printed", 1.0, sparse_printed=True)
+    assert share(printed) > 0.6
+
+
+def test_what_a_context_says_is_found(tmp_path: Path) -> None:
+    """The one word that one city favours; its coefficient pays for itself, and next to nothing else does."""
+    run = trained(tmp_path / "run", 4.0)
+    bias = sparse_bias_of(run)
+    assert bias is not None
+    weight = bias.weight.detach()
+    token, column = run.vocabulary.ids[FAVOURITE], run.schema.variables[0].values.index("b")
+    assert 0.5 < float(weight[token, column]) < np.log(4)
+    assert float(weight.abs().amax()) == float(weight[token, column])
+    assert share(run) < 0.03
+    again = Run.open(run.folder)
+    b, c = (row["nats"] for row in again.score([{"text": FAVOURITE, "city": city} for city in "bc"]))
+    assert b < c - 0.3
+
+
+def test_the_penalised_loss_is_minimal_at_the_end(tmp_path: Path) -> None:
+    """Of each coefficient the gradient of the mean nats lies within its variable's lambda, and on it if not zero."""
+    options = {"epochs": 600, "batch_tokens": 10_000, "learning_rate": 0.05, "decay": "linear", "clip": 0.0}
+    options |= {"evaluations": 1, "log_every": 1000, "save_every": 1000, "sparse_l1": ["0.001", "stars=0.004"]}
+    torch.manual_seed(0)
+    run = small.make_run(tmp_path / "run", training=options, adapt=(), output_bias=("sparse",))
+    corpus = run.prepare(small.ROWS)
+    trainer = Trainer(run, corpus, corpus)
+    for batch in trainer.batches():
+        trainer.step(batch)
+    bias = sparse_bias_of(run)
+    assert bias is not None
+    run.model.zero_grad()
+    (run.model(corpus.batch(np.arange(len(corpus)))).sum() / corpus.targets).backward()
+    gradient, weight = bias.weight.grad, bias.weight.detach()
+    assert gradient is not None
+    l1 = torch.tensor([0.001] * 3 + [0.004] * 3).expand_as(weight)
+    nonzero = weight != 0
+    assert torch.allclose(gradient[nonzero], -(l1 * weight.sign())[nonzero], atol=2e-4)
+    assert bool((gradient.abs() <= l1 + 2e-4)[~nonzero].all())
+    for part in (nonzero[:, :3], nonzero[:, 3:]):
+        assert 0 < int(part.sum()) < part.numel()
+
+
+@pytest.mark.parametrize("loss", ["sampled", "sampled_text"])
+def test_samples_miss_no_pull(loss: str, tmp_path: Path) -> None:
+    """Under a penalty the tables are dense; a large one leaves nothing, none leaves all that was touched."""
+    left = []
+    for l1 in ("10", "0"):
+        options = {"loss": loss, "samples": 5, "epochs": 3, "batch_tokens": 40, "sparse_l1": [l1]}
+        run = small.make_run(tmp_path / l1, training=options, output_bias=("low_rank", "sparse"))
+        trainer = Trainer(run, run.prepare(small.ROWS), run.prepare(small.ROWS))
+        bias = sparse_bias_of(run)
+        assert bias is not None
+        with torch.no_grad():
+            bias.weight.zero_()
+        assert bool(trainer.penalties) == (l1 == "10") == (not trainer.rows)
+        for batch in trainer.batches():
+            trainer.step(batch)
+        trainer.catch_up()
+        left.append(int((bias.weight != 0).sum()))
+    assert left[0] == 0 < left[1]
+
+
+def test_what_holds_back_what(tmp_path: Path) -> None:
+    """A penalty of each variable on the columns of its values; none on a bias as printed, or without such a bias."""
+    run = small.make_run(tmp_path / "run", training={"sparse_l1": ["city=0.5", "0.25"]}, output_bias=("sparse",))
+    ((parameter, penalty),) = penalties(run, None).items()
+    bias = sparse_bias_of(run)
+    assert bias is not None
+    assert parameter is bias.weight
+    assert torch.equal(torch.as_tensor(penalty.l1), torch.tensor([0.5] * 3 + [0.25] * 3))
+    assert not penalty.start.any()
+    assert not penalties(small.make_run(tmp_path / "printed", output_bias=("sparse",), sparse_printed=True), None)
+    assert not penalties(small.make_run(tmp_path / "other", output_bias=("one_hot",)), None)
+    wrong = small.make_run(tmp_path / "wrong", training={"sparse_l1": ["ci=1"]}, output_bias=("sparse",))
+    with pytest.raises(UserError, match=r"unknown variable in sparse_l1 'ci' \(did you mean 'city'\?\)"):
+        penalties(wrong, None)
+
+
+def test_folders_of_before_are_read_as_printed(tmp_path: Path) -> None:
+    """They do not say how their coefficients became sparse; all others do, or have none."""
+    for bias, printed in ((["sparse"], True), (["low_rank"], False)):
+        run = small.make_run(tmp_path / bias[0], output_bias=bias, sparse_penalty=["0.1"])
+        run.save_weights({})
+        assert not Run.open(run.folder).config.model.sparse_printed
+        (run.folder / "digests.json").unlink()
+        config = json.loads((run.folder / "config.json").read_text())
+        del config["model"]["sparse_printed"], config["training"]["sparse_l1"]
+        (run.folder / "config.json").write_text(json.dumps(config))
+        assert Run.open(run.folder).config.model.sparse_printed == printed
