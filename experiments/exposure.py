@@ -101,7 +101,8 @@ EXPERIMENT = Experiment("exposure", "exposure.toml", rows(), tables, measure)
 
 def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown: exposures of all canaries, and tests of those repeated `TIMES` times; then `SEVERAL`."""
-    header = ["options", "perplexity", "MRR", *READERS, "stranger, 3 times", "p", "others, 3 times", "p", "suggested"]
+    few = ["stranger, 3 ×", "p", "others, 3 ×", "p"]
+    header = ["options", "perplexity per char", "MRR", *READERS, *few, "suggested"]
     lines = []
     for row in rows:
         groups = {group["times"]: group for group in row["exposure"]}

@@ -2,9 +2,8 @@
 
     python experiments/tables.py [--results RESULTS] [--into docs/tables.md]
 
-Perplexities and accuracies are of the test, means over seeds beside their standard deviations. Gains are of the
-perplexity without out-of-vocabulary targets ("known"), as printed; in brackets what other texts and other trainings
-would make of them.
+Perplexities and accuracies are of the test, means over seeds beside their standard deviations. Gains are of the targets
+that the printed ones count; in brackets what other texts and other trainings would make of them.
 """
 
 import argparse
@@ -24,21 +23,34 @@ from pages import empty, filled, markdown, shown
 from results import Results
 from study import HERE, Row
 from thesis_sixteen import PARTS
-from thesis_sparse import PENALTIES
+from thesis_sparse import TRIALS, penalties
+from thesis_sparse import VARIABLES as VARIED
 from thesis_subreddits import NEAREST, NEIGHBOURS_OF
 from thesis_variables import SUBSETS, VARIABLES
 
 LEAST = 50  # titles of a community whose perplexity is told
 SHOWN = 9  # communities at each end of table 3.5
-OURS = ["perplexity, all", "known", "gain"]
+PENALTIES = penalties()
+KNOWN, ALL = "known targets", "all targets"
 WHOLE = "+".join(PARTS)
 
 Published = Mapping[str, list[float]]
 
 
-def own(found: Results, name: str, scores: Sequence[str] = ()) -> list[str]:
-    """What we have of a row: the columns `OURS`, and some scores in per cent."""
-    figures = [found.shown(name, "perplexity"), found.shown(name, "perplexity_known"), found.gain(name)]
+def ours(unit: str = "word", counted: str = KNOWN) -> list[str]:
+    """The heads of what `own` has: perplexities with their unit and the targets that they count."""
+    return [f"perplexity per {unit}, {ALL}", f"perplexity per {unit}, {KNOWN}", f"gain, {counted}"]
+
+
+def theirs(source: str, unit: str = "word", counted: str = KNOWN) -> list[str]:
+    """The heads of what `printed_gain` has; which targets a paper counts: docs/scoring.md."""
+    return [f"{source}: perplexity per {unit}, {counted}", f"gain, {counted}"]
+
+
+def own(found: Results, name: str, scores: Sequence[str] = (), counted: str = KNOWN) -> list[str]:
+    """What we have of a row: the columns `ours`, and some scores in per cent."""
+    gained = found.gain(name, "gain_known" if counted == KNOWN else "gain")
+    figures = [found.shown(name, "perplexity"), found.shown(name, "perplexity_known"), gained]
     return figures + [found.shown(name, score, ".1f", 100.0) for score in scores]
 
 
@@ -58,27 +70,29 @@ def perplexities(published: Published) -> dict[str, float]:
     return {name: row[0] for name, row in published.items()}
 
 
-def four(found: Results, published: Published) -> str:
+def four(found: Results, published: Published, unit: str = "word") -> str:
     """A set of tables 3 and 4 of the TACL paper."""
     lines = []
     for model in PAPER_MODELS:
         parameters = shown(found.row(model).get("parameters"), ",.0f")
-        theirs = printed_gain(published, model, "unadapted") + [shown(one, ".1f") for one in published[model][1:]]
-        lines.append([model, parameters, *own(found, model, ["accuracy"]), *theirs, *[""] * (3 - len(theirs))])
-    header = ["model", "parameters", *OURS, "accuracy", "TACL: perplexity", "gain", "accuracy"]
+        printed = printed_gain(published, model, "unadapted") + [shown(one, ".1f") for one in published[model][1:]]
+        lines.append([model, parameters, *own(found, model, ["accuracy"]), *printed, *[""] * (3 - len(printed))])
+    header = ["model", "parameters", *ours(unit), "accuracy, %", *theirs("TACL", unit), "accuracy, %"]
     return markdown(header, lines) + "\n" + found.agreement("perplexity_known", perplexities(published))
 
 
-def sixteen(found: Results, published: Published, scores: Mapping[str, str]) -> str:
+def sixteen(found: Results, published: Published, scores: Mapping[str, str], unit: str = "word") -> str:
     """Tables 3.6 and 3.7. `scores` are keys of ours, in the order of the published columns, and their headings."""
-    header = ["×", "+", "LR", "Hash", *OURS, *scores.values(), "thesis: perplexity", "gain", *scores.values()]
+    names = [f"{score}, %" for score in scores.values()]
+    header = ["×", "+", "LR", "Hash", *ours(unit, ALL), *names, *theirs("thesis", unit, ALL), *names]
     lines = []
     for name, row in published.items():
         marks = ["Y" if part in name.split("+") else "N" for part in PARTS]
-        theirs = [shown(value, ".1f") for value in row[1 : len(scores) + 1]]
-        theirs += [""] * (len(scores) - len(theirs))
-        lines.append([*marks, *own(found, name, list(scores)), *printed_gain(published, name, "unadapted"), *theirs])
-    told = [f"Perplexity: {found.agreement('perplexity_known', perplexities(published))}"]
+        printed = [shown(value, ".1f") for value in row[1 : len(scores) + 1]]
+        printed += [""] * (len(scores) - len(printed))
+        figures = own(found, name, list(scores), ALL)
+        lines.append([*marks, *figures, *printed_gain(published, name, "unadapted"), *printed])
+    told = [f"Perplexity: {found.agreement('perplexity', perplexities(published))}"]
     accuracies = {name: row[1] for name, row in published.items() if len(row) > 1}
     told.append(f"Accuracy: {found.agreement('accuracy', accuracies)}")
     return markdown(header, lines) + "\n" + "".join(told)
@@ -90,9 +104,9 @@ def variables(found: Results, published: Published) -> str:
     for subset in SUBSETS:
         name = "+".join(subset) or "none"
         marks = ["Y" if variable in subset else "N" for variable in VARIABLES]
-        lines.append([*marks, *own(found, name), *printed_gain(published, name, "none")])
-    header = ["case", "speaker", "role", *OURS, "thesis: perplexity", "gain"]
-    return markdown(header, lines) + "\n" + found.agreement("perplexity_known", perplexities(published))
+        lines.append([*marks, *own(found, name, counted=ALL), *printed_gain(published, name, "none")])
+    header = ["case", "speaker", "role", *ours(counted=ALL), *theirs("thesis", counted=ALL)]
+    return markdown(header, lines) + "\n" + found.agreement("perplexity", perplexities(published))
 
 
 def with_both_ends(rows: Sequence[Row], scotus: Sequence[Row]) -> list[Row]:
@@ -124,15 +138,16 @@ def subreddits(found: Results, published: Published) -> str:
     order = sorted(gains, key=lambda name: -gains[name])
 
     def line(name: str) -> list[str]:
-        count, *ours = every[name]
-        theirs = shown(gain(published[name][1], published[name][0]), ".1%") if name in published else ""
-        return [name, str(count), *(shown(value, ".1f") for value in ours), shown(gains[name], ".1%"), theirs]
+        count, *means = every[name]
+        printed = shown(gain(published[name][1], published[name][0]), ".1%") if name in published else ""
+        return [name, str(count), *(shown(value, ".1f") for value in means), shown(gains[name], ".1%"), printed]
 
-    header = ["community", "titles", "unadapted", "adapted", "gain", "thesis: gain"]
+    models = [f"{model}: perplexity per word, {ALL}" for model in ("unadapted", "adapted")]
+    header = ["community", "titles", *models, f"gain, {ALL}", f"thesis: gain, {ALL}"]
     ends = markdown(header, [line(name) for name in order[:SHOWN] + order[SHOWN:][-SHOWN:]])
-    theirs = markdown(header, [line(name) for name in order if name in published])
+    printed = markdown(header, [line(name) for name in order if name in published])
     mean = float(np.mean(list(gains.values())))
-    return f"{ends}\nOf {len(gains)} communities, the mean gain is {mean:.1%}. Those of the thesis:\n\n{theirs}"
+    return f"{ends}\nOf {len(gains)} communities, the mean gain is {mean:.1%}. Those of the thesis:\n\n{printed}"
 
 
 def neighbours(found: Results) -> str:
@@ -144,26 +159,30 @@ def neighbours(found: Results) -> str:
 
 
 def sparse(found: Results, published: Published) -> str:
-    """Table A.1: each kind of bias, with the penalty that suits dev best, and all penalties."""
+    """Table A.1: each kind of bias, with the penalties that suit dev best, and all that were tried."""
+
+    def figures(name: str) -> list[str]:
+        penalty = PENALTIES[int(name.rpartition("-")[2]) - 1] if name.rpartition("-")[2].isdecimal() else {}
+        shares = [found.shown(name, "top_3", ".1f", 100.0), found.shown(name, "nonzero", ".2f", 100.0)]
+        return [", ".join(penalty.values()), *own(found, name), *shares]
+
     lines = []
     for kind in published:
-        tried = [name for name in (kind, *(f"{kind}-{penalty:g}" for penalty in PENALTIES)) if name in found]
-        best = min(tried, key=found.dev, default=kind)
-        penalty = best.rpartition("-")[2] if best != kind else ""
+        tried = [name for name in (kind, *(f"{kind}-{number + 1}" for number in range(TRIALS))) if name in found]
         top = published[kind][1] if len(published[kind]) > 1 else None
-        theirs = [*printed_gain(published, kind, "none"), shown(top)]
-        lines.append([kind, penalty, *own(found, best), found.shown(best, "top_3", ".1f", 100.0), *theirs])
-    header = ["softmax bias", "λ", *OURS, "top-3", "thesis: perplexity", "gain", "top-3"]
-    names = [candidate.name for candidate in found.candidates]
-    every = [[name, *own(found, name), found.shown(name, "top_3", ".1f", 100.0)] for name in names]
-    return markdown(header, lines) + "\n" + markdown(["all that was trained", *OURS, "top-3"], every)
+        printed = [*printed_gain(published, kind, "none"), shown(top)]
+        lines.append([kind, *figures(min(tried, key=found.dev, default=kind)), *printed])
+    columns = [f"λ of {', '.join(VARIED)}", *ours(), "top-3, %", "not zero, %"]
+    every = [[candidate.name, *figures(candidate.name)] for candidate in found.candidates]
+    best = markdown(["softmax bias", *columns, *theirs("thesis"), "top-3, %"], lines)
+    return best + "\n" + markdown(["all that was trained", *columns], every)
 
 
 def family(found: Results) -> str:
     """Every mechanism that was trained, beside the others."""
     names = [name for name in FAMILY.rows if name in found]
     lines = [[name, *own(found, name, ["accuracy"]), found.shown(name, "minutes", ".1f")] for name in names]
-    return markdown(["model", *OURS, "accuracy", "minutes"], lines)
+    return markdown(["model", *ours(), "accuracy, %", "minutes"], lines)
 
 
 def all_tables(results: Path, suffix: str = "") -> dict[str, str]:
@@ -177,13 +196,15 @@ def all_tables(results: Path, suffix: str = "") -> dict[str, str]:
     scotus, languages = (Results.of(rows(name)) for name in ("scotus", "commonvoice9"))
     reddit = Results.of(rows("subreddits"))
     made = {
-        f"TACL, {one.printed} ({name})": four(Results.of(rows(f"tacl_{name}")), printed["tacl"][one.printed])
+        f"TACL, {one.printed} ({name})": four(Results.of(rows(f"tacl_{name}")), printed["tacl"][one.printed], one.unit)
         for name, one in tacl.SETS.items()
     }
     return made | {
         "Table 3.4": neighbours(reddit),
         "Table 3.5": subreddits(reddit, printed["subreddits"]),
-        "Table 3.6": sixteen(languages, printed["commonvoice9"], {"accuracy": "accuracy", "macro_f1": "F1"}),
+        "Table 3.6": sixteen(
+            languages, printed["commonvoice9"], {"accuracy": "accuracy", "macro_f1": "F1"}, "character"
+        ),
         "Table 3.7": sixteen(scotus, printed["scotus"], {"accuracy": "accuracy"}),
         "Table 3.8": variables(
             Results.of(with_both_ends(rows("variables"), rows("scotus")), "none"), printed["variables"]

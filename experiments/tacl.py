@@ -21,11 +21,15 @@ from study import Experiment, Options
 
 @dataclass(frozen=True)
 class Set:
-    """A data set, what the paper calls the one that it stands for, and which column is told; None: the nearest city."""
+    """A data set, what the paper calls the one that it stands for, and which column is told; None: the nearest city.
+
+    Its perplexities are per `unit`.
+    """
 
     source: str
     printed: str
     target: str | None
+    unit: str = "word"
 
 
 SETS = {
@@ -34,8 +38,8 @@ SETS = {
     "hotels": Set("hotels", "TripAdvisor", "rating"),
     "hotels13": Set("hotels13", "TripAdvisor", "rating"),
     "imdb": Set("imdb", "Yelp", "rating"),
-    "languages": Set("commonvoice9", "EuroTwitter", "language"),
-    "tweets": Set("geotweets", "GeoTwitter", None),
+    "languages": Set("commonvoice9", "EuroTwitter", "language", "character"),
+    "tweets": Set("geotweets", "GeoTwitter", None, "character"),
 }
 
 

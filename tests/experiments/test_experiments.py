@@ -109,13 +109,21 @@ def test_table_3_8_has_eight_rows_of_which_two_are_of_table_3_7() -> None:
     assert thesis_variables.EXPERIMENT.recipe == thesis_sixteen.EXPERIMENTS["scotus"].recipe
 
 
-def test_table_a_1_tries_every_penalty() -> None:
-    """Each kind of the published table is there, those with a sparse part once for each penalty."""
+def test_table_a_1_searches_for_a_penalty_of_each_variable() -> None:
+    """Each kind of the published table is there, those with a sparse part once for each trial; and the threshold."""
     rows = thesis_sparse.EXPERIMENT.rows
     for kind in PUBLISHED["sparse"]:
         named = [name for name in rows if name == kind or name.rpartition("-")[0] == kind]
-        assert len(named) == (len(thesis_sparse.PENALTIES) if "sparse" in kind else 1)
+        assert len(named) == (thesis_sparse.TRIALS if "sparse" in kind else 1)
     assert len({repr(row) for row in rows.values()}) == len(rows)
+    config = thesis_sparse.EXPERIMENT.config(study.Training("sparse-3", 0), 1)
+    assert config.data.context == thesis_sparse.VARIABLES
+    assert [one.split("=")[0] for one in config.training.sparse_l1] == list(thesis_sparse.VARIABLES)
+    assert thesis_sparse.penalties() == thesis_sparse.penalties()
+    for variable in thesis_sparse.VARIABLES:
+        assert len({each[variable] for each in thesis_sparse.penalties()}) > 2
+    printed = thesis_sparse.EXPERIMENT.config(study.Training("threshold-0.01", 0), 1).model
+    assert (printed.sparse_printed, printed.sparse_penalty) == (True, ("0.01",))
 
 
 @pytest.mark.parametrize("name", GAINS)
