@@ -2,14 +2,16 @@
 
     python experiments/corpora.py --data DATA --out OUT agnews hotels    # what other programs want to read
 
-A data set is a folder with train.parquet and dev.parquet. The test comes out of its training texts by a hash of the
-text: whoever has the same texts has the same test, and a text that is there twice is in one part only.
+A data set is a folder with train.parquet, dev.parquet and test.parquet, as `python -m experiments.datasets` builds it
+out of public repositories. Where there is no test.parquet, the test comes out of the training texts. All that is by a
+hash of the text: whoever has the same texts has the same test, and a text that is there twice is in one part only.
 """
 
 import argparse
 import hashlib
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,6 +48,24 @@ def in_test(texts: Sequence[str], least: int = TEST) -> NDArray[np.bool_]:
     return kept
 
 
+def split(
+    table: pa.Table, by: str = "text", least: int = TEST, counted: range = range(1, sys.maxsize)
+) -> dict[str, pa.Table]:
+    """All rows of a data set in three parts by a hash of the column `by`.
+
+    The test has the smallest places, dev the next. Both have `least` rows at least, of values that have as many rows
+    as `counted` allows; all others are trained on.
+    """
+    values = table[by].to_pylist()
+    rows = Counter(values)
+    part = np.array(["train" if rows[value] in counted else "always" for value in values], dtype=object)
+    for name in ("test", "dev"):
+        free = np.flatnonzero(part == "train")
+        part[free[in_test([values[place] for place in free], least)]] = name
+    part[part == "always"] = "train"
+    return {name: table.filter(pa.array(part == name)) for name in PARTS}
+
+
 def parted(train: pa.Table) -> tuple[pa.Table, pa.Table]:
     """A training table without its test texts, and those."""
     kept = in_test(train["text"].to_pylist())
@@ -67,19 +87,24 @@ def parts(data: Path, folder: Path, name: str, share: float = 1.0) -> Tables:
 
 def _part(source: Path, part: str, share: float = 1.0) -> pa.Table:
     """The first `share` of the rows of a part of the data set in the folder `source`."""
-    table = read(source / ("dev.parquet" if part == "dev" else "train.parquet"))
-    if part != "dev":
+    carved = part != "dev" and not (source / "test.parquet").exists()
+    table = read(source / f"{'train' if carved else part}.parquet")
+    if carved:
         table = dict(zip(("train", "test"), parted(table), strict=True))[part]
     return table.slice(0, max(1, round(share * len(table))))
 
 
 def kept(path: Path, make: Callable[[], pa.Table]) -> Path:
     """`path`, a Parquet file that is made at the first call and stays as it is."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        half = path.with_name(path.name + ".partial")
-        pq.write_table(make(), half, compression="zstd")
-        half.replace(path)
+    return path if path.exists() else written(path, make())
+
+
+def written(path: Path, table: pa.Table) -> Path:
+    """`path` with the table in it: it is whole, or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(path.name + ".partial")
+    pq.write_table(table, half, compression="zstd")
+    half.replace(path)
     return path
 
 

@@ -1,5 +1,6 @@
 """What every experiment reads and keeps: a test by a hash of the text, and sums over groups of its texts."""
 
+import itertools
 from pathlib import Path
 
 import hypothesis
@@ -34,6 +35,36 @@ def test_who_else_has_the_texts_has_the_same_test() -> None:
     """The places are those of blake2b, on any machine."""
     assert corpora.place("a room with a view") == 16561844617689424138
     assert corpora.in_test([f"text {n}" for n in range(20)], 3).nonzero()[0].tolist() == [2, 3, 18]
+
+
+@hypothesis.given(
+    st.lists(st.text("abc", max_size=2), max_size=40), st.integers(1, 9), st.integers(1, 3), st.integers(1, 9)
+)
+def test_three_parts_share_no_value(values: list[str], least: int, fewest: int, most: int) -> None:
+    """Every row is in one part, all rows of a value in the same; too rare and too frequent ones are trained on."""
+    table = pa.table({"n": range(len(values)), "by": pa.array(values, pa.string())})
+    parts = corpora.split(table, "by", least, range(fewest, most + 1))
+    assert sorted(n for rows in parts.values() for n in rows["n"].to_pylist()) == list(range(len(values)))
+    for one, other in itertools.combinations(parts.values(), 2):
+        assert set(one["by"].to_pylist()).isdisjoint(other["by"].to_pylist())
+    free = [value for value in values if fewest <= values.count(value) <= most]
+    assert set(parts["test"]["by"].to_pylist()) == {
+        value for value, one in zip(free, corpora.in_test(free, least), strict=True) if one
+    }
+    tested = set(parts["test"]["by"].to_pylist())
+    rest = [value for value in free if value not in tested]
+    assert len(parts["dev"]) >= min(least, len(rest) // 4)
+    assert len(parts["dev"]) == 0 or len(parts["dev"]) < min(least, len(rest) // 4) + max(map(rest.count, rest))
+
+
+def test_a_test_that_is_there_is_taken(tmp_path: Path) -> None:
+    """Nothing is carved out of the training texts of a set that has three parts."""
+    source = tmp_path / "data" / "x"
+    source.mkdir(parents=True)
+    for part in corpora.PARTS:
+        pq.write_table(pa.table({"text": [f"{part} {n}" for n in range(40)]}), source / f"{part}.parquet")
+    for part, path in corpora.parts(tmp_path / "data", tmp_path, "x").items():
+        assert corpora.read(path)["text"].to_pylist() == [f"{part} {n}" for n in range(40)]
 
 
 def test_texts_are_written_once(tmp_path: Path) -> None:

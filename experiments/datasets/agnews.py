@@ -1,0 +1,136 @@
+"""News in four sections: what seven copies have of the official training file.
+
+No public copy holds all of it. They differ in what stands between the title and the description of an article: two
+columns, " . ", or a blank; one has nothing there, so it is no source of texts. Where several have an article, the one
+counts that tells the two best apart.
+"""
+
+import html
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from factorcell.config import UserError
+
+from .reading import Row, Rows, table, unpacked
+from .repository import Repository
+
+SECTIONS = ("World", "Sports", "Business", "Sci/Tech")
+COLUMNS, DOTTED, ANNOTATED, JOINED = range(4)  # how a copy has title and description, the best first
+
+
+class Copy(NamedTuple):
+    """An article of a copy; no section where the copy tells none."""
+
+    text: str
+    how: int
+    section: str | None
+
+
+def rows(sources: Sequence[Repository]) -> Rows:
+    """A title, its description, and the section, of the training file: what the test file has too is left out.
+
+    So is an article that copies put into two sections.
+    """
+    official, *others = sources
+    test = {letters(copy.text) for copy in columns(official.text("data/ag_news_csv/test.csv"), heading=False) if copy}
+    best, sections = dict[str, Copy](), defaultdict[str, set[str]](set)
+    for copy in copies(others):
+        if copy is None:
+            yield None
+            continue
+        name = letters(copy.text)
+        if copy.section is not None:
+            sections[name].add(copy.section)
+        if name not in best or copy.how < best[name].how:
+            best[name] = copy
+    for name, copy in best.items():
+        if len(sections[name]) == 1 and name not in test:
+            yield {"text": copy.text, "section": next(iter(sections[name]))}
+
+
+def letters(text: str) -> str:
+    """What all copies of an article share: its letters and figures."""
+    return re.sub("[^a-z0-9]", "", text.lower())
+
+
+def copies(sources: Sequence[Repository]) -> Iterator[Copy | None]:
+    """Every article of every copy."""
+    archived, formal, noisy, annotated, shuffled, parted, small = sources
+    yield from columns(unpacked(archived, "data/archive.zip", "train.csv"))
+    yield from columns(formal.text("data/formal/validation.csv"))
+    yield from dotted(noisy.text("dataset/samples10000valMed.csv"))
+    yield from labels(annotated)
+    yield from joined(shuffled.text("data/ag_news_train.csv"))
+    for part in ("train", "dev", "test"):
+        yield from joined(parted.text(f"data/ag_news/{part}.csv"))
+    names = {"world": "World", "sports": "Sports", "business": "Business", "sci_tech": "Sci/Tech"}
+    for fields in table(small.text("data/agnews/train.csv")):
+        known = len(fields) == 2 and fields[1] in names
+        yield Copy(fields[0], JOINED, names[fields[1]]) if known else None
+
+
+def section(number: str, first: int) -> str | None:
+    """The name of a section whose number counts from `first`."""
+    place = int(float(number)) - first if re.fullmatch(r"\d+(\.0)?", number) else -1
+    return SECTIONS[place] if 0 <= place < len(SECTIONS) else None
+
+
+def columns(content: str, heading: bool = True) -> Iterator[Copy | None]:
+    """Lines of a section from 1, a title and a description."""
+    for fields in list(table(content))[heading:]:
+        name = section(fields[0], 1) if len(fields) == 3 else None
+        yield Copy(f"{fields[1]} {fields[2]}", COLUMNS, name) if name else None
+
+
+def dotted(content: str) -> Iterator[Copy | None]:
+    """Lines of a number, a section from 0 and a text, whose title ends with " . " unless there are several."""
+    for fields in list(table(content))[1:]:
+        name = section(fields[1], 0) if len(fields) > 2 else None
+        how = DOTTED if name and fields[2].count(" . ") == 1 else JOINED
+        yield Copy(fields[2].replace(" . ", " ", 1), how, name) if name else None
+
+
+def joined(content: str) -> Iterator[Copy | None]:
+    """Lines of a text and a section from 0, with a line of names or without."""
+    for fields in table(content):
+        if fields[1:2] == ["label"]:
+            continue
+        name = section(fields[1], 0) if len(fields) > 1 else None
+        yield Copy(fields[0], JOINED, name) if name else None
+
+
+TITLE = re.compile("英文标题：(.*)\n英文标题描述：(.*?)\n样本索引：", re.DOTALL)
+
+
+def labels(source: Repository) -> Iterator[Copy | None]:
+    """Titles and descriptions of a file of annotations, which tells no section."""
+    path = "Annotated_Label/ag-news-sample4000-label1.json"
+    try:
+        items = json.loads(source.text(path))
+    except ValueError:
+        raise UserError(f"{source}: {path} is no JSON") from None
+    for item in items:
+        parts = TITLE.search(item.get("content", ""))
+        yield Copy(f"{parts[1].strip()} {parts[2].rstrip()}", ANNOTATED, None) if parts else None
+
+
+# ---- words ----
+
+ENTITY = re.compile(r" ?&?(#\d+|quot|amp|lt|gt|nbsp);")  # the source has lost most of the ampersands
+TAG = re.compile(r"<[^<>]*>")
+WORD = re.compile(r"\$?[^\W_]+(?:(?:\.?['-]|\.|(?<=\d),(?=\d))[^\W_]+)*%?")
+
+
+def spaced(rows: Rows) -> Rows:
+    """The same articles in small letters: words and prices with a blank between them, no other punctuation."""
+    for row in rows:
+        yield None if row is None else words(row)
+
+
+def words(row: Row) -> Row:
+    """Tags and entities resolved, punctuation kept inside words alone."""
+    text = ENTITY.sub(lambda found: html.unescape(f"&{found[1]};"), str(row["text"])).replace("\u2019", "'")
+    return {**row, "text": " ".join(WORD.findall(TAG.sub(" ", text).replace("\\", " ").lower()))}

@@ -1,0 +1,148 @@
+"""Build the tables of the experiments out of public repositories.
+
+    python -m experiments.datasets dbpedia14 --out DATA
+    python -m experiments.datasets dbpedia14 --out DATA --from ../clones/DeepTextClustering
+
+DATA/SET gets train.parquet, dev.parquet and test.parquet, which a hash of each text tells apart, and manifest.json:
+the commits that were read, how many records, and for each part its rows and their SHA-256. What the repositories hold
+is theirs; their licences say what may be done with it.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from tqdm import tqdm
+
+import corpora
+from factorcell import files
+from factorcell.config import UserError, choose
+
+from .reading import LOST, Row, clean
+from .repository import Repository, opened
+from .sets import SETS, DataSet
+
+MANIFEST = "manifest.json"
+ADDRESS = "https://github.com/{}.git"
+READABLE = 0.5  # of the records at least: fewer are those of another table
+
+
+class Tally:
+    """How many records were read, and what became of them."""
+
+    def __init__(self) -> None:
+        self.read = self.unreadable = self.empty = self.repeated = 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Build the set that is named; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.datasets", description="Build the tables of a data set out of public repositories."
+    )
+    parser.add_argument("set", metavar="SET", help=", ".join(SETS))
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where a folder of the set is written")
+    parser.add_argument(
+        "--from",
+        dest="origins",
+        nargs="+",
+        metavar="ORIGIN",
+        help="addresses or local clones, one for each repository of the set, in its order; github.com if not given",
+    )
+    parser.add_argument("--at", metavar="COMMIT", help="of all of them; those that the set was made for, if not given")
+    parser.add_argument("--clones", type=Path, metavar="DIR", help="where what is fetched is kept; OUT/clones")
+    given = parser.parse_args(argv)
+    try:
+        data_set = SETS[choose("data set", given.set, SETS)]
+        clones = given.clones or given.out / "clones"
+        with ExitStack() as stack:
+            sources = [
+                stack.enter_context(source) for source in repositories(data_set, given.origins, given.at, clones)
+            ]
+            build(given.set, data_set, sources, given.out / given.set)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; nothing that is half done is left, and what was fetched is kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+def repositories(
+    data_set: DataSet, origins: Sequence[str] | None, commit: str | None, clones: Path
+) -> Iterator[Repository]:
+    """The repositories of a set, fetched where they come from an address."""
+    places = origins or [ADDRESS.format(name) for name in data_set.sources]
+    if len(places) != len(data_set.sources):
+        names = " ".join(data_set.sources)
+        raise UserError(f"--from: {len(places)} given, and there are {len(data_set.sources)} repositories: {names}")
+    for (name, made_for), origin in zip(data_set.sources.items(), places, strict=True):
+        yield opened(name, commit or made_for, origin, clones, data_set.history)
+
+
+def build(name: str, data_set: DataSet, sources: Sequence[Repository], folder: Path) -> None:
+    """Write the parts and, last, what they were made of; nothing if that is there already."""
+    made_of = {source.name: source.commit for source in sources}
+    manifest = folder / MANIFEST
+    if manifest.exists() and files.read_json(manifest).get("sources") == made_of:
+        print(f"{folder}: built already from the same commits; remove {MANIFEST} to build it again")
+        return
+    tally = Tally()
+    bar = tqdm(data_set.rows(sources), desc=name, unit=" rows", dynamic_ncols=True)
+    table = tabled(data_set, kept(bar, data_set, tally))
+    if tally.read == 0 or tally.unreadable > (1 - READABLE) * tally.read:
+        every = ", ".join(map(str, sources))
+        raise UserError(f"{every}: {tally.unreadable} of {tally.read} records cannot be read; is it the right one?")
+    manifest.unlink(missing_ok=True)
+    parts = corpora.split(table, **data_set.split)
+    written = {part: write(folder / f"{part}.parquet", rows) for part, rows in parts.items()}
+    content = {"set": name, "sources": made_of, "records": vars(tally), "parts": written}
+    files.write(manifest, (json.dumps(content, indent=2) + "\n").encode())
+    for part, facts in written.items():
+        print(f"{folder / part}.parquet: {facts['rows']:,} texts")
+
+
+def kept(rows: Iterable[Row | None], data_set: DataSet, tally: Tally) -> Iterator[Row]:
+    """Rows with their texts and values clean, without empty and repeated ones."""
+    seen = set[tuple[str | float, ...]]()
+    for row in rows:
+        tally.read += 1
+        if row is None:
+            tally.unreadable += 1
+            continue
+        cleaned = {key: clean(value) if isinstance(value, str) else value for key, value in row.items()}
+        texts = [value for value in cleaned.values() if isinstance(value, str)]
+        if not all(texts) or any(LOST in text for text in texts):
+            tally.empty += 1
+            continue
+        facts = tuple(cleaned[name] for name in ("text", *data_set.contexts))
+        if facts in seen:
+            tally.repeated += 1
+            continue
+        seen.add(facts)
+        yield cleaned
+
+
+def tabled(data_set: DataSet, rows: Iterable[Row]) -> pa.Table:
+    """The rows as a table. But for histories they stand in the order of their texts' places, as if shuffled."""
+    listed = list(rows)
+    if not data_set.history:
+        listed.sort(key=lambda row: (corpora.place(str(row["text"])), [str(row[name]) for name in data_set.contexts]))
+    kinds = [(name, pa.float64() if name in data_set.numbers else pa.string()) for name in data_set.contexts]
+    return pa.Table.from_pylist(listed, schema=pa.schema([("text", pa.string()), *kinds]))
+
+
+def write(path: Path, table: pa.Table) -> dict[str, Any]:
+    """Write a part at once; its rows and their SHA-256, which is that of a line of JSON each."""
+    corpora.written(path, table)
+    digest = hashlib.sha256()
+    for batch in table.to_batches(10_000):
+        for row in batch.to_pylist():
+            digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    return {"rows": len(table), "sha256": digest.hexdigest()}

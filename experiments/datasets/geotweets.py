@@ -1,0 +1,51 @@
+"""Tweets with their places, from tables that courses in geography collected; each in a repository of its own."""
+
+import re
+from collections.abc import Sequence
+
+from .reading import Rows, clean, records
+from .repository import Repository
+
+COLUMNS = ("created_at", "lat", "lng", "text")
+LINK = re.compile(r"https?://t\.co/\w*")
+SHORTEST = 10  # characters
+
+
+def rows(sources: Sequence[Repository]) -> Rows:
+    """A tweet, its latitude and longitude; one that several tables have comes once."""
+    seen = set[tuple[str, str, str]]()
+    for source in sources:
+        for path in source.paths():
+            if not path.lower().endswith(".csv"):
+                continue
+            content = decoded(source.read(path))
+            head = {name.strip() for name in content.partition("\n")[0].split(",")}
+            if not head.issuperset(COLUMNS):
+                continue
+            for record in records(content, f"{source}: {path}", COLUMNS):
+                lat, lon = (None, None) if record is None else (number(record["lat"]), number(record["lng"]))
+                if record is None or lat is None or lon is None:
+                    yield None
+                    continue
+                tweet = record["created_at"], record.get("username", ""), record["text"]
+                text = clean(LINK.sub("", record["text"]))
+                if tweet not in seen and len(text) >= SHORTEST:
+                    seen.add(tweet)
+                    yield {"text": text, "lat": lat, "lon": lon}
+
+
+def decoded(content: bytes) -> str:
+    """UTF-8, or what spreadsheets of Western Europe write."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
+
+
+def number(field: str) -> float | None:
+    """A finite number, or None."""
+    try:
+        found = float(field)
+    except ValueError:
+        return None
+    return found if abs(found) <= 180 else None

@@ -1,0 +1,42 @@
+"""Long reviews of few hotels: a file a hotel, blocks of lines <Name>value, the first block of the hotel itself."""
+
+import re
+from collections.abc import Sequence
+
+from .reading import Row, Rows
+from .repository import Repository
+
+FOLDER = "LARA/Data/Reviews-bk/"
+FIELD = re.compile(r"^<([^>\n]+)>(.*)$", re.MULTILINE)
+MORE = re.compile(r"showReview\(\d+, 'full'\);")  # what was behind a review that a page showed in part
+RATING = re.compile(r"[1-5](\.0+)?")
+COUNTRY = " Dominican Republic"
+LOCALITY = re.compile(r'property="v:locality">([^<]+)<')
+
+
+def rows(sources: Sequence[Repository]) -> Rows:
+    """A review with its hotel, the place and the rating; one that stands in several files comes once."""
+    (source,) = sources
+    seen = set[str]()
+    for path in source.paths(FOLDER):
+        content = source.read(path).decode("utf-8-sig", "replace").replace("\r\n", "\n")
+        first, *blocks = (dict(FIELD.findall(block)) for block in re.split(r"\n\s*\n", content))
+        if "Hotel Name" not in first:
+            continue
+        for review in blocks:
+            if not review:
+                continue
+            name = review.get("Review ID") or f"{review.get('Author')}: {review.get('Content')}"
+            if name in seen:
+                continue
+            seen.add(name)
+            rating, text = review.get("Overall", ""), MORE.sub("", review.get("Content", ""))
+            row: Row = {"text": text, "hotel": first["Hotel Name"], "city": place(first), "rating": rating[:1]}
+            yield row if text and RATING.fullmatch(rating) else None
+
+
+def place(hotel: dict[str, str]) -> str:
+    """The locality of its address; in files of the older form, which lack it, the end of the page's address."""
+    if found := LOCALITY.search(hotel.get("Hotel Address", "")):
+        return found[1]
+    return hotel.get("URL", "").removesuffix(".html").rpartition("-")[2].replace("_", " ").removesuffix(COUNTRY)
