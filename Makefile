@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fast check-slow faults bench docs wheel lint types format clean
+.PHONY: help setup demo test fast check-slow faults bench tables docs wheel lint types format clean
 
 help:
 	@echo 'make setup       install everything into $(VENV); the other targets do so first'
@@ -29,6 +29,7 @@ help:
 	@echo 'make check-slow  the tests that take minutes'
 	@echo 'make faults      hostile inputs and faults, fast and slow, and a table of what came of them'
 	@echo 'make bench       every measurement in benchmarks/, into $(BENCH) and runs/speed.md; on a quiet machine'
+	@echo 'make tables      the tables and figures of the papers in docs/, from the rows in experiments/results/'
 	@echo 'make docs        the documentation site, into site/; a broken link is an error'
 	@echo 'make wheel       source distribution and wheel in dist/, for manylinux if auditwheel can'
 	@echo 'make lint        ruff: rules and format, nothing changed'
@@ -89,6 +90,9 @@ bench: setup
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/gpu.py --out $(BENCH)
 	$(BIN)/python benchmarks/start.py
+
+tables: setup
+	$(BIN)/python experiments/tables.py --docs docs
 
 docs: setup
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs site

@@ -1,13 +1,11 @@
 """What lowers the exposure of what somebody typed a few times, and what it costs: options against canaries.
 
     python experiments/exposure.py --data DATA --out OUT --jobs 1
-    python experiments/exposure.py --into docs/privacy.md         # rows to the table of the page
 
 Each row trains one small model on commit subjects with 100 canaries, 10 for each of 1 to 10 repetitions, and audits it.
 Rows of other seeds differ in model and canaries.
 """
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,11 +18,9 @@ import pyarrow as pa
 import corpora
 import study
 from corpora import Tables
-from factorcell import files
-from factorcell.config import UserError
 from factorcell.evaluation.exposure import READERS, SOURCES, audit, uniformity
 from factorcell.model.run import Run
-from pages import filled, markdown, shown
+from pages import markdown, shown
 from study import Experiment, Measured, Options, Row
 
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
@@ -131,22 +127,9 @@ def together(rows: Sequence[Row]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for, or put the table of what is trained into a page."""
-    if "--into" not in argv:
-        given = study.parser("Options against the exposure of canaries.").parse_args(argv)
-        return study.main(EXPERIMENT, given, [__file__, *argv])
-    parser = argparse.ArgumentParser(description="Rows to the table of a page.")
-    parser.add_argument("--results", type=Path, default=study.HERE / "results", help="folder of the rows")
-    parser.add_argument("--into", type=Path, required=True, help="page with the marks of the table")
-    given = parser.parse_args(argv)
-    try:
-        page = given.into.read_text(encoding="utf-8")
-        results = files.read_rows(given.results / "exposure.jsonl")
-        files.write(given.into, filled(page, {"exposure": table(results)}).encode())
-    except (OSError, UserError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """Train what the arguments ask for."""
+    given = study.parser("Options against the exposure of canaries.").parse_args(argv)
+    return study.main(EXPERIMENT, given, [__file__, *argv])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Bayes' rule with a uniform prior and the exact softmax; an unadapted model is no
 """
 
 import csv
+from collections.abc import Sequence
 
 from corpora import Tables
 from factorcell.data.tables import open_table
@@ -28,6 +29,21 @@ def told_apart(run: Run, tables: Tables, target: str) -> Measured:
     row = {"candidates": len(names), "judged": metrics["texts"]}
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc")}
     return Measured(row, {"accuracy": judged_texts(found)})
+
+
+def detected(run: Run, tables: Tables, target: str, values: Sequence[str], distractors: Sequence[str]) -> Measured:
+    """The mean AUC of `values` against each other and against `distractors`, by perplexities as z-scores.
+
+    It has no texts to draw from: the AUC of a text alone is none. Seeds tell how sure it is.
+    """
+    known = set(run.schema.variable(target).values[1:]) if run.model.adapted else set()
+    names = [value for value in values if value in known]
+    if len(names) < 2:  # an unadapted model; in a trial all of them may be rare
+        return Measured({})
+    others = [*distractors, *(value for value in values if value not in known)]
+    metrics = classify(run, tables["judged"], target, values=names, distractors=others, unknown="group").metrics()
+    row = {"candidates": len(names), "judged": metrics["texts"], "distractors": metrics["distractors"]}
+    return Measured({**row, "auc": metrics["auc"]})
 
 
 def nearest_city(run: Run, tables: Tables) -> Measured:

@@ -21,6 +21,58 @@ from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import TextSums
 from study import Row
 
+SEEDS = 3  # trainings of a row, at least, before anything is said of it
+MARGIN = 0.01  # of a perplexity: papers print one training each, so what lies closer is no order of theirs
+POINT = 1.0  # of accuracies in per cent, likewise
+ENOUGH = 0.5  # of the pairs that are told apart in print have to differ here
+NEARLY_ALL = 0.95  # of those have to stand as printed: one in forty would not by chance alone
+
+AGREES, DISAGREES, UNTOLD = "agrees", "disagrees", "cannot be told"
+
+
+def apart(key: str, one: float, other: float) -> bool:
+    """Whether two printed figures differ by more than one training of each could make of them."""
+    return abs(one - other) > (MARGIN * min(one, other) if key.startswith("perplexity") else POINT)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Pairs of rows that a paper tells apart, of these those that differ here (`sure`), and of those the `same` order.
+
+    `lacking` rows have fewer than `SEEDS` trainings.
+    """
+
+    printed: int = 0
+    sure: int = 0
+    same: int = 0
+    lacking: int = 0
+
+    def __add__(self, other: "Orders") -> "Orders":
+        lacking = max(self.lacking, other.lacking)
+        return Orders(self.printed + other.printed, self.sure + other.sure, self.same + other.same, lacking)
+
+    def __str__(self) -> str:
+        return (
+            f"of {self.printed} pairs told apart in print {self.sure} differ here by more than chance, "
+            f"{self.same} of them as printed.\n"
+        )
+
+    @property
+    def verdict(self) -> str:
+        """What our rows say of the printed order."""
+        if self.lacking or not self.sure or self.sure < ENOUGH * self.printed:
+            return UNTOLD
+        return AGREES if self.same >= NEARLY_ALL * self.sure else DISAGREES
+
+    @property
+    def why(self) -> str:
+        """What the verdict rests on."""
+        if self.lacking:
+            return f"{self.lacking} rows lacking"
+        if self.verdict == UNTOLD:
+            return f"{self.sure} of {self.printed} differ"
+        return f"{self.same} of {self.sure} as printed"
+
 
 @dataclass(frozen=True)
 class Results:
@@ -76,21 +128,23 @@ class Results:
         found = Interval.of(self.row(name), key)
         return "" if found is None else found.told(".1f", 100.0, "%")
 
-    def agreement(self, key: str, printed: Mapping[str, float]) -> str:
-        """One line: in how many pairs of rows our order is no chance, and in how many of them it is the printed one."""
-        sums = {one.name: self._sums(one, key) for one in self.candidates if one.name in printed}
-        names = [name for name, own in sums.items() if own]
-        drawn = Ratios.of([sums[name] for name in names]) if len(names) > 1 else None
-        if drawn is None:
-            return "Fewer than two rows are finished.\n"
-        pairs = list(itertools.combinations(range(len(names)), 2))
-        sure = [(drawn.difference(a, b).sign, names[a], names[b]) for a, b in pairs]
-        told = [(sign, printed[a] - printed[b]) for sign, a, b in sure if sign and printed[a] != printed[b]]
-        same = sum((difference > 0) == (sign > 0) for sign, difference in told)
-        return (
-            f"Of {len(pairs)} pairs of rows, {sum(sign != 0 for sign, _, _ in sure)} differ by more than chance; "
-            f"{same} of {len(told)} stand in the printed order.\n"
-        )
+    def orders(self, key: str, printed: Mapping[str, float], named: Mapping[str, str] | None = None) -> "Orders":
+        """The pairs that a paper tells apart by `printed`, and what our rows, by the names `named`, say of them."""
+        named = named or {name: name for name in printed}
+        rows = {one.name: one for one in self.candidates}
+        own = {name: self._sums(rows[named[name]], key) for name in printed if named.get(name) in rows}
+        own = {name: sums for name, sums in own.items() if sums}
+        drawn = Ratios.of(list(own.values())) if len(own) > 1 else None
+        places = {name: place for place, name in enumerate(own)}
+        pairs = [(a, b) for a, b in itertools.combinations(printed, 2) if apart(key, printed[a], printed[b])]
+        signs = {
+            (a, b): drawn.difference(places[a], places[b]).sign
+            for a, b in pairs
+            if drawn is not None and a in places and b in places
+        }
+        same = sum(sign == np.sign(printed[a] - printed[b]) for (a, b), sign in signs.items())
+        lacking = sum(len(own.get(name, ())) < SEEDS for name in printed)
+        return Orders(len(pairs), sum(map(abs, signs.values())), int(same), lacking)
 
     @staticmethod
     def _sums(candidate: Candidate, key: str) -> list[TextSums]:

@@ -1,6 +1,8 @@
-"""Rows of the experiments to the tables of the papers, in Markdown, the printed figures beside ours.
+"""Rows of the experiments to the tables of the documentation, the printed figures beside ours.
 
-    python experiments/tables.py [--results RESULTS] [--into docs/tables.md]
+    python experiments/tables.py [--results RESULTS] [--docs DOCS]
+
+Without DOCS the tables are printed. What is written around them in a page stays as it is.
 
 Perplexities and accuracies are of the test, means over seeds beside their standard deviations. Gains are of the targets
 that the printed ones count; in brackets what other texts and other trainings would make of them.
@@ -15,26 +17,26 @@ from typing import Any
 
 import numpy as np
 
+import exposure
+import overview
 import tacl
+import trials
 from factorcell import files
 from factorcell.config import PAPER_MODELS, UserError
 from family import EXPERIMENT as FAMILY
+from overview import LEAST, Published, accuracies, chosen, communities, gain, perplexities, rows_of, with_both_ends
 from pages import empty, filled, markdown, shown
 from results import Results
-from study import HERE, Row
+from study import HERE
 from thesis_sixteen import PARTS
-from thesis_sparse import TRIALS, penalties
 from thesis_sparse import VARIABLES as VARIED
+from thesis_sparse import penalties
 from thesis_subreddits import NEAREST, NEIGHBOURS_OF
 from thesis_variables import SUBSETS, VARIABLES
 
-LEAST = 50  # titles of a community whose perplexity is told
 SHOWN = 9  # communities at each end of table 3.5
 PENALTIES = penalties()
 KNOWN, ALL = "known targets", "all targets"
-WHOLE = "+".join(PARTS)
-
-Published = Mapping[str, list[float]]
 
 
 def ours(unit: str = "word", counted: str = KNOWN) -> list[str]:
@@ -54,20 +56,10 @@ def own(found: Results, name: str, scores: Sequence[str] = (), counted: str = KN
     return figures + [found.shown(name, score, ".1f", 100.0) for score in scores]
 
 
-def gain(value: float | None, base: float | None) -> float | None:
-    """By what share `value` lies below `base`."""
-    return None if value is None or base is None else 1 - value / base
-
-
 def printed_gain(published: Published, name: str, base: str) -> list[str]:
     """The printed perplexity of a row and its gain over the row `base`."""
     value = published[name][0]
     return [shown(value), "" if name == base else shown(gain(value, published[base][0]), ".1%")]
-
-
-def perplexities(published: Published) -> dict[str, float]:
-    """The first figure of each printed row."""
-    return {name: row[0] for name, row in published.items()}
 
 
 def four(found: Results, published: Published, unit: str = "word") -> str:
@@ -78,11 +70,21 @@ def four(found: Results, published: Published, unit: str = "word") -> str:
         printed = printed_gain(published, model, "unadapted") + [shown(one, ".1f") for one in published[model][1:]]
         lines.append([model, parameters, *own(found, model, ["accuracy"]), *printed, *[""] * (3 - len(printed))])
     header = ["model", "parameters", *ours(unit), "accuracy, %", *theirs("TACL", unit), "accuracy, %"]
-    return markdown(header, lines) + "\n" + found.agreement("perplexity_known", perplexities(published))
+    return markdown(header, lines) + "\n" + told(found, published, KNOWN)
+
+
+def told(found: Results, published: Published, counted: str) -> str:
+    """In how many pairs of rows the orders of perplexity and of accuracy are those of print."""
+    orders = {
+        "Perplexity": found.orders("perplexity_known" if counted == KNOWN else "perplexity", perplexities(published)),
+        "Accuracy": found.orders("accuracy", accuracies(published)),
+    }
+    every = "".join(f"{name}: {one}" for name, one in orders.items() if one.printed)
+    return every if found.candidates else "No row yet.\n"
 
 
 def sixteen(found: Results, published: Published, scores: Mapping[str, str], unit: str = "word") -> str:
-    """Tables 3.6 and 3.7. `scores` are keys of ours, in the order of the published columns, and their headings."""
+    """Tables 3.3, 3.6 and 3.7. `scores` are keys of ours, in the order of the published columns, and their headings."""
     names = [f"{score}, %" for score in scores.values()]
     header = ["×", "+", "LR", "Hash", *ours(unit, ALL), *names, *theirs("thesis", unit, ALL), *names]
     lines = []
@@ -92,10 +94,8 @@ def sixteen(found: Results, published: Published, scores: Mapping[str, str], uni
         printed += [""] * (len(scores) - len(printed))
         figures = own(found, name, list(scores), ALL)
         lines.append([*marks, *figures, *printed_gain(published, name, "unadapted"), *printed])
-    told = [f"Perplexity: {found.agreement('perplexity', perplexities(published))}"]
-    accuracies = {name: row[1] for name, row in published.items() if len(row) > 1}
-    told.append(f"Accuracy: {found.agreement('accuracy', accuracies)}")
-    return markdown(header, lines) + "\n" + "".join(told)
+    of = published if "accuracy" in scores else {name: row[:1] for name, row in published.items()}
+    return markdown(header, lines) + "\n" + told(found, of, ALL)
 
 
 def variables(found: Results, published: Published) -> str:
@@ -106,25 +106,7 @@ def variables(found: Results, published: Published) -> str:
         marks = ["Y" if variable in subset else "N" for variable in VARIABLES]
         lines.append([*marks, *own(found, name, counted=ALL), *printed_gain(published, name, "none")])
     header = ["case", "speaker", "role", *ours(counted=ALL), *theirs("thesis", counted=ALL)]
-    return markdown(header, lines) + "\n" + found.agreement("perplexity", perplexities(published))
-
-
-def with_both_ends(rows: Sequence[Row], scotus: Sequence[Row]) -> list[Row]:
-    """The rows of table 3.8, of which the first and the last come from table 3.7."""
-    ends = {"unadapted": "none", WHOLE: "+".join(VARIABLES)}
-    return [*rows, *({**row, "row": ends[row["row"]]} for row in scotus if row["row"] in ends)]
-
-
-def communities(found: Results) -> dict[str, tuple[int, float, float]]:
-    """By name: titles, and perplexities unadapted and adapted, both geometric means over seeds."""
-    means: list[dict[str, float]] = []
-    counts: dict[str, int] = {}
-    for candidate in found.candidates:
-        tables = [{entry["value"]: entry for entry in row["by"]} for row in candidate.rows]
-        counts |= {name: entry["count"] for name, entry in tables[0].items()}
-        logs = {name: np.mean([np.log(table[name]["perplexity"]) for table in tables]) for name in tables[0]}
-        means.append({name: float(np.exp(value)) for name, value in logs.items()})
-    return {name: (counts[name], means[0][name], means[1][name]) for name in means[0] if counts[name] >= LEAST}
+    return markdown(header, lines) + "\n" + told(found, published, ALL)
 
 
 def subreddits(found: Results, published: Published) -> str:
@@ -168,10 +150,9 @@ def sparse(found: Results, published: Published) -> str:
 
     lines = []
     for kind in published:
-        tried = [name for name in (kind, *(f"{kind}-{number + 1}" for number in range(TRIALS))) if name in found]
         top = published[kind][1] if len(published[kind]) > 1 else None
         printed = [*printed_gain(published, kind, "none"), shown(top)]
-        lines.append([kind, *figures(min(tried, key=found.dev, default=kind)), *printed])
+        lines.append([kind, *figures(chosen(found, kind) or kind), *printed])
     columns = [f"λ of {', '.join(VARIED)}", *ours(), "top-3, %", "not zero, %"]
     every = [[candidate.name, *figures(candidate.name)] for candidate in found.candidates]
     best = markdown(["softmax bias", *columns, *theirs("thesis"), "top-3, %"], lines)
@@ -185,51 +166,59 @@ def family(found: Results) -> str:
     return markdown(["model", *ours(), "accuracy, %", "minutes"], lines)
 
 
-def all_tables(results: Path, suffix: str = "") -> dict[str, str]:
-    """Heading -> table: those of the TACL paper, then those of the thesis in its order."""
+def papers(results: Path, suffix: str = "") -> dict[str, str]:
+    """Heading -> table: what there is, those of the TACL paper, then those of the thesis in its order."""
     with (HERE / "published.toml").open("rb") as file:
         printed: dict[str, Any] = tomllib.load(file)
 
-    def rows(name: str) -> list[Row]:
-        return files.read_rows(results / f"{name}{suffix}.jsonl")
+    def read(name: str, base: str = "unadapted") -> Results:
+        return Results.read(results, name + suffix, base)
 
-    scotus, languages = (Results.of(rows(name)) for name in ("scotus", "commonvoice9"))
-    reddit = Results.of(rows("subreddits"))
-    made = {
-        f"TACL, {one.printed} ({name})": four(Results.of(rows(f"tacl_{name}")), printed["tacl"][one.printed], one.unit)
-        for name, one in tacl.SETS.items()
-    }
+    scotus, reddit = read("scotus"), read("subreddits")
+    subsets = with_both_ends(rows_of(read("variables", "none")), rows_of(scotus))
+    made = {"Every table and figure": overview.table(read, printed)}
+    for name, one in tacl.SETS.items():
+        made[f"TACL, {one.printed} ({name})"] = four(read(f"tacl_{name}"), printed["tacl"][one.printed], one.unit)
+    drawn = {name: rows_of(read(f"tacl_trials_{name}")) for name in tacl.SETS}
+    made["Figures 4.2, 4.4 and 4.5"] = trials.table(drawn)
+    accuracy, languages = {"accuracy": "accuracy"}, {"accuracy": "accuracy", "macro_f1": "F1"}
     return made | {
+        "Table 3.3": sixteen(read("reddit_titles"), printed["reddit_titles"], {"auc": "AUC"}),
         "Table 3.4": neighbours(reddit),
         "Table 3.5": subreddits(reddit, printed["subreddits"]),
-        "Table 3.6": sixteen(
-            languages, printed["commonvoice9"], {"accuracy": "accuracy", "macro_f1": "F1"}, "character"
-        ),
-        "Table 3.7": sixteen(scotus, printed["scotus"], {"accuracy": "accuracy"}),
-        "Table 3.8": variables(
-            Results.of(with_both_ends(rows("variables"), rows("scotus")), "none"), printed["variables"]
-        ),
-        "Table A.1": sparse(Results.of(rows("sparse"), "none"), printed["sparse"]),
-        "Every mechanism": family(Results.of(rows("family"))),
+        "Table 3.6": sixteen(read("commonvoice9"), printed["commonvoice9"], languages, "character"),
+        "Table 3.7": sixteen(scotus, printed["scotus"], accuracy),
+        "Table 3.8": variables(Results.of(subsets, "none"), printed["variables"]),
+        "Table A.1": sparse(read("sparse", "none"), printed["sparse"]),
+        "Every mechanism": family(read("family")),
     }
+
+
+def privacy(results: Path, suffix: str = "") -> dict[str, str]:
+    """Options against the exposure of canaries."""
+    return {"exposure": exposure.table(files.read_rows(results / f"exposure{suffix}.jsonl"))}
+
+
+PAGES = {"tables.md": papers, "privacy.md": privacy}
 
 
 def main(argv: Sequence[str], say: Callable[[str], object] = print) -> int:
-    """Print the tables, or put them into a page."""
-    parser = argparse.ArgumentParser(description="The tables of the papers from the rows of the experiments.")
+    """Print the tables, or put them into the pages."""
+    parser = argparse.ArgumentParser(description="The tables of the documentation from the rows of the experiments.")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder of the rows")
-    parser.add_argument(
-        "--into", type=Path, help="page whose tables are replaced; a new one has headings and tables alone"
-    )
+    parser.add_argument("--docs", type=Path, help="folder of the pages whose tables are replaced")
     parser.add_argument("--trial", action="store_true", help="of the trial runs")
     given = parser.parse_args(argv)
     try:
-        tables = all_tables(given.results, "-trial" if given.trial else "")
-        if given.into is None:
-            say(filled(empty(tables), tables))
-            return 0
-        page = given.into.read_text(encoding="utf-8") if given.into.exists() else empty(tables)
-        files.write(given.into, filled(page, tables).encode())
+        for name, make in PAGES.items():
+            tables = make(given.results, "-trial" if given.trial else "")
+            if given.docs is None:
+                say(filled(empty(tables), tables))
+                continue
+            page = given.docs / name
+            if not page.is_file():
+                raise UserError(f"{page}: there is no such page")
+            files.write(page, filled(page.read_text(encoding="utf-8"), tables).encode())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Tables 3.6 and 3.7 of the thesis: what sixteen ways to adapt bring, in perplexity and in telling contexts apart.
+"""Tables 3.3, 3.6 and 3.7 of the thesis: what sixteen ways to adapt bring, in perplexity and in telling contexts apart.
 
     python experiments/thesis_sixteen.py scotus --data DATA --out OUT
 
@@ -16,8 +16,9 @@ import pyarrow as pa
 
 import corpora
 import study
+import titles
 from corpora import Tables
-from measures import told_apart
+from measures import detected, told_apart
 from study import Experiment, Options, Row
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
@@ -25,6 +26,11 @@ WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
 LONGEST = 45  # words of a turn; longer ones are split, as in the thesis
 JUSTICES, JUDGED = 11, 1000
 LANGUAGES_JUDGED = 2000  # sentences
+DETECTED = ("AskMen", "askscience", "AskWomen", "atheism", "changemyview", "Fitness", "politics", "worldnews")
+DISTRACTORS = (
+    *("books", "chicago", "nyc", "Seattle", "explainlikeimfive"),
+    *("science", "running", "nfl", "todayilearned"),
+)
 
 
 def combined(parts: Sequence[str]) -> Options:
@@ -83,7 +89,19 @@ def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
     return {**tables, "judged": corpora.kept(judged, lambda: corpora.read(tables["test"]).slice(0, count))}
 
 
+def reddit_tables(data: Path, folder: Path, share: float) -> Tables:
+    """Titles of communities; those of the ones that are detected, and of the distractors, are judged."""
+    return titles.tables(data, folder, share, "detected", lambda train: {*DETECTED, *DISTRACTORS})
+
+
 EXPERIMENTS = {
+    "reddit_titles": Experiment(
+        "reddit_titles",
+        "thesis_reddit.toml",
+        sixteen(),
+        reddit_tables,
+        lambda run, tables: detected(run, tables, "subreddit", DETECTED, DISTRACTORS),
+    ),
     "scotus": Experiment(
         "scotus",
         "thesis_scotus.toml",
@@ -103,7 +121,7 @@ EXPERIMENTS = {
 
 def main(argv: Sequence[str]) -> int:
     """Train what the arguments ask for."""
-    parser = study.parser("Tables 3.6 and 3.7: sixteen ways to adapt.")
+    parser = study.parser("Tables 3.3, 3.6 and 3.7: sixteen ways to adapt.")
     parser.add_argument("set", choices=EXPERIMENTS, help="data set")
     given = parser.parse_args(argv)
     return study.main(EXPERIMENTS[given.set], given, [__file__, *argv])

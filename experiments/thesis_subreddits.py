@@ -5,17 +5,15 @@
 Some titles of every eighth community are held out of training: those to develop on are too few for a perplexity each.
 """
 
-import functools
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-import corpora
 import study
+import titles
 from corpora import Tables
 from factorcell.evaluation.perplexity import column_values, text_tallies
 from factorcell.model.run import Run
@@ -31,38 +29,21 @@ NEIGHBOURS_OF = (
     *("pittsburgh", "Python", "nba", "Christianity", "StarWars"),
     *("photography", "Physics", "germany", "Cooking", "running"),
 )
-EVERY, HELD, NEAREST = 8, 60, 4
-DEVELOPED = 10_000  # titles to choose the best weights by
+EVERY, NEAREST = 8, 4
 ROWS = {
     "unadapted": combined(()),
     "concat+low_rank+hash": combined(("concat", "low_rank", "hash")),
 }
 
 
-def parted(train: pa.Table, test: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Training texts without the first `HELD` of each chosen community, and those with what the test has of it."""
-    names = sorted(set(train["subreddit"].to_pylist()))
-    chosen, taken, held = {*names[::EVERY], *PUBLISHED}, Counter[str](), []
-    for name in train["subreddit"].to_pylist():
-        held.append(name in chosen and taken[name] < HELD)
-        taken[name] += 1
-    tested = [name in chosen for name in test["subreddit"].to_pylist()]
-    judged = pa.concat_tables([train.filter(pa.array(held)), test.filter(pa.array(tested))])
-    return train.filter(pa.array([not one for one in held])), judged
+def chosen(train: pa.Table) -> set[str]:
+    """Every eighth community, and those of the thesis."""
+    return {*sorted(set(train["subreddit"].to_pylist()))[::EVERY], *PUBLISHED}
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
     """The titles to train on, those to develop on, and those of which each community's perplexity is taken."""
-    given = corpora.parts(data, folder, "reddit_titles", share)
-    parts = functools.cache(lambda: parted(corpora.read(given["train"]), corpora.read(given["test"])))
-    made = {
-        "train": lambda: parts()[0],
-        "judged": lambda: parts()[1],
-        "dev": lambda: corpora.read(given["dev"]).slice(0, DEVELOPED),
-    }
-    return {"test": given["test"]} | {
-        part: corpora.kept(folder / f"reddit-{part}-of-{share:g}.parquet", make) for part, make in made.items()
-    }
+    return titles.tables(data, folder, share, "reddit", chosen)
 
 
 def by_community(run: Run, tables: Tables) -> list[Row]:

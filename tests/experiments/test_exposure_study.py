@@ -1,7 +1,6 @@
 """The study of exposure: its rows, its texts, and the table of the page, which is that of the rows that are kept."""
 
 from collections import Counter
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -56,16 +55,3 @@ def test_the_table_of_the_page_is_that_of_the_rows() -> None:
         assert Config.from_dict(row["config"]) == exposure.EXPERIMENT.config(study.Training(row["row"], row["seed"]), 1)
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
     assert exposure.table(rows) in page
-
-
-def test_the_script_fills_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- exposure -->\n<!-- end of exposure -->\nafter\n", encoding="utf-8")
-    assert exposure.main(["--results", str(study.HERE / "results"), "--into", str(page)]) == 0
-    text = page.read_text(encoding="utf-8")
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert text.count("\n| ") == 2 + len(exposure.EXPERIMENT.rows) + 2  # one of them with three seeds
-    assert "30 canaries (3 times), `min_users 3`, 3 seeds: stranger" in text
-    assert exposure.main(["--results", str(study.HERE / "results"), "--into", str(tmp_path / "gone.md")]) == 2
-    assert "gone.md" in capsys.readouterr().err

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import overview
 import study
 import tables
 import tacl
 from factorcell import files
 from factorcell.config import UserError
 from factorcell.evaluation.text_figures import TextSums
-from pages import filled, markdown, shown
-from results import Results
+from pages import empty, filled, markdown, shown
+from results import Orders, Results
+from tests import ROOT
 
 PUBLISHED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
 TEXTS = 400
@@ -98,18 +100,42 @@ def test_orders_are_those_of_pairs_that_differ() -> None:
     """Of a, b, c, where b and c are alike: two pairs, of which the printed order has one; of equal ones none."""
     rows = [*seeds("a", 30.0, 30.1), *seeds("b", 40.0, 41.0), *seeds("c", 40.2, 40.9)]
     found = Results.of(rows, "a")
-    told = found.agreement("perplexity_known", {"a": 2.0, "b": 3.0, "c": 1.0})
-    assert told == "Of 3 pairs of rows, 2 differ by more than chance; 1 of 2 stand in the printed order.\n"
-    assert "1 of 1 stand" in found.agreement("perplexity_known", {"a": 2.0, "b": 3.0, "c": 2.0})
-    assert found.agreement("perplexity_known", {"a": 2.0}).startswith("Fewer than two")
-    assert found.agreement("accuracy", {"a": 2.0, "b": 1.0}).startswith("Fewer than two")
+    told = found.orders("perplexity_known", {"a": 2.0, "b": 3.0, "c": 1.0})
+    assert (told.printed, told.sure, told.same, told.lacking) == (3, 2, 1, 3)
+    assert str(told) == "of 3 pairs told apart in print 2 differ here by more than chance, 1 of them as printed.\n"
+    near = found.orders("perplexity_known", {"a": 2.0, "b": 3.0, "c": 2.019})
+    assert (near.printed, near.sure, near.same) == (2, 1, 1)
+    assert found.orders("perplexity_known", {"a": 2.0}).printed == 0
+    assert found.orders("accuracy", {"a": 20.0, "b": 10.0}).sure == 0
+    assert found.orders("perplexity_known", {"x": 2.0, "y": 3.0}, {"x": "a", "y": "b"}).same == 1
+    assert found.orders("perplexity_known", {"x": 2.0, "y": 3.0}, {"x": "a"}).sure == 0
 
 
 def test_more_is_better_of_accuracies() -> None:
-    """The printed order of accuracies is that of the larger one."""
+    """The printed order of accuracies is that of the larger one; a point is too little to be one."""
     found = Results.of([row("a", 9.0, accuracy=0.9), row("b", 9.0, accuracy=0.4)], "a")
-    assert "1 of 1 stand" in found.agreement("accuracy", {"a": 80.0, "b": 50.0})
-    assert "0 of 1 stand" in found.agreement("accuracy", {"a": 50.0, "b": 80.0})
+    assert found.orders("accuracy", {"a": 80.0, "b": 50.0}).same == 1
+    assert found.orders("accuracy", {"a": 50.0, "b": 80.0}).same == 0
+    assert found.orders("accuracy", {"a": 50.0, "b": 50.9}).printed == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "verdict", "why"),
+    [
+        ((6, 3, 3, 0), "agrees", "3 of 3 as printed"),
+        ((6, 3, 2, 0), "disagrees", "2 of 3 as printed"),
+        ((100, 60, 57, 0), "agrees", "57 of 60 as printed"),
+        ((100, 60, 56, 0), "disagrees", "56 of 60 as printed"),
+        ((7, 3, 3, 0), "cannot be told", "3 of 7 differ"),
+        ((0, 0, 0, 0), "cannot be told", "0 of 0 differ"),
+        ((6, 6, 6, 1), "cannot be told", "1 rows lacking"),
+    ],
+)
+def test_verdicts_follow_from_pairs(counts: tuple[int, int, int, int], verdict: str, why: str) -> None:
+    orders = Orders(*counts)
+    assert (orders.verdict, orders.why) == (verdict, why)
+    assert orders + Orders(lacking=0) == orders
+    assert (orders + Orders(2, 1, 1, 0)).printed == counts[0] + 2
 
 
 def test_dev_is_what_rows_are_chosen_by() -> None:
@@ -133,12 +159,12 @@ def test_four_models_beside_those_of_the_paper() -> None:
 
 def test_every_perplexity_has_its_unit_and_its_targets_in_its_head() -> None:
     """In all tables, of what is trained and of what is not; characters where the models read characters."""
-    made = tables.all_tables(study.HERE / "results")
+    made = tables.papers(study.HERE / "results")
     heads = {name: [line for line in text.splitlines() if line.startswith("|")][:1] for name, text in made.items()}
     cells_of = {name: head[0].strip("| ").split(" | ") for name, head in heads.items() if head}
     of_characters = {"Table 3.6", "TACL, EuroTwitter (languages)", "TACL, GeoTwitter (tweets)"}
     for name, head in cells_of.items():
-        unit = "character" if name in of_characters else "word"
+        unit = "character" if name in of_characters else "unit" if name.startswith("Figures") else "word"
         counted = "all targets" if name.startswith("Table 3.") else "known targets"
         assert all(cell.endswith(counted) for cell in head if ": perplexity" in cell or "gain" in cell), name
         for cell in head:
@@ -155,7 +181,7 @@ def test_every_perplexity_has_its_unit_and_its_targets_in_its_head() -> None:
 
 def test_sixteen_rows_beside_those_of_the_thesis() -> None:
     """Its own figures in the last columns, ours in the first; what is missing: empty."""
-    rows = [row("unadapted", 40.0), row("hash", 30.0, accuracy=0.25), row(tables.WHOLE, 20.0, accuracy=0.5)]
+    rows = [row("unadapted", 40.0), row("hash", 30.0, accuracy=0.25), row(overview.WHOLE, 20.0, accuracy=0.5)]
     text = tables.sixteen(Results.of(rows), PUBLISHED["scotus"], {"accuracy": "accuracy"})
     lines = by_name(text, 4)
     assert len(lines) == 16
@@ -164,7 +190,10 @@ def test_sixteen_rows_beside_those_of_the_thesis() -> None:
     assert lines["NNNY"][3:] == ["25.0", "31.20", "16.4%", "29.6"]
     assert lines["YYYY"][3:] == ["**50.0**", "29.40", "21.2%", "31.9"]
     assert lines["YNYN"] == ["", "", "", "", "32.30", "13.4%", "24.5"]
-    assert "Perplexity: Of 3 pairs of rows, 3 differ by more than chance; 3 of 3 stand in the printed order." in text
+    printed = [row[0] for row in PUBLISHED["scotus"].values()]
+    apart = sum(abs(a - b) > 0.01 * min(a, b) for a, b in itertools.combinations(printed, 2))
+    assert f"Perplexity: of {apart} pairs told apart in print 3 differ here by more than chance, 3 of them" in text
+    assert "in print 1 differ here by more than chance, 1 of them as printed." in text.partition("Accuracy: ")[2]
     both = {"accuracy": "accuracy", "macro_f1": "F1"}
     languages = tables.sixteen(Results.of(rows), PUBLISHED["commonvoice9"], both)
     assert by_name(languages, 4)["NNNY"][3:] == ["25.0", "", "6.43", "0.2%", "56.1", "44.0"]
@@ -172,8 +201,8 @@ def test_sixteen_rows_beside_those_of_the_thesis() -> None:
 
 def test_variables_take_two_rows_of_the_other_table() -> None:
     """The unadapted model knows no variable, the one with all adaptations all three."""
-    scotus = [row("unadapted", 40.0), row("hash", 33.0), row(tables.WHOLE, 30.0)]
-    rows = tables.with_both_ends([row("case+role", 35.0)], scotus)
+    scotus = [row("unadapted", 40.0), row("hash", 33.0), row(overview.WHOLE, 30.0)]
+    rows = overview.with_both_ends([row("case+role", 35.0)], scotus)
     lines = by_name(tables.variables(Results.of(rows, "none"), PUBLISHED["variables"]), 3)
     assert len(lines) == 8
     assert lines["NNN"] == ["41.00", "40.00", "", "37.30", ""]
@@ -234,6 +263,74 @@ def test_every_mechanism_beside_the_others() -> None:
     assert found["unadapted"][2:] == ["", "", ""]
 
 
+# ---- what is said of every table and figure ----
+
+
+def canned(rows: dict[str, list[dict[str, Any]]]) -> overview.Read:
+    """Rows of experiments by their names."""
+    return lambda name, base="unadapted": Results.of(rows.get(name, []), base)
+
+
+def said(rows: dict[str, list[dict[str, Any]]]) -> dict[tuple[str, str], list[str]]:
+    """By where a line is printed and what it is: the rest of it."""
+    lines = cells(overview.table(canned(rows), PUBLISHED))
+    found = {(line[0], line[1]): line[2:] for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def four_models(*known: float, accuracies: tuple[float, ...] = (0.3, 0.6, 0.9)) -> list[dict[str, Any]]:
+    """The paper's four models with three seeds each, perplexities a little apart between seeds."""
+    names = ("unadapted", "softmaxbias", "concatcell", "factorcell")
+    more: list[dict[str, float]] = [{}, *({"accuracy": accuracy} for accuracy in accuracies)]
+    every = zip(names, known, more, strict=True)
+    return [one for name, value, rest in every for one in seeds(name, value, value * 1.001, value, **rest)]
+
+
+def test_without_rows_nothing_is_said() -> None:
+    """Every table and figure of the thesis has a line, with what is printed, and no verdict but that there is none."""
+    found = said({})
+    assert {line[2] for line in found.values()} == {"cannot be told"}
+    places = {place.split(",")[0] for place, _ in found}
+    counts = {1: (1, 1), 2: (1, 1), 3: (1, 9), 4: (7, 5), 5: (3, 5), 6: (4, 5)}
+    wanted = {f"F{chapter}.{n}" for chapter, (most, _) in counts.items() for n in range(1, most + 1)}
+    wanted |= {f"T{chapter}.{n}" for chapter, (_, most) in counts.items() for n in range(1, most + 1)}
+    assert places == wanted | {"TA.1", "A.2"}
+    assert found["T4.3, TACL T3", "agnews for AgNews"] == [
+        *("`tacl agnews`", "no row (+4.1%)", "cannot be told", "not trained")
+    ]
+    assert found["T6.4", "texts that fit stars, films"][1] == "no row (69.5%)"
+
+
+def test_what_is_said_follows_from_rows() -> None:
+    """The printed order of all that print tells apart, its reverse, no differences, and too few seeds."""
+    key = ("T4.3, TACL T3", "dbpedia for DBPedia")
+    agreed = said({"tacl_dbpedia": four_models(100.0, 90.0, 80.0, 70.0)})[key]
+    assert agreed == ["`tacl dbpedia`", "+30.0% (+14.5%)", "agrees", "8 of 8 as printed"]
+    turned = said({"tacl_dbpedia": four_models(70.0, 80.0, 90.0, 100.0, accuracies=(0.9, 0.6, 0.3))})[key]
+    assert turned[2:] == ["disagrees", "0 of 8 as printed"]
+    alike = said({"tacl_dbpedia": four_models(70.0, 70.0, 70.0, 70.0, accuracies=(0.5, 0.5, 0.5))})[key]
+    assert alike[1:] == ["+0.0% (+14.5%)", "cannot be told", "0 of 8 differ"]
+    few = said({"tacl_dbpedia": four_models(100.0, 90.0, 80.0, 70.0)[:-1]})[key]
+    assert few[2:] == ["cannot be told", "1 rows lacking"]
+
+
+def test_communities_agree_by_their_ranks() -> None:
+    """Those that gain most in print gain most here, or least."""
+    key = ("T3.5, 2017 T5", "gains of communities")
+    names = list(PUBLISHED["subreddits"])
+
+    def rows(sign: int) -> list[dict[str, Any]]:
+        by = [{"value": name, "count": 60, "perplexity": 100.0 + sign * place} for place, name in enumerate(names)]
+        plain = [{**one, "perplexity": 150.0} for one in by]
+        pairs = (("unadapted", plain), ("concat+low_rank+hash", by))
+        return [row(name, 9.0, seed, by=entries, nearest={}) for name, entries in pairs for seed in range(3)]
+
+    assert said({"subreddits": rows(1)})[key][1:] == ["ranks +1.00", "agrees", "18 communities"]
+    assert said({"subreddits": rows(-1)})[key][2] == "disagrees"
+    assert said({"subreddits": rows(1)[:-1]})[key][2:] == ["cannot be told", "fewer than 3 seeds"]
+
+
 # ---- the pages ----
 
 
@@ -242,27 +339,40 @@ def test_a_table_in_markdown() -> None:
     assert (shown(None), shown(float("nan")), shown(1.234)) == ("", "", "1.23")
 
 
-def test_tables_go_into_a_page_again_and_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pages_are_those_of_the_rows() -> None:
+    """What `make tables` would write stands in the documentation already."""
+    for name, make in tables.PAGES.items():
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert filled(page, make(study.HERE / "results")) == page, f"docs/{name}: run `make tables`"
+
+
+def test_tables_go_into_pages_again_and_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is written around them stays; a page without a place for one is an error; a second time changes nothing."""
-    files.write_rows(tmp_path / "scotus.jsonl", [row("unadapted", 40.0)])
-    page = tmp_path / "tables.md"
-    arguments = ["--results", str(tmp_path), "--into", str(page)]
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    results.mkdir()
+    docs.mkdir()
+    files.write_rows(results / "scotus.jsonl", [row("unadapted", 40.0)])
+    arguments = ["--results", str(results), "--docs", str(docs)]
+    assert tables.main(arguments) == 2
+    assert "tables.md: there is no such page" in capsys.readouterr().err
+    for name, make in tables.PAGES.items():
+        (docs / name).write_text("Before.\n\n" + empty(make(results)) + "And this.\n", encoding="utf-8")
     assert tables.main(arguments) == 0
-    first = page.read_text()
+    page = docs / "tables.md"
+    first = page.read_text(encoding="utf-8")
     assert first.count("| 41.00 | 40.00 |") == 2  # tables 3.7 and 3.8
-    page.write_text("What agrees:\n\n" + first + "And this.\n")
-    files.append_row(tmp_path / "scotus.jsonl", row("hash", 31.5))
+    files.append_row(results / "scotus.jsonl", row("hash", 31.5))
     assert tables.main(arguments) == 0
-    second = page.read_text()
-    assert second.startswith("What agrees:\n\n## TACL, AgNews (agnews)")
+    second = page.read_text(encoding="utf-8")
+    assert second.startswith("Before.\n\n## Every table and figure")
     assert second.endswith("And this.\n")
     assert "| **32.50** | **31.50** | +20.7% [" in second  # of all targets
     assert tables.main(arguments) == 0
-    assert page.read_text() == second
+    assert page.read_text(encoding="utf-8") == second
     printed: list[str] = []
-    assert tables.main(["--results", str(tmp_path), "--trial"], printed.append) == 0
+    assert tables.main(["--results", str(results), "--trial"], printed.append) == 0
     assert "| 41.00 | 40.00 |" not in printed[0]
-    page.write_text(second.replace("<!-- end of Table 3.7 -->", ""))
+    page.write_text(second.replace("<!-- end of Table 3.7 -->", ""), encoding="utf-8")
     assert tables.main(arguments) == 2
     assert "no place for Table 3.7" in capsys.readouterr().err
     with pytest.raises(UserError, match="no place for x"):

@@ -1,0 +1,280 @@
+"""Every table and figure of the papers: what it is, how it is made here, and whether our rows agree with it.
+
+What is said of one follows from rows, by `results.Orders`; where there are none, nothing is said.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import tacl
+import trials
+from factorcell.bootstrap import Interval
+from factorcell.config import PAPER_MODELS
+from factorcell.evaluation.comparison import COMPARED
+from factorcell.evaluation.statistics import rank_correlation
+from pages import markdown, shown
+from results import AGREES, DISAGREES, SEEDS, UNTOLD, Results
+from study import Row
+from thesis_sixteen import PARTS
+from thesis_sparse import TRIALS
+from thesis_variables import VARIABLES
+
+KNOWN = "perplexity_known"  # what the TACL paper and appendix A count; chapter 3 counts all targets
+NO_ROW, NO_COMMAND = "no row", "none yet"
+WORDS = "words, no figures"  # why nothing can be told of texts that a model writes, and of neighbours
+WHOLE = "+".join(PARTS)
+OPPOSED = ("dbpedia", "hotels", "imdb")  # where the thesis says so of its figure 4.2
+LEAST = 50  # titles of a community whose perplexity is told
+
+Published = Mapping[str, list[float]]
+Names = Mapping[str, str] | None
+Read = Callable[..., Results]  # the rows of an experiment by its name, and their first row
+
+
+class Line(NamedTuple):
+    """A table or a figure: where it is printed, what it is, our command and figure, the printed one, the verdict."""
+
+    where: str
+    what: str
+    command: str = ""
+    ours: str = ""
+    printed: str = ""
+    verdict: str = UNTOLD
+    why: str = WORDS
+
+
+def lines(read: Read, printed: Mapping[str, Any]) -> list[Line]:
+    """All of them, in the order of the thesis."""
+    return [*introduction(), *chapter_3(read, printed), *chapter_4(read, printed["tacl"]), *later(read, printed)]
+
+
+def table(read: Read, printed: Mapping[str, Any]) -> str:
+    """All of them in Markdown."""
+    rows = []
+    for one in lines(read, printed):
+        command = f"`{one.command}`" if one.command not in ("", NO_COMMAND) else one.command
+        figures = f"{one.ours} ({one.printed})" if one.printed else one.ours
+        rows.append([one.where, one.what, command, figures, one.verdict, one.why])
+    return markdown(["printed as", "what it is", "command", "here (in print)", "verdict", "why"], rows)
+
+
+def introduction() -> list[Line]:
+    """What tells of the world and of other work."""
+    return [
+        Line("F1.1", "two terms on Reddit, eight years", NO_COMMAND, why="wants dated texts"),
+        Line("T1.1", "what adaptation is good for", why="a list"),
+        Line("F2.1", "vocabularies of recognisers", why="of other work"),
+        Line("T2.1", "earlier adaptations", why="of other work"),
+        Line("T3.1, 2017 T1", "sizes of the texts", why="of their texts"),
+        Line("T3.2, 2017 T2", "sizes of the models", why="of their models"),
+    ]
+
+
+def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
+    """Sixteen ways to adapt, on three sets."""
+    reddit, scotus = read("subreddits"), read("scotus")
+    variables = Results.of(with_both_ends(rows_of(read("variables", "none")), rows_of(scotus)), "none")
+    every = "+".join(VARIABLES)
+    return [
+        measured(
+            Line("T3.3, 2017 T3", "communities", "thesis_sixteen reddit_titles"),
+            read("reddit_titles"),
+            {name: row[:1] for name, row in printed["reddit_titles"].items()},  # an AUC has no texts to draw from
+            "concat+low_rank+hash",
+        ),
+        Line("T3.4, 2017 T4", "neighbours of communities", "thesis_subreddits"),
+        correlated(
+            Line("T3.5, 2017 T5", "gains of communities", "thesis_subreddits"),
+            reddit,
+            printed["subreddits"],
+        ),
+        measured(
+            Line("T3.6, 2017 T6", "languages", "thesis_sixteen commonvoice9"),
+            read("commonvoice9"),
+            printed["commonvoice9"],
+            "concat+low_rank+hash",
+        ),
+        Line("F3.1, 2017 F1", "a hidden unit for Spanish", "factorcell units"),
+        measured(
+            Line("T3.7, 2017 T7", "oral arguments", "thesis_sixteen scotus"),
+            scotus,
+            printed["scotus"],
+            WHOLE,
+        ),
+        measured(
+            Line("T3.8, 2017 T8", "its variables", "thesis_variables"),
+            variables,
+            printed["variables"],
+            every,
+        ),
+        Line("T3.9, 2017 T9", "sentences of roles", "factorcell generate"),
+    ]
+
+
+def chapter_4(read: Read, printed: Mapping[str, Published]) -> list[Line]:
+    """The FactorCell: the TACL paper, and its chapter of the thesis."""
+    word, character = list[Line](), list[Line]()
+    for name, one in tacl.SETS.items():
+        long = one.printed.endswith("Twitter")
+        where = "T4.4, TACL T4" if long else "T4.3, TACL T3"
+        line = Line(where, f"{name} for {one.printed}", f"tacl {name}")
+        (character if long else word).append(
+            measured(line, read(f"tacl_{name}"), printed[one.printed], PAPER_MODELS[-1], KNOWN)
+        )
+    return [
+        Line("F4.1", "the FactorCell", why="a drawing"),
+        Line("T4.1, TACL T1", "sizes of the texts", why="of their texts"),
+        Line("T4.2, TACL T2", "sizes of the models", why="of their models"),
+        *word,
+        opposed(
+            Line("F4.2, TACL F1", "accuracy against perplexity", "tacl_trials dbpedia"),
+            {name: rows_of(read(f"tacl_trials_{name}")) for name in OPPOSED},
+        ),
+        Line("F4.3, TACL F2", "a review by five and one stars", "factorcell explain"),
+        *character,
+        Line("F4.4, TACL F3", "the same, of characters", "tacl_trials languages", why="a drawing"),
+        ranked(
+            Line("F4.5, TACL F5", "a rank of 20 in place of 0", "tacl_trials dbpedia", printed="+5.0%"),
+            rows_of(read("tacl_trials_dbpedia")),
+        ),
+        Line("F4.6, TACL F6", "hotels by city", "factorcell contexts", why="a drawing"),
+        Line("F4.7", "hotels by class", "factorcell contexts", why="a drawing"),
+        Line("T4.5, TACL T5", "boosted words of hotels", "factorcell contexts"),
+    ]
+
+
+def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
+    """Completion, which is the ACL paper too; generation; sparse biases."""
+    sparse = read("sparse", "none")
+    kinds = {kind: chosen(sparse, kind) for kind in printed["sparse"]}
+    ranks = f"{printed['completion']['large']['factor'][-1]:.3f}"
+    films, hotels = (f"{printed['generation'][name]['factorcell'][0]:.1f}%" for name in ("Yelp", "TripAdvisor"))
+    return [
+        Line("T5.1, ACL", "completions, cold and warm", "factorcell complete"),
+        Line("F5.1", "perplexity and reciprocal rank", NO_COMMAND, why="not trained"),
+        Line("T5.2, ACL", "reciprocal ranks of models", "factorcell replay", NO_ROW, ranks, why="not trained"),
+        Line("F5.2, ACL", "gains over the queries seen", "factorcell replay", NO_ROW, why="not trained"),
+        Line("F5.3, ACL", "ranks by lengths", "factorcell replay", NO_ROW, why="not trained"),
+        *(Line(f"T5.{n}, ACL", "queries likelier after two", NO_COMMAND) for n in (3, 4, 5)),
+        *(Line(f"T6.{n}", "fillers of a gap by stars", "thesis_fillers") for n in (1, 2, 3)),
+        Line("F6.1", "telling apart and writing, films", "factorcell specificity", NO_ROW, why="not trained"),
+        Line("F6.2", "rank and writing, films", "factorcell specificity", NO_ROW, why="not trained"),
+        Line("T6.4", "texts that fit stars, films", "factorcell specificity", NO_ROW, films, why="not trained"),
+        Line("T6.5", "texts that fit a hidden class", "factorcell specificity", NO_ROW, hotels, why="not trained"),
+        Line("F6.3", "rank and writing, hotels", "factorcell specificity", NO_ROW, why="not trained"),
+        Line("F6.4", "telling apart and writing, hotels", "factorcell specificity", NO_ROW, why="not trained"),
+        measured(
+            Line("TA.1", "sparse and low-rank biases", "thesis_sparse"),
+            sparse,
+            printed["sparse"],
+            "low_rank_each",
+            KNOWN,
+            {kind: name for kind, name in kinds.items() if name},
+        ),
+        Line("A.2", "a penalty on fine-tuning", "factorcell finetune", NO_ROW, why="not trained"),
+    ]
+
+
+def measured(
+    line: Line, found: Results, printed: Published, row: str, key: str = "perplexity", names: Names = None
+) -> Line:
+    """A line of rows: the gain of `row` over the first, and whether the orders are the printed ones.
+
+    `key` is of the targets that print counts; our rows go by other `names` than the printed ones where these are given.
+    """
+    first = next(iter(printed))
+    theirs = shown(gain(printed[row][0], printed[first][0]), "+.1%")
+    if not found.candidates:
+        return line._replace(ours=NO_ROW, printed=theirs, why="not trained")
+    orders = found.orders(key, perplexities(printed), names)
+    if told := accuracies(printed):
+        orders += found.orders("accuracy", told, names)
+    own = Interval.of(found.row(names.get(row, row) if names else row), COMPARED[key][0])
+    ours = NO_ROW if own is None else f"{own.point:+.1%}"
+    return line._replace(ours=ours, printed=theirs, verdict=orders.verdict, why=orders.why)
+
+
+def correlated(line: Line, found: Results, printed: Published) -> Line:
+    """A line of gains a community: whether those gain most here that gain most in print, by their ranks."""
+    if len(found.candidates) < 2:
+        return line._replace(ours=NO_ROW, why="not trained")
+    every = communities(found)
+    names = [name for name in printed if name in every]
+    ours = [gain(every[name][2], every[name][1]) or 0.0 for name in names]
+    theirs = [gain(printed[name][1], printed[name][0]) or 0.0 for name in names]
+    rank = rank_correlation(ours, theirs)
+    if rank["low"] is None or any(len(one.rows) < SEEDS for one in found.candidates):
+        return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
+    told = f"ranks {rank['r']:+.2f}"
+    verdict = AGREES if rank["low"] > 0 else DISAGREES if rank["high"] < 0 else UNTOLD
+    return line._replace(ours=told, verdict=verdict, why=f"{len(names)} communities")
+
+
+def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
+    """A line of trials: that the SoftmaxBias models of better perplexity are worse at telling contexts apart."""
+    found = [trials.together(rows, "softmaxbias") for rows in sets.values()]
+    if any(one["n"] < trials.LEAST or one["low"] is None for one in found):
+        return line._replace(ours=NO_ROW, why="not trained")
+    signs = [Interval(one["r"], one["low"], one["high"]).sign for one in found]
+    verdict = AGREES if min(signs) > 0 else DISAGREES if max(signs) < 0 else UNTOLD
+    told = ", ".join(f"{one['r']:+.2f}" for one in found)
+    return line._replace(ours=told, verdict=verdict, why=f"{signs.count(1)} of {len(signs)} sets")
+
+
+def ranked(line: Line, rows: Sequence[Row]) -> Line:
+    """A line of trials: what a rank of 20 saves of the perplexity."""
+    found = trials.worth(rows)
+    if found is None:
+        return line._replace(ours=NO_ROW, why="not trained")
+    sign = found.saved.sign
+    verdict = AGREES if sign > 0 else DISAGREES if sign < 0 else UNTOLD
+    return line._replace(ours=f"{found.saved.point:+.1%}", verdict=verdict, why="least squares")
+
+
+# ---- what is made of rows and of print ----
+
+
+def perplexities(printed: Published) -> dict[str, float]:
+    """The first figure of each printed row."""
+    return {name: row[0] for name, row in printed.items()}
+
+
+def accuracies(printed: Published) -> dict[str, float]:
+    """The second figure of each printed row that has one."""
+    return {name: row[1] for name, row in printed.items() if len(row) > 1}
+
+
+def gain(value: float | None, base: float | None) -> float | None:
+    """By what share `value` lies below `base`."""
+    return None if value is None or base is None else 1 - value / base
+
+
+def rows_of(found: Results) -> list[Row]:
+    """All trainings."""
+    return [dict(row) for one in found.candidates for row in one.rows]
+
+
+def with_both_ends(rows: Sequence[Row], scotus: Sequence[Row]) -> list[Row]:
+    """The rows of table 3.8, of which the first and the last come from table 3.7."""
+    ends = {"unadapted": "none", WHOLE: "+".join(VARIABLES)}
+    return [*rows, *({**row, "row": ends[row["row"]]} for row in scotus if row["row"] in ends)]
+
+
+def chosen(found: Results, kind: str) -> str | None:
+    """Of a kind of bias the row whose penalty suits dev best; None where none is trained."""
+    tried = [name for name in (kind, *(f"{kind}-{number + 1}" for number in range(TRIALS))) if name in found]
+    return min(tried, key=found.dev, default=None)
+
+
+def communities(found: Results) -> dict[str, tuple[int, float, float]]:
+    """By name: titles, and perplexities unadapted and adapted, both geometric means over seeds."""
+    means: list[dict[str, float]] = []
+    counts: dict[str, int] = {}
+    for candidate in found.candidates:
+        tables = [{entry["value"]: entry for entry in row["by"]} for row in candidate.rows]
+        counts |= {name: entry["count"] for name, entry in tables[0].items()}
+        logs = {name: np.mean([np.log(table[name]["perplexity"]) for table in tables]) for name in tables[0]}
+        means.append({name: float(np.exp(value)) for name, value in logs.items()})
+    return {name: (counts[name], means[0][name], means[1][name]) for name in means[0] if counts[name] >= LEAST}

@@ -1,0 +1,55 @@
+"""Figures 1, 3 and 5 of the TACL paper (thesis: 4.2, 4.4, 4.5): models of random sizes, in perplexity and accuracy.
+
+    python experiments/tacl_trials.py agnews --data DATA --out OUT
+
+Sixteen models of each class, none stopped early: sizes and dropout are drawn, the rest is the recipe of the set. A
+model has one seed, as in the paper: what is told of them is of all together.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+import study
+import tacl
+from factorcell.config import PAPER_MODELS
+from study import Experiment, Options
+
+ADAPTED = PAPER_MODELS[1:]
+TRIALS = 16  # of each class
+SIZES = {"embedding_size": (50, 200), "hidden_size": (60, 250), "context_size": (2, 24)}  # even in their logarithms
+RANKS = (1, 30)
+DROPOUT = (0.0, 0.3)
+MANY = ("hotels", "hotels13", "tweets")  # sets whose contexts are too many for a bias of each value
+
+
+def drawn(name: str, model: str, number: int) -> Options:
+    """The options of a trial, the same on every machine."""
+    random = np.random.default_rng((ADAPTED.index(model), number))
+    sizes = {key: round(float(np.exp(random.uniform(*np.log(ends))))) for key, ends in SIZES.items()}
+    rank = int(random.integers(RANKS[0], RANKS[1] + 1))
+    dropout = round(float(random.uniform(*DROPOUT)), 3)
+    bias = "one_hot" if random.random() < 0.5 and name not in MANY else "low_rank"
+    made = dict(tacl.options(model)["model"])
+    return {"model": {**made, **sizes, "rank": rank, "dropout_recurrent": dropout, "output_bias": [bias]}}
+
+
+def experiment(name: str) -> Experiment:
+    """All trials of a set, one of each class after the other."""
+    rows = {f"{model} {number:02}": drawn(name, model, number) for number in range(TRIALS) for model in ADAPTED}
+    return replace(tacl.experiment(name), name=f"tacl_trials_{name}", rows=rows)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what the arguments ask for."""
+    parser = study.parser("Figures 1, 3 and 5 of the TACL paper: models of random sizes.")
+    parser.add_argument("set", choices=tacl.SETS, help="data set")
+    parser.set_defaults(seeds=(0,))
+    given = parser.parse_args(argv)
+    return study.main(experiment(given.set), given, [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

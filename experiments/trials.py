@@ -1,0 +1,117 @@
+"""What models of random sizes say together: whether perplexity and accuracy go along, and what a rank is worth."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tacl
+from factorcell import bootstrap
+from factorcell.bootstrap import Interval
+from factorcell.config import PAPER_MODELS
+from factorcell.evaluation.statistics import correlation
+from pages import markdown, shown
+from study import Row
+
+FIGURE = "perplexity per unit, known targets"
+LEAST = 10  # models, before anything is said of them
+RANK, WEIGHTS = 20, 120_000  # of which the paper's sentence is
+DRAWS = 2000
+
+Floats = NDArray[np.float64]
+
+
+class Worth(NamedTuple):
+    """What rank 20 saves of the perplexity, and how many weights of W would save as much, if more of them save any."""
+
+    saved: Interval
+    weights: float | None
+
+
+def of_class(rows: Sequence[Row], model: str) -> list[Row]:
+    """The trials of a class of models."""
+    return [row for row in rows if row["row"].rpartition(" ")[0] == model and row.get("accuracy") is not None]
+
+
+def together(rows: Sequence[Row], model: str) -> Row:
+    """The correlation of log perplexity and accuracy over the trials of a class: `r`, `low`, `high`, `n`."""
+    own = of_class(rows, model)
+    return correlation([np.log(row["perplexity_known"]) for row in own], [row["accuracy"] for row in own])
+
+
+def recurrent_weights(row: Row) -> int:
+    """The size of W, 3 (e + d) d (figure 4.5)."""
+    model = row["config"]["model"]
+    return int(3 * (model["embedding_size"] + model["hidden_size"]) * model["hidden_size"])
+
+
+def worth(rows: Sequence[Row]) -> Worth | None:
+    """Least squares of log perplexity on the logarithm of the size of W and on the rank, which is 0 of a ConcatCell.
+
+    The interval is that of trials drawn again. None of fewer than `LEAST` trials.
+    """
+    ranked = [(row, row["config"]["model"]["rank"]) for row in of_class(rows, "factorcell")]
+    ranked += [(row, 0) for row in of_class(rows, "concatcell")]
+    if len(ranked) < LEAST:
+        return None
+    sizes = np.log([recurrent_weights(row) for row, _ in ranked])
+    inputs = np.stack([np.ones(len(ranked)), sizes, np.array([rank for _, rank in ranked], dtype=float)], axis=1)
+    logs = np.log(np.array([row["perplexity_known"] for row, _ in ranked], dtype=np.float64))
+    counts = bootstrap.counts(len(ranked), DRAWS)
+    slopes = np.array([fitted(inputs, logs, counted) for counted in counts])
+    saved = -np.expm1(RANK * slopes[:, 2])
+    size, rank = slopes[0, 1:]
+    weights = float(WEIGHTS * np.exp(RANK * rank / size)) if size < 0 and rank < 0 else None
+    return Worth(Interval(float(saved[0]), *(float(end) for end in np.quantile(saved[1:], (0.025, 0.975)))), weights)
+
+
+def fitted(inputs: Floats, targets: Floats, counts: Floats) -> Floats:
+    """Coefficients of least squares in which each line counts so often."""
+    root = np.sqrt(counts)
+    return np.asarray(np.linalg.lstsq(inputs * root[:, None], targets * root, rcond=None)[0], dtype=np.float64)
+
+
+def table(sets: Mapping[str, Sequence[Row]]) -> str:
+    """A line for each class of models on each set, then a sentence on ranks for each set."""
+    lines, told = [], []
+    for name, rows in sets.items():
+        unit = tacl.SETS[name].unit
+        for model in PAPER_MODELS[1:]:
+            if own := of_class(rows, model):
+                lines.append([name, unit, model, *cells(rows, own, model)])
+        if found := worth(rows):
+            told.append(sentence(name, found))
+    header = [
+        "set",
+        "unit",
+        "model",
+        "trials",
+        "correlation",
+        f"lowest {FIGURE}",
+        "its accuracy",
+        "best accuracy",
+        f"its {FIGURE}",
+    ]
+    return markdown(header, lines) + "\n" + ("".join(told) or "Not trained yet.\n")
+
+
+def cells(rows: Sequence[Row], own: Sequence[Row], model: str) -> list[str]:
+    """The figures of a class."""
+    found = together(rows, model)
+    by_text = min(own, key=lambda row: row["perplexity_known"])
+    by_label = max(own, key=lambda row: row["accuracy"])
+    ends = [one for row in (by_text, by_label) for one in (row["perplexity_known"], 100 * row["accuracy"])]
+    told = [shown(ends[0]), shown(ends[1], ".1f"), shown(ends[3], ".1f"), shown(ends[2])]
+    sure = f"{found['r']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]" if found["low"] is not None else ""
+    return [str(len(own)), sure, *told]
+
+
+def sentence(name: str, found: Worth) -> str:
+    """The paper's sentence on its figure 5, of a set."""
+    wanted = f"wants {found.weights:,.0f} weights" if found.weights else "is not to be had"
+    saved = found.saved.told(".1f", 100.0, "%")
+    return (
+        f"- `{name}`: with a rank of {RANK} in place of 0 the perplexity falls by {saved}; "
+        f"as much by a larger recurrent layer than one of {WEIGHTS:,} weights {wanted}.\n"
+    )

@@ -1,0 +1,119 @@
+"""Models of random sizes: the same draws everywhere, and figures that follow from the law which made the rows."""
+
+import tomllib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import overview
+import study
+import tacl
+import tacl_trials
+import trials
+from results import Results
+
+
+def rows(size: float, rank: float, noise: float = 0.0, slope: float = -0.5) -> list[dict[str, Any]]:
+    """Trials of a set whose log perplexity is 5 + size log W + rank r; accuracy follows it with `slope`."""
+    random, made = np.random.default_rng(0), []
+    for name, options in tacl_trials.experiment("dbpedia").rows.items():
+        model = dict(options["model"])
+        weights = 3 * (model["embedding_size"] + model["hidden_size"]) * model["hidden_size"]
+        ranks = model["rank"] if name.startswith("factorcell") else 0
+        logs = 5 + size * np.log(weights) + rank * ranks + noise * random.normal()
+        accuracy = 0.5 + slope * (logs - 4) / 10
+        row = {"row": name, "seed": 0, "perplexity_known": float(np.exp(logs)), "accuracy": float(accuracy)}
+        made.append({**row, "config": {"model": model}, "sums": {}})
+    return made
+
+
+def test_trials_are_drawn_once_and_for_all() -> None:
+    """Forty-eight different models in their ranges; only sets of few contexts have biases of each value."""
+    made = tacl_trials.experiment("agnews").rows
+    assert len(made) == 48
+    assert len({repr(options["model"]) for options in made.values()}) == 48
+    assert dict(made["factorcell 00"]["model"]) == {**tacl_trials.drawn("agnews", "factorcell", 0)["model"]}
+    for key, (low, high) in tacl_trials.SIZES.items():
+        values = [options["model"][key] for options in made.values()]
+        assert low <= min(values) < (low + high) / 3
+        assert (low + high) / 2 < max(values) <= high
+    kinds = {tuple(options["model"]["output_bias"]) for options in made.values()}
+    assert kinds == {("one_hot",), ("low_rank",)}
+    many = tacl_trials.experiment("hotels").rows.values()
+    assert {tuple(options["model"]["output_bias"]) for options in many} == {("low_rank",)}
+
+
+@pytest.mark.parametrize("row", tacl_trials.experiment("agnews").rows)
+def test_the_library_knows_every_option(row: str) -> None:
+    """Over a recipe of the same set, what is drawn is what is trained; a class adapts what the paper says."""
+    made = replace(tacl_trials.experiment("agnews"), recipe="agnews_words.toml")
+    config = made.config(study.Training(row, 0), 1)
+    assert config.model.adapt == tuple(tacl.options(row.split()[0])["model"]["adapt"])
+    assert (
+        config.to_dict()["model"].items()
+        >= {
+            key: tuple(value) if isinstance(value, list) else value for key, value in made.rows[row]["model"].items()
+        }.items()
+    )
+
+
+def test_what_a_rank_is_worth() -> None:
+    """Without noise the law itself: exp(20 x rank) less perplexity, and as many weights as give the same."""
+    found = trials.worth(rows(size=-0.1, rank=-0.003))
+    assert found is not None
+    assert found.saved.point == pytest.approx(1 - np.exp(-0.06))
+    assert found.saved.low == pytest.approx(found.saved.high)
+    assert found.weights == pytest.approx(trials.WEIGHTS * np.exp(0.6))
+    assert trials.worth(rows(size=0.1, rank=-0.003)).weights is None  # type: ignore[union-attr]
+    assert trials.worth(rows(-0.1, -0.003)[:6]) is None
+
+
+def test_noise_widens_the_interval() -> None:
+    """It holds the law, and nothing where the rank is worth nothing."""
+    found = trials.worth(rows(size=-0.1, rank=-0.003, noise=0.02))
+    assert found is not None
+    assert found.saved.low is not None
+    assert found.saved.high is not None
+    assert found.saved.low < 1 - np.exp(-0.06) < found.saved.high
+    assert found.saved.sign == 1
+    nothing = trials.worth(rows(size=-0.1, rank=0.0, noise=0.02))
+    assert nothing is not None
+    assert nothing.saved.sign == 0
+
+
+def test_lines_of_figures() -> None:
+    """What is said of figures 4.2 and 4.5 follows from correlations and slopes."""
+
+    def said(**sets: list[dict[str, Any]]) -> dict[str, list[str]]:
+        printed = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
+        found = overview.lines(lambda name, base="": Results.of(sets.get(name, []), base), printed)
+        return {line.where.split(",")[0]: list(line[3:]) for line in found if line.where.startswith("F4")}
+
+    better = rows(-0.1, -0.003, noise=0.02)
+    names = [f"tacl_trials_{name}" for name in overview.OPPOSED]
+    assert said()["F4.5"] == ["no row", "+5.0%", "cannot be told", "not trained"]
+    assert said(tacl_trials_dbpedia=better)["F4.5"][2] == "agrees"
+    assert said(tacl_trials_dbpedia=rows(-0.1, 0.003, noise=0.02))["F4.5"][2] == "disagrees"
+    assert said(tacl_trials_dbpedia=better)["F4.2"][2] == "cannot be told"
+    assert said(**dict.fromkeys(names, better))["F4.2"] == ["-1.00, -1.00, -1.00", "", "disagrees", "0 of 3 sets"]
+    opposed = rows(-0.1, -0.003, noise=0.02, slope=0.5)
+    assert said(**dict.fromkeys(names, opposed))["F4.2"][2:] == ["agrees", "3 of 3 sets"]
+    mixed = {**dict.fromkeys(names, opposed), names[0]: better}
+    assert said(**mixed)["F4.2"][2:] == ["cannot be told", "2 of 3 sets"]
+
+
+def test_the_table_of_trials() -> None:
+    """The best of each class by perplexity and by accuracy; a sentence for a set with ranks."""
+    found = trials.table({"dbpedia": rows(-0.1, -0.003), "imdb": []})
+    lines = [line for line in found.splitlines() if line.startswith("| dbpedia")]
+    assert len(lines) == 3
+    own = trials.of_class(rows(-0.1, -0.003), "softmaxbias")
+    best = min(own, key=lambda row: row["perplexity_known"])
+    cells = [cell.strip() for cell in lines[0].strip("|").split("|")]
+    assert cells[:5] == ["dbpedia", "word", "softmaxbias", "16", "-1.00 [-1.00, -1.00]"]
+    assert cells[5:] == [f"{best['perplexity_known']:.2f}", *[f"{100 * best['accuracy']:.1f}"] * 2, cells[5]]
+    assert "- `dbpedia`: with a rank of 20 in place of 0 the perplexity falls by +5.8%" in found
+    assert "wants 218," in found
+    assert "Not trained yet" in trials.table({"imdb": []})
