@@ -16,7 +16,7 @@ WITHIN = 300.0  # km of a city, as in the TACL paper
 
 
 def told_apart(run: Run, tables: Tables, target: str) -> Measured:
-    """Accuracy, F1 and AUC of `target`, of the texts that are judged."""
+    """Accuracy, F1, AUC and calibration of `target`, of the texts that are judged."""
     if not run.model.adapted:
         return Measured({})
     table = open_table(tables["judged"])
@@ -27,7 +27,7 @@ def told_apart(run: Run, tables: Tables, target: str) -> Measured:
     found = classify(run, tables["judged"], target, values=names, unknown="group")
     metrics = found.metrics()
     row = {"candidates": len(names), "judged": metrics["texts"]}
-    row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc")}
+    row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc", "calibration_error", "value_nats")}
     return Measured(row, {"accuracy": judged_texts(found)})
 
 

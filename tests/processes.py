@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "full": {"loss": "full"},
     "sampled": {"loss": "sampled", "output_bias": ["low_rank", "one_hot", "hash"]},
     "sampled_text": {"loss": "sampled_text"},
+    "told": {"loss": "sampled", "tell_apart": ["dialect=2"]},
     "unused": {"loss": "full", "adapt": [], "output_bias": ["one_hot"]},  # which needs no context vector
     "adaptive": {"loss": "full", "softmax": "adaptive", "cutoffs": ["5", "9"], "output_bias": ["low_rank"]},
 }
@@ -85,15 +87,22 @@ def table() -> list[dict[str, Any]]:
     return rows
 
 
-def begin(folder: Path, loss: str, **model: Any) -> tuple[Run, Corpus, Corpus]:
+def begin(folder: Path, loss: str, tell_apart: Sequence[str] = (), **model: Any) -> tuple[Run, Corpus, Corpus]:
     """A small FactorCell without dropout, in double precision: Adam makes much of the rounding of tiny gradients.
 
     There are fewer texts to evaluate on than three processes.
     """
     sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
     sizes |= {"hash_size": 200, "bloom_size": 4000}
-    how = {"epochs": 1, "batch_tokens": 100, "evaluations": 2, "log_every": 1, "learning_rate": 1e-2, "clip": 0.5}
-    how |= {"weight_decay": 0.1}
+    how: dict[str, Any] = {
+        "epochs": 1,
+        "batch_tokens": 100,
+        "evaluations": 2,
+        "log_every": 1,
+        "learning_rate": 1e-2,
+        "clip": 0.5,
+    }
+    how |= {"weight_decay": 0.1, "tell_apart": list(tell_apart)}
     config = Config.from_dict(
         {
             "data": {"context": ["dialect"], "min_count": 1, "min_context_count": 1},

@@ -272,6 +272,12 @@ class TrainingConfig:
         "cosine", "how the rate falls after the warm-up", choices=("cosine", "linear", "none"), rare=True
     )
     weight_decay: float = real(0.0, "decoupled weight decay of the matrices", rare=True)
+    tell_apart: tuple[str, ...] = option(
+        (),
+        "learn as well to tell values apart: weight of the nats of a text's true value (repeatable for columns)",
+        metavar="[COLUMN=]WEIGHT",
+    )
+    tell_values: int = whole(8, "other values that a text's own is compared with in a step, at most", 1, rare=True)
     sparse_l1: tuple[str, ...] = option(
         ("1e-5",),
         "l1 penalty of the sparse softmax bias, in nats a target: NUMBER, or NAME=NUMBER of one variable (repeatable)",
@@ -292,8 +298,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check(self)
-        for item in self.sparse_l1:
-            assignments.parsed("sparse_l1", item)
+        for name in ("sparse_l1", "tell_apart"):
+            for item in getattr(self, name):
+                assignments.parsed(name, item)
 
 
 @dataclass(frozen=True)

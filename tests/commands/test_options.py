@@ -10,6 +10,7 @@ from factorcell.commands import options
 from factorcell.commands.parser import Parser
 from factorcell.config import Config, UserError
 
+NUMBERED = {"sparse_penalty": "0.5", "sparse_l1": "0.5", "tell_apart": "stars=2", "cutoffs": "500"}
 OF_USERS = ("anonymous", "max_user_texts", "min_users")  # options that need a user column
 
 
@@ -39,7 +40,7 @@ def test_every_field_has_its_option(section: str) -> None:
         if isinstance(value, bool):
             given, expected = [flag if not value else flag.replace("--", "--no-", 1)], not value
         elif isinstance(value, tuple):
-            other = {"sparse_penalty": "0.5", "sparse_l1": "0.5", "cutoffs": "500"}.get(field.name, "stars")
+            other = NUMBERED.get(field.name, "stars")
             given, expected = [flag, choices[0] if choices else other], (choices[0] if choices else other,)
         elif choices:
             given, expected = [flag, choices[-1]], choices[-1]

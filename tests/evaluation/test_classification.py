@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from factorcell.config import Config, UserError
 from factorcell.evaluation import classification
-from factorcell.evaluation.classification import auc, classify, classify_points, judge, log_likelihoods
+from factorcell.evaluation.classification import classify, classify_points, judge, log_likelihoods
+from factorcell.evaluation.distances import distances
+from factorcell.evaluation.statistics import auc
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 from tests import synthetic
@@ -141,11 +143,11 @@ def test_points_by_great_circle(run: Run) -> None:
 def test_great_circle_of_known_cities(run: Run) -> None:
     """Paris to London is 344 km, the poles are half a meridian apart; other numbers are measured in deviations."""
     paris, london = np.array([[48.8566, 2.3522]]), np.array([[51.5074, -0.1278]])
-    assert classification.distances(paris, london, ("lat", "lon"), run)[0, 0] == pytest.approx(343.6, abs=0.5)
-    poles = classification.distances(np.array([[90.0, 0.0]]), np.array([[-90.0, 50.0]]), ("lat", "lon"), run)
+    assert distances(paris, london, ("lat", "lon"), run)[0, 0] == pytest.approx(343.6, abs=0.5)
+    poles = distances(np.array([[90.0, 0.0]]), np.array([[-90.0, 50.0]]), ("lat", "lon"), run)
     assert poles[0, 0] == pytest.approx(20015, abs=1)
     deviation = run.schema.variable("lon").deviation
-    plain = classification.distances(np.array([[1.0]]), np.array([[1.0 + deviation]]), ("lon",), run)
+    plain = distances(np.array([[1.0]]), np.array([[1.0 + deviation]]), ("lon",), run)
     assert plain[0, 0] == pytest.approx(1.0)
 
 

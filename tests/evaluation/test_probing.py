@@ -9,8 +9,8 @@ import torch
 
 from factorcell.config import UserError
 from factorcell.evaluation import probing
-from factorcell.evaluation.classification import auc
 from factorcell.evaluation.probing import along, aucs, few_examples, final_states, halves, indicators, labelled, states
+from factorcell.evaluation.statistics import auc
 from factorcell.model.run import Run
 from tests.small import inside, make_letters
 

@@ -25,7 +25,7 @@ from factorcell.model.output import Proposal
 from factorcell.model.run import facts
 from factorcell.training import distributed
 from factorcell.training.distributed import World
-from factorcell.training.trainer import Loss
+from factorcell.training.objective import Objective
 from tests import processes, synthetic
 from tests.small import ROWS, make_run
 
@@ -254,7 +254,7 @@ def test_every_batch_uses_the_same_parameters(
     used = []
     for some in (np.arange(10), np.array([3]), np.array([10])):
         run.model.zero_grad()
-        (Loss(run.model)(corpus.batch(some), samples).sum() * 0).backward()
+        (Objective(run.model)(corpus.batch(some), samples).sum() * 0).backward()
         used.append([name for name, parameter in run.model.named_parameters() if parameter.grad is not None])
     assert used[0] == used[1] == used[2]
     if adapt or bias != ("one_hot",):

@@ -59,6 +59,8 @@ def run_classify(given: argparse.Namespace) -> None:
     run = Run.open(given.run, device=given.device, precision=given.precision)
     if (given.target is None) == (given.points is None):
         raise UserError("give either --target COLUMN or --points TABLE")
+    if given.points and given.calibrate:
+        raise UserError("--calibrate is for the values of --target COLUMN; named points have no temperature")
     if given.target:
         result = classify(
             run,
@@ -70,6 +72,7 @@ def run_classify(given: argparse.Namespace) -> None:
             unknown=given.unknown,
             samples=given.samples,
             proposal=given.proposal,
+            calibrate=given.calibrate,
         )
     else:
         points = results.read_points(given.points)

@@ -150,6 +150,8 @@ def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
         show(f"{always}, has a share of {metrics['majority']:.4f}: the accuracy of always guessing it")
     if "accuracy_training_priors" in metrics:
         show(f"accuracy {metrics['accuracy_training_priors']:.4f} with --priors training")
+    if metrics["texts"]:
+        show(_calibration(metrics))
     if metrics.get("left_out_missing"):
         show(f"{metrics['left_out_missing']:,} left out since they have no value")
     if metrics.get("left_out_other"):
@@ -166,3 +168,12 @@ def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
         counts = result.confusion()[order][:, order].tolist()
         matrix([result.names[place] for place in order], counts)
     return None
+
+
+def _calibration(metrics: Row) -> str:
+    """How sure a classifier may be."""
+    told = f"calibration error {metrics['calibration_error']:.4f}, {metrics['value_nats']:.4f} nats of a true value"
+    if "temperature" not in metrics:
+        return told
+    before = f"{metrics['calibration_error_at_1']:.4f} and {metrics['value_nats_at_1']:.4f} without"
+    return f"{told} at temperature {metrics['temperature']:.3f} ({before})"

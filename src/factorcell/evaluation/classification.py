@@ -25,12 +25,13 @@ from factorcell.data.schema import Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.evaluation import negatives
+from factorcell.evaluation.calibration import calibration_error, fit_temperature, tempered, value_nats
+from factorcell.evaluation.distances import distances
+from factorcell.evaluation.statistics import auc
 from factorcell.evaluation.text_figures import TextSums, key_of, of_right
 from factorcell.model.language_model import Conditioned
 from factorcell.model.output import Samples
 from factorcell.model.run import TOKENS, Run
-
-EARTH_RADIUS = 6371.0088  # km
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -141,7 +142,8 @@ class Classification:
 
     `score` (B, K) is minus the perplexity, z-normalised over the candidates: the detection score of the 2017 paper.
     Where they are told: `missing` (B,) are the texts without any value, `by_training` (B,) what would be predicted
-    with the priors of training, and `key` tells texts and candidates from others.
+    with the priors of training, and `key` tells texts and candidates from others. `posterior_at_1` is what
+    `log_posterior` was before it got its `temperature`.
     """
 
     names: tuple[str, ...]
@@ -152,6 +154,8 @@ class Classification:
     missing: NDArray[np.bool_] | None = None
     by_training: NDArray[np.int64] | None = None
     key: str = ""
+    temperature: float = 1.0
+    posterior_at_1: Floats | None = None
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -164,6 +168,26 @@ class Classification:
         """p(candidate given text) (B, K)."""
         return np.exp(self.log_posterior)
 
+    def at(self, temperature: float) -> "Classification":
+        """The same with all probabilities at a temperature; see `evaluation.calibration`."""
+        posterior = tempered(self.log_posterior, temperature)
+        return replace(self, log_posterior=posterior, temperature=temperature, posterior_at_1=self.log_posterior)
+
+    def fitted_temperature(self) -> float:
+        """The temperature that suits the texts that are judged."""
+        judged = self.truth >= 0
+        return fit_temperature(self.log_posterior[judged], self.truth[judged])
+
+    def _calibration(self) -> Row:
+        """How sure it is and may be: the calibration error and the mean nats of true values, also as they were at 1."""
+        judged = self.truth >= 0
+        found: Row = {}
+        for suffix, posterior in (("", self.log_posterior), ("_at_1", self.posterior_at_1)):
+            if posterior is not None:
+                found[f"calibration_error{suffix}"] = calibration_error(np.exp(posterior[judged]), self.truth[judged])
+                found[f"value_nats{suffix}"] = value_nats(posterior[judged], self.truth[judged])
+        return found if self.posterior_at_1 is None else {"temperature": self.temperature, **found}
+
     def confusion(self) -> NDArray[np.int64]:
         """Counts (K, K): rows are true values, columns predicted ones."""
         judged, size = self.truth >= 0, len(self.names)
@@ -172,7 +196,7 @@ class Classification:
         return counts
 
     def metrics(self) -> Row:
-        """Accuracy, macro F1, mean AUC, and per value count, precision, recall, F1 and AUC.
+        """Accuracy, macro F1, mean AUC, calibration, and per value count, precision, recall, F1 and AUC.
 
         Beside the accuracy `majority`, the share of the most frequent value among the texts that are judged.
         """
@@ -202,6 +226,7 @@ class Classification:
             "majority_value": self.names[int(true.argmax())] if counts.sum() else None,
             "macro_f1": _mean([value["f1"] for value in present]),
             "auc": _mean([value["auc"] for value in present]),
+            **self._calibration(),
             "values": [{key: _plain(item) for key, item in value.items()} for value in values],
         }
 
@@ -240,16 +265,6 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
-    """Area under the ROC curve: how often a positive scores above a negative, ties counted half."""
-    wanted, total = int(positive.sum()), len(positive)
-    if wanted in (0, total):
-        return math.nan
-    _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]  # mean rank of ties, from 1
-    return float((ranks[positive].sum() - wanted * (wanted + 1) / 2) / (wanted * (total - wanted)))
-
-
 def judge(
     names: Sequence[str],
     likelihoods: Floats,
@@ -286,12 +301,14 @@ def classify(
     samples: int = 0,
     seed: int = 0,
     proposal: str = "rank",
+    calibrate: Any = None,
 ) -> Classification:
     """Which value of the categorical variable `target` each text has, all its other variables known.
 
     `values` chooses a subset; texts of other values are omitted, but for `distractors`, which count as negatives in
     the AUC. `priors`: uniform, "training" (the frequencies there), or weights by value. `samples`, `seed` and
-    `proposal` as `log_likelihoods`.
+    `proposal` as `log_likelihoods`. Where there is a table to `calibrate` on, probabilities get the temperature that
+    suits its texts.
     """
     variable = run.schema.variable(target)
     if variable in run.schema.numbers:
@@ -315,9 +332,12 @@ def classify(
     found = judge(names, likelihoods, corpus.lengths, truth, weights, distractors)
     key = key_of(corpus, target, *names)
     found = replace(found, missing=np.array([name is None for name in truth], dtype=bool), key=key)
-    if weights is trained or not any(trained[name] for name in names):
+    if weights is not trained and any(trained[name] for name in names):
+        found = replace(found, by_training=judge(names, likelihoods, corpus.lengths, truth, trained).predicted)
+    if calibrate is None:
         return found
-    return replace(found, by_training=judge(names, likelihoods, corpus.lengths, truth, trained).predicted)
+    how: Any = {"values": values, "priors": priors, "unknown": unknown, "samples": samples}
+    return found.at(classify(run, calibrate, target, **how, seed=seed, proposal=proposal).fitted_temperature())
 
 
 def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str]) -> None:
@@ -371,19 +391,3 @@ def classify_points(
         nearest = distance.argmin(1)
         truth = [names[near] if far <= within else None for near, far in zip(nearest, distance.min(1), strict=True)]
     return replace(judge(names, likelihoods, corpus.lengths, truth), key=key_of(corpus, *names))
-
-
-def distances(here: Floats, there: Floats, variables: Sequence[str], run: Run) -> Floats:
-    """Distances (B, K) of texts `here` (B, N) from points `there` (K, N): km if they are latitude and longitude."""
-    if [name[:3].lower() for name in variables] == ["lat", "lon"]:
-        a, b = np.radians(here)[:, None], np.radians(there)[None]
-        half = np.sin((a - b) / 2) ** 2
-        chord = half[..., 0] + np.cos(a[..., 0]) * np.cos(b[..., 0]) * half[..., 1]
-        kilometres: Floats = 2 * EARTH_RADIUS * np.arcsin(np.sqrt(np.minimum(1.0, chord)))
-        return kilometres
-    used = [run.schema.variable(name) for name in variables]
-    period = np.array([variable.period or math.inf for variable in used])
-    gap = np.abs(here[:, None] - there[None]) % period
-    scaled: Floats = np.minimum(gap, period - gap) / np.array([variable.deviation for variable in used])
-    total: Floats = np.sqrt((scaled**2).sum(-1))
-    return total

@@ -124,3 +124,13 @@ def _ranks(values: Sequence[float]) -> list[float]:
     _, which, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
     ranks: list[float] = (np.cumsum(counts) - (counts - 1) / 2)[which].tolist()
     return ranks
+
+
+def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
+    """Area under the ROC curve: how often a positive scores above a negative, ties counted half."""
+    wanted, total = int(positive.sum()), len(positive)
+    if wanted in (0, total):
+        return math.nan
+    _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]  # mean rank of ties, from 1
+    return float((ranks[positive].sum() - wanted * (wanted + 1) / 2) / (wanted * (total - wanted)))

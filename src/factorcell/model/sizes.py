@@ -14,8 +14,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from factorcell import memory
-from factorcell.config import PREFIX, Config, ModelConfig, UserError
+from factorcell import assignments, memory
+from factorcell.config import PREFIX, Config, ModelConfig, TrainingConfig, UserError
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapters import LayerSizes, Shapes, adapter, ranked, shifting
 from factorcell.model.adaptive_softmax import cluster_widths, cutoffs
@@ -140,7 +140,14 @@ def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: i
     of_text *= ranked(model) and bool(schema.variables)
     drawn = training.samples * (texts if training.loss == "sampled_text" else 1) if training.loss != "full" else 0
     read = KEPT * parameters(shapes(model, vocabulary, schema))
-    return FLOAT * (read + tokens * of_token + texts * of_text + 6 * drawn)
+    return FLOAT * (read + _passes(training, schema) * (tokens * of_token + texts * of_text) + 6 * drawn)
+
+
+def _passes(training: TrainingConfig, schema: ContextSchema) -> int:
+    """How often a step reads its texts: once, and with every other value that theirs are told apart from."""
+    named = {assignments.parsed("tell_apart", text)[0] for text in training.tell_apart}
+    asked = [one for one in schema.categories if "" in named or one.name in named]
+    return 1 + sum(min(training.tell_values, len(one.values) - 2) for one in asked)
 
 
 def beam_bytes(config: ModelConfig, vocabulary: int, contexts: int, width: int, across: int, tokens: int) -> int:

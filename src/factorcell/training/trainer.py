@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from factorcell import files
 from factorcell.config import TrainingConfig, UserError, check_format
@@ -30,6 +30,7 @@ from factorcell.model.run import Run
 from factorcell.training import proximal
 from factorcell.training.development import Development
 from factorcell.training.distributed import World
+from factorcell.training.objective import Objective, told_columns
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 from factorcell.training.shared_targets import SharedTargets
@@ -87,21 +88,6 @@ def observe(model: LanguageModel, corpus: Corpus) -> None:
         model.output.hashed.observe(tokens[predicted], categories[predicted])
 
 
-class Loss(nn.Module):
-    """The nats that training minimises, as a `forward` of its own: there gradients of several processes meet."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, batch: Batch, samples: Samples | None, reads: Reads | None = None, picked: Picked | None = None
-    ) -> Tensor:
-        """Nats (B, T), exact or against `samples`; `reads` and `picked` as `LanguageModel.sampled`."""
-        nats: Tensor = self.model(batch) if samples is None else self.model.sampled(batch, samples, reads, picked)
-        return nats
-
-
 class Trainer:
     """A run, its data and its optimiser between two steps; of several processes, each with its share of the rows."""
 
@@ -128,11 +114,13 @@ class Trainer:
                 smoothed = (counts + 1) / (counts + 1).sum()
                 run.model.output.begin(torch.from_numpy(np.log(smoothed)))
         self.penalties = proximal.penalties(run, self.start)
+        self.told = told_columns(run)
         some = self.proposal and not self.penalties and (not self.start or self.start.takes_rows(run.model))
-        self.rows = self._rows() if some else []
+        hashed = self.told and run.model.output.hashed is not None  # the buckets of other values are read too
+        self.rows = self._rows() if some and not hashed else []
         self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
         observe(run.model, corpus)
-        self.nats = self.world.wrap(Loss(run.model), apart=[table for adam in self.rows for table in adam.tables])
+        self.nats = self.world.wrap(Objective(run.model), apart=[table for adam in self.rows for table in adam.tables])
 
     def _groups(self) -> list[dict[str, Any]]:
         """What dense Adam moves, by how: vectors do not decay, token tables have a rate of their own."""
@@ -193,7 +181,7 @@ class Trainer:
         return agreed
 
     def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int, Reads | None, Picked | None]:
-        """The loss of every target (B, T) of this process's share, that share, the factor on its loss, what it read.
+        """The loss (B, T), with columns of questions, of this process's share, that share, its factor, what it read.
 
         Negative samples are the same in all processes, other noise is each one's own.
         """
@@ -210,8 +198,10 @@ class Trainer:
                     picked.append(adam.read(rows))
             self.world.own_noise(self.config.seed, self.progress.step)
             self.run.model.train()
-            nats: Tensor = self.nats(own, samples, reads, picked)
-            nats = nats * self.shared.mask(own) if self.shared else nats
+            learned = self.shared.mask(own) if self.shared else None
+            random = np.random.default_rng((self.config.seed, self.progress.step)) if self.told else None
+            questions = [column.ask(own.context, random) for column in self.told] if random else []
+            nats: Tensor = self.nats(own, samples, reads, picked, learned, questions)
         self.run.model.eval()
         return nats, own, factor, reads, picked
 

@@ -1,0 +1,131 @@
+"""Calibration against sums written out, draws from known probabilities, and a search over all temperatures."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.evaluation.calibration import (
+    BINS,
+    COLDEST,
+    HOTTEST,
+    Floats,
+    calibration_error,
+    fit_temperature,
+    tempered,
+    value_nats,
+)
+from factorcell.evaluation.classification import classify, judge
+from tests.small import ROWS, make_run
+
+
+def drawn(texts: int, seed: int, sharpness: float = 1.0) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Log posteriors (texts, 4), and true values drawn from them as they were before they were made sharper."""
+    random = np.random.default_rng(seed)
+    logs = tempered(random.normal(0, 2, (texts, 4)), 1.0)
+    truth = np.array([random.choice(4, p=np.exp(row) / np.exp(row).sum()) for row in logs])
+    return tempered(logs, 1 / sharpness), truth
+
+
+@given(st.integers(1, 60), st.integers(0, 1000), st.sampled_from([0.3, 1.0, 4.0]))
+@settings(max_examples=60, deadline=None)
+def test_the_calibration_error_is_the_sum_over_bins(texts: int, seed: int, sharpness: float) -> None:
+    """Share of a bin times |accuracy - mean confidence| there."""
+    logs, truth = drawn(texts, seed, sharpness)
+    probabilities = np.exp(logs)
+    expected = 0.0
+    for number in range(BINS):
+        low, high = number / BINS, (number + 1) / BINS
+        inside = [
+            (max(row), int(row.argmax() == true))
+            for row, true in zip(probabilities, truth, strict=True)
+            if low <= max(row) < high or (number == BINS - 1 and max(row) >= high)
+        ]
+        if inside:
+            confidence, right = (sum(part) / len(inside) for part in zip(*inside, strict=True))
+            expected += len(inside) / texts * abs(right - confidence)
+    assert calibration_error(probabilities, truth) == pytest.approx(expected, abs=1e-12)
+    own = [-math.log(row[true]) for row, true in zip(probabilities, truth, strict=True)]
+    assert value_nats(logs, truth) == pytest.approx(sum(own) / texts)
+
+
+@pytest.mark.parametrize("sharpness", [0.25, 1.0, 3.0])
+def test_a_temperature_takes_back_what_was_too_sure(sharpness: float) -> None:
+    """Found on some texts, it mends others; where truth is drawn from the probabilities themselves it is 1."""
+    found = fit_temperature(*drawn(8000, 1, sharpness))
+    assert found == pytest.approx(sharpness, rel=0.06)
+    logs, truth = drawn(8000, 2, sharpness)
+    mended = tempered(logs, found)
+    assert calibration_error(np.exp(mended), truth) < 0.02
+    assert (mended.argmax(1) == logs.argmax(1)).all()
+    if sharpness != 1:
+        assert calibration_error(np.exp(logs), truth) > 0.05
+        assert value_nats(mended, truth) < value_nats(logs, truth)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_temperature_has_the_fewest_nats_of_all(seed: int) -> None:
+    logs, truth = drawn(40, seed, 2.0)
+    grid = np.geomspace(COLDEST, HOTTEST, 4001)
+    best = min(value_nats(tempered(logs, one), truth) for one in grid)
+    assert value_nats(tempered(logs, fit_temperature(logs, truth)), truth) <= best + 1e-9
+
+
+def test_what_has_no_end() -> None:
+    """All right: so cold that nothing is left to gain; all wrong: as hot as may be; no text; a value that cannot be."""
+    logs = np.log([[0.9, 0.1], [0.2, 0.8]])
+    assert value_nats(tempered(logs, fit_temperature(logs, np.array([0, 1]))), np.array([0, 1])) < 1e-12
+    assert fit_temperature(logs, np.array([1, 0])) == pytest.approx(HOTTEST)
+    none = np.zeros(0, np.int64)
+    assert fit_temperature(logs[:0], none) == 1.0
+    assert math.isnan(calibration_error(logs[:0], none))
+    assert math.isnan(value_nats(logs[:0], none))
+    impossible = np.array([[math.log(0.7), math.log(0.3), -math.inf]] * 10)
+    truth = np.array([0] * 7 + [1] * 3)
+    assert fit_temperature(impossible, truth) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_only_judged_texts_count() -> None:
+    """Those of other values change neither figure."""
+    logs, truth = drawn(50, 3, 2.0)
+    names, lengths = ("a", "b", "c", "d"), np.ones(50, np.int64)
+    named = [names[true] if place % 5 else None for place, true in enumerate(truth)]
+    found = judge(names, logs, lengths, named)
+    kept = np.arange(50) % 5 > 0
+    metrics = found.metrics()
+    assert metrics["calibration_error"] == pytest.approx(calibration_error(np.exp(logs[kept]), truth[kept]))
+    assert metrics["value_nats"] == pytest.approx(value_nats(logs[kept], truth[kept]))
+    assert found.fitted_temperature() == pytest.approx(fit_temperature(logs[kept], truth[kept]))
+    assert "temperature" not in metrics
+
+
+def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From Python and the command line; figures as they were stand beside those that are mended."""
+    run = make_run(tmp_path / "run")
+    run.save_weights({})
+    files.write_rows(tmp_path / "test.jsonl", ROWS)
+    files.write_rows(tmp_path / "dev.jsonl", ROWS[1:4])
+    plain, dev = classify(run, ROWS, "city"), classify(run, ROWS[1:4], "city")
+    found = classify(run, ROWS, "city", calibrate=tmp_path / "dev.jsonl")
+    assert found.temperature == pytest.approx(dev.fitted_temperature(), rel=1e-6)
+    np.testing.assert_allclose(found.log_posterior, tempered(plain.log_posterior, found.temperature), atol=1e-9)
+    metrics, before = found.metrics(), plain.metrics()
+    assert (metrics["accuracy"], metrics["auc"]) == (before["accuracy"], before["auc"])
+    for name in ("calibration_error", "value_nats"):
+        assert metrics[f"{name}_at_1"] == pytest.approx(before[name])
+    command = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--target", "city"]
+    assert main([*command, "--calibrate", str(tmp_path / "dev.jsonl")]) == 0
+    shown = capsys.readouterr().out
+    assert f"{metrics['value_nats']:.4f} nats of a true value at temperature {found.temperature:.3f}" in shown
+    assert main(command) == 0
+    assert f"calibration error {before['calibration_error']:.4f}, {before['value_nats']:.4f} nats" in (
+        capsys.readouterr().out
+    )
+    points = ["--points", str(tmp_path / "dev.jsonl"), "--calibrate", str(tmp_path / "dev.jsonl")]
+    assert main([*command[:3], *points]) == 2
+    assert "--calibrate is for the values of --target COLUMN" in capsys.readouterr().err
