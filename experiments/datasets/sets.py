@@ -5,7 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import agnews, commits, dbpedia14, geotweets, hotels, hotels13, imdb, reddit_titles, scotus, womens_clothing
+from . import (
+    agnews,
+    commits,
+    commonvoice9,
+    dbpedia14,
+    geotweets,
+    hotels,
+    hotels13,
+    imdb,
+    reddit_titles,
+    scotus,
+    womens_clothing,
+)
 from .reading import Rows
 from .repository import Repository
 
@@ -71,6 +83,7 @@ PROJECTS = {
     "pytorch/torchtune": "bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1",
     "pytorch/torchtitan": "b5bcd76c66d0acb1a08b176d9639425bc55e0b2a",
 }
+LARGE = {"least": 10_000}  # of dev and of the test
 SETS = {
     "agnews": DataSet(["section"], NEWS, agnews.rows),
     "agnews_words": DataSet(["section"], NEWS, news),
@@ -81,6 +94,9 @@ SETS = {
         # whole authors, who have written enough to learn from
         split={"by": "user", "least": 20_000, "counted": range(20, sys.maxsize)},
         history=True,
+    ),
+    "commonvoice9": DataSet(
+        ["language"], {"mozilla/voice-web": "e0bfbc4be9eb6a97f7dd92eb938200f09f04ba96"}, commonvoice9.rows, split=LARGE
     ),
     "dbpedia14": DataSet(
         ["category"], {"KEAML-JLU/DeepTextClustering": "b84d28cbe9db02e51b3f5fa9c6e31e540b3ad219"}, dbpedia14.rows
@@ -100,13 +116,16 @@ SETS = {
         imdb.rows,
     ),
     "reddit_titles": DataSet(
-        ["subreddit"], {"umbrae/reddit-top-2.5-million": "d0efcade504b8ed735a48ddc2b15552fa924c9d9"}, reddit_titles.rows
+        ["subreddit"],
+        {"umbrae/reddit-top-2.5-million": "d0efcade504b8ed735a48ddc2b15552fa924c9d9"},
+        reddit_titles.rows,
+        split=LARGE,
     ),
     "scotus": DataSet(
         ["case", "speaker", "role", "term"],
         {"walkerdb/supreme_court_transcripts": "f8c155e23ed871118de6368bab02b0dcb7585eee"},
         scotus.rows,
-        split={"counted": range(1, 21)},  # "Yes." and its like tell nothing: they are trained on
+        split={**LARGE, "counted": range(1, 21)},  # "Yes." and its like tell nothing: they are trained on
     ),
     "womens_clothing": DataSet(
         ["department", "class", "rating", "age"],

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments.datasets import agnews, hotels, reading
+import corpora
+from experiments.datasets import agnews, commonvoice9, hotels, reading
 from experiments.datasets.repository import Repository
 from experiments.datasets.sets import SETS
 from factorcell.config import UserError
@@ -168,6 +169,14 @@ GOLDEN: dict[str, tuple[list[Files], list[dict[str, Any] | None]]] = {
         [{"text": "Look at this here", "lat": 42.25, "lon": -71.5}, None, None, None, None],
     ),
 }
+VOICES = {f"server/data/{language}/{name}": "" for language, names in commonvoice9.FILES.items() for name in names}
+VOICES["server/data/eu/wiki.eu.txt"] = "Kaixo mundua.\r\n\nBai\nKaixo  mundua.\n"
+VOICES["server/data/eu/argia01.txt"] = "\ufeffEgun on.\n"
+VOICES["server/data/eu/cities.txt"] = "Not a sentence.\n"
+GOLDEN["commonvoice9"] = (
+    [VOICES],
+    [{"text": "Egun on.", "language": "eu"}, {"text": "Kaixo mundua.", "language": "eu"}],
+)
 NEWS: list[Files] = [
     {"data/ag_news_csv/test.csv": table(["3", "Shop opens", "A shop."])},
     {"data/archive.zip": packed("train.csv", table(["Class", "T", "D"], ["1", "War ends", "Peace. At last"]))},
@@ -303,3 +312,13 @@ def test_tables_name_their_columns(tmp_path: Path) -> None:
             reading.unpacked(source, "b.zip", ".csv")
         with pytest.raises(UserError, match=r"there is no file data/\*\.csv"):
             source.paths("data/", ".csv")
+
+
+def test_the_last_collection_of_a_language_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are whole, and of the last one it is those of the smallest places."""
+    many = [f"Esaldi {n}" for n in range(9)]
+    files = {**VOICES, "server/data/eu/wiki.eu.txt": "\n".join(many)}
+    monkeypatch.setattr(commonvoice9, "MOST", 4)
+    with Repository("x", made(tmp_path / "x", files), "HEAD") as source:
+        found = [row["text"] for row in commonvoice9.rows([source]) if row]
+    assert found == ["Egun on.", *sorted(many, key=corpora.place)[:3]]
