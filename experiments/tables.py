@@ -28,6 +28,7 @@ from overview import LEAST, Published, accuracies, chosen, communities, gain, pe
 from pages import empty, filled, markdown, shown
 from results import Results
 from study import HERE
+from thesis_queries import LATE
 from thesis_sixteen import PARTS
 from thesis_sparse import VARIABLES as VARIED
 from thesis_sparse import penalties
@@ -159,6 +160,23 @@ def sparse(found: Results, published: Published) -> str:
     return best + "\n" + markdown(["all that was trained", *columns], every)
 
 
+def queries(found: Results, published: Mapping[str, Published]) -> str:
+    """Table 5.2: mean reciprocal ranks, over the texts of all users that no model was trained on."""
+    kinds = ("seen", "unseen", "")
+    lines = []
+    for name in published["large"]:
+        row, figure = ("unadapted", "mpc") if name == "mpc" else (name, "mrr")
+        own = [found.shown(row, f"{figure}_{kind}".rstrip("_"), ".3f") for kind in kinds]
+        own.append(found.shown(row, f"{figure}_late", ".3f"))
+        small, large = ([shown(value, ".3f") for value in published[size][name]] for size in ("small", "large"))
+        lines.append([name, *own, *small, *large])
+    sizes = [f"thesis, {size}: {kind or 'all'}" for size in ("small", "large") for kind in kinds]
+    header = ["model", "seen", "unseen", "all", f"after {LATE} texts", *sizes]
+    printed = {name: row[-1] for name, row in published["large"].items() if name != "mpc"}
+    said = f"All: {found.orders('mrr', printed)}" if found.candidates else "No row yet.\n"
+    return markdown(header, lines) + "\n" + said
+
+
 def family(found: Results) -> str:
     """Every mechanism that was trained, beside the others."""
     names = [name for name in FAMILY.rows if name in found]
@@ -189,6 +207,7 @@ def papers(results: Path, suffix: str = "") -> dict[str, str]:
         "Table 3.6": sixteen(read("commonvoice9"), printed["commonvoice9"], languages, "character"),
         "Table 3.7": sixteen(scotus, printed["scotus"], accuracy),
         "Table 3.8": variables(Results.of(subsets, "none"), printed["variables"]),
+        "Table 5.2": queries(read("queries"), printed["completion"]),
         "Table A.1": sparse(read("sparse", "none"), printed["sparse"]),
         "Every mechanism": family(read("family")),
     }
