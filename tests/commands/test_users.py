@@ -59,6 +59,17 @@ def test_the_environment_may_say_where(
     assert "--store" in capsys.readouterr().err
     monkeypatch.setenv("FACTORCELL_STORE", url)
     assert said(["users", "list"], capsys)[0] == ["ann", "bob"]
+    assert said(["users", "export", "ann", "--store", url], capsys)[0]
+
+
+def test_a_name_mistyped_is_no_empty_store(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else a deletion that reached nobody would look like one of somebody unknown. Importing makes the store."""
+    for words in (["list"], ["export"], ["show", "ann"], ["forget", "ann", "abba"], ["delete", "ann"]):
+        _, message = said(["users", *words, "--store", f"{url}.other"], capsys, 2)
+        assert message == f"factorcell: {tmp_path}/users.db.other: there is no such store of users\n"
+        assert not (tmp_path / "users.db.other").exists()
+    (tmp_path / "nobody.jsonl").write_text("")
+    said(["users", "import", str(tmp_path / "nobody.jsonl"), "--store", f"{url}.other"], capsys)
     assert said(["users", "list", "--store", f"{url}.other"], capsys)[0] == []
 
 

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from factorcell.completion.online import LearningRule
+from factorcell.config import UserError
 from factorcell.model.run import Run
+from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from tests.service import runs
 
@@ -17,3 +21,14 @@ def test_who_learns_otherwise_is_another_model(tmp_path: Path) -> None:
         found.append(ServedModel(Run.open(run.folder)).identity)
     assert found[0] == found[1]
     assert len(set(found)) == 4
+
+
+def test_context_does_not_say_who_types(service: Service) -> None:
+    """It would change nothing beside the vector of the person, and so it is not taken silently."""
+    said = "context who: in this model it is who types; valid is to say `user` alone"
+    for user in (None, "ann"):
+        with pytest.raises(UserError, match=said):
+            service.complete(CompletionRequest("a", user=user, context={"who": "ann"}))
+    with pytest.raises(UserError, match=said):
+        service.accept("ann", "abba", context={"who": "bob"})
+    assert service.show("ann") is None

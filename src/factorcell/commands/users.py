@@ -54,7 +54,7 @@ def run_users_export(given: argparse.Namespace) -> None:
 def run_users_import(given: argparse.Namespace) -> None:
     """`factorcell users import`."""
     count = known = 0
-    with _opened(given) as store:
+    with _opened(given, make=True) as store:
         for number, line in _people(inputs.text(given.file)):
             try:
                 user = administration.restore(store, json.loads(line))
@@ -104,9 +104,9 @@ def run_users_key(given: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _opened(given: argparse.Namespace) -> Iterator[Store]:
-    """The store of a command, whose failures are lines."""
-    store = open_store(os.environ[STORE_VARIABLE] if given.store is None else given.store)
+def _opened(given: argparse.Namespace, make: bool = False) -> Iterator[Store]:
+    """The store of a command, whose failures are lines; only one that takes people in makes it."""
+    store = open_store(os.environ[STORE_VARIABLE] if given.store is None else given.store, make=make)
     try:
         yield store
     except StoreError as error:

@@ -290,7 +290,7 @@ class Service:
             if user is not None and version is not None:
                 record = self.store.read(user)
                 key = _key(model, user, record.version if record else None, context)
-            typed = model.assistant.begin(model.user(record), context)
+            typed = model.begin(record, context)
         written = model.assistant.type(typed, prefix)
         if record is None or model.has_learned(record):
             self._typed.put(key, written if len(written.tokens) <= CHARACTERS else typed)

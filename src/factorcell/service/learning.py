@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from factorcell.completion.assistant import Assistant
-from factorcell.completion.completer import Allowed
+from factorcell.completion.completer import Allowed, TypedText
 from factorcell.completion.online import Learner, LearningRule, User
 from factorcell.completion.popularity import History
 from factorcell.config import UserError
@@ -43,8 +43,15 @@ class ServedModel:
             raise UserError("this model does not tell people apart, so it learns nobody; train it with --user COLUMN")
         return self.assistant.learner
 
+    def check_context(self, context: Mapping[str, Any]) -> None:
+        """`UserError` for a context that says who types, which would change nothing beside a person who is learned."""
+        column = self.run.config.data.user
+        if column in context and self.assistant.learner is not None:
+            raise UserError(f"context {column}: in this model it is who types; valid is to say `user` alone")
+
     def check(self, text: str, context: Mapping[str, Any]) -> None:
         """`UserError` for a text, or a context of it, that cannot be learned."""
+        self.check_context(context)
         self.run.read([text], [context], unknown=self.unknown)
 
     def probe(self) -> None:
@@ -75,6 +82,11 @@ class ServedModel:
             return self.assistant.learner.new()
         history = History(tuple(text.text for text in record.texts))
         return replace(self._before(record.state(self.identity)), history=history)
+
+    def begin(self, record: Record | None, context: Mapping[str, Any]) -> TypedText:
+        """Nothing typed yet, by the person as the model knows them. `UserError` for a context that it cannot read."""
+        self.check_context(context)
+        return self.assistant.begin(self.user(record), context)
 
     def learn(self, state: LearnedState | None, texts: Iterable[KeptText], through: int) -> LearnedState:
         """The state after those of the texts, up to the one of number `through`, that it has not learned yet.

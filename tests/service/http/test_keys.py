@@ -60,6 +60,8 @@ def test_all_but_health_needs_a_key(guarded: TestClient, given: str | None) -> N
         answer = guarded.request(one.method, one.path.replace("{user}", "ann"), json={}, headers=headers)
         if one.scope:
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), one.path
+            sent = given not in (None, "", "Bearer")
+            assert answer.json()["detail"].startswith("the key that was sent" if sent else "no key was sent")
         else:
             assert answer.status_code == 200
     assert guarded.get("/metrics", headers=headers).status_code == 401

@@ -64,7 +64,7 @@ def test_what_cannot_be_served_is_said_before_the_port_answers(tmp_path: Path) -
 
 
 def test_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="port"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="in use; --port chooses"):
         server.bound("127.0.0.1", taken.getsockname()[1])
 
 

@@ -121,7 +121,8 @@ def allowed(site: Site, scope: str, request: Request) -> str:
     kind, _, given = request.headers.get("authorization", "").partition(" ")
     key = site.keys.find(given.strip()) if kind.lower() == "bearer" else None
     if key is None:
-        detail = "send a key in the header Authorization: Bearer KEY"
+        sent = "the key that was sent is none of this service" if given else "no key was sent"
+        detail = f"{sent}; valid is a header Authorization: Bearer KEY"
         raise ProblemError("no-key", detail, headers={"WWW-Authenticate": "Bearer"})
     if wait := site.keys.wait(key):
         raise ProblemError("too-many", f"this key may ask {key.rate:g} times a second", retry=wait)

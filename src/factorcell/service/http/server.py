@@ -1,5 +1,6 @@
 """The server: a run, a store and a port, in one process or in several that share the port."""
 
+import errno
 import ipaddress
 import logging
 import os
@@ -95,7 +96,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A port of ours, on which nothing is answered yet. `OSError` if it is taken, `UserError` for what is no host."""
+    """A port of ours, on which nothing is answered yet. `UserError` if it is taken, or for what is no host."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError):
@@ -106,7 +107,10 @@ def bound(host: str, port: int) -> socket.socket:
         made.bind(address)
     except OSError as error:
         made.close()
-        raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from None
+        reason = f"{host} port {port}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"{reason}; --port chooses another, and 0 any that is free") from None
+        raise OSError(error.errno, reason) from None
     made.set_inheritable(True)
     return made
 
