@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.generation.sampling import (
+    TRIES,
     Constraints,
     GeneratedText,
     Sampler,
     WritingTask,
+    _among,
     drawing,
     drawn,
     greedy,
@@ -190,6 +192,35 @@ def test_draws_fall_where_the_running_sum_says(size: int, seed: int) -> None:
         for place, token in zip(places[row], tokens[row], strict=True):
             wanted = place * ends[row, -1]
             assert ends[row, token] - weights[row, token] - 1e-6 <= wanted <= ends[row, token] + 1e-6
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 0.05, 5e-324])
+@pytest.mark.parametrize("top_k", [0, 4])
+def test_draws_until_one_is_among_the_likeliest_are_draws_among_them(top_p: float, top_k: int) -> None:
+    """As often as the weights say that leave the others out, with ties too; what is outside never comes."""
+    sampler, count = Sampler(1.3, top_k, top_p), 20_000
+    logs = torch.tensor([[0.3, 0.05, 0.15, 0.15, 0.15, 0.0, 0.2]]).log()
+    places = torch.rand(count, TRIES, dtype=torch.double, generator=torch.Generator().manual_seed(3))
+    tokens = Counter(sampler.draw(logs.expand(count, -1), places).tolist())
+    weights = sampler.weights(logs)[0]
+    assert set(tokens) == set(weights.nonzero()[:, 0].tolist())
+    wanted: dict[tuple[int, ...], float] = {
+        (token,): float(chance) for token, chance in enumerate(weights / weights.sum()) if chance
+    }
+    statistic, freedom = chi_square(Counter({(token,): seen for token, seen in tokens.items()}), wanted)
+    assert statistic <= freedom + 4 * (2 * freedom) ** 0.5
+
+
+@given(st.integers(1, 300), st.integers(0, 10_000), st.floats(0.01, 0.99))
+def test_who_is_among_the_likeliest(size: int, seed: int, share: float) -> None:
+    """The same tokens as by sorting, unless a sum is within rounding of the share."""
+    weights = torch.from_numpy(np.random.default_rng(seed).integers(0, 8, (1, size)).astype(np.float32))
+    weights[0, 0] = 1.0
+    kept = Sampler(top_p=share).weights(weights.log())[0] > 0
+    above = torch.stack([weights[0][weights[0] > own].sum() for own in weights[0]])
+    sure = ((above - share * weights.sum()).abs() > 1e-4) & (weights[0] > 0)
+    among = _among(share, weights.expand(size, -1), torch.arange(size))
+    assert (among[sure] == kept[sure]).all()
 
 
 def test_candidates_are_the_likeliest() -> None:

@@ -28,6 +28,7 @@ from factorcell.model.language_model import Conditioned
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
 LIKELY = 256  # tokens that mostly hold enough of the probability to draw among
+TRIES = 4  # draws until it is looked for what holds enough: of nine tenths one in ten thousand needs as many
 BLOCK = 128  # tokens that a draw skips at once
 
 
@@ -114,18 +115,50 @@ class Sampler:
     def __post_init__(self) -> None:
         limits.check(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
+    def draw(self, logs: Tensor, places: Tensor) -> Tensor:
+        """A token (N,) of log probabilities (N, V), -inf where forbidden, for each line of random `places` (N, TRIES).
+
+        One that is not of the top p is drawn again: as `weights` would have it, without looking for the largest.
+        """
+        weights = self._of_top_k(logs)
+        tokens = drawn(weights, places[:, :1])[:, 0]
+        if self.top_p == 1:
+            return tokens
+        out = torch.arange(len(tokens), device=tokens.device)
+        for number in range(1, TRIES):
+            out = out[~_among(self.top_p, weights[out], tokens[out])]
+            if not len(out):
+                return tokens
+            again = weights[out]
+            if number == TRIES - 1:  # of a small share most are outside
+                again = self._of_top_p(again)
+            tokens[out] = drawn(again, places[out, number, None])[:, 0]
+        return tokens
+
     def weights(self, logs: Tensor) -> Tensor:
         """Log probabilities (N, V), -inf where forbidden -> the weights (N, V) to draw by, 0 where excluded."""
+        return self._of_top_p(self._of_top_k(logs))
+
+    def _of_top_k(self, logs: Tensor) -> Tensor:
         if self.temperature != 1:
             smallest = torch.finfo(logs.dtype).tiny  # what is smaller might be 0, and 0 / 0 is no number
             logs = (logs - logs.amax(1, keepdim=True)) / max(self.temperature, smallest)
         if self.top_k and self.top_k < logs.shape[1]:
             least = logs.topk(self.top_k, dim=1).values[:, -1:]
             logs = logs.masked_fill(logs < least, -torch.inf)
-        weights = logs.exp()
+        return logs.exp()
+
+    def _of_top_p(self, weights: Tensor) -> Tensor:
         if self.top_p == 1:
             return weights
         return weights.masked_fill(weights < _least_of(self.top_p, weights), 0.0)
+
+
+def _among(share: float, weights: Tensor, tokens: Tensor) -> Tensor:
+    """Which of `tokens` (N,) are among the fewest of `weights` (N, V) that hold the `share`: what is above is less."""
+    above = (weights * (weights > weights.gather(1, tokens[:, None]))).sum(1, dtype=torch.double)
+    found: Tensor = above < share * weights.sum(1, dtype=torch.double)
+    return found
 
 
 def _least_of(share: float, weights: Tensor) -> Tensor:
@@ -278,11 +311,12 @@ def drawing(draw: Sampler, count: int, max_tokens: int, seed: int = 0, first: in
 
     What a text draws follows from `seed` and its own number, not from the texts beside it.
     """
-    own = [generator(seed, first + text).random(max_tokens) for text in range(count)]
-    places = torch.from_numpy(np.stack(own)) if own else torch.zeros(0, max_tokens, dtype=torch.double)
+    tries = 1 if draw.top_p == 1 else TRIES
+    own = [generator(seed, first + text).random((tries, max_tokens)) for text in range(count)]
+    places = torch.from_numpy(np.stack(own)) if own else torch.zeros(0, tries, max_tokens, dtype=torch.double)
 
     def choose(texts: Tensor, step: int, logs: Tensor) -> Tensor:
-        return drawn(draw.weights(logs), places[texts.cpu(), step, None].to(logs.device))[:, 0]
+        return draw.draw(logs, places[texts.cpu(), :, step].to(logs.device))
 
     return choose
 
