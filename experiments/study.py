@@ -187,6 +187,7 @@ def finish(job: Job, training: Training, tables: Tables) -> None:
         "command": shlex.join(("python", *job.command)),
         "commit": commit(),
         "machine": machine(),
+        "precision": run.config.training.precision,
         "minutes": run.minutes(),
         "parameters": run.model.parameter_count(),
         **files.read_json(run.folder / "training.json"),

@@ -43,6 +43,12 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("factorcell")
 
 
+@pytest.fixture(autouse=True)
+def _one_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody says which numbers are multiplied, they are floats: which are faster differs from run to run."""
+    monkeypatch.setattr("factorcell.model.precision.possible", lambda device: False)
+
+
 def pytest_collection_finish() -> None:
     """What is there before the first test stays to the end: no collection of garbage has to look at it."""
     gc.collect()

@@ -32,7 +32,7 @@ INSIDE = ("low_rank", "low_rank_each")  # softmax biases of few columns, which j
 OUTPUT_BIASES = (*INSIDE, "one_hot", "sparse", "hash")
 SOFTMAXES = ("full", "adaptive")
 LOSSES = ("full", "sampled", "sampled_text")
-PRECISIONS, DEVICES = ("float32", "bfloat16"), ("auto", "cpu", "cuda")
+PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
 SIZES, LAYERS, THREADS = 1_000_000, 10_000, 1024  # the largest there may be; memory sets a bound before
 
@@ -293,7 +293,7 @@ class TrainingConfig:
     save_every: int = whole(500, "steps between checkpoints", 1, rare=True)
     seed: int = whole(0, "seed of the weights, the order and the dropout", 0, SEEDS)
     threads: int = whole(0, "threads of each process; 0: all cores, shared between them", 0, THREADS)
-    precision: str = option("float32", "numbers in matrix products while training; sums are floats", choices=PRECISIONS)
+    precision: str = option("auto", "numbers in matrix products of training; auto: the faster ones", choices=PRECISIONS)
     device: str = option("auto", "where to compute; auto: a GPU if there is one", choices=DEVICES)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,8 @@ import pytest
 from factorcell.choices import CHOSEN
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
-from factorcell.model.run import Run, facts
+from factorcell.model import precision as precisions
+from factorcell.model.run import Run, facts, read_config
 from factorcell.training import fit as fitting
 from factorcell.training import plan as plans
 from factorcell.training import rules
@@ -69,7 +70,7 @@ def test_what_is_said_holds() -> None:
 
 def test_a_config_says_all() -> None:
     """Nothing is measured, nothing chosen; a budget would change what is said."""
-    config = Config.from_dict(SAID)
+    config = Config.from_dict({**SAID, "training": {"precision": "float32"}})
     assert plan(config, *read()) == Plan(config)
     with pytest.raises(UserError, match="a Config says all"):
         plan(config, *read(), Budget(minutes=1))
@@ -80,6 +81,54 @@ def test_an_adaptive_softmax_has_its_exact_loss() -> None:
     said = {**SAID, "model": {**SAID["model"], "softmax": "adaptive"}}
     assert plan(said, *read()).config.training.loss == "full"
     assert not {"loss", "samples"} & set(unsaid({"training": {"loss": "sampled"}}))
+
+
+def _gaining(monkeypatch: pytest.MonkeyPatch, gain: float) -> list[str]:
+    """Have bfloat16 be so many times as fast; the precisions of the steps that were measured."""
+    tried: list[str] = []
+
+    def measured(work: Any, device: Any, clock: Any) -> float:
+        for name in ("float32", "bfloat16"):
+            work(name)
+            tried.append(name)
+        return gain
+
+    monkeypatch.setattr(precisions, "gain", measured)
+    return tried
+
+
+@pytest.mark.parametrize(("gain", "precision"), [(2.0, "bfloat16"), (0.5, "float32"), (1.0, "float32")])
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_faster_precision_is_found_and_kept(
+    whole: bool, gain: float, precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By real steps; the run folder says which, so that a training that goes on is the same elsewhere."""
+    asked = Config.from_dict(SAID) if whole else {**SAID, "training": {"epochs": 2}}
+    tried = _gaining(monkeypatch, gain)
+    made = plan(asked, *read())
+    assert made.config.training.precision == precision
+    assert made.gain == gain
+    assert tried == ["float32", "bfloat16"]
+    assert any("bfloat16 is" in line for line in made.lines()) == (gain != 1.0)
+    run = fit(ROWS, ROWS, asked, tmp_path / "run")
+    assert run.config.training.precision == read_config(tmp_path / "run").training.precision == precision
+    _gaining(monkeypatch, 3.0 - gain)
+    assert fit(ROWS, ROWS, asked, tmp_path / "run", resume=True).config == run.config
+
+
+def test_a_precision_that_is_said_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = _gaining(monkeypatch, 2.0)
+    said = {**SAID, "training": {"precision": "float32"}}
+    assert plan(said, *read()).config.training.precision == "float32"
+    assert plan(Config.from_dict(said), *read()).gain == 1.0
+    assert not tried
+
+
+def test_processes_agree_on_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each measures times of its own."""
+    _gaining(monkeypatch, 2.0)
+    made = plan(SAID, *read(), share=lambda value: 1.0 if value == 2.0 else value)
+    assert made.config.training.precision == "float32"
 
 
 @pytest.mark.parametrize("minutes", [0.5, 2.0, 60.0])

@@ -31,7 +31,7 @@ CONFIG = Config.from_dict(
     {
         "data": {"context": CONTEXT, "min_count": 1, "min_context_count": 1},
         "model": {"variable_size": 2, "number_size": 4},
-        "training": {"epochs": 3, "batch_tokens": 12, "evaluations": 3, "threads": 1, "learning_rate": 1e-2},
+        "training": {"epochs": 3, "batch_tokens": 12, "evaluations": 3, "threads": 1, "precision": "float32"},
     }
 )
 RANGES: search_space.Space = {

@@ -2,7 +2,7 @@
 
 import argparse
 
-from factorcell.commands import terminal
+from factorcell.commands import options, terminal
 from factorcell.evaluation.exposure import LEVEL, READERS, SOURCES, audit
 from factorcell.model.run import Run
 
@@ -10,7 +10,7 @@ from factorcell.model.run import Run
 def run_audit(given: argparse.Namespace) -> None:
     """`factorcell audit`."""
     found = audit(
-        Run.open(given.run, device=given.device, precision=given.precision),
+        options.opened(Run.open, given.run, given),
         given.table,
         alternatives=given.alternatives,
         queries=given.queries,

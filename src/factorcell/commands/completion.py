@@ -27,7 +27,7 @@ RISEN = 1500  # popular texts that are compared before and after a history (thes
 
 def run_complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
-    run = Run.open(given.run, device=given.device, precision=given.precision)
+    run = options.opened(Run.open, given.run, given)
     assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), options.context(given.context)
     user = _told(assistant, _somebody(assistant, context), given.history)
     if given.stdin:
@@ -42,7 +42,7 @@ def run_complete(given: argparse.Namespace) -> None:
 
 def run_tune_online(given: argparse.Namespace) -> None:
     """`factorcell tune-online`."""
-    run = Run.open(given.run, device=given.device, precision=given.precision)
+    run = options.opened(Run.open, given.run, given)
     name = online.user_variable(run).source
     streams = progressive.read(
         given.dev,

@@ -21,7 +21,7 @@ def run_contexts(given: argparse.Namespace) -> None:
     """`factorcell contexts`."""
     if bool(given.by) != bool(given.map or given.predict):
         raise UserError("--by COLUMN says what to --map TABLE or to --predict TABLE by; neither goes without the other")
-    opened = Run.open(given.run, device=given.device, precision=given.precision)
+    opened = options.opened(Run.open, given.run, given)
     context = options.context(given.context)
     other = given.between or given.map or given.predict or (given.words and context)
     asked: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if given.words and context else []

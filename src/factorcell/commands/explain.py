@@ -85,7 +85,7 @@ def contexts_between(between: Sequence[str], shared: Mapping[str, str]) -> dict[
 
 
 def _open(folder: Path, given: argparse.Namespace) -> Run:
-    return Run.open(folder, device=given.device, precision=given.precision)
+    return options.opened(Run.open, folder, given)
 
 
 def _texts(given: argparse.Namespace) -> list[str]:

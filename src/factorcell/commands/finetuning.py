@@ -44,7 +44,7 @@ def run_separate(given: argparse.Namespace) -> None:
 
 def run_mix(given: argparse.Namespace) -> None:
     """`factorcell mix`."""
-    models = [open_scorer(path, device=given.device, precision=given.precision) for path in given.runs]
+    models = [options.opened(open_scorer, path, given) for path in given.runs]
     _, rows = mix(models, given.dev, given.out, by=given.by, unknown=given.unknown)
     if given.json:
         return terminal.lines(rows)

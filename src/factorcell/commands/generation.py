@@ -39,7 +39,7 @@ def writing_options(given: argparse.Namespace) -> GenerationOptions:
 
 def run_generate(given: argparse.Namespace) -> None:
     """`factorcell generate`."""
-    run = Run.open(given.run, device=given.device, precision=given.precision)
+    run = options.opened(Run.open, given.run, given)
     _generate(run, given)
     terminal.say(*cautions([run]))
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from factorcell.commands import terminal
+from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.classification import classify, classify_points, judged_texts
@@ -17,8 +17,8 @@ from factorcell.training.mixture import open_scorer
 
 def run_evaluate(given: argparse.Namespace) -> None:
     """`factorcell evaluate`."""
-    run = open_scorer(given.run, device=given.device, precision=given.precision)
-    baseline = given.baseline and open_scorer(given.baseline, device=given.device, precision=given.precision)
+    run = options.opened(open_scorer, given.run, given)
+    baseline = given.baseline and options.opened(open_scorer, given.baseline, given)
     rows, texts = results.evaluate(
         run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top
     )
@@ -56,7 +56,7 @@ def _note(run: Scorer, row: dict[str, Any], texts: Figures) -> None:
 
 def run_classify(given: argparse.Namespace) -> None:
     """`factorcell classify`."""
-    run = Run.open(given.run, device=given.device, precision=given.precision)
+    run = options.opened(Run.open, given.run, given)
     if (given.target is None) == (given.points is None):
         raise UserError("give either --target COLUMN or --points TABLE")
     if given.points and given.calibrate:
@@ -94,9 +94,7 @@ def run_classify(given: argparse.Namespace) -> None:
 
 def run_score(given: argparse.Namespace) -> None:
     """`factorcell score`."""
-    rows = Run.open(given.run, device=given.device, precision=given.precision).score(
-        given.table, tokens=given.tokens, unknown=given.unknown
-    )
+    rows = options.opened(Run.open, given.run, given).score(given.table, tokens=given.tokens, unknown=given.unknown)
     rows = [{**row, "row": row["row"] + 1} for row in rows]
     if given.json:
         return terminal.lines(rows)

@@ -5,18 +5,21 @@ import dataclasses
 import os
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from factorcell import memory
 from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
+from factorcell.commands import terminal
 from factorcell.commands.parser import Parser
 from factorcell.config import DEVICES, EXTENSIBLE, MODELS, PRECISIONS, Config, UserError, said_in
 from factorcell.extensions import NONE
 
 if TYPE_CHECKING:
     from factorcell.training.plan import Budget
+
+Model = TypeVar("Model")
 
 
 def add(parser: Parser, *sections: str, otherwise: Mapping[str, Any] | None = None) -> None:
@@ -161,8 +164,23 @@ def computing(verb: Parser) -> None:
     group.add_argument(
         "--device", default="auto", choices=DEVICES, help="where to compute; auto: a GPU if there is one"
     )
-    group.add_argument("--precision", default="float32", choices=PRECISIONS, help="numbers in matrix products")
+    group.add_argument(
+        "--precision", default="auto", choices=PRECISIONS, help="numbers in matrix products; auto: the faster ones"
+    )
     max_memory_of(verb)
+
+
+def opened(open_model: Callable[..., Model], folder: Path, given: argparse.Namespace) -> Model:
+    """The model in a folder, as `computing` has it; with it is said which precision is the faster one.
+
+    Other models of the same command compute with the same one: differences of models are not to be those of numbers.
+    """
+    from factorcell.model import precision
+
+    model = open_model(folder, device=given.device, precision=given.precision)
+    terminal.say(*precision.told(getattr(model, "gain", 1.0)))
+    given.precision = getattr(model, "precision", given.precision)
+    return model
 
 
 def threads(count: int) -> None:

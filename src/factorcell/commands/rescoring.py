@@ -26,7 +26,7 @@ def run_rescore(given: argparse.Namespace) -> None:
     lists = _read(given.lists, given.reference, given.utt2context, given.format)
     for name in given.by:
         choose("column", name, lists.columns)
-    model = open_model(given.run, given.device, given.precision)
+    model = options.opened(open_model, given.run, given)
     weights = _weights(given, model, lists)
     scored = _scored(given, model, lists, weights)
     rows = rescore.rescore(scored, weights)

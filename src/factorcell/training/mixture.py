@@ -102,7 +102,10 @@ class Mixture:
                 raise ValueError("weights must be numbers from 0 on that add up to 1")
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{folder / INDEX}: not a mixture ({error})") from None
-        models = [open_scorer(path, device=device, precision=precision) for path in paths]
+        models: list[Scorer] = []
+        for path in paths:
+            models.append(open_scorer(path, device=device, precision=precision))
+            precision = getattr(models[-1], "precision", precision)  # one for all of them
         return cls(folder, models, variables[0] if variables else None, weights)
 
     def save(self) -> None:

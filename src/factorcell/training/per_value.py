@@ -46,8 +46,21 @@ class Separate:
         missing = [folder_of(folder, number) for number in numbers if not _finished(folder_of(folder, number))]
         if missing:
             raise UserError(f"{folder}: {missing[0].name} is not trained to its end; the same command with --resume is")
-        opened = {n: Run.open(folder_of(folder, n), device=device, precision=precision) for n in numbers}
+        opened: dict[int, Run] = {}
+        for number in numbers:
+            opened[number] = Run.open(folder_of(folder, number), device=device, precision=precision)
+            precision = opened[number].precision  # one for all of them
         return cls(folder, opened)
+
+    @property
+    def precision(self) -> str:
+        """The numbers of matrix products, of all runs."""
+        return self.runs[SHARED].precision
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast bfloat16 was found to be."""
+        return self.runs[SHARED].gain
 
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
         """Texts from rows, tables or a file; `unknown` as `data.prepare`."""

@@ -85,7 +85,10 @@ def keep_memory() -> None:
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Within it, products on `device` are of numbers of the type `name`, float32 or bfloat16; sums are floats."""
+    """Within it, products on `device` are of numbers of the type `name`; sums are floats.
+
+    It is float32 or bfloat16; auto is float32, where nobody has found out what is faster.
+    """
     return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
 
 

@@ -1,0 +1,140 @@
+"""Floats or bfloat16: what is faster is measured, and taken only where it is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from factorcell.commands.main import main
+from factorcell.model import precision
+from factorcell.model.kernels import library
+from factorcell.model.precision import possible  # itself, which no test replaces
+from factorcell.model.run import Run
+from tests.small import CONTEXT, ROWS, make_run
+
+CPU = torch.device("cpu")
+
+
+class Work:
+    """Takes the seconds that its precision has, the first time ten times as many."""
+
+    def __init__(self, single: float, half: float) -> None:
+        self.seconds, self.now, self.done = {"float32": single, "bfloat16": half}, 0.0, list[str]()
+
+    def __call__(self, name: str) -> None:
+        self.now += self.seconds[name] * (1 if name in self.done else 10)
+        self.done.append(name)
+
+    def clock(self) -> float:
+        """How long all of it took."""
+        return self.now
+
+
+def trained(folder: Path) -> None:
+    """A run folder with random weights."""
+    make_run(folder).save_weights({})
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor with bfloat16."""
+    monkeypatch.setattr(precision, "possible", lambda device: True)
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("single", "half", "chosen"), [(1.0, 0.5, "bfloat16"), (1.0, 1.8, "float32"), (1.0, 0.95, "float32")]
+)
+def test_the_faster_one_is_taken(single: float, half: float, chosen: str) -> None:
+    """In turns, the first time of each not counted; a small gain may be noise."""
+    work = Work(single, half)
+    gain = precision.gain(work, CPU, work.clock)
+    assert gain == pytest.approx(single / half)
+    assert precision.chosen(gain) == chosen
+    assert work.done == ["float32", "bfloat16"] * (1 + precision.TIMES)
+    (line,) = precision.told(gain)
+    assert chosen in line.split(":")[0]
+    assert f"{gain:.1f} times" in line
+
+
+@pytest.mark.usefixtures("there")
+def test_a_neighbour_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several times the shortest does."""
+    work = Work(1.0, 0.5)
+    taken = iter([0.0] * 2 + [9.0, 9.0, 0.0, 0.0, 9.0, 9.0])
+
+    def disturbed(name: str) -> None:
+        work(name)
+        work.now += next(taken)
+
+    assert precision.gain(disturbed, CPU, work.clock) == pytest.approx(2.0)
+
+
+def test_nothing_is_tried_where_it_is_not_possible() -> None:
+    work = Work(1.0, 0.1)
+    assert precision.gain(work, CPU, work.clock) == 1.0
+    assert not work.done
+    assert precision.told(1.0) == []
+
+
+@pytest.mark.usefixtures("there")
+def test_little_work_stays_with_floats() -> None:
+    work = Work(precision.LITTLE / 2, precision.LITTLE / 20)
+    assert precision.gain(work, CPU, work.clock) == 1.0
+
+
+@pytest.mark.parametrize("kernel", ["off", "triton", "plain", ""])
+def test_a_processor_needs_the_instructions(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FACTORCELL_KERNEL", kernel)
+    assert possible(CPU) == (library.variant() == "avx512_bf16")
+    if kernel:
+        assert not possible(CPU)
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(2.0, "bfloat16"), (0.6, "float32")])
+def test_a_run_scores_by_the_faster_one(
+    gain: float, chosen: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By texts of its own vocabulary, whatever its context; what is asked for is not measured."""
+    trained(tmp_path / "run")
+    tried: list[str] = []
+
+    def measured(work: Any, device: torch.device) -> float:
+        for name in ("float32", "bfloat16"):
+            work(name)
+            tried.append(name)
+        return gain
+
+    monkeypatch.setattr("factorcell.model.run.gain", measured)
+    run = Run.open(tmp_path / "run", precision="auto")
+    assert (run.precision, run.gain, tried) == (chosen, gain, ["float32", "bfloat16"])
+    said = Run.open(tmp_path / "run", precision=chosen)
+    assert (run.nats(run.prepare(ROWS)) == said.nats(said.prepare(ROWS))).all()
+    assert said.gain == 1.0
+    assert len(tried) == 2
+
+
+def test_models_that_are_compared_have_one_precision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their difference is not one of numbers; it is told once."""
+    trained(tmp_path / "run")
+    trained(tmp_path / "other")
+    gains, opened = iter([2.0, 0.5]), list[str]()
+    monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: next(gains))
+    real = Run.open.__func__  # type: ignore[attr-defined]
+
+    def noted(cls: type[Run], *given: Any, **options: Any) -> Run:
+        run: Run = real(cls, *given, **options)
+        opened.append(run.precision)
+        return run
+
+    monkeypatch.setattr(Run, "open", classmethod(noted))
+    table = tmp_path / "table.csv"
+    columns = ["text", *(name.split(":")[0] for name in CONTEXT)]
+    lines = [",".join(str(row[name]) for name in columns) for row in ROWS]
+    table.write_text("\n".join([",".join(columns), *lines, ""]))
+    assert main(["evaluate", str(tmp_path / "run"), str(table), "--baseline", str(tmp_path / "other")]) == 0
+    assert opened == ["bfloat16", "bfloat16"]
+    assert capsys.readouterr().err.count("bfloat16 is 2.0 times as fast here") == 1
