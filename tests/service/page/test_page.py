@@ -82,6 +82,25 @@ def test_last_accept_is_undone(serve: Serve, tab: Tab, service: Service, button:
     assert texts(service) == ["cab"] == rows(opened)
 
 
+def test_context_of_the_address_is_seen_and_what_is_wrong_with_it_said(serve: Serve, tab: Tab) -> None:
+    opened = tab(serve().rstrip("/") + "/?context[city]=Oslo")
+    typed(opened, "a")
+    assert opened.locator("#context").inner_text() == "city: Oslo"
+    wrong = tab(opened.url.replace("city", "town"))
+    query(wrong).press_sequentially("a")
+    says(wrong, "Unknown context column 'town'; choose from")
+    assert wrong.locator("#context").inner_text() == "town: Oslo"
+    assert not tab(opened.url.partition("?")[0]).locator("#context").is_visible()
+
+
+def test_who_types_is_asked_in_words_on_a_phone_too(serve: Serve, tab: Tab) -> None:
+    phone = tab(serve(), viewport={"width": 390, "height": 844})
+    box = phone.get_by_text("Typing as").bounding_box()
+    assert box["width"] > 50
+    assert box["height"] > 12
+    assert box["y"] < phone.get_by_text("Ada", exact=True).first.bounding_box()["y"]
+
+
 def test_learning_is_paused_and_resumed(serve: Serve, tab: Tab, service: Service) -> None:
     fill(service, "cab")
     opened = tab(serve())

@@ -34,10 +34,13 @@
   };
   const context = Object.fromEntries([...new URLSearchParams(location.search)]
     .map(([name, value]) => [/^context\[(.+)\]$/.exec(name)?.[1], value]).filter(([name]) => name));
+  $("context").textContent = Object.entries(context).map(([name, value]) => `${name}: ${value}`).join(", ");
+  $("context").hidden = !$("context").textContent;
   const moves = new Map(); // person -> Moves
   let client = new Client({ key: kept.get("key") });
   let person = null;
   let waiting = 0;
+  let refused = false; // whether what is said is why there are no suggestions
 
   const box = attach($("query"), {
     context,
@@ -50,6 +53,7 @@
       else waiting = setTimeout(() => say("Not kept yet; trying again…"), LONG);
     },
     onSuggestions: (answer, prefix) => {
+      if (refused) say("");
       moving().see(prefix, answer.results);
       if (panel.missing) panel.refresh(); // the service is there again
     },
@@ -64,7 +68,12 @@
     },
     onError: (error, text) => {
       if (text !== undefined) clearTimeout(waiting);
-      if (!needsKey(error) && text !== undefined) say(`Not learned: ${reason(error)}`);
+      if (needsKey(error)) return;
+      if (text !== undefined) say(`Not learned: ${reason(error)}`);
+      else if (error.status === 422) {
+        failed(error); // such as a context that the model does not know
+        refused = true;
+      }
     },
   });
 
@@ -77,6 +86,7 @@
 
   /** Say a line under the box, text or parts of it, with a button to undo if there is something to undo. */
   function say(words, undo = false) {
+    refused = false;
     $("words").replaceChildren(...[words].flat());
     $("take-back").hidden = !undo;
   }
