@@ -37,7 +37,6 @@ VERB_ROW = re.compile(r"^\| `([a-z-]+)` \|.*\]\(", re.MULTILINE)
 FOREIGN = {"--upgrade", "--index-url", "--no-deps", "--nproc-per-node", "--max-restarts", "--prefixes"}  # not ours
 FOREIGN |= {"--system", "--home-dir", "--create-home", "--shell", "--now"}  # of useradd and systemctl
 FOREIGN |= {"--format", "--table", "--file", "--clean", "--if-exists", "--dbname", "--rdb"}  # of databases
-FOREIGN |= {"--globoff"}  # of curl
 FOREIGN |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colours and lengths of a web page
 
 
