@@ -20,14 +20,14 @@ from factorcell.training.proximal import sparse_bias_of
 from study import Experiment, Measured, Options
 
 VARIABLES = ("hotel", "city", "rating")
-LAMBDAS = ("0", "1e-7", "1e-6", "1e-5", "1e-4")  # nats a target
+LAMBDAS = ("0", "1e-6", "1e-5", "1e-4", "1e-3")  # nats a target
 TRIALS = 8
 THRESHOLD = "0.01"
 
 
 def penalties() -> list[dict[str, str]]:
     """A lambda of each variable for every trial: first one for all, then any."""
-    drawn, random_ = [dict.fromkeys(VARIABLES, one) for one in ("1e-6", "1e-5")], random.Random(0)
+    drawn, random_ = [dict.fromkeys(VARIABLES, one) for one in ("1e-5", "1e-4")], random.Random(0)
     while len(drawn) < TRIALS:
         one = {name: random_.choice(LAMBDAS) for name in VARIABLES}
         drawn += [one] if one not in drawn else []

@@ -279,7 +279,7 @@ class TrainingConfig:
     )
     tell_values: int = whole(8, "other values that a text's own is compared with in a step, at most", 1, rare=True)
     sparse_l1: tuple[str, ...] = option(
-        ("1e-5",),
+        ("1e-4",),
         "l1 penalty of the sparse softmax bias, in nats a target: NUMBER, or NAME=NUMBER of one variable (repeatable)",
         metavar="[NAME=]NUMBER",
         rare=True,

@@ -245,7 +245,7 @@ def test_the_penalty_that_is_best_on_dev_stands_for_its_kind() -> None:
     assert list(lines) == list(PUBLISHED["sparse"])
     assert lines["sparse"][:3] == [", ".join(tables.PENALTIES[3].values()), "44.00", "43.00"]
     assert lines["sparse"][4:] == ["40.0", "1.20", "41.40", "5.9%", ""]
-    assert lines["low_rank_each+sparse"][0] == "1e-5, 1e-5, 1e-5"
+    assert lines["low_rank_each+sparse"][0] == "1e-4, 1e-4, 1e-4"
     assert lines["low_rank_each+sparse"][4:] == ["40.0", "1.20", "41.20", "6.4%", "46.35"]
     assert lines["none"] == ["", "51.00", "50.00", "", "40.0", "1.20", "44.00", "", ""]
     assert lines["low_rank"] == ["", "", "", "", "", "", "41.30", "6.1%", ""]
