@@ -80,7 +80,7 @@ def test_people_travel(url: str, model: ServedModel, tmp_path: Path, capsys: pyt
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     for count in (2, 0):
         message = said(["users", "import", str(file), "--store", other], capsys)[1]
-        assert message.startswith(f"{count} people are kept now")
+        assert message.startswith(f"people kept now: {count};")
     assert said(["users", "export", "--store", other], capsys)[0] == lines
     assert "are learned" in said(["users", "migrate", str(model.run.folder), "--store", other], capsys)[1]
     service = Service(model, open_store(other))
@@ -102,7 +102,7 @@ def test_people_come_back_as_they_were_downloaded(
     for number, content in enumerate((json.dumps(values, indent=2), json.dumps(values, ensure_ascii=False) + "\n\n")):
         file.write_text(content, encoding="utf-8")
         other = f"sqlite:///{tmp_path / f'other{number}.db'}"
-        assert said(["users", "import", str(file), "--store", other], capsys)[1].startswith("1 people")
+        assert said(["users", "import", str(file), "--store", other], capsys)[1].startswith("people kept now: 1;")
         store = open_store(other)
         record = store.read("eve")
         store.close()
@@ -120,7 +120,7 @@ def test_what_is_no_person_is_a_line(content: str, tmp_path: Path, capsys: pytes
 
 
 def test_people_forget(url: str, model: ServedModel, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "2 texts are gone" in said(["users", "forget", "ann", "abba", "--store", url], capsys)[1]
+    assert "texts that are gone: 2" in said(["users", "forget", "ann", "abba", "--store", url], capsys)[1]
     assert "no such text" in said(["users", "forget", "ann", "abba", "--store", url], capsys)[1]
     assert "no such text" in said(["users", "forget", "eve", "abba", "--store", url], capsys)[1]
     service = Service(model, open_store(url))

@@ -17,6 +17,7 @@ DEMO_SAID: dict[str, dict[str, Any]] = {
     "model": {"adapt": ["factor"], "output_bias": []},
 }
 DEMO_MINUTES = 1.5
+DEMO_HINT = "Type the name of a place, such as Kyo or Lis"
 
 
 def run_serve(given: argparse.Namespace) -> None:
@@ -28,6 +29,7 @@ def run_serve(given: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"serving needs {error.name}: pip install 'factorcell[serve]'") from None
     keep = None if given.keep is None else duration(given.keep)
+    hint = given.hint or (DEMO_HINT if given.run == DEMO else "")
     options = server.ServerOptions(
         given.run,
         os.environ.get(STORE_VARIABLE, beside(given.run)) if given.store is None else given.store,
@@ -39,7 +41,7 @@ def run_serve(given: argparse.Namespace) -> None:
         block=given.block,
         privacy=Privacy(tuple(given.never), keep),
         cached=given.cached,
-        settings=Settings(given.deadline_ms / 1000, origins=tuple(given.origin), pad=given.pad),
+        settings=Settings(given.deadline_ms / 1000, origins=tuple(given.origin), pad=given.pad, hint=hint),
     )
     if given.run == DEMO and not (DEMO / "weights.safetensors").exists():
         make_demo(DEMO)

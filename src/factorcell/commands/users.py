@@ -62,14 +62,14 @@ def run_users_import(given: argparse.Namespace) -> None:
                 said = error.message if isinstance(error, UserError) else "not JSON"
                 raise UserError(f"{given.file} line {number}: {said}; {count:,} people before it are kept") from None
             count, known = count + (user is not None), known + (user is None)
-    terminal.say(f"{count:,} people are kept now; {known:,} were there already, and stay as they were")
+    terminal.say(f"people kept now: {count:,}; there already, and as they were: {known:,}")
 
 
 def run_users_forget(given: argparse.Namespace) -> None:
     """`factorcell users forget`."""
     with _opened(given) as store:
         removed = administration.forget(store, given.user, given.text)
-    terminal.say(f"{removed:,} texts are gone" if removed else "no such text is kept of this person")
+    terminal.say(f"texts that are gone: {removed:,}" if removed else "no such text is kept of this person")
 
 
 def run_users_delete(given: argparse.Namespace) -> None:

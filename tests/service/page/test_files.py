@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from factorcell.service.engine import Service
 from factorcell.service.http import page
 from factorcell.service.http.application import application
-from factorcell.service.http.site import Site
+from factorcell.service.http.site import Settings, Site
 from tests import ROOT
 
 FOLDER = Path(page.__file__).parent.parent / "page"
@@ -121,3 +121,13 @@ def test_files_are_packaged() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["factorcell"]
     assert all(any(fnmatch(f"service/page/{name}", one) for one in patterns) for name in page.FILES)
+
+
+@pytest.mark.parametrize("hint", ["", "Type a query", 'a "b" <script>'])
+def test_the_empty_box_says_what_one_types(hint: str, service: Service) -> None:
+    """As text, whatever it is."""
+    site = Site(service, settings=Settings(hint=hint))
+    text = TestClient(application(site), base_url="http://127.0.0.1").get("/").text
+    (box,) = [given for _, given in Tags(text).found if given.get("id") == "query"]
+    assert box["placeholder"] == (hint or page.HINT)
+    assert "<script>" not in text

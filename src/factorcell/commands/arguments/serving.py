@@ -31,7 +31,9 @@ def serve(verb: Parser) -> None:
     group.add_argument("--block", type=Path, help=text)
     text = "bytes of which the length of each completion is a multiple, so that it tells less (default: as it is)"
     group.add_argument("--pad", type=int, default=0, metavar="BYTES", help=text)
-    group = verb.section("pages of other servers")
+    group = verb.section("pages")
+    text = "what the empty box of the page says, so that people know what is typed here"
+    group.add_argument("--hint", metavar="TEXT", help=text)
     text = "origin of pages that may ask, such as https://shop.example (repeatable; default: none)"
     group.add_argument("--origin", action="append", default=[], metavar="URL", help=text)
     text = "people whose weights are kept in memory"

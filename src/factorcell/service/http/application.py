@@ -48,7 +48,12 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
     routes: list[BaseRoute] = [
         Route(path, endpoint(site, by_method), methods=list(by_method)) for path, by_method in by_path.items()
     ]
-    routes += [Route("/healthz", _healthy), Route("/metrics", _figures(site)), *documentation(site), *page.routes()]
+    routes += [
+        Route("/healthz", _healthy),
+        Route("/metrics", _figures(site)),
+        *documentation(site),
+        *page.routes(site.settings.hint),
+    ]
     hurried = {one.path for one in OPERATIONS if one.lane == "search"}
     origins = list(site.settings.origins)
     cors = Middleware(

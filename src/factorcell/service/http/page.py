@@ -4,6 +4,7 @@ A browser asks each time whether a file is still the same, by its entity tag.
 """
 
 import hashlib
+import html
 from importlib import resources
 
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 START = "index.html"
+HINT = "Type something"  # what the empty box says
 BOX = "factorcell.js"  # which other sites load
 MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FILES = (START, "page.css", "page.js", "learned.js", "picture.js", BOX, "icon.svg")
@@ -31,9 +33,9 @@ POLICY = "; ".join(
 )
 
 
-def routes() -> list[Route]:
-    """Those of the page and its files, which are read once."""
-    return [_route(name) for name in FILES]
+def routes(hint: str = "") -> list[Route]:
+    """Those of the page and its files, which are read once; the `hint` says in the empty box what one types."""
+    return [_route(name, hint or HINT) for name in FILES]
 
 
 def read(name: str) -> bytes:
@@ -41,8 +43,10 @@ def read(name: str) -> bytes:
     return (resources.files("factorcell") / "service" / "page" / name).read_bytes()
 
 
-def _route(name: str) -> Route:
+def _route(name: str, hint: str) -> Route:
     content = read(name)
+    if name == START:
+        content = content.replace(HINT.encode(), html.escape(hint).encode())
     tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
     headers = {
         "Cache-Control": "no-cache",

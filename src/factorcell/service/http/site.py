@@ -33,6 +33,7 @@ class Settings:
 
     `names`: those that the server is asked by (any if empty), `origins`: pages of other servers that may ask it,
     `UserError` for what no browser would ever send as one.
+    `hint`: what the empty box of the page says, if not the page's own words.
     `pad`: the bytes of a completion are a multiple of it, so that lengths tell less of what is typed; 0 adds nothing.
     """
 
@@ -41,6 +42,7 @@ class Settings:
     names: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     pad: int = 0
+    hint: str = ""
 
     def __post_init__(self) -> None:
         for origin in self.origins:
