@@ -28,7 +28,7 @@ from tests.service.stores.servers import Server
         ("sqlite:////", "/: cannot be opened as a store of users (it is no file)"),
         ("postgresql://root:secret\udcff@127.0.0.1:1/x", "store postgresql: its URL has characters that are none"),
         ("redis://:secret\0@127.0.0.1:1/0", "store redis: its URL has characters that are none"),
-        ("postgresql://root:secret@127.0.0.1:1/x", "store postgresql: cannot be opened"),
+        ("postgresql://root:secret@127.0.0.1:1/x", "cannot be opened (connection failed: connection to server at"),
         ("postgresql://host:port:more/x?y", "store postgresql: "),
         ("redis://:secret@127.0.0.1:1/0", "store redis: cannot be opened"),
         ("redis://127.0.0.1:1/0?socket_timeout=soon", "store redis: "),

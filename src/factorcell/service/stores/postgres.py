@@ -67,9 +67,9 @@ class PostgresStore:
 
     def __init__(self, url: str) -> None:
         """`UserError` where nothing answers at `url`, or a later version made the tables."""
-        options = {"autocommit": True, "connect_timeout": math.ceil(WAIT), "options": OPTIONS}
+        options: dict[str, Any] = {"autocommit": True, "connect_timeout": math.ceil(WAIT), "options": OPTIONS}
         try:
-            psycopg.conninfo.conninfo_to_dict(url)
+            psycopg.connect(url, **options).close()  # which says why it fails; a pool tries again until its time is up
             self._pool: ConnectionPool[BoundedConnection] = ConnectionPool(
                 url,
                 connection_class=BoundedConnection,
@@ -81,7 +81,7 @@ class PostgresStore:
                 open=True,
             )
         except psycopg.Error as error:
-            raise UserError(f"store postgresql: {_line(error)}") from None
+            raise UserError(f"store postgresql: cannot be opened ({_line(error)})") from None
         try:
             with self._connection() as connection, connection.transaction():
                 _migrate(connection)
@@ -157,7 +157,7 @@ class PostgresStore:
                 connection.execute("RESET statement_timeout")
                 connection.patience = WAIT
         if kept["wal_recycle"] != "off":
-            left.append("write-ahead log: its files are used again with what is in them until wal_recycle is off")
+            left.append("write-ahead log: its files are used again with what is in them; wal_recycle = off ends that")
         if kept["archive_mode"] != "off":
             left.append("write-ahead log: archived files hold what was deleted; delete them after the next backup")
         return left
