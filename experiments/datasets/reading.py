@@ -17,7 +17,7 @@ Rows = Iterator[Row | None]  # None: there is a record, and it cannot be read
 CONTROLS = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff]")  # those that are no blanks
 LOST = "\ufffd"  # what stands for letters that an earlier reader could not decode
 
-csv.field_size_limit(2**30)
+LONGEST = 1 << 30  # characters of a field
 
 
 def clean(text: str) -> str:
@@ -27,7 +27,16 @@ def clean(text: str) -> str:
 
 def table(content: str, delimiter: str = ",") -> Iterator[list[str]]:
     """The lines of a table, fields of which may hold line breaks."""
-    return csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
+    lines = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
+    while True:
+        before = csv.field_size_limit(LONGEST)  # of the whole process, so that it holds for a line and no longer
+        try:
+            line = next(lines, None)
+        finally:
+            csv.field_size_limit(before)
+        if line is None:
+            return
+        yield line
 
 
 def records(content: str, where: str, wanted: Sequence[str]) -> Iterator[dict[str, str] | None]:

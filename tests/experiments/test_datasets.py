@@ -1,5 +1,6 @@
 """Tables out of public repositories: small ones in the form of each source, and what is done about wrong ones."""
 
+import csv
 import json
 import sys
 from collections.abc import Iterator
@@ -299,6 +300,17 @@ def test_commits_are_streams_of_authors(tmp_path: Path) -> None:
 
 def test_a_text_on_one_line() -> None:
     assert reading.clean(" A\u0301 b\t\r\nc\u2028d\x00e\x85 f\u00a0 ") == "Á b c de f"
+
+
+def test_a_field_may_be_long_here_and_nowhere_else() -> None:
+    """The limit of the csv module is one for the whole process."""
+    before, long = csv.field_size_limit(), "x" * (csv.field_size_limit() + 1)
+    lines = reading.table(f"a,{long}\nb,c\n")
+    assert next(lines) == ["a", long]
+    assert csv.field_size_limit() == before
+    assert list(lines) == [["b", "c"]]
+    with pytest.raises(csv.Error):
+        list(csv.reader([long]))
 
 
 def test_tables_name_their_columns(tmp_path: Path) -> None:
