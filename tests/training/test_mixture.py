@@ -15,6 +15,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import targets
 from factorcell.data.vocabulary import Vocabulary
+from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import evaluate_by
 from factorcell.model.run import Run
 from factorcell.training import mixture
@@ -186,6 +187,24 @@ def test_one_model_is_itself(runs: list[Run], tmp_path: Path) -> None:
     assert np.array_equal(mixed.nats(mixed.prepare(small.ROWS)), runs[0].nats(corpus))
     assert row["weights"] == [1.0]
     assert row["perplexity"] == row["alone"][0]
+
+
+def test_a_mixture_says_which_numbers_it_computes_with(
+    runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that its first run found to be the faster; an n-gram model has no choice."""
+    counts = NGram.fit(small.ROWS, runs[0].config.data, tmp_path / "counts", vocabulary=runs[0].vocabulary)
+    mix(runs, small.ROWS, tmp_path / "mix")
+    monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: 2.0)
+    opened = Mixture.open(tmp_path / "mix", precision="auto")
+    assert (opened.precision, opened.gain) == ("bfloat16", 2.0)
+    assert {model.precision for model in opened.models if isinstance(model, Run)} == {"bfloat16"}
+    said = Mixture.open(tmp_path / "mix", precision="float32")
+    assert (said.precision, said.gain) == ("float32", 1.0)
+    behind = Mixture(tmp_path, [counts, *opened.models], None, np.full((1, 3), 1 / 3))
+    assert (behind.precision, behind.gain) == ("bfloat16", 2.0)
+    alone = Mixture(tmp_path, [counts], None, np.ones((1, 1)))
+    assert (alone.precision, alone.gain) == ("float32", 1.0)
 
 
 def test_a_mixture_is_kept_and_moves_with_its_runs(tmp_path: Path) -> None:

@@ -124,6 +124,13 @@ def test_a_precision_that_is_said_is_not_measured(monkeypatch: pytest.MonkeyPatc
     assert not tried
 
 
+def test_nothing_is_tried_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model is made for it."""
+    monkeypatch.setattr(precisions, "possible", lambda device: False)
+    monkeypatch.setattr("factorcell.training.plan._thrown_away", None)
+    assert plan(Config.from_dict(SAID), *read()).config.training.precision == "float32"
+
+
 def test_processes_agree_on_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each measures times of its own."""
     _gaining(monkeypatch, 2.0)

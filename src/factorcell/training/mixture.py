@@ -26,6 +26,7 @@ from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import CategoryColumn
 from factorcell.evaluation.results import open_model
+from factorcell.model.precision import SINGLE
 from factorcell.model.scoring import Scorer
 from factorcell.training.per_value import INDEX as SEPARATE
 from factorcell.training.per_value import Separate
@@ -107,6 +108,20 @@ class Mixture:
             models.append(open_scorer(path, device=device, precision=precision))
             precision = getattr(models[-1], "precision", precision)  # one for all of them
         return cls(folder, models, variables[0] if variables else None, weights)
+
+    @property
+    def precision(self) -> str:
+        """The numbers in the products of its runs; floats where it has only n-gram models."""
+        return str(self._first("precision", SINGLE))
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast bfloat16 was found to be; 1 where nobody looked."""
+        return float(self._first("gain", 1.0))
+
+    def _first(self, name: str, otherwise: Any) -> Any:
+        """What the first of the models that has it says: it was asked first."""
+        return next((getattr(model, name) for model in self.models if hasattr(model, name)), otherwise)
 
     def save(self) -> None:
         """Keep in the folder which models are mixed, named as seen from it, and how."""

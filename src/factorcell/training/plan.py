@@ -7,6 +7,7 @@ by a model that is thrown away, so that the time is known beforehand and a sched
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 from factorcell import limits
 from factorcell.choices import CHOSEN, PRESETS
 from factorcell.config import Config
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Batch, Corpus
 from factorcell.model import precision as precisions
+from factorcell.model.devices import find_device
 from factorcell.model.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import Facts
@@ -170,14 +172,18 @@ def _precise(made: Plan, corpus: Corpus, held: Corpus, share: Callable[[float], 
     """The plan with the precision of the faster steps, where it is auto."""
     if made.config.training.precision != precisions.AUTO:
         return made
-    trainer = _thrown_away(made.config, corpus, held)
-    batch = next(trainer.batches())
+
+    @cache
+    def probe() -> tuple[Trainer, Batch]:
+        trainer = _thrown_away(made.config, corpus, held)
+        return trainer, next(trainer.batches())
 
     def step(name: str) -> None:
+        trainer, batch = probe()
         trainer.config = replace(trainer.config, precision=name)
         trainer.step(batch)
 
-    gain = share(precisions.gain(step, trainer.world.device, clock))
+    gain = share(precisions.gain(step, find_device(made.config.training.device), clock))
     training = replace(made.config.training, precision=precisions.chosen(gain))
     return replace(made, config=replace(made.config, training=training), gain=gain)
 

@@ -87,6 +87,21 @@ def test_systems_are_found_by_name(tmp_path: Path) -> None:
     assert reading(tmp_path / "runs", ["mpc"], "user") == (data, [])
 
 
+@pytest.mark.parametrize("gain", [2.0, 0.5])
+def test_systems_that_are_compared_have_one_precision(
+    gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That of the first run; the second would find the other."""
+    for name in ("one", "two"):
+        save(tmp_path / name)
+    gains = iter([gain, 2.5 - gain])
+    monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: next(gains))
+    both = systems(tmp_path, ["two", "one"], precision="auto")
+    found = {system.completer.run.precision for system in both.values() if isinstance(system, Unpersonalised)}
+    assert found == {"bfloat16" if gain == 2.0 else "float32"}
+    assert next(gains) == 2.5 - gain
+
+
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     folder = save(tmp_path / "runs" / "one")
     with pytest.raises(

@@ -182,7 +182,9 @@ def systems(
 
     @cache
     def completer(path: Path) -> Completer:
+        nonlocal precision
         run = Run.open(path, device=device, precision=precision)
+        precision = run.precision  # one for all of them
         return Completer(run, unknown=unknown, seconds=seconds)
 
     for name in names:
