@@ -12,7 +12,6 @@ and judged on the others.
 
 import argparse
 import multiprocessing
-import platform
 import sys
 import tempfile
 import time
@@ -37,6 +36,7 @@ from factorcell.training import rules
 from factorcell.training.loop import train
 from factorcell.training.plan import Budget, plan, speed
 from factorcell.training.rules import Facts
+from study import machine
 
 TRIALS, MINUTES = 12, 3.0
 JUDGED = 1000  # development texts, at most
@@ -188,13 +188,6 @@ def made_row(trial: Trial, data: Path) -> Row:
     told = {"epochs": round(made.training.epochs, 4), "spent": round(spent, 2), "best_at": best["step"] / best["steps"]}
     options = trial.options() or chosen_of(made)
     return {**trial.key, **figures, **about, **told, "machine": machine(), "options": options}
-
-
-def machine() -> str:
-    """The processor: what fits into a minute of it differs between them by a third and more."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def chosen_of(made: Config) -> Options:

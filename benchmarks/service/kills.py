@@ -4,11 +4,11 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from benchmarks.service.client import Connection, until_answered, wait_until_ready
-from benchmarks.service.people import Book, accept, finish
+from benchmarks.service.people import Book, accept, finish, working
 from benchmarks.service.processes import forked
 from benchmarks.service.report import Row
 from factorcell.service.engine import Service
@@ -46,34 +46,27 @@ def run(
             threading.Thread(target=_write, args=(port, book, f"user-{number % PEOPLE}", number, over))
             for number in range(PEOPLE * WRITERS)
         ]
-        for one in writers:
-            one.start()
-        stack.callback(over.set)
-        connection = Connection(port)
-        for number in range(kills):
-            time.sleep(draw.uniform(*LIVES))
-            with_store = server.program is not None and number % STORE_EVERY == STORE_EVERY - 1
-            if with_store and server.program is not None:
-                store_kills += 1
-                if number % 2:  # the store alone, and the server goes on
+        connection = stack.enter_context(closing(Connection(port)))
+        with working(writers, over):
+            for number in range(kills):
+                time.sleep(draw.uniform(*LIVES))
+                with_store = server.program is not None and number % STORE_EVERY == STORE_EVERY - 1
+                if with_store and server.program is not None:
+                    store_kills += 1
+                    if number % 2:  # the store alone, and the server goes on
+                        server.program.kill()
+                        server.program.start()
+                        wait_until_ready(port)
+                program.kill()
+                if with_store and server.program is not None and not number % 2:
                     server.program.kill()
                     server.program.start()
-                    wait_until_ready(port)
-            program.kill()
-            if with_store and server.program is not None and not number % 2:
-                server.program.kill()
-                server.program.start()
-            program.start()
-            book.check(connection, whole=False)
-            if number % 20 == 19:
-                say(f"{name}: {number + 1} kills, {book.count:,} accepts, {len(book.faults)} faults")
-        over.set()
-        for one in writers:
-            one.join()
-        service = Service(model, server.open())
+                program.start()
+                book.check(connection, whole=False)
+                if number % 20 == 19:
+                    say(f"{name}: {number + 1} kills, {book.count:,} accepts, {len(book.faults)} faults")
+        service = stack.enter_context(closing(Service(model, server.open())))
         finish(port, service, book)
-        service.close()
-        connection.close()
     return {
         "what": "kills",
         "store": name,

@@ -12,12 +12,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.service.client import Answer, Connection, until_answered
-from benchmarks.service.people import Book, finish
+from benchmarks.service.people import Book, finish, working
 from benchmarks.service.processes import forked
 from benchmarks.service.report import Row, quantile
 from factorcell.service.engine import Service
@@ -72,28 +72,21 @@ def run(name: str, server: Server, model: ServedModel, folder: Path, outage: Out
         works = [(_accept, number) for number in range(PEOPLE)] + [(_complete, number) for number in range(PEOPLE)]
         threads = [threading.Thread(target=work, args=(port, number, book, watched, over)) for work, number in works]
         threads.append(threading.Thread(target=_ask_ready, args=(port, watched, over)))
-        for one in threads:
-            one.start()
-        stack.callback(over.set)
-        time.sleep(2.0)
-        with outage(server):
-            time.sleep(1.0)  # until then there may be room left, or an answer on its way
-            watched.counting = True
-            time.sleep(seconds)
-            watched.counting = False
-        back = time.monotonic()
-        connection = Connection(port)
-        until_answered(connection, "GET", "/readyz", seconds=READY)
-        until_answered(connection, "POST", "/v1/accept", {"user": "later", "text": "a"}, seconds=READY)
-        recovered = time.monotonic() - back
-        time.sleep(1.0)
-        over.set()
-        for one in threads:
-            one.join()
-        service = Service(model, server.open())
+        connection = stack.enter_context(closing(Connection(port)))
+        with working(threads, over):
+            time.sleep(2.0)
+            with outage(server):
+                time.sleep(1.0)  # until then there may be room left, or an answer on its way
+                watched.counting = True
+                time.sleep(seconds)
+                watched.counting = False
+            back = time.monotonic()
+            until_answered(connection, "GET", "/readyz", seconds=READY)
+            until_answered(connection, "POST", "/v1/accept", {"user": "later", "text": "a"}, seconds=READY)
+            recovered = time.monotonic() - back
+            time.sleep(1.0)
+        service = stack.enter_context(closing(Service(model, server.open())))
         finish(port, service, book)
-        service.close()
-        connection.close()
     taken, kinds = [seconds for seconds, _ in watched.completions], Counter(kind for _, kind in watched.completions)
     return {
         "what": "outage",

@@ -8,8 +8,9 @@ import queue
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -179,6 +180,19 @@ def plain(texts: Sequence[str]) -> list[str]:
 def dealt(texts: Sequence[str], people: int) -> dict[str, Sequence[str]]:
     """Texts of so many people, each text of one of them."""
     return {f"user-{number}": texts[number::people] for number in range(people)}
+
+
+@contextmanager
+def working(threads: Sequence[threading.Thread], over: threading.Event) -> Iterator[None]:
+    """Threads that work until it is `over`, which is when this ends, however it does."""
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for one in threads:
+            one.join()
 
 
 def finish(port: int, service: Service, book: Book) -> None:
