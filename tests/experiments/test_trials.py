@@ -1,7 +1,6 @@
 """Models of random sizes: the same draws everywhere, and figures that follow from the law which made the rows."""
 
 import tomllib
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,8 +46,8 @@ def test_trials_are_drawn_once_and_for_all() -> None:
 
 @pytest.mark.parametrize("row", tacl_trials.experiment("agnews").rows)
 def test_the_library_knows_every_option(row: str) -> None:
-    """Over a recipe of the same set, what is drawn is what is trained; a class adapts what the paper says."""
-    made = replace(tacl_trials.experiment("agnews"), recipe="agnews_words.toml")
+    """Over the recipe of the set, what is drawn is what is trained; a class adapts what the paper says."""
+    made = tacl_trials.experiment("agnews")
     config = made.config(study.Training(row, 0), 1)
     assert config.model.adapt == tuple(tacl.options(row.split()[0])["model"]["adapt"])
     assert (
@@ -57,6 +56,20 @@ def test_the_library_knows_every_option(row: str) -> None:
             key: tuple(value) if isinstance(value, list) else value for key, value in made.rows[row]["model"].items()
         }.items()
     )
+
+
+@pytest.mark.parametrize("name", tacl.SETS)
+def test_the_four_models_of_a_set_differ_in_what_they_adapt_alone(name: str) -> None:
+    """Every set has its recipe, in which what is told apart is a context, none is stopped early and one precision."""
+    made = tacl.experiment(name)
+    configs = [made.config(study.Training(row, 1), 1).to_dict() for row in made.rows]
+    assert [config["model"]["adapt"] for config in configs] == [(), (), ("concat",), ("concat", "factor")]
+    rest = [{**one["model"], "adapt": (), "output_bias": ()} | one["data"] | one["training"] for one in configs]
+    assert all(one == rest[0] for one in rest)
+    target, unit = tacl.SETS[name].target, "char" if tacl.SETS[name].unit == "character" else rest[0]["unit"]
+    assert (target or "lat:number") in rest[0]["context"]
+    assert (rest[0]["unit"], rest[0]["patience"]) == (unit, 0)
+    assert rest[0]["precision"] != "auto"
 
 
 def test_what_a_rank_is_worth() -> None:
