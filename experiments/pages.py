@@ -1,15 +1,20 @@
 """Tables in Markdown, and pages that hold them between marks: what is written around a table stays as it is."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from factorcell.config import UserError
 
+NUMBER = re.compile(r"(\*\*)?[-+]?\d")  # what a cell with a figure begins with, be it in bold type
+
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first column to the left, numbers to the right."""
-    lines = [header, [":--", *["--:"] * (len(header) - 1)], *rows]
+    """A table; the first column and those of words to the left, numbers to the right."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(header)
+    numbers = [all(not cell or NUMBER.match(cell) for cell in column) for column in columns]
+    lines = [header, [":--", *("--:" if right else ":--" for right in numbers[1:])], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 

@@ -336,6 +336,10 @@ def test_communities_agree_by_their_ranks() -> None:
 
 def test_a_table_in_markdown() -> None:
     assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| :-- | --: |\n| x | 1 |\n"
+    mixed = [["x", "1", "", "two", "N"], ["y", "**-1.5** ± 2", "+3% [1%, 2%]", "3", "Y"]]
+    marks = markdown(["a", "b", "c", "d", "e"], mixed).splitlines()[1]
+    assert marks == "| :-- | --: | --: | :-- | :-- |"
+    assert markdown(["a", "b"], []) == "| a | b |\n| :-- | --: |\n"
     assert (shown(None), shown(float("nan")), shown(1.234)) == ("", "", "1.23")
 
 
