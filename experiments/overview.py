@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import completion_tables
 import tacl
 import trials
 from factorcell.bootstrap import Interval
@@ -17,6 +18,7 @@ from factorcell.evaluation.statistics import rank_correlation
 from pages import markdown, shown
 from results import AGREES, DISAGREES, SEEDS, UNTOLD, Results
 from study import Row
+from thesis_queries import LENGTHS, PLACES
 from thesis_sixteen import PARTS
 from thesis_sparse import TRIALS
 from thesis_variables import VARIABLES
@@ -147,20 +149,30 @@ def chapter_4(read: Read, printed: Mapping[str, Published]) -> list[Line]:
 
 def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
     """Completion, which is the ACL paper too; generation; sparse biases."""
-    sparse = read("sparse", "none")
+    sparse, queries = read("sparse", "none"), read("queries")
     kinds = {kind: chosen(sparse, kind) for kind in printed["sparse"]}
     films, hotels = (f"{printed['generation'][name]['factorcell'][0]:.1f}%" for name in ("Yelp", "TripAdvisor"))
     return [
-        Line("T5.1, ACL", "completions, cold and warm", "factorcell complete"),
-        Line("F5.1", "perplexity and reciprocal rank", NO_COMMAND, why="not trained"),
+        Line("T5.1, ACL", "completions, cold and warm", "thesis_queries"),
+        going_along(
+            Line("F5.1", "perplexity and reciprocal rank", "thesis_queries_trials"),
+            completion_tables.together(rows_of(read("queries_trials"))),
+            -1,
+        ),
         completed(
             Line("T5.2, ACL", "reciprocal ranks of models", "thesis_queries"),
-            read("queries"),
+            queries,
             {name: row[-1] for name, row in printed["completion"]["large"].items() if name != "mpc"},
         ),
-        Line("F5.2, ACL", "gains over the queries seen", "factorcell replay", NO_ROW, why="not trained"),
-        Line("F5.3, ACL", "ranks by lengths", "factorcell replay", NO_ROW, why="not trained"),
-        *(Line(f"T5.{n}, ACL", "queries likelier after two", NO_COMMAND) for n in (3, 4, 5)),
+        further(
+            Line("F5.2, ACL", "gain in ranks after 100 texts", "thesis_queries"),
+            queries.above("factor", f"mrr_after_{PLACES[-1]}", "unadapted"),
+        ),
+        further(
+            Line("F5.3, ACL", "gain in ranks for short prefixes", "thesis_queries"),
+            queries.above("factor", f"mrr_prefix_{LENGTHS['prefix'][0]}", "unadapted"),
+        ),
+        *(Line(f"T5.{n}, ACL", "queries likelier after two", "thesis_queries") for n in (3, 4, 5)),
         *(Line(f"T6.{n}", "fillers of a gap by stars", "thesis_fillers") for n in (1, 2, 3)),
         Line("F6.1", "telling apart and writing, films", "factorcell specificity", NO_ROW, why="not trained"),
         Line("F6.2", "rank and writing, films", "factorcell specificity", NO_ROW, why="not trained"),
@@ -234,6 +246,23 @@ def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
     verdict = AGREES if min(signs) > 0 else DISAGREES if max(signs) < 0 else UNTOLD
     told = ", ".join(f"{one['r']:+.2f}" for one in found)
     return line._replace(ours=told, verdict=verdict, why=f"{signs.count(1)} of {len(signs)} sets")
+
+
+def going_along(line: Line, found: Row, sign: int) -> Line:
+    """A line of a correlation that is above zero in print, or below, as `sign` says."""
+    if found["low"] is None or found["n"] < trials.LEAST:
+        return line._replace(ours=NO_ROW, why="not trained")
+    ours = Interval(found["r"], found["low"], found["high"]).sign
+    verdict = UNTOLD if ours == 0 else AGREES if ours == sign else DISAGREES
+    return line._replace(ours=f"r {found['r']:+.2f}", verdict=verdict, why=f"{found['n']} models")
+
+
+def further(line: Line, found: Interval | None) -> Line:
+    """A line of a figure that the FactorCell is further ahead in, as print has it."""
+    if found is None:
+        return line._replace(ours=NO_ROW, why="not trained")
+    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[found.sign]
+    return line._replace(ours=f"{found.point:+.1%}", verdict=verdict, why="over the unadapted one")
 
 
 def ranked(line: Line, rows: Sequence[Row]) -> Line:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 import study
-from factorcell import files
+from factorcell import bootstrap, files
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.comparison import AVERAGED, Candidate, compared, figure
-from factorcell.evaluation.statistics import Ratios
+from factorcell.evaluation.statistics import Ratios, widened
 from factorcell.evaluation.text_figures import TextSums
 from study import Row
 
@@ -127,6 +127,22 @@ class Results:
         """What a row gains over the first, with its interval; empty for the first."""
         found = Interval.of(self.row(name), key)
         return "" if found is None else found.told(".1f", 100.0, "%")
+
+    def above(self, name: str, key: str, base: str) -> Interval | None:
+        """By what share a figure of a row lies above that of the row `base`, over texts and trainings; None without."""
+        rows = {one.name: one for one in self.candidates}
+        sums = [self._sums(rows[each], key) for each in (base, name) if each in rows]
+        drawn = Ratios.of(sums) if len(sums) == 2 else None
+        if drawn is None or not drawn.drawn[0, 0] > 0:
+            return None
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found = bootstrap.middle(drawn.drawn[:, 1] / drawn.drawn[:, 0] - 1, drawn.texts)
+        first, second = (each / drawn.drawn[0, 0] for each in drawn.trained)
+        return widened(found, second, first)
+
+    def first(self, name: str) -> Row:
+        """The row of the first seed; nothing if it is not finished."""
+        return next((dict(one.rows[0]) for one in self.candidates if one.name == name), {})
 
     def orders(self, key: str, printed: Mapping[str, float], named: Mapping[str, str] | None = None) -> "Orders":
         """The pairs that a paper tells apart by `printed`, and what our rows, by the names `named`, say of them."""

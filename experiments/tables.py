@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+import completion_tables
 import exposure
 import overview
 import tacl
@@ -208,6 +209,7 @@ def papers(results: Path, suffix: str = "") -> dict[str, str]:
         "Table 3.7": sixteen(scotus, printed["scotus"], accuracy),
         "Table 3.8": variables(Results.of(subsets, "none"), printed["variables"]),
         "Table 5.2": queries(read("queries"), printed["completion"]),
+        **completion_tables.tables(read("queries"), rows_of(read("queries_trials"))),
         "Table A.1": sparse(read("sparse", "none"), printed["sparse"]),
         "Every mechanism": family(read("family")),
     }

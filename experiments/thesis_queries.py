@@ -1,15 +1,17 @@
-"""Table 5.2 of the thesis, figures 5.2 and 5.3: who is completed for better, by commit subjects in place of queries.
+"""Chapter 5 of the thesis but for figure 5.1: who is completed for better, by commit subjects in place of queries.
 
     python experiments/thesis_queries.py --data DATA --out OUT
 
 Three models of characters; those that tell users apart learn new ones online, by Adadelta at the rate that suits the
 users of dev. The users of the test wrote nothing that any model was trained on. A figure is a mean over their texts,
-and what a user adds to it is kept, so intervals are over users.
+and what a user adds to it is kept, so intervals are over users. What is suggested to somebody new, before and after a
+few texts, and which frequent texts have become likelier by then, stands in the rows as words.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from commits import first
 from corpora import Tables
 from factorcell import files
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import LearningRule, tells_apart
+from factorcell.completion.online import Learner, LearningRule, User, tells_apart
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import PrefixDraw, Stream, System, known_prefixes, read, replay
 from factorcell.completion.replay.systems import MostPopular, Personalised, Unpersonalised
@@ -34,6 +36,25 @@ TEXTS, FEWEST, MOST = 6000, 20, 400  # of dev and of the test, at least; texts o
 TUNED, KEPT = 100, 200  # texts of each user of dev and of the test, the first ones
 EVERY = 3  # one text of so many is completed
 LATE = 50  # texts of a user that figure 5.3 leaves out
+PLACES = (0, 5, 10, 20, 50, 100)  # texts of a user that were seen: where the ranges of figure 5.2 begin
+LENGTHS = {"prefix": (2, 4, 7, 13, 25), "query": (3, 16, 31, 46, 61)}  # characters, those of figure 5.3
+
+PREFIX, SUGGESTED = "up", 5  # of table 5.1, which shows so many completions for somebody new, then after these texts:
+WARM = (
+    "fix a typo in the guide",
+    "clarify the example in the docs",
+    "improve the wording of the readme",
+    "document the new option",
+    "fix a broken link in the docs",
+)
+PAIRS = (  # of tables 5.3 to 5.5
+    ("add a test for the parser", "fix a flaky test"),
+    ("fix a typo in the guide", "clarify the example in the docs"),
+    ("remove an unused variable", "remove dead code"),
+)
+FREQUENT, RISEN = 1500, 5  # training texts that are compared, and those shown
+
+Kind = Callable[[Row], bool]
 
 ROWS: dict[str, Options] = {
     "unadapted": {"model": {"adapt": []}},
@@ -62,16 +83,28 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 def measure(run: Run, tables: Tables) -> Measured:
     """Reciprocal ranks of a run and, beside one that tells nobody apart, of the most popular completion."""
+    row, streams, rows = replayed(run, tables, EVERY)
+    figures = ranks(rows["mrr"], streams, "mrr", KINDS)
+    if "mpc" in rows:
+        figures |= ranks(rows["mpc"], streams, "mpc", SPLIT)
+    told = learned(run) if tells_apart(run) else {}
+    return Measured({**row, **told, **{name: sums.ratio for name, sums in figures.items()}}, figures)
+
+
+def replayed(run: Run, tables: Tables, every: int) -> tuple[Row, list[Stream], dict[str, list[Row]]]:
+    """Of the users of the test one text of `every` is completed: their streams, and what each system made of them.
+
+    The row has the perplexity of those texts, each judged before it is learned.
+    """
     data = run.config.data
-    streams = read(tables["test"], data, most_rows=KEPT, draw=PrefixDraw(EVERY))
+    streams = read(tables["test"], data, most_rows=KEPT, draw=PrefixDraw(every))
     row, systems = systems_of(run, tables)
     path = run.folder.with_name(f"{run.folder.name}-replay.jsonl")
     for _ in replay(systems, streams, path, text=data.text, known=known_prefixes(streams, tables["train"], data)):
         pass
-    rows, figures = files.read_rows(path), Figures()
-    for system in systems:
-        figures |= ranks([one for one in rows if one["system"] == system], streams, system)
-    return Measured({**row, **{name: sums.ratio for name, sums in figures.items()}}, figures)
+    found = {name: [one for one in files.read_rows(path) if one["system"] == name] for name in systems}
+    nats, targets = (sum(one[key] for one in found["mrr"]) for key in ("nats", "targets"))
+    return {**row, "perplexity_online": float(np.exp(nats / targets))}, streams, found
 
 
 def systems_of(run: Run, tables: Tables) -> tuple[Row, dict[str, System]]:
@@ -85,24 +118,57 @@ def systems_of(run: Run, tables: Tables) -> tuple[Row, dict[str, System]]:
     return {"online_rate": float(best["rate"])}, {"mrr": Personalised(run, completer)}
 
 
-KINDS: dict[str, Callable[[Row], bool]] = {
+def learned(run: Run) -> Row:
+    """What somebody new is suggested for `PREFIX`, and after the texts `WARM`; what two texts make likelier."""
+    completer, learner = Completer(run, unknown="group"), Learner(run)
+    frequent = Popularity.of(run).top(FREQUENT)
+
+    def after(texts: Sequence[str]) -> User:
+        user = learner.new()
+        for text in texts:
+            (user,), _ = learner.learn([user], [text])
+        return user
+
+    users = {"cold": after(()), "warm": after(WARM)}
+    return {
+        "suggested": {
+            name: [one.text for one in completer.complete(PREFIX, user, {}, SUGGESTED)] for name, user in users.items()
+        },
+        "risen": [[text for text, _ in learner.risen(after(pair), frequent, RISEN)] for pair in PAIRS],
+    }
+
+
+def within(name: str, key: str, begins: Sequence[int], least: int = 0) -> dict[str, Kind]:
+    """Kinds of texts, whose number `key` lies in the range that begins at each of `begins`, after `least` texts."""
+    spans = {begin: range(begin, end) for begin, end in pairwise((*begins, sys.maxsize))}
+    return {f"_{name}_{begin}": partial(_inside, key, span, least) for begin, span in spans.items()}
+
+
+def _inside(key: str, span: range, least: int, row: Row) -> bool:
+    return row[key] in span and row["position"] >= least
+
+
+SPLIT: dict[str, Kind] = {
     "": lambda row: True,
     "_seen": lambda row: bool(row["seen"]),
     "_unseen": lambda row: not row["seen"],
     "_late": lambda row: int(row["position"]) >= LATE,
 }
+LONG = [within(name, f"{name}_length", begins, LATE) for name, begins in LENGTHS.items()]
+KINDS = {**SPLIT, **within("after", "position", PLACES), **LONG[0], **LONG[1]}
 
 
-def ranks(rows: Sequence[Row], streams: Sequence[Stream], name: str) -> Figures:
-    """What each user adds to mean reciprocal ranks: of all texts, of seen and unseen prefixes, of late texts."""
+def ranks(rows: Sequence[Row], streams: Sequence[Stream], name: str, kinds: Mapping[str, Kind]) -> Figures:
+    """What each user adds to mean reciprocal ranks, of the texts of each kind that there are."""
     places = {stream.user: number for number, stream in enumerate(streams)}
     figures: Figures = {}
-    for kind, fits in KINDS.items():
+    for kind, fits in kinds.items():
         above, below = np.zeros(len(places)), np.zeros(len(places))
         for row in filter(fits, rows):
             above[places[row["user"]]] += 1 / row["rank"] if row["rank"] else 0.0
             below[places[row["user"]]] += 1
-        figures[name + kind] = TextSums(f"users{kind} {len(places)} {below.sum():.0f}", above, below)
+        if below.any():
+            figures[name + kind] = TextSums(f"users{kind} {len(places)} {below.sum():.0f}", above, below)
     return figures
 
 
@@ -111,7 +177,7 @@ EXPERIMENT = Experiment("queries", "commits_small.toml", ROWS, tables, measure)
 
 def main(argv: Sequence[str]) -> int:
     """Train what the arguments ask for."""
-    given = study.parser("Table 5.2: completion for new users.").parse_args(argv)
+    given = study.parser("Chapter 5: completion for new users.").parse_args(argv)
     return study.main(EXPERIMENT, given, [__file__, *argv])
 
 

@@ -74,14 +74,14 @@ def fitted(inputs: Floats, targets: Floats, counts: Floats) -> Floats:
 
 def table(sets: Mapping[str, Sequence[Row]]) -> str:
     """A line for each class of models on each set, then a sentence on ranks for each set."""
-    lines, told = [], []
+    lines, sentences = [], []
     for name, rows in sets.items():
         unit = tacl.SETS[name].unit
         for model in PAPER_MODELS[1:]:
             if own := of_class(rows, model):
                 lines.append([name, unit, model, *cells(rows, own, model)])
         if found := worth(rows):
-            told.append(sentence(name, found))
+            sentences.append(sentence(name, found))
     header = [
         "set",
         "unit",
@@ -93,7 +93,7 @@ def table(sets: Mapping[str, Sequence[Row]]) -> str:
         "best accuracy",
         f"its {FIGURE}",
     ]
-    return markdown(header, lines) + "\n" + ("".join(told) or "Not trained yet.\n")
+    return markdown(header, lines) + "\n" + ("".join(sentences) or "Not trained yet.\n")
 
 
 def cells(rows: Sequence[Row], own: Sequence[Row], model: str) -> list[str]:
@@ -102,9 +102,13 @@ def cells(rows: Sequence[Row], own: Sequence[Row], model: str) -> list[str]:
     by_text = min(own, key=lambda row: row["perplexity_known"])
     by_label = max(own, key=lambda row: row["accuracy"])
     ends = [one for row in (by_text, by_label) for one in (row["perplexity_known"], 100 * row["accuracy"])]
-    told = [shown(ends[0]), shown(ends[1], ".1f"), shown(ends[3], ".1f"), shown(ends[2])]
-    sure = f"{found['r']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]" if found["low"] is not None else ""
-    return [str(len(own)), sure, *told]
+    figures = [shown(ends[0]), shown(ends[1], ".1f"), shown(ends[3], ".1f"), shown(ends[2])]
+    return [str(len(own)), told(found), *figures]
+
+
+def told(found: Row) -> str:
+    """A correlation with its interval; nothing where there is none."""
+    return f"{found['r']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]" if found["low"] is not None else ""
 
 
 def sentence(name: str, found: Worth) -> str:

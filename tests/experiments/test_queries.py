@@ -8,12 +8,19 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
+import completion_tables
 import corpora
+import overview
 import study
 import tables
 import thesis_queries
+import thesis_queries_trials
+from factorcell.completion.online import Learner
+from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import Stream
+from factorcell.data.counts import TextCounts
 from results import Results
+from tests.small import make_letters
 
 
 @pytest.mark.parametrize("row", thesis_queries.ROWS)
@@ -57,16 +64,26 @@ def test_ranks_are_those_of_all_queries() -> None:
             "rank": int(random.integers(1, 11)) if random.random() < 0.7 else None,
             "seen": bool(random.integers(2)),
             "position": int(random.integers(100)),
+            "prefix_length": int(random.integers(2, 40)),
+            "query_length": int(random.integers(3, 60)),
         }
-        for _ in range(200)
+        for _ in range(400)
     ]
-    found = thesis_queries.ranks(rows, streams, "mrr")
+    found = thesis_queries.ranks(rows, streams, "mrr", thesis_queries.KINDS)
     kinds = {
         "mrr": rows,
         "mrr_seen": [row for row in rows if row["seen"]],
         "mrr_unseen": [row for row in rows if not row["seen"]],
         "mrr_late": [row for row in rows if row["position"] >= 50],
+        "mrr_after_5": [row for row in rows if 5 <= row["position"] < 10],
+        "mrr_after_50": [row for row in rows if row["position"] >= 50],
+        "mrr_prefix_25": [row for row in rows if row["position"] >= 50 and row["prefix_length"] >= 25],
+        "mrr_query_31": [row for row in rows if row["position"] >= 50 and 31 <= row["query_length"] < 46],
     }
+    assert "mrr_after_100" not in found
+    for name in ("after", "prefix", "query"):
+        parts = [sums.below.sum() for key, sums in found.items() if key.startswith(f"mrr_{name}_")]
+        assert sum(parts) == (400 if name == "after" else found["mrr_late"].below.sum())
     for name, some in kinds.items():
         wanted = np.mean([1 / row["rank"] if row["rank"] else 0 for row in some])
         assert found[name].ratio == pytest.approx(wanted)
@@ -84,8 +101,8 @@ def test_the_table_of_ranks() -> None:
             {"user": f"user {n % 60}", "rank": 1 if random.random() < share else None, "seen": n % 2, "position": n}
             for n in range(3000)
         ]
-        figures = thesis_queries.ranks(queries, streams, "mrr")
-        figures |= thesis_queries.ranks(queries, streams, "mpc") if name == "unadapted" else {}
+        figures = thesis_queries.ranks(queries, streams, "mrr", thesis_queries.SPLIT)
+        figures |= thesis_queries.ranks(queries, streams, "mpc", thesis_queries.SPLIT) if name == "unadapted" else {}
         sums = {key: study.grouped(value) for key, value in figures.items()}
         return {"row": name, "seed": seed, "sums": sums, **{key: value.ratio for key, value in figures.items()}}
 
@@ -100,3 +117,110 @@ def test_the_table_of_ranks() -> None:
     assert lines[1].startswith("| factor | 0.6") or lines[1].startswith("| factor | 0.5")
     assert "All: of 3 pairs told apart in print 3 differ here by more than chance, 3 of them as printed." in text
     assert "No row yet." in tables.queries(Results.of([]), published)
+
+
+def row(name: str, share: float, seed: int) -> dict[str, Any]:
+    """A row whose users find a `share` of their texts at the first place, more of them the later they stand."""
+    random = np.random.default_rng((seed, round(100 * share)))
+    queries = [
+        {
+            "user": f"u{n % 60}",
+            "position": n // 60,
+            "rank": 1 if random.random() < share * (1 + n / 12000 * (name == "factor")) else None,
+            "seen": True,
+            "prefix_length": 2 + n % 30,
+            "query_length": 40,
+        }
+        for n in range(9000)
+    ]
+    figures = thesis_queries.ranks(queries, [Stream(f"u{n}", (), ()) for n in range(60)], "mrr", thesis_queries.KINDS)
+    sums = {key: study.grouped(value) for key, value in figures.items()}
+    return {"row": name, "seed": seed, "sums": sums, **{key: value.ratio for key, value in figures.items()}}
+
+
+def test_gains_in_ranks_are_shares_of_those_of_another_row() -> None:
+    """The point is the ratio of both means; trainings that spread make its interval wider."""
+    rows = [row(name, share, seed) for name, share in (("unadapted", 0.3), ("factor", 0.33)) for seed in range(3)]
+    found = Results.of(rows)
+    gain = found.above("factor", "mrr", "unadapted")
+    means = {name: np.mean([one["mrr"] for one in rows if one["row"] == name]) for name in ("unadapted", "factor")}
+    assert gain is not None
+    assert gain.point == pytest.approx(means["factor"] / means["unadapted"] - 1)
+    assert gain.sign == 1
+    assert found.above("factor", "mrr", "concat") is None
+    assert found.above("factor", "mrr_query_3", "unadapted") is None
+    for one in rows:
+        if one["row"] == "factor" and one["seed"] == 2:
+            one["sums"]["mrr"]["above"] = [0.5 * value for value in one["sums"]["mrr"]["above"]]
+    wide = Results.of(rows).above("factor", "mrr", "unadapted")
+    assert wide is not None
+    assert wide.sign == 0
+
+
+def test_figures_of_completion() -> None:
+    """A line for each range, gains of those that learn; what is not trained says so."""
+    words = {"suggested": {"cold": ["up", "upon"], "warm": ["update"]}, "risen": [["a"], ["b", "c"], []]}
+    rows = [row("unadapted", 0.3, 0), {**row("factor", 0.33, 0), **words}]
+    made = completion_tables.tables(Results.of(rows), [])
+    lines = {name: [line for line in text.splitlines() if line.startswith("| ")] for name, text in made.items()}
+    assert "| 1 | up | update |" in lines["Table 5.1"]
+    assert "| 2 | upon |  |" in lines["Table 5.1"]
+    assert "| 2 | c |  |" in lines["Tables 5.3 to 5.5"]
+    assert len(lines["Figure 5.2"]) == 2 + len(thesis_queries.PLACES)
+    late = next(line for line in lines["Figure 5.2"] if line.startswith("| 100 and more | 0."))
+    assert late.split(" | ")[3].startswith("+")
+    assert "| 2 to 3 of a prefix | 0." in made["Figure 5.3"]
+    assert made["Figure 5.1"].endswith("No row yet.\n")
+    nothing = completion_tables.tables(Results.of([]), [])
+    assert all(text.endswith("No row yet.\n") for text in nothing.values())
+
+
+def test_perplexity_and_ranks_of_many_models() -> None:
+    """A line for each kind and one of all; the verdict follows from the correlation of all."""
+    rows = [
+        {"row": f"{kind} {n:02}", "seed": 0, "perplexity_online": 4 + 0.1 * n, "mrr": 0.3 - 0.01 * n, "sums": {}}
+        for n in range(5)
+        for kind in thesis_queries.ROWS
+    ]
+    text = completion_tables.against_perplexity(rows)
+    assert "| factor | 5 | -1.00 [-1.00, -1.00] | 4.00 | 0.300 | 0.300 | 4.00 |" in text
+    assert "| all | 15 |" in text
+
+    def said(sign: int, rows: list[dict[str, Any]]) -> list[str]:
+        line = overview.Line("F5.1", "x")
+        return list(overview.going_along(line, completion_tables.together(rows), sign)[3:])
+
+    assert said(-1, rows) == ["r -1.00", "", "agrees", "15 models"]
+    assert said(1, rows)[2] == "disagrees"
+    assert said(-1, rows[:9]) == ["no row", "", "cannot be told", "not trained"]
+
+
+def test_trials_are_drawn_once_and_for_all() -> None:
+    """Of each kind as many, all different, and the library knows their options."""
+    rows = thesis_queries_trials.EXPERIMENT.rows
+    assert len({repr(options) for options in rows.values()}) == 3 * thesis_queries_trials.TRIALS
+    for name, options in rows.items():
+        config = thesis_queries_trials.EXPERIMENT.config(study.Training(name, 0), 1)
+        assert config.model.adapt == tuple(thesis_queries.ROWS[name.split()[0]]["model"]["adapt"])
+        assert config.model.hidden_size == options["model"]["hidden_size"]
+        assert config.model.context_size == config.model.variable_size
+        assert options == thesis_queries_trials.drawn(name.split()[0], int(name.split()[1]))
+
+
+def test_what_somebody_new_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and after learning, from one run; the likelier texts are among the frequent ones, by the nats of each."""
+    run = make_letters(("fix", "fax", "fib"), data={"context": (), "user": "city"}, adapt=("factor",))
+    monkeypatch.setattr(thesis_queries, "PREFIX", "f")
+    monkeypatch.setattr(thesis_queries, "WARM", ("fax",) * 9)
+    monkeypatch.setattr(thesis_queries, "PAIRS", (("fax", "fax"),))
+    counts = Popularity(TextCounts({"fax": 5, "fix": 4, "fib": 3}, 12))
+    monkeypatch.setattr(Popularity, "of", lambda run: counts)
+    told = thesis_queries.learned(run)
+    assert all(text.startswith("f") for texts in told["suggested"].values() for text in texts)
+    learner = Learner(run)
+    user = learner.new()
+    for _ in range(2):
+        (user,), _ = learner.learn([user], ["fax"])
+    frequent = ["fax", "fix", "fib"]
+    before, after = (learner.nats(vector[None], frequent) for vector in (learner.unknown, user.vector))
+    assert told["risen"] == [[frequent[place] for place in np.argsort(after - before)]]

@@ -1,0 +1,61 @@
+"""Figure 5.1 of the thesis: whether models of better perplexity complete better, by models of random sizes.
+
+    python experiments/thesis_queries_trials.py --data DATA --out OUT
+
+Eight models of each kind, over the recipe and the texts of thesis_queries.py; their sizes and how long they are trained
+are drawn. A model has one seed: what is told of them is of all together.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+import study
+import thesis_queries
+from corpora import Tables
+from factorcell.model.run import Run
+from study import Experiment, Measured, Options
+from thesis_queries import EXPERIMENT as QUERIES
+from thesis_queries import SPLIT, ranks, replayed
+
+TRIALS = 8  # of each kind
+SIZES = {"hidden_size": (50, 300), "embedding_size": (12, 32), "variable_size": (4, 30), "rank": (4, 50)}
+PASSES = (0.25, 1.5)  # all drawn evenly in their logarithms
+EVERY = 9  # one text of so many is completed
+
+
+def drawn(kind: str, number: int) -> Options:
+    """The options of a trial, the same on every machine."""
+    random = np.random.default_rng((list(QUERIES.rows).index(kind), number))
+    sizes = {key: round(float(np.exp(random.uniform(*np.log(ends))))) for key, ends in SIZES.items()}
+    passes = round(float(np.exp(random.uniform(*np.log(PASSES)))), 2)
+    model = {**QUERIES.rows[kind]["model"], **sizes, "context_size": sizes["variable_size"]}
+    return {"model": model, "training": {"epochs": passes, "evaluations": 1}}
+
+
+def measure(run: Run, tables: Tables) -> Measured:
+    """Perplexity and mean reciprocal rank of the same texts."""
+    row, streams, rows = replayed(run, tables, EVERY)
+    figures = ranks(rows["mrr"], streams, "mrr", {"": SPLIT[""]})
+    return Measured({**row, "mrr": figures["mrr"].ratio}, figures)
+
+
+EXPERIMENT = Experiment(
+    "queries_trials",
+    QUERIES.recipe,
+    {f"{kind} {number:02}": drawn(kind, number) for number in range(TRIALS) for kind in QUERIES.rows},
+    thesis_queries.tables,
+    measure,
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what the arguments ask for."""
+    parser = study.parser("Figure 5.1: perplexity against reciprocal rank.")
+    parser.set_defaults(seeds=(0,))
+    return study.main(EXPERIMENT, parser.parse_args(argv), [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
