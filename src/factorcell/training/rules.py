@@ -79,9 +79,9 @@ def _words(seen: float) -> dict[str, Any]:
 
 
 def _letters(seen: float) -> dict[str, Any]:
-    """Sizes of a model of letters: few embeddings, a larger recurrent layer."""
+    """Sizes of a model of letters: small embeddings, a larger recurrent layer."""
     hidden = _of_size(seen, {5e5: 150, 2e6: 250, 2e7: 400, math.inf: 600})
-    return {"embedding_size": 24, "hidden_size": hidden, "layer_norm": True}
+    return {"embedding_size": 50, "hidden_size": hidden, "layer_norm": True}
 
 
 def _of_size(amount: float, steps: dict[float, Any]) -> Any:
@@ -103,16 +103,17 @@ def _context(facts: Facts) -> dict[str, Any]:
 
 def _dropout(facts: Facts, epochs: float) -> dict[str, Any]:
     """More with every time that the same texts are read."""
-    rate = _of_size(epochs, {1.5: 0.0, 4: 0.1, 10: 0.2, math.inf: 0.3})
     if facts.letters:
-        return {"dropout_recurrent": rate / 2, "dropout_input": 0.0, "dropout_output": 0.0}
+        rate = _of_size(epochs, {4: 0.0, 10: 0.1, math.inf: 0.15})
+        return {"dropout_recurrent": rate, "dropout_input": 0.0, "dropout_output": 0.0}
+    rate = _of_size(epochs, {1.5: 0.0, 4: 0.1, 10: 0.2, math.inf: 0.3})
     return {"dropout_recurrent": rate, "dropout_input": rate, "dropout_output": round(1.5 * rate, 2)}
 
 
 def _steps(facts: Facts) -> dict[str, Any]:
     """Batches and rates: small batches, for many steps."""
     if facts.letters:
-        return {"batch_tokens": 1000, "learning_rate": 4e-3, "token_rate": 1.0, "weight_decay": 0.0}
+        return {"batch_tokens": 1000, "learning_rate": 7e-3, "token_rate": 3.0, "weight_decay": 0.0}
     return {"batch_tokens": 1000, "learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
 
 
