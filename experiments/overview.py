@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import completion_tables
+import samples_tables
 import tacl
 import trials
 from factorcell.bootstrap import Interval
@@ -19,14 +20,13 @@ from pages import markdown, shown
 from results import AGREES, DISAGREES, SEEDS, UNTOLD, Results
 from study import Row
 from thesis_queries import LENGTHS, PLACES
-from thesis_sixteen import PARTS
+from thesis_sixteen import WHOLE
 from thesis_sparse import TRIALS
 from thesis_variables import VARIABLES
 
 KNOWN = "perplexity_known"  # what the TACL paper and appendix A count; chapter 3 counts all targets
 NO_ROW, NO_COMMAND = "no row", "none yet"
 WORDS = "words, no figures"  # why nothing can be told of texts that a model writes, and of neighbours
-WHOLE = "+".join(PARTS)
 OPPOSED = ("dbpedia", "hotels", "imdb")  # where the thesis says so of its figure 4.2
 LEAST = 50  # titles of a community whose perplexity is told
 
@@ -98,7 +98,7 @@ def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             printed["commonvoice9"],
             "concat+low_rank+hash",
         ),
-        Line("F3.1, 2017 F1", "a hidden unit for Spanish", "factorcell units"),
+        Line("F3.1, 2017 F1", "a hidden unit for Spanish", "thesis_sixteen commonvoice9"),
         measured(
             Line("T3.7, 2017 T7", "oral arguments", "thesis_sixteen scotus"),
             scotus,
@@ -111,7 +111,7 @@ def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             printed["variables"],
             every,
         ),
-        Line("T3.9, 2017 T9", "sentences of roles", "factorcell generate"),
+        Line("T3.9, 2017 T9", "sentences of roles", "thesis_sixteen scotus"),
     ]
 
 
@@ -134,16 +134,16 @@ def chapter_4(read: Read, printed: Mapping[str, Published]) -> list[Line]:
             Line("F4.2, TACL F1", "accuracy against perplexity", "tacl_trials dbpedia"),
             {name: rows_of(read(f"tacl_trials_{name}")) for name in OPPOSED},
         ),
-        Line("F4.3, TACL F2", "a review by five and one stars", "factorcell explain"),
+        Line("F4.3, TACL F2", "a review by five and one stars", "tacl hotels"),
         *character,
         Line("F4.4, TACL F3", "the same, of characters", "tacl_trials languages", why="a drawing"),
         ranked(
             Line("F4.5, TACL F5", "a rank of 20 in place of 0", "tacl_trials dbpedia", printed="+5.0%"),
             rows_of(read("tacl_trials_dbpedia")),
         ),
-        Line("F4.6, TACL F6", "hotels by city", "factorcell contexts", why="a drawing"),
-        Line("F4.7", "hotels by class", "factorcell contexts", why="a drawing"),
-        Line("T4.5, TACL T5", "boosted words of hotels", "factorcell contexts"),
+        grouped(Line("F4.6, TACL F6", "hotels by region", "tacl hotels"), read("tacl_hotels"), "region"),
+        grouped(Line("F4.7", "hotels by class", "tacl hotels"), read("tacl_hotels"), "class"),
+        Line("T4.5, TACL T5", "boosted words of hotels", "tacl hotels"),
     ]
 
 
@@ -246,6 +246,14 @@ def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
     verdict = AGREES if min(signs) > 0 else DISAGREES if max(signs) < 0 else UNTOLD
     told = ", ".join(f"{one['r']:+.2f}" for one in found)
     return line._replace(ours=told, verdict=verdict, why=f"{signs.count(1)} of {len(signs)} sets")
+
+
+def grouped(line: Line, found: Results, column: str) -> Line:
+    """A line of a map: how many nearest neighbours are alike, in brackets by chance."""
+    hotels, same, chance, *_ = samples_tables.alike(found, PAPER_MODELS[-1], column)
+    if not hotels:
+        return line._replace(ours=NO_ROW, why="not trained")
+    return line._replace(ours=f"{same}% alike, {chance}% by chance", why="a drawing")
 
 
 def going_along(line: Line, found: Row, sign: int) -> Line:

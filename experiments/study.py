@@ -70,13 +70,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`rows` of options over the file `recipe`, the `tables` of (data, folder, share), what else to `measure`."""
+    """`rows` of options over the file `recipe`, the `tables` of (data, folder, share), what else to `measure`.
+
+    `runs` is the experiment whose runs are measured, trained where they are not; its own if not given.
+    """
 
     name: str
     recipe: str
     rows: Mapping[str, Options]
     tables: Callable[[Path, Path, float], Tables]
     measure: Callable[[Run, Tables], Measured] = lambda run, tables: Measured({})
+    runs: str = ""
 
     def config(self, training: Training, threads: int) -> Config:
         """The options of a row. `UserError` names what the library does not have."""
@@ -104,7 +108,10 @@ class Job:
     @property
     def name(self) -> str:
         """The name of the results; those of a trial are kept apart."""
-        return self.experiment.name + ("-trial" if self.trial else "")
+        return self._named(self.experiment.name)
+
+    def _named(self, name: str) -> str:
+        return name + ("-trial" if self.trial else "")
 
     @property
     def rows(self) -> Path:
@@ -113,7 +120,7 @@ class Job:
 
     def folder(self, training: Training) -> Path:
         """The run folder of a training."""
-        return self.out / self.name / training.row / str(training.seed)
+        return self.out / self._named(self.experiment.runs or self.experiment.name) / training.row / str(training.seed)
 
     def tables(self) -> Tables:
         """The texts, written at the first call."""

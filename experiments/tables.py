@@ -20,6 +20,7 @@ import numpy as np
 import completion_tables
 import exposure
 import overview
+import samples_tables
 import tacl
 import trials
 from factorcell import files
@@ -201,7 +202,7 @@ def papers(results: Path, suffix: str = "") -> dict[str, str]:
     drawn = {name: rows_of(read(f"tacl_trials_{name}")) for name in tacl.SETS}
     made["Figures 4.2, 4.4 and 4.5"] = trials.table(drawn)
     accuracy, languages = {"accuracy": "accuracy"}, {"accuracy": "accuracy", "macro_f1": "F1"}
-    return made | {
+    return {**made, **samples_tables.tables(scotus, read("commonvoice9"), read("tacl_hotels"))} | {
         "Table 3.3": sixteen(read("reddit_titles"), printed["reddit_titles"], {"auc": "AUC"}),
         "Table 3.4": neighbours(reddit),
         "Table 3.5": subreddits(reddit, printed["subreddits"]),

@@ -2,7 +2,8 @@
 
     python experiments/tacl.py agnews --data DATA --out OUT
 
-Each set stands for one of the paper's (experiments/README.md); its four models share a recipe, tacl_SET.toml.
+Each set stands for one of the paper's (experiments/README.md); its four models share a recipe, tacl_SET.toml. Of
+hotels the rows have figures 2 and 6 and table 5 as well (hotels.py).
 """
 
 import sys
@@ -12,24 +13,27 @@ from functools import partial
 from pathlib import Path
 
 import corpora
+import hotels
 import study
 from corpora import Tables
 from factorcell.config import PAPER_MODELS, Config
+from factorcell.model.run import Run
 from measures import nearest_city, told_apart
-from study import Experiment, Options
+from study import Experiment, Measured, Options
 
 
 @dataclass(frozen=True)
 class Set:
     """A data set, what the paper calls the one that it stands for, and which column is told; None: the nearest city.
 
-    Its perplexities are per `unit`.
+    Its perplexities are per `unit`; so many texts of the test are `judged`, all if not said.
     """
 
     source: str
     printed: str
     target: str | None
     unit: str = "word"
+    judged: int = sys.maxsize
 
 
 SETS = {
@@ -37,7 +41,7 @@ SETS = {
     "dbpedia": Set("dbpedia14", "DBPedia", "category"),
     "hotels": Set("hotels", "TripAdvisor", "rating"),
     "hotels13": Set("hotels13", "TripAdvisor", "rating"),
-    "imdb": Set("imdb", "Yelp", "rating"),
+    "imdb": Set("imdb", "Yelp", "rating", judged=1000),  # eight ratings of long texts
     "languages": Set("commonvoice9", "EuroTwitter", "language", "character"),
     "tweets": Set("geotweets", "GeoTwitter", None, "character"),
 }
@@ -49,18 +53,31 @@ def options(model: str) -> Options:
     return {"model": {"adapt": list(made.adapt), "output_bias": list(made.output_bias)}}
 
 
-def tables(source: str, data: Path, folder: Path, share: float) -> Tables:
-    """The texts of a set; those of the test are judged."""
-    given = corpora.parts(data, folder, source, share)
-    return {**given, "judged": given["test"]}
+def tables(one: Set, data: Path, folder: Path, share: float) -> Tables:
+    """The texts of a set; the first ones of the test are judged."""
+    given = corpora.parts(data, folder, one.source, share)
+    judged = given["test"].with_name(f"{given['test'].stem}-first-{one.judged}.parquet")
+    first = one.judged < sys.maxsize
+    made = corpora.kept(judged, lambda: corpora.read(given["test"]).slice(0, one.judged)) if first else given["test"]
+    return {**given, "judged": made}
+
+
+def told(run: Run, tables: Tables, name: str) -> Measured:
+    """Which contexts a run of a set tells apart."""
+    target = SETS[name].target
+    return nearest_city(run, tables) if target is None else told_apart(run, tables, target)
+
+
+def measure(run: Run, tables: Tables, name: str) -> Measured:
+    """The same, and of hotels what the run knows of them."""
+    return told(run, tables, name) | (hotels.known(run, tables) if name == "hotels" else Measured({}))
 
 
 def experiment(name: str) -> Experiment:
     """The four models on a set."""
-    one = SETS[name]
-    measure = nearest_city if one.target is None else partial(told_apart, target=one.target)
     rows = {model: options(model) for model in PAPER_MODELS}
-    return Experiment(f"tacl_{name}", f"tacl_{name}.toml", rows, partial(tables, one.source), measure)
+    texts = partial(tables, SETS[name])
+    return Experiment(f"tacl_{name}", f"tacl_{name}.toml", rows, texts, partial(measure, name=name))
 
 
 def main(argv: Sequence[str]) -> int:

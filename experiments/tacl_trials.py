@@ -9,6 +9,7 @@ model has one seed, as in the paper: what is told of them is of all together.
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def drawn(name: str, model: str, number: int) -> Options:
 def experiment(name: str) -> Experiment:
     """All trials of a set, one of each class after the other."""
     rows = {f"{model} {number:02}": drawn(name, model, number) for number in range(TRIALS) for model in ADAPTED}
-    return replace(tacl.experiment(name), name=f"tacl_trials_{name}", rows=rows)
+    return replace(tacl.experiment(name), name=f"tacl_trials_{name}", rows=rows, measure=partial(tacl.told, name=name))
 
 
 def main(argv: Sequence[str]) -> int:

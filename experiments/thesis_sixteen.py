@@ -3,6 +3,8 @@
     python experiments/thesis_sixteen.py scotus --data DATA --out OUT
 
 x rescales the recurrent layer (`scale`), + shifts it (`concat`), LR and Hash shift the softmax (`low_rank`, `hash`).
+Of the model with all four there are sentences for roles (table 3.9), of the unadapted one of languages the hidden unit
+for Spanish (figure 3.1).
 """
 
 import itertools
@@ -18,8 +20,10 @@ import corpora
 import study
 import titles
 from corpora import Tables
+from factorcell.model.run import Run
 from measures import detected, told_apart
-from study import Experiment, Options, Row
+from samples import indicated, sentences
+from study import Experiment, Measured, Options, Row
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
@@ -30,6 +34,19 @@ DETECTED = ("AskMen", "askscience", "AskWomen", "atheism", "changemyview", "Fitn
 DISTRACTORS = (
     *("books", "chicago", "nyc", "Seattle", "explainlikeimfive"),
     *("science", "running", "nfl", "todayilearned"),
+)
+WHOLE = "+".join(PARTS)
+ROLES = (  # of table 3.9: a chief justice, two more, one of them before she was one, and an advocate
+    ("john_g_roberts_jr", "justice"),
+    ("stephen_g_breyer", "justice"),
+    ("elena_kagan", "justice"),
+    ("elena_kagan", "advocate"),
+    ("carter_g_phillips", "advocate"),
+)
+MIXED = (  # of figure 3.1: Spanish beside English, Portuguese and German
+    "hoy no puedo ir al cine because I have to work late",
+    "minha irmã mora no porto pero yo vivo en madrid desde hace años",
+    "das ist doch klar me gusta mucho la playa en verano",
 )
 
 
@@ -94,6 +111,26 @@ def reddit_tables(data: Path, folder: Path, share: float) -> Tables:
     return titles.tables(data, folder, share, "detected", lambda train: {*DETECTED, *DISTRACTORS})
 
 
+def roles(run: Run) -> Measured:
+    """Table 3.9: sentences of speakers in their roles, in the case with the most turns."""
+    case = run.schema.variable("case").values[1]
+    return sentences(run, [{"case": case, "speaker": speaker, "role": role} for speaker, role in ROLES])
+
+
+def of_scotus(run: Run, tables: Tables) -> Measured:
+    """Which justice speaks, and sentences of the model that adapts by all."""
+    told = told_apart(run, tables, "speaker")
+    model = run.config.model
+    return told | roles(run) if {*model.adapt, *model.output_bias} == set(PARTS) else told
+
+
+def of_languages(run: Run, tables: Tables) -> Measured:
+    """Which language it is, and what the states of a model know of it that was never told."""
+    if not run.model.adapted:
+        return indicated(run, tables["test"], "language", "es", MIXED)
+    return told_apart(run, tables, "language")
+
+
 EXPERIMENTS = {
     "reddit_titles": Experiment(
         "reddit_titles",
@@ -107,14 +144,14 @@ EXPERIMENTS = {
         "thesis_scotus.toml",
         sixteen(),
         scotus_tables,
-        lambda run, tables: told_apart(run, tables, "speaker"),
+        of_scotus,
     ),
     "commonvoice9": Experiment(
         "commonvoice9",
         "thesis_commonvoice9.toml",
         sixteen(),
         commonvoice9_tables,
-        lambda run, tables: told_apart(run, tables, "language"),
+        of_languages,
     ),
 }
 

@@ -18,6 +18,7 @@ from factorcell.evaluation.text_figures import TextSums
 from pages import empty, filled, markdown, shown
 from results import Orders, Results
 from tests import ROOT
+from thesis_sixteen import WHOLE
 
 PUBLISHED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
 TEXTS = 400
@@ -181,7 +182,7 @@ def test_every_perplexity_has_its_unit_and_its_targets_in_its_head() -> None:
 
 def test_sixteen_rows_beside_those_of_the_thesis() -> None:
     """Its own figures in the last columns, ours in the first; what is missing: empty."""
-    rows = [row("unadapted", 40.0), row("hash", 30.0, accuracy=0.25), row(overview.WHOLE, 20.0, accuracy=0.5)]
+    rows = [row("unadapted", 40.0), row("hash", 30.0, accuracy=0.25), row(WHOLE, 20.0, accuracy=0.5)]
     text = tables.sixteen(Results.of(rows), PUBLISHED["scotus"], {"accuracy": "accuracy"})
     lines = by_name(text, 4)
     assert len(lines) == 16
@@ -201,7 +202,7 @@ def test_sixteen_rows_beside_those_of_the_thesis() -> None:
 
 def test_variables_take_two_rows_of_the_other_table() -> None:
     """The unadapted model knows no variable, the one with all adaptations all three."""
-    scotus = [row("unadapted", 40.0), row("hash", 33.0), row(overview.WHOLE, 30.0)]
+    scotus = [row("unadapted", 40.0), row("hash", 33.0), row(WHOLE, 30.0)]
     rows = overview.with_both_ends([row("case+role", 35.0)], scotus)
     lines = by_name(tables.variables(Results.of(rows, "none"), PUBLISHED["variables"]), 3)
     assert len(lines) == 8

@@ -1,0 +1,98 @@
+"""What models of hotel reviews know of hotels that nobody told them: their region, and the class of their chain.
+
+Figures 2 and 6 and table 5 of the TACL paper, in the thesis 4.3, 4.6, 4.7 and 4.5. A chain's class is how it is
+marketed (hotel_classes.csv), as there is no rating by an agency here; a region is a state, as cities have few hotels.
+"""
+
+import csv
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import pyarrow as pa
+
+import corpora
+import samples
+from corpora import Tables
+from factorcell.config import UserError
+from factorcell.evaluation import embeddings
+from factorcell.evaluation.embeddings import Embeddings
+from factorcell.model.run import Run
+from study import HERE, Measured, Row
+
+CLASSES = ("economy", "midscale", "upscale")  # from low to high
+STATE = re.compile(r", ([A-Z]{2})$")
+GROUPS = 8  # regions of figure 4.6
+REVIEW = "lovely place and the staff could not do enough for us but the room was small and the bed was not clean"
+BEST, WORST = {"rating": "5"}, {"rating": "1"}
+RATINGS = ("5", "3", "1")  # of the three hotels of table 4.5
+
+
+@cache
+def chains() -> dict[str, str]:
+    """The class of each chain."""
+    with (HERE / "hotel_classes.csv").open(encoding="utf-8", newline="") as file:
+        return {row["chain"]: row["class"] for row in csv.DictReader(file)}
+
+
+def class_of(hotel: str) -> str | None:
+    """The class of the chain that a hotel's name has, of several the longest; None of a hotel of no chain."""
+    name = hotel.lower().replace("-", " ")
+    found = [chain for chain in chains() if chain in name]
+    return chains()[max(found, key=len)] if found else None
+
+
+def region_of(city: str) -> str | None:
+    """The state in the name of a city."""
+    found = STATE.search(city)
+    return found[1] if found else None
+
+
+def described(path: Path) -> list[Row]:
+    """The hotel, the region and the class of every text of a table."""
+    rows = corpora.read(path).select(["hotel", "city"]).to_pylist()
+    return [{"hotel": row["hotel"], "region": region_of(row["city"]), "class": class_of(row["hotel"])} for row in rows]
+
+
+def with_classes(path: Path) -> pa.Table:
+    """A table with the class of each hotel; texts of hotels of no chain are left out."""
+    table = corpora.read(path)
+    found = [class_of(hotel) for hotel in table["hotel"].to_pylist()]
+    return table.append_column("class", pa.array(found)).filter(pa.array([name is not None for name in found]))
+
+
+def known(run: Run, tables: Tables) -> Measured:
+    """What an adapted run makes of a review by its rating, of regions and classes, and of three hotels."""
+    if not run.model.adapted:
+        return Measured({})
+    hotels = run.schema.variable("hotel").values[1 : 1 + len(RATINGS)]
+    contexts = [{"hotel": hotel, "rating": rating} for hotel, rating in zip(hotels, RATINGS, strict=False)]
+    row: Row = {
+        **tried("ratios", lambda: samples.ratios(run, REVIEW, BEST, WORST)),
+        **tried("boosted", lambda: samples.boosted(run, contexts)),
+    }
+    rows = described(tables["train"])
+    for column in ("region", "class"):
+        row |= tried(column, partial(mapped, run, rows, column))
+    return Measured(row)
+
+
+def tried(name: str, make: Callable[[], Row]) -> Row:
+    """What is made, or why not: in a trial too few hotels may be known."""
+    try:
+        return make()
+    except UserError as error:
+        return {name: {"none": str(error)}}
+
+
+def mapped(run: Run, rows: list[Row], column: str) -> Row:
+    """Where the groups of a column lie among the embeddings of hotels, and how well these tell the column."""
+    hotels = Embeddings.of(run, "hotel")
+    told = embeddings.read_column(hotels, rows, f"{column}:category")
+    found = {
+        "ellipses": embeddings.ellipses(embeddings.points(hotels, told), GROUPS),
+        "neighbours": embeddings.agreement(hotels, told),
+        "predicted": embeddings.predict(hotels, told),
+    }
+    return {column: found}

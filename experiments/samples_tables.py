@@ -1,0 +1,130 @@
+"""Tables and figures of words and of maps: tables 3.9 and 4.5 of the thesis, figures 3.1, 4.3, 4.6 and 4.7."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from factorcell.config import PAPER_MODELS
+from hotels import REVIEW
+from pages import markdown, shown
+from results import Results
+from study import Row
+from thesis_sixteen import WHOLE
+
+NONE = "No row yet.\n"
+ADAPTED = PAPER_MODELS[1:]
+
+
+def tables(scotus: Results, languages: Results, hotels: Results) -> dict[str, str]:
+    """Heading -> table."""
+    return {
+        "Table 3.9": roles(scotus),
+        "Figure 3.1": units(languages),
+        "Figure 4.3": ratios(hotels),
+        "Figures 4.6 and 4.7": maps(hotels),
+        "Table 4.5": boosted(hotels),
+    }
+
+
+def with_none(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table, and that there is no row where it has none."""
+    return markdown(header, lines) + ("" if lines else f"\n{NONE}")
+
+
+def roles(found: Results) -> str:
+    """Table 3.9: sentences of speakers in their roles."""
+    told = found.first(WHOLE).get("sentences", [])
+    lines = [[one["context"]["speaker"], one["context"]["role"], one["text"]] for one in told]
+    return with_none(["speaker", "role", "sentence"], lines)
+
+
+def units(found: Results) -> str:
+    """Figure 3.1: the unit that best indicates each language, and that for Spanish after each word of mixed texts."""
+    row = found.first("unadapted")
+    names = sorted(row.get("indicators", ()), key=lambda one: -one["auc"])
+    lines = [[one["value"], str(one["hidden_unit"]), shown(100 * one["auc"], ".1f")] for one in names]
+    text = with_none(["language", "hidden unit", "AUC, %"], lines)
+    if not names:
+        return text
+    sign = next(one["sign"] for one in names if one["value"] == "es")
+    along = [[_words(one["tokens"], sign)] for one in row["along"]]
+    few = row["few_examples"]
+    learned = (
+        f"From {few['examples']} examples of each language logistic regression tells {few['accuracy']:.1%} of the "
+        f"others by the state after them; {few['chance']:.1%} are of the most frequent one.\n"
+    )
+    return f"{text}\n{learned}\n{markdown(['the unit for Spanish after each word'], along)}"
+
+
+def _words(tokens: Sequence[Row], sign: int) -> str:
+    """Each word of a text of characters, and the value of a unit after it."""
+    words, word = [], ""
+    for place, token in enumerate(tokens):
+        word += token["token"]
+        if place + 1 == len(tokens) or tokens[place + 1]["token"] == " ":
+            words.append(f"{word.strip()} {sign * token['value']:+.2f}")
+            word = ""
+    return ", ".join(words)
+
+
+def ratios(found: Results) -> str:
+    """Figure 4.3: by how many nats each word of a review is likelier with five stars than with one, over seeds."""
+    told = {name: _ratios(found, name) for name in ADAPTED}
+    words = next((one for one in told.values() if one), [])
+    values = {name: [shown(value, "+.2f") for _, value in one] or [""] * len(words) for name, one in told.items()}
+    lines = [[word, *(values[name][place] for name in ADAPTED)] for place, (word, _) in enumerate(words)]
+    return f"“{REVIEW}”\n\n" + with_none(["word", *ADAPTED], lines)
+
+
+def _ratios(found: Results, name: str) -> list[tuple[str, float]]:
+    rows = [row["ratios"] for row in _rows(found, name) if isinstance(row.get("ratios"), list)]
+    if not rows:
+        return []
+    means = np.mean([[value for _, value in row] for row in rows], axis=0).tolist()
+    return [(word.replace("</s>", "(end)"), mean) for (word, _), mean in zip(rows[0], means, strict=True)]
+
+
+def _rows(found: Results, name: str) -> list[Mapping[str, Any]]:
+    return [row for one in found.candidates if one.name == name for row in one.rows]
+
+
+def maps(found: Results) -> str:
+    """Figures 4.6 and 4.7: how alike hotels are that lie together, and where the groups of the FactorCell lie."""
+    header = [
+        "model",
+        "column",
+        "hotels",
+        "neighbours alike, %",
+        "by chance, %",
+        "told from embeddings, %",
+        "largest, %",
+    ]
+    lines = [[name, column, *alike(found, name, column)] for column in ("region", "class") for name in ADAPTED]
+    lines = [line for line in lines if line[2]]
+    text = with_none(header, lines)
+    places = [
+        [column, one["group"], str(one["count"]), *(shown(one[key]) for key in ("x", "y", "wide", "high", "angle"))]
+        for column in ("region", "class")
+        for one in found.first("factorcell").get(column, {}).get("ellipses", ())
+    ]
+    columns = ["column", "group", "hotels", "x", "y", "half axis", "half axis across", "angle"]
+    return text + (f"\n{markdown(columns, places)}" if places else "")
+
+
+def alike(found: Results, name: str, column: str) -> list[str]:
+    """Hotels, shares of nearest neighbours that agree, of hotels told from embeddings, each with its chance."""
+    rows = [row[column] for row in _rows(found, name) if "neighbours" in row.get(column, {})]
+    if not rows:
+        return [""] * 5
+    keys = (("neighbours", "same"), ("neighbours", "chance"), ("predicted", "accuracy"), ("predicted", "majority"))
+    shares = [shown(100 * float(np.mean([row[part][key] for row in rows])), ".1f") for part, key in keys]
+    return [str(rows[0]["neighbours"]["values"]), *shares]
+
+
+def boosted(found: Results) -> str:
+    """Table 4.5: the words that the softmax bias of the FactorCell raises most."""
+    told = found.first("factorcell").get("boosted", [])
+    told = told if isinstance(told, list) else []
+    lines = [[one["context"]["hotel"], one["context"]["rating"], ", ".join(one["words"])] for one in told]
+    return with_none(["hotel", "rating", "words"], lines)

@@ -1,0 +1,133 @@
+"""What experiments keep of models in words and maps, and the tables that are made of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+import hotels
+import samples
+import samples_tables
+import thesis_sixteen
+from results import Results
+from tests.small import make_letters, make_run, nats_of
+
+
+def test_sentences_are_of_their_contexts_and_not_too_short(tmp_path: Path) -> None:
+    """One for each context, in order, of six words at least; a value that nobody knows is a rare one."""
+    run = make_run(tmp_path / "run", ("city", "stars"))
+    contexts = [{"city": "Oslo", "stars": "5"}, {"city": "Nowhere", "stars": "1"}]
+    rows = samples.sentences(run, contexts).row["sentences"]
+    assert [row["context"] for row in rows] == contexts
+    assert all(len(row["text"].split()) >= samples.BEAM.min_tokens for row in rows)
+
+
+def test_ratios_add_up_to_the_difference_of_both_readings(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ("city", "stars"), adapt=("factor",))
+    readings = [{"text": "the sea is cold", "city": "Oslo", "stars": stars} for stars in "51"]
+    best, worst = ({key: reading[key] for key in ("city", "stars")} for reading in readings)
+    found = samples.ratios(run, "the sea is cold", best, worst)["ratios"]
+    nats = np.array([nats_of(run, reading) for reading in readings])
+    assert [word for word, _ in found[:4]] == ["the", "sea", "is", "cold"]
+    assert [value for _, value in found] == pytest.approx((nats[1] - nats[0]).tolist(), abs=1e-5)
+
+
+def test_boosted_words_are_those_of_positive_bias(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ("city", "stars"), output_bias=("low_rank",))
+    (row,) = samples.boosted(run, [{"city": "Oslo", "stars": "5"}])["boosted"]
+    assert row["context"] == {"city": "Oslo", "stars": "5"}
+    assert 0 < len(row["words"]) <= samples.BOOSTED
+
+
+def test_a_unit_that_indicates_a_language() -> None:
+    """Of texts that differ in their letters; the unit of the value that is asked for is followed, letter by letter."""
+    run = make_letters(("aab", "bcc"), data={"context": ()}, adapt=(), output_bias=())
+    table = [{"text": text, "language": name} for name, text in (("x", "aab"), ("y", "bcc")) for _ in range(12)]
+    row = samples.indicated(run, table, "language", "y", ["aabcc"]).row
+    assert {one["value"]: one["auc"] for one in row["indicators"]} == {"x": 1.0, "y": 1.0}
+    assert [token["token"] for token in row["along"][0]["tokens"]] == list("aabcc")
+    unit = next(one["hidden_unit"] for one in row["indicators"] if one["value"] == "y")
+    assert row["along"][0]["hidden_unit"] == unit
+    assert (row["few_examples"]["examples"], row["few_examples"]["accuracy"]) == (6, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("hotel", "name"),
+    [
+        ("Super 8 Denver", "economy"),
+        ("Comfort Inn-Downtown", "midscale"),
+        ("Fairfield Inn by Marriott Boise", "midscale"),
+        ("Residence Inn", "upscale"),
+        ("Rose Cottage", None),
+    ],
+)
+def test_classes_of_hotels(hotel: str, name: str | None) -> None:
+    """By the longest chain in a name, whatever its case and hyphens."""
+    assert hotels.class_of(hotel) == name
+
+
+def test_regions_and_classes_of_texts(tmp_path: Path) -> None:
+    """A city without a state has no region; texts of hotels of no chain are no texts of classes."""
+    rows = [
+        {"text": "a", "hotel": "Super 8", "city": "Boise, ID"},
+        {"text": "b", "hotel": "Rose Cottage", "city": "Oslo, Norway"},
+        {"text": "c", "hotel": "Hyatt", "city": "Reno, NV"},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    told = hotels.described(tmp_path / "t.parquet")
+    assert [row["region"] for row in told] == ["ID", None, "NV"]
+    assert [row["class"] for row in told] == ["economy", None, "upscale"]
+    kept = hotels.with_classes(tmp_path / "t.parquet").to_pylist()
+    assert [(row["text"], row["class"]) for row in kept] == [("a", "economy"), ("c", "upscale")]
+    assert set(hotels.chains().values()) == set(hotels.CLASSES)
+
+
+def canned() -> dict[str, Results]:
+    """A row of every experiment that keeps words."""
+    sentences = [{"context": {"speaker": "kagan", "role": "justice"}, "text": "well , i do n't know"}]
+    tokens = [{"token": token, "value": value} for token, value in zip("yo no", (0.1, 0.2, 0.3, 0.4, 0.5), strict=True)]
+    units = {
+        "indicators": [
+            {"value": "de", "hidden_unit": 3, "sign": 1, "auc": 0.9},
+            {"value": "es", "hidden_unit": 7, "sign": -1, "auc": 0.95},
+        ],
+        "along": [{"tokens": tokens}],
+        "few_examples": {"examples": 30, "accuracy": 0.75, "chance": 0.125},
+    }
+    ellipse = {"group": "CA", "count": 5, "x": 0.1, "y": 0.2, "wide": 1.0, "high": 0.5, "angle": 30.0}
+    mapped = {
+        "ellipses": [ellipse],
+        "neighbours": {"values": 40, "same": 0.25, "chance": 0.1},
+        "predicted": {"accuracy": 0.5, "majority": 0.4},
+    }
+
+    def hotel(seed: int) -> dict[str, Any]:
+        words = [{"context": {"hotel": "Inn", "rating": "5"}, "words": ["sea", "sun"]}]
+        told = {"ratios": [["lovely", 1.0 + seed], ["</s>", -1.0]], "boosted": words, "region": mapped}
+        return {"row": "factorcell", "seed": seed, "sums": {}, **told, "class": {"none": "too few"}}
+
+    return {
+        "scotus": Results.of([{"row": thesis_sixteen.WHOLE, "seed": 0, "sums": {}, "sentences": sentences}]),
+        "languages": Results.of([{"row": "unadapted", "seed": 0, "sums": {}, **units}]),
+        "hotels": Results.of([hotel(0), hotel(1)]),
+    }
+
+
+def test_tables_of_words_and_maps() -> None:
+    """What is kept stands in its line; means over seeds of ratios, the sign of the unit turned to the language."""
+    made = samples_tables.tables(**canned())
+    assert "| kagan | justice | well , i do n't know |" in made["Table 3.9"]
+    assert "| es | 7 | 95.0 |\n| de | 3 | 90.0 |" in made["Figure 3.1"]
+    assert "| yo -0.20, no -0.50 |" in made["Figure 3.1"]
+    assert "From 30 examples of each language logistic regression tells 75.0%" in made["Figure 3.1"]
+    assert "| lovely |  |  | +1.50 |\n| (end) |  |  | -1.00 |" in made["Figure 4.3"]
+    assert "| factorcell | region | 40 | 25.0 | 10.0 | 50.0 | 40.0 |" in made["Figures 4.6 and 4.7"]
+    assert "| factorcell | class |" not in made["Figures 4.6 and 4.7"]
+    assert "| region | CA | 5 | 0.10 | 0.20 | 1.00 | 0.50 | 30.00 |" in made["Figures 4.6 and 4.7"]
+    assert "| Inn | 5 | sea, sun |" in made["Table 4.5"]
+    assert not any("No row yet" in text for text in made.values())
+    nothing = samples_tables.tables(*(Results.of([]) for _ in range(3)))
+    assert all("No row yet." in text for text in nothing.values())
