@@ -6,7 +6,6 @@ marketed (hotel_classes.csv), as there is no rating by an agency here; a region 
 
 import csv
 import re
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pyarrow as pa
 import corpora
 import samples
 from corpora import Tables
-from factorcell.config import UserError
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
@@ -69,21 +67,13 @@ def known(run: Run, tables: Tables) -> Measured:
     hotels = run.schema.variable("hotel").values[1 : 1 + len(RATINGS)]
     contexts = [{"hotel": hotel, "rating": rating} for hotel, rating in zip(hotels, RATINGS, strict=False)]
     row: Row = {
-        **tried("ratios", lambda: samples.ratios(run, REVIEW, BEST, WORST)),
-        **tried("boosted", lambda: samples.boosted(run, contexts)),
+        **samples.tried("ratios", lambda: samples.ratios(run, REVIEW, BEST, WORST)),
+        **samples.tried("boosted", lambda: samples.boosted(run, contexts)),
     }
     rows = described(tables["train"])
     for column in ("region", "class"):
-        row |= tried(column, partial(mapped, run, rows, column))
+        row |= samples.tried(column, partial(mapped, run, rows, column))
     return Measured(row)
-
-
-def tried(name: str, make: Callable[[], Row]) -> Row:
-    """What is made, or why not: in a trial too few hotels may be known."""
-    try:
-        return make()
-    except UserError as error:
-        return {name: {"none": str(error)}}
 
 
 def mapped(run: Run, rows: list[Row], column: str) -> Row:

@@ -10,6 +10,7 @@ import numpy as np
 
 import completion_tables
 import samples_tables
+import specificity_tables
 import tacl
 import trials
 from factorcell.bootstrap import Interval
@@ -150,8 +151,8 @@ def chapter_4(read: Read, printed: Mapping[str, Published]) -> list[Line]:
 def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
     """Completion, which is the ACL paper too; generation; sparse biases."""
     sparse, queries = read("sparse", "none"), read("queries")
+    ranks = {name: row[-1] for name, row in printed["completion"]["large"].items() if name != "mpc"}
     kinds = {kind: chosen(sparse, kind) for kind in printed["sparse"]}
-    films, hotels = (f"{printed['generation'][name]['factorcell'][0]:.1f}%" for name in ("Yelp", "TripAdvisor"))
     return [
         Line("T5.1, ACL", "completions, cold and warm", "thesis_queries"),
         going_along(
@@ -159,10 +160,12 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             completion_tables.together(rows_of(read("queries_trials"))),
             -1,
         ),
-        completed(
-            Line("T5.2, ACL", "reciprocal ranks of models", "thesis_queries"),
+        ordered(
+            Line("T5.2, ACL", "reciprocal ranks of models", "thesis_queries", printed=f"{ranks['factor']:.3f}"),
             queries,
-            {name: row[-1] for name, row in printed["completion"]["large"].items() if name != "mpc"},
+            "mrr",
+            ranks,
+            ".3f",
         ),
         further(
             Line("F5.2, ACL", "gain in ranks after 100 texts", "thesis_queries"),
@@ -173,13 +176,8 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             queries.above("factor", f"mrr_prefix_{LENGTHS['prefix'][0]}", "unadapted"),
         ),
         *(Line(f"T5.{n}, ACL", "queries likelier after two", "thesis_queries") for n in (3, 4, 5)),
-        *(Line(f"T6.{n}", "fillers of a gap by stars", "thesis_fillers") for n in (1, 2, 3)),
-        Line("F6.1", "telling apart and writing, films", "factorcell specificity", NO_ROW, why="not trained"),
-        Line("F6.2", "rank and writing, films", "factorcell specificity", NO_ROW, why="not trained"),
-        Line("T6.4", "texts that fit stars, films", "factorcell specificity", NO_ROW, films, why="not trained"),
-        Line("T6.5", "texts that fit a hidden class", "factorcell specificity", NO_ROW, hotels, why="not trained"),
-        Line("F6.3", "rank and writing, hotels", "factorcell specificity", NO_ROW, why="not trained"),
-        Line("F6.4", "telling apart and writing, hotels", "factorcell specificity", NO_ROW, why="not trained"),
+        *(Line(f"T6.{n}", "fillers of a gap by stars", "thesis_specificity imdb") for n in (1, 2, 3)),
+        *chapter_6(read, printed["generation"]),
         measured(
             Line("TA.1", "sparse and low-rank biases", "thesis_sparse"),
             sparse,
@@ -190,6 +188,35 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
         ),
         Line("A.2", "a penalty on fine-tuning", "factorcell finetune", NO_ROW, why="not trained"),
     ]
+
+
+def chapter_6(read: Read, printed: Mapping[str, Published]) -> list[Line]:
+    """Texts that fit their context: of films by their rating, of hotels by a class that no model was given."""
+    films, hotels = written(read).values()
+
+    def figure(which: str, what: str, name: str, rows: Sequence[Row], kind: str) -> Line:
+        line = Line(which, what, f"thesis_specificity {name}_trials")
+        return going_along(line, specificity_tables.along(rows, kind), 1)
+
+    def table(which: str, what: str, name: str, theirs: Published) -> Line:
+        line = Line(which, what, f"thesis_specificity {name}", printed=f"{theirs['factorcell'][0]:.1f}%")
+        found = read(f"specificity_{name}")
+        return ordered(line, found, "specificity", {model: row[0] for model, row in theirs.items()}, ".1%")
+
+    return [
+        figure("F6.1", "telling apart and writing, films", "imdb", films, "accuracy"),
+        figure("F6.2", "rank and writing, films", "imdb", films, "rank"),
+        table("T6.4", "texts that fit stars, films", "imdb", printed["Yelp"]),
+        table("T6.5", "texts that fit a hidden class", "hotels", printed["TripAdvisor"]),
+        figure("F6.3", "rank and writing, hotels", "hotels", hotels, "rank"),
+        figure("F6.4", "telling apart and writing, hotels", "hotels", hotels, "accuracy"),
+    ]
+
+
+def written(read: Read) -> dict[str, list[Row]]:
+    """The trials of each set of chapter 6 that have written texts."""
+    pairs = {name: (read(f"specificity_trials_{name}"), read(f"tacl_trials_{name}")) for name in ("imdb", "hotels")}
+    return {name: specificity_tables.joined(*map(rows_of, pair)) for name, pair in pairs.items()}
 
 
 def measured(
@@ -227,14 +254,12 @@ def correlated(line: Line, found: Results, printed: Published) -> Line:
     return line._replace(ours=told, verdict=verdict, why=f"{len(names)} communities")
 
 
-def completed(line: Line, found: Results, printed: Mapping[str, float]) -> Line:
-    """A line of mean reciprocal ranks: that of the last model, and whether the orders are the printed ones."""
-    last = list(printed)[-1]
-    line = line._replace(ours=found.shown(last, "mrr", ".3f").split(" ")[0] or NO_ROW, printed=f"{printed[last]:.3f}")
+def ordered(line: Line, found: Results, key: str, printed: Mapping[str, float], form: str) -> Line:
+    """A line of a figure `key`: that of the last printed model, and whether the orders are the printed ones."""
     if not found.candidates:
-        return line._replace(why="not trained")
-    orders = found.orders("mrr", printed)
-    return line._replace(verdict=orders.verdict, why=orders.why)
+        return line._replace(ours=NO_ROW, why="not trained")
+    ours, orders = found.row(list(printed)[-1]).get(key), found.orders(key, printed)
+    return line._replace(ours=shown(ours, form) or NO_ROW, verdict=orders.verdict, why=orders.why)
 
 
 def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:

@@ -23,7 +23,8 @@ from study import Row
 
 SEEDS = 3  # trainings of a row, at least, before anything is said of it
 MARGIN = 0.01  # of a perplexity or a rank: papers print one training each, so what lies closer is no order of theirs
-POINT = 1.0  # of accuracies in per cent, likewise
+POINT = 1.0  # of shares in per cent, likewise
+SHARES = ("accuracy", "specificity")
 ENOUGH = 0.5  # of the pairs that are told apart in print have to differ here
 NEARLY_ALL = 0.95  # of those have to stand as printed: one in forty would not by chance alone
 
@@ -32,7 +33,7 @@ AGREES, DISAGREES, UNTOLD = "agrees", "disagrees", "cannot be told"
 
 def apart(key: str, one: float, other: float) -> bool:
     """Whether two printed figures differ by more than one training of each could make of them."""
-    return abs(one - other) > (POINT if key == "accuracy" else MARGIN * min(one, other))
+    return abs(one - other) > (POINT if key in SHARES else MARGIN * min(one, other))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """What models say and show, in words: sentences, a hidden unit along a text, what words gain from a context."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from factorcell.config import UserError
 from factorcell.evaluation import probing
 from factorcell.evaluation.embeddings import words
 from factorcell.evaluation.likelihood_ratios import explain
-from factorcell.generation.generate import GenerationOptions, generate
+from factorcell.generation.generate import GenerationOptions, every, fill, generate
 from factorcell.model.run import Run
 from study import Measured, Row
 
@@ -32,6 +33,24 @@ def indicated(run: Run, table: Any, target: str, value: str, texts: Sequence[str
     fewest = min(row["texts"] for row in rows)
     told = probing.few_examples(probing.final_states(run, every), values, examples=min(EXAMPLES, fewest // 2))
     return Measured({"indicators": rows, "along": along, "few_examples": told})
+
+
+def fillers(run: Run, templates: Sequence[str], column: str) -> Row:
+    """What fills the gap of each template best for each value of a column, the highest first."""
+    values = list(reversed(every(run.schema, column)))
+    contexts = [{column: value} for value in values]
+    found = [fill(run, template, contexts) for template in templates]
+    return {
+        "fillers": [{value: row["filler"] for value, row in zip(values, rows, strict=True)} for rows in found],
+    }
+
+
+def tried(name: str, make: Callable[[], Row]) -> Row:
+    """What is made, or why not: in a trial too few words or values may be known."""
+    try:
+        return make()
+    except UserError as error:
+        return {name: {"none": str(error)}}
 
 
 def ratios(run: Run, text: str, first: Row, second: Row) -> Row:

@@ -128,6 +128,14 @@ class Job:
         folder.mkdir(parents=True, exist_ok=True)
         return self.experiment.tables(self.data, folder, TRIAL if self.trial else 1.0)
 
+    def told(self) -> str:
+        """The command line as anybody can type it: folders of this machine by what they are."""
+        folders = {str(self.data): "DATA", str(self.results): "RESULTS", str(self.out): "OUT"}
+        script, *options = self.command
+        if Path(script).is_relative_to(HERE.parent):
+            script = str(Path(script).relative_to(HERE.parent))
+        return shlex.join(("python", script, *(folders.get(option, option) for option in options)))
+
     def missing(self) -> list[Training]:
         """What is wanted and not finished; a row that was made with other options is an error."""
         done = {Training(row["row"], row["seed"]): row for row in files.read_rows(self.rows)}
@@ -191,7 +199,7 @@ def finish(job: Job, training: Training, tables: Tables) -> None:
     result = {
         "experiment": job.name,
         **training._asdict(),
-        "command": shlex.join(("python", *job.command)),
+        "command": job.told(),
         "commit": commit(),
         "machine": machine(),
         "precision": run.config.training.precision,

@@ -21,6 +21,7 @@ import completion_tables
 import exposure
 import overview
 import samples_tables
+import specificity_tables
 import tacl
 import trials
 from factorcell import files
@@ -211,6 +212,10 @@ def papers(results: Path, suffix: str = "") -> dict[str, str]:
         "Table 3.8": variables(Results.of(subsets, "none"), printed["variables"]),
         "Table 5.2": queries(read("queries"), printed["completion"]),
         **completion_tables.tables(read("queries"), rows_of(read("queries_trials"))),
+        "Tables 6.1 to 6.3": specificity_tables.fillers(read("specificity_imdb")),
+        "Table 6.4": specificity_tables.specificity(read("specificity_imdb"), printed["generation"]["Yelp"]),
+        "Table 6.5": specificity_tables.specificity(read("specificity_hotels"), printed["generation"]["TripAdvisor"]),
+        "Figures 6.1 to 6.4": specificity_tables.figures(overview.written(read)),
         "Table A.1": sparse(read("sparse", "none"), printed["sparse"]),
         "Every mechanism": family(read("family")),
     }

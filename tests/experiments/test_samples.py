@@ -12,6 +12,7 @@ import hotels
 import samples
 import samples_tables
 import thesis_sixteen
+from factorcell.generation.generate import fill
 from results import Results
 from tests.small import make_letters, make_run, nats_of
 
@@ -40,6 +41,19 @@ def test_boosted_words_are_those_of_positive_bias(tmp_path: Path) -> None:
     (row,) = samples.boosted(run, [{"city": "Oslo", "stars": "5"}])["boosted"]
     assert row["context"] == {"city": "Oslo", "stars": "5"}
     assert 0 < len(row["words"]) <= samples.BOOSTED
+
+
+def test_fillers_of_every_value(tmp_path: Path) -> None:
+    """The best filler of each template for each value, the highest value first; what is not to be made says why."""
+    run = make_run(tmp_path / "run", ("city", "stars"), adapt=("factor",))
+    templates = ["the ____ and sand", "cold ____"]
+    found = samples.fillers(run, templates, "stars")["fillers"]
+    for template, own in zip(templates, found, strict=True):
+        assert list(own) == ["5", "1"]
+        for stars, filler in own.items():
+            assert filler == fill(run, template, [{"stars": stars}])[0]["filler"]
+    told = samples.tried("fillers", lambda: samples.fillers(run, ["the moon ____"], "stars"))
+    assert "'moon' is not in the vocabulary" in told["fillers"]["none"]
 
 
 def test_a_unit_that_indicates_a_language() -> None:

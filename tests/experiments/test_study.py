@@ -112,6 +112,14 @@ def test_a_finished_row_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert study.main(tiny, given(tmp_path, jobs=2), ["x.py"]) == 0
 
 
+def test_a_command_names_no_folder_of_the_machine(tmp_path: Path) -> None:
+    """What is typed where the checkout is, with folders by what they are; a script elsewhere stays as it is."""
+    job = study.Job(experiment(tmp_path, ROWS), tmp_path / "d", tmp_path / "o", tmp_path / "o", (), 1, 1, False, ())
+    command = (str(study.HERE / "tacl.py"), "agnews", "--data", str(tmp_path / "d"), "--only", "a b")
+    assert replace(job, command=command).told() == "python experiments/tacl.py agnews --data DATA --only 'a b'"
+    assert replace(job, command=("x.py", "--out", str(tmp_path / "o"))).told() == "python x.py --out OUT"
+
+
 def test_runs_of_another_experiment_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are trained are not trained again; what is measured of them has rows of its own."""
     tiny = experiment(tmp_path, ROWS)

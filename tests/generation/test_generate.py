@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import thesis_fillers
 from factorcell.choices import METHODS
 from factorcell.commands import main
 from factorcell.config import UserError
@@ -241,20 +240,6 @@ def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.Capture
         assert main.main([*command, *other, "--resume"]) == 2
         assert "nothing resumed" in capsys.readouterr().err
     assert out.read_text() == whole
-
-
-def test_fillers_of_several_models_stand_side_by_side(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The recipe prints a table for each template: a line a value, the highest first, a column a run."""
-    folder, template = str(run.folder), "the ____ and sand"
-    given = ["x", folder, folder, "--column", "stars", "--template", template, "--max-tokens", "2"]
-    monkeypatch.setattr("sys.argv", given)
-    thesis_fillers.main()
-    lines = capsys.readouterr().out.splitlines()
-    best = [row["filler"] for row in fill(run, template, [{"stars": "5"}, {"stars": "1"}], options=TWO)]
-    assert lines[0] == f"“{template}”"
-    assert lines[-3:-1] == [f"| 5 | {best[0]} | {best[0]} |", f"| 1 | {best[1]} | {best[1]} |"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""Tables 6.1 to 6.5 of the thesis and its figures 6.1 to 6.4: texts that fit their context."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+import trials
+from factorcell.config import PAPER_MODELS
+from factorcell.evaluation.statistics import correlation
+from pages import markdown, shown
+from results import Results
+from samples_tables import with_none
+from study import Row
+from thesis_specificity import TEMPLATES
+
+ORDER = tuple(reversed(PAPER_MODELS[1:]))  # as tables 6.1 to 6.3 have them
+FIGURES = {"imdb": ("6.1", "6.2"), "hotels": ("6.4", "6.3")}  # of accuracy, and of rank and perplexity
+
+Published = Mapping[str, Sequence[float]]
+
+
+def fillers(found: Results) -> str:
+    """Tables 6.1 to 6.3: what fills the gap for each rating, the first seed of each model."""
+    told = {name: found.first(name).get("fillers", []) for name in ORDER}
+    told = {name: own if isinstance(own, list) else [] for name, own in told.items()}
+    parts = []
+    for place, template in enumerate(TEMPLATES):
+        rows = {name: own[place] for name, own in told.items() if own}
+        values = next((list(own) for own in rows.values()), [])
+        lines = [[value, *(rows.get(name, {}).get(value, "") for name in ORDER)] for value in values]
+        parts.append(f"“{template}”\n\n{with_none(['rating', *ORDER], lines)}")
+    return "\n".join(parts)
+
+
+def specificity(found: Results, published: Published, unit: str = "known targets") -> str:
+    """Tables 6.4 and 6.5: how many texts are judged to fit, how far off the others are, and the perplexity."""
+    lines = []
+    for name in PAPER_MODELS:
+        figures = [found.shown(name, "specificity", ".1f", 100.0), found.shown(name, "deviation")]
+        printed = [shown(published[name][0], ".1f"), *(shown(value) for value in published[name][1:])]
+        lines.append([name, *figures, found.shown(name, "perplexity_known"), *printed])
+    perplexity = f"perplexity per word, {unit}"
+    header = ["model", "fit, %", "deviation", perplexity, "thesis: fit, %", "deviation", f"thesis: {perplexity}"]
+    if not found.candidates:
+        return f"{markdown(header, lines)}\nNo row yet.\n"
+    real = found.candidates[0].rows[0].get("real")
+    told = "" if real is None else f"Real texts: {real['accuracy']:.1%} fit, {real['deviation']:.2f} off.\n"
+    orders = found.orders("specificity", {name: row[0] for name, row in published.items()})
+    return f"{markdown(header, lines)}\n{told}Fit: {orders}"
+
+
+def joined(written: Sequence[Row], told: Sequence[Row]) -> list[Row]:
+    """The trials that have written, with the accuracy that they have as classifiers."""
+    accuracy = {row["row"]: row.get("accuracy") for row in told}
+    rows = [{**row, "accuracy": accuracy.get(row["row"])} for row in written if "specificity" in row]
+    return [row for row in rows if row["accuracy"] is not None]
+
+
+def along(rows: Sequence[Row], with_: str) -> Row:
+    """The correlation of specificity with accuracy over all models, with rank or log perplexity over FactorCells."""
+    if with_ == "accuracy":
+        return correlation([row["accuracy"] for row in rows], [row["specificity"] for row in rows])
+    own = trials.of_class(rows, PAPER_MODELS[-1])
+    values = [row["config"]["model"]["rank"] if with_ == "rank" else np.log(row["perplexity_known"]) for row in own]
+    return correlation(values, [row["specificity"] for row in own])
+
+
+def figures(sets: Mapping[str, Sequence[Row]]) -> str:
+    """Figures 6.1 to 6.4: a line for each correlation, and the means of the classes of models."""
+    lines = []
+    for name, rows in sets.items():
+        for place, kinds in zip(FIGURES[name], (("accuracy",), ("rank", "perplexity")), strict=True):
+            for kind in kinds if rows else ():
+                found = along(rows, kind)
+                lines.append([place, name, kind, str(found["n"]), trials.told(found)])
+    means = [[name, model, *_means(trials.of_class(rows, model))] for name, rows in sets.items() for model in ORDER]
+    text = with_none(["figure", "set", "texts that fit, with", "models", "correlation"], lines)
+    header = ["set", "model", "models", "accuracy, %", "fit, %"]
+    return text + (f"\n{markdown(header, [line for line in means if line[2] != '0'])}" if lines else "")
+
+
+def _means(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return ["0", "", ""]
+    means = [100 * float(np.mean([row[key] for row in rows])) for key in ("accuracy", "specificity")]
+    return [str(len(rows)), *(shown(mean, ".1f") for mean in means)]

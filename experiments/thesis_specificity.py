@@ -1,0 +1,133 @@
+"""Chapter 6 of the thesis: does the text that a model writes fit its context? fastText judges, trained on real texts.
+
+    python experiments/thesis_specificity.py imdb --data DATA --out OUT         # tables 6.1 to 6.4
+    python experiments/thesis_specificity.py hotels --data DATA --out OUT       # table 6.5
+    python experiments/thesis_specificity.py imdb_trials --data DATA --out OUT  # figures 6.1, 6.2 (hotels: 6.3, 6.4)
+
+The models are those of tacl.py, for figures those of tacl_trials.py; what is not trained yet is. Films are written for
+their rating, which every model was given; hotels for the class of their chain, which none was, at five stars.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import corpora
+import hotels
+import samples
+import study
+import tacl
+import tacl_trials
+from corpora import Tables
+from factorcell.evaluation import text_figures
+from factorcell.evaluation.judge import Judge, JudgeOptions
+from factorcell.evaluation.specificity import write
+from factorcell.generation.generate import GenerationOptions, every
+from factorcell.model.run import Run
+from study import Experiment, Measured, Row
+
+TEMPLATES = (  # of tables 6.1 to 6.3
+    "my wife and i saw this and ____",
+    "this was the first film of his that i saw and it was ____",
+    "i will ____ it again",
+)
+# The first words of a review, none of which ends before: all are as long, and the most probable one is kept.
+BEAM = GenerationOptions(
+    "stochastic", max_tokens=70, min_tokens=70, no_repeat_ngram=3, width=120, grow=8, length_penalty=0.0
+)
+KEPT = ("deviation", "tokens", "distinct_2", "repeated", "copied_5")  # of what the judge says of texts
+Wanted = tuple[dict[str, str], str]  # a context, and the value that its text is to be judged as
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What is written of a set: texts to be judged by `target`, whose values have an `order`, by a beam of `options`.
+
+    So many texts of each model of a table, and of each trial of a figure.
+    """
+
+    target: str
+    options: GenerationOptions
+    texts: int
+    of_trials: int
+    order: tuple[str, ...] = ()
+
+
+SETS = {
+    "imdb": Writing("rating", BEAM, 200, 96),
+    "hotels": Writing("class", replace(BEAM, max_tokens=40, min_tokens=40, width=50, grow=4), 400, 200, hotels.CLASSES),
+}
+
+
+def wanted(run: Run, name: str, number: int) -> list[Wanted]:
+    """About `number` contexts, the same for all models: every rating as often, or hotels of chains by chance."""
+    if name == "imdb":
+        ratings = every(run.schema, "rating")
+        return [({"rating": rating}, rating) for rating in ratings for _ in range(number // len(ratings))]
+    classes = {hotel: hotels.class_of(hotel) for hotel in run.schema.variable("hotel").values[1:]}
+    of_chains = [(hotel, found) for hotel, found in classes.items() if found]
+    drawn = np.random.default_rng(0).integers(len(of_chains), size=number) if of_chains else ()
+    return [({"hotel": of_chains[place][0], **hotels.BEST}, of_chains[place][1]) for place in drawn]
+
+
+def tables(name: str, of: Experiment, data: Path, folder: Path, share: float) -> Tables:
+    """The texts that a set is trained on, and those that its judge learns from and is judged by."""
+    made = of.tables(data, folder, share)
+    for part in ("train", "test"):
+        source = made[part]
+        classed = source.with_name(f"{source.stem}-classes.parquet")
+        labelled = corpora.kept(classed, partial(hotels.with_classes, source)) if name == "hotels" else source
+        made[f"labelled_{part}"] = labelled
+    return made
+
+
+def measure(run: Run, tables: Tables, name: str, number: int) -> Measured:
+    """How many of a run's texts are judged to be what they were written for; for tables also what fills a gap."""
+    how, contexts = SETS[name], wanted(run, name, number)
+    if not contexts:  # in a trial all of them may be rare
+        return Measured({})
+    asked = JudgeOptions(how.target, "fasttext", how.order)
+    train, held = tables["labelled_train"], tables["labelled_test"]
+    judge = Judge.train_on(train, run.config.data, asked, held=held, vocabulary=run.vocabulary)
+    path = run.folder.with_name(f"{run.folder.name}-texts-{number}.jsonl")
+    texts = write(run, [context for context, _ in contexts], how.options, path)
+    rows = [{"text": row["text"], how.target: value} for row, (_, value) in zip(texts, contexts, strict=True)]
+    judged, fits = judge.judge_each(rows)
+    row: Row = {"specificity": judged["accuracy"], **{key: judged[key] for key in KEPT}}
+    row["real"] = {key: judge.real[key] for key in ("accuracy", "deviation")}
+    if name == "imdb" and number == how.texts:
+        row |= samples.tried("fillers", partial(samples.fillers, run, TEMPLATES, "rating"))
+    key = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]
+    return Measured(row, {"specificity": text_figures.of_right(key, fits, np.ones_like(fits))})
+
+
+def experiment(name: str, trials: bool) -> Experiment:
+    """What the models of a set write, those of its table or those of random sizes."""
+    of = tacl_trials.experiment(name) if trials else tacl.experiment(name)
+    number = SETS[name].of_trials if trials else SETS[name].texts
+    how = partial(measure, name=name, number=number)
+    own = of.name.replace("tacl", "specificity")
+    return replace(of, name=own, runs=of.name, tables=partial(tables, name, of), measure=how)
+
+
+EXPERIMENTS = {f"{name}{'_trials' * trials}": experiment(name, trials) for trials in (False, True) for name in SETS}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure what the arguments ask for."""
+    parser = study.parser("Chapter 6: texts that fit their context.")
+    parser.add_argument("set", choices=EXPERIMENTS, help="data set, and whether of the models of random sizes")
+    parser.set_defaults(seeds=None)
+    given = parser.parse_args(argv)
+    given.seeds = given.seeds or ((0,) if given.set.endswith("_trials") else study.SEEDS)
+    return study.main(EXPERIMENTS[given.set], given, [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,154 @@
+"""Chapter 6: what is written for which context, whose runs write it, and the tables and figures of how much fits."""
+
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+import hotels
+import overview
+import specificity_tables
+import study
+import tacl
+import tacl_trials
+import thesis_specificity
+from corpora import read
+from factorcell import files
+from factorcell.config import PAPER_MODELS
+from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.evaluation.text_figures import TextSums
+from results import Results
+from tests.small import make_run
+
+PRINTED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))["generation"]
+CHAINS = ("Super 8 Boise", "Rose Cottage", "Hyatt Reno", "Comfort Inn")
+
+
+@pytest.mark.parametrize("name", thesis_specificity.SETS)
+def test_the_runs_are_those_of_other_tables(name: str) -> None:
+    """The same rows with the same options, under a name of their own."""
+    for suffix, of in (("", tacl.experiment(name)), ("_trials", tacl_trials.experiment(name))):
+        made = thesis_specificity.EXPERIMENTS[name + suffix]
+        assert (made.runs, made.rows, made.recipe) == (of.name, of.rows, of.recipe)
+    assert len({made.name for made in thesis_specificity.EXPERIMENTS.values()}) == 4
+
+
+def test_films_are_written_for_every_rating(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ("city", "stars"))
+    names = (RARE, *"1", "10", "2")
+    run.schema = ContextSchema((Variable("rating", "category", names, (1,) * 4),))
+    found = thesis_specificity.wanted(run, "imdb", 9)
+    assert found == [({"rating": value}, value) for value in ("1", "2", "10") for _ in range(3)]
+
+
+def test_hotels_are_written_for_the_class_of_their_chain(tmp_path: Path) -> None:
+    """Drawn alike for every model, hotels of no chain left out, five stars, and the class in no context."""
+    run = make_run(tmp_path / "run", ("city", "stars"))
+    run.schema = ContextSchema((Variable("hotel", "category", (RARE, *CHAINS), (1,) * 5),))
+    found = thesis_specificity.wanted(run, "hotels", 300)
+    assert found == thesis_specificity.wanted(run, "hotels", 300)
+    assert all(set(context) == {"hotel", "rating"} and context["rating"] == "5" for context, _ in found)
+    assert all(name == hotels.class_of(context["hotel"]) for context, name in found)
+    counts = Counter(context["hotel"] for context, _ in found)
+    assert set(counts) == set(CHAINS) - {"Rose Cottage"}
+    assert min(counts.values()) > 70
+    run.schema = ContextSchema((Variable("hotel", "category", (RARE, "Rose Cottage"), (1,) * 2),))
+    assert thesis_specificity.wanted(run, "hotels", 300) == []
+
+
+def test_texts_are_judged_by_what_they_were_written_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that writes of the sea for one rating and of the sun for the other: what fits, by whom it was wanted."""
+    run = make_run(tmp_path / "run", ("stars",), adapt=("concat",), output_bias=("low_rank",))
+    run.schema = ContextSchema((Variable("rating", "category", (RARE, "1", "5"), (1, 9, 9)),))
+    words = {"1": "the sea is cold", "5": "sun and sand"}
+    rows = [{"text": words[value], "rating": value} for value in "15" for _ in range(60)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    texts = iter(["the sea is cold", "sun and sand", "sun and sand", "sun and sand"])
+
+    def write(run: Any, contexts: Any, options: Any, path: Path) -> list[dict[str, Any]]:
+        assert (options.width, options.grow, options.length_penalty) == (120, 8, 0.0)
+        return [{"text": next(texts), "context": context} for context in contexts]
+
+    monkeypatch.setattr(thesis_specificity, "write", write)
+    given = {"labelled_train": tmp_path / "t.parquet", "labelled_test": tmp_path / "t.parquet"}
+    found = thesis_specificity.measure(run, given, "imdb", 4)
+    assert found.row["specificity"] == 0.75
+    assert found.row["deviation"] == pytest.approx(1.0)
+    assert found.row["real"] == {"accuracy": 1.0, "deviation": 0.0}
+    assert found.figures["specificity"].above.tolist() == [1, 0, 1, 1]
+    assert "fillers" not in found.row
+
+
+def test_the_judge_of_hotels_learns_from_those_of_chains(tmp_path: Path) -> None:
+    (tmp_path / "hotels").mkdir()
+    rows = [
+        {"text": f"{hotel} {n}", "hotel": hotel, "city": "Reno, NV", "rating": "5"}
+        for n in range(40)
+        for hotel in CHAINS
+    ]
+    for part in ("train", "dev", "test"):
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "hotels" / f"{part}.parquet")
+    made = thesis_specificity.experiment("hotels", False).tables(tmp_path, tmp_path / "made", 1.0)
+    assert Counter(read(made["labelled_train"])["class"].to_pylist()) == {"economy": 40, "upscale": 40, "midscale": 40}
+    assert len(read(made["train"])) == 160
+
+
+def row(name: str, seed: int, share: float) -> dict[str, Any]:
+    """A row of which a share of the texts fit."""
+    fits = np.arange(200) < 200 * share
+    sums = {"specificity": study.grouped(TextSums("k", fits.astype(float), np.ones(200)))}
+    fillers = [{"5": f"great {place}", "1": "bad"} for place in range(3)] if name == "factorcell" else {"none": "x"}
+    real = {"accuracy": 0.63, "deviation": 0.44}
+    return {
+        **{"row": name, "seed": seed, "specificity": share, "deviation": 1 - share, "real": real, "sums": sums},
+        "fillers": fillers,
+    }
+
+
+def test_tables_of_texts_that_fit() -> None:
+    """Shares beside the printed ones, orders of pairs; fillers of the models that have some."""
+    shares = dict(zip(PAPER_MODELS, (0.1, 0.3, 0.6, 0.9), strict=True))
+    found = Results.of([row(name, seed, share) for name, share in shares.items() for seed in range(3)])
+    text = specificity_tables.specificity(found, PRINTED["Yelp"])
+    assert "| unadapted | 10.0 ± 0.0 | 0.90 ± 0.00 |  | 21.3 | 1.63 | 67.90 |" in text
+    assert "Real texts: 63.0% fit, 0.44 off." in text
+    assert "Fit: of 6 pairs told apart in print 6 differ here by more than chance, 6 of them as printed." in text
+    told = specificity_tables.fillers(found)
+    assert "| 5 | great 2 |  |  |\n| 1 | bad |  |  |" in told
+    line = overview.Line("T6.4", "x", printed="69.5%")
+    printed = {name: figures[0] for name, figures in PRINTED["Yelp"].items()}
+    assert list(overview.ordered(line, found, "specificity", printed, ".1%")[3:]) == [
+        *("90.0%", "69.5%", "agrees", "6 of 6 as printed"),
+    ]
+    nothing = Results.of([])
+    assert specificity_tables.specificity(nothing, PRINTED["Yelp"]).endswith("No row yet.\n")
+    assert specificity_tables.fillers(nothing).count("No row yet.") == 3
+
+
+def test_figures_of_texts_that_fit(tmp_path: Path) -> None:
+    """The accuracy comes from the trials of the same name; ranks and perplexities are those of FactorCells alone."""
+    models = [f"{model} {n:02}" for n in range(5) for model in PAPER_MODELS[1:]]
+    written = [
+        {
+            **{"row": name, "seed": 0, "sums": {}, "specificity": 0.2 + 0.01 * place, "perplexity_known": 90 - place},
+            "config": {"model": {"rank": 1 + place}},
+        }
+        for place, name in enumerate(models)
+    ]
+    told = [{"row": name, "seed": 0, "sums": {}, "accuracy": 0.9 - 0.01 * place} for place, name in enumerate(models)]
+    files.write_rows(tmp_path / "specificity_trials_imdb.jsonl", written)
+    files.write_rows(tmp_path / "tacl_trials_imdb.jsonl", told[:-1])
+    found = overview.written(lambda name, base="unadapted": Results.read(tmp_path, name, base))
+    assert (len(found["imdb"]), len(found["hotels"])) == (14, 0)
+    text = specificity_tables.figures(found)
+    assert "| 6.1 | imdb | accuracy | 14 | -1.00 [-1.00, -1.00] |" in text
+    assert "| 6.2 | imdb | rank | 4 | +1.00 [+1.00, +1.00] |" in text
+    assert "| 6.2 | imdb | perplexity | 4 | -" in text
+    assert "hotels" not in text
+    assert "| imdb | softmaxbias | 5 | 84.0 | 26.0 |" in text
+    assert "No row yet." in specificity_tables.figures({"imdb": [], "hotels": []})
