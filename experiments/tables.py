@@ -19,6 +19,7 @@ import numpy as np
 
 import completion_tables
 import exposure
+import finetuning_tables
 import overview
 import samples_tables
 import specificity_tables
@@ -33,13 +34,12 @@ from results import Results
 from study import HERE
 from thesis_queries import LATE
 from thesis_sixteen import PARTS
+from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES as VARIED
-from thesis_sparse import penalties
 from thesis_subreddits import NEAREST, NEIGHBOURS_OF
 from thesis_variables import SUBSETS, VARIABLES
 
 SHOWN = 9  # communities at each end of table 3.5
-PENALTIES = penalties()
 KNOWN, ALL = "known targets", "all targets"
 
 
@@ -148,19 +148,33 @@ def sparse(found: Results, published: Published) -> str:
     """Table A.1: each kind of bias, with the penalties that suit dev best, and all that were tried."""
 
     def figures(name: str) -> list[str]:
-        penalty = PENALTIES[int(name.rpartition("-")[2]) - 1] if name.rpartition("-")[2].isdecimal() else {}
+        options = SPARSE.rows.get(name, {})
+        penalty = [one.partition("=")[2] for one in options.get("training", {}).get("sparse_l1", ())]
+        size = str(options.get("model", {}).get("context_size", ""))
         shares = [found.shown(name, "top_3", ".1f", 100.0), found.shown(name, "nonzero", ".2f", 100.0)]
-        return [", ".join(penalty.values()), *own(found, name), *shares]
+        return [", ".join(penalty), size, *own(found, name), *shares]
 
+    best = {kind: chosen(found, kind) for kind in published}
     lines = []
     for kind in published:
         top = published[kind][1] if len(published[kind]) > 1 else None
-        printed = [*printed_gain(published, kind, "none"), shown(top)]
-        lines.append([kind, *figures(chosen(found, kind) or kind), *printed])
-    columns = [f"λ of {', '.join(VARIED)}", *ours(), "top-3, %", "not zero, %"]
+        lines.append([kind, *figures(best[kind] or kind), *printed_gain(published, kind, "none"), shown(top)])
+    columns = [f"λ of {', '.join(VARIED)}", "embedding", *ours(), "top-3, %", "not zero, %"]
     every = [[candidate.name, *figures(candidate.name)] for candidate in found.candidates]
-    best = markdown(["softmax bias", *columns, *theirs("thesis"), "top-3, %"], lines)
-    return best + "\n" + markdown(["all that was trained", *columns], every)
+    text = markdown(["softmax bias", *columns, *theirs("thesis"), "top-3, %"], lines)
+    said = sparse_told(found, published, {kind: name for kind, name in best.items() if name})
+    return f"{text}\n{said}\n{markdown(['all that was trained', *columns], every)}"
+
+
+def sparse_told(found: Results, published: Published, best: Mapping[str, str]) -> str:
+    """Whether the orders are the printed ones, and what a sparse bias adds to top-3 beside a low-rank one."""
+    if not found.candidates:
+        return "No row yet.\n"
+    orders = found.orders("perplexity_known", perplexities(published), best)
+    both, base = (best.get(kind, "") for kind in ("low_rank_each+sparse", "low_rank_each"))
+    more = found.above(both, "top_3", base)
+    added = "" if more is None else f"Top-3 with a sparse bias beside a low-rank one: {more.told('.2f', 100.0, '%')}.\n"
+    return f"Perplexity: {orders}{added}"
 
 
 def queries(found: Results, published: Mapping[str, Published]) -> str:
@@ -217,6 +231,7 @@ def papers(results: Path, suffix: str = "") -> dict[str, str]:
         "Table 6.5": specificity_tables.specificity(read("specificity_hotels"), printed["generation"]["TripAdvisor"]),
         "Figures 6.1 to 6.4": specificity_tables.figures(overview.written(read)),
         "Table A.1": sparse(read("sparse", "none"), printed["sparse"]),
+        "Section A.2": finetuning_tables.table(read("finetuned", "none")),
         "Every mechanism": family(read("family")),
     }
 

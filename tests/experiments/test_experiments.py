@@ -74,11 +74,14 @@ def test_table_3_8_has_eight_rows_of_which_two_are_of_table_3_7() -> None:
 
 
 def test_table_a_1_searches_for_a_penalty_of_each_variable() -> None:
-    """Each kind of the published table is there, those with a sparse part once for each trial; and the threshold."""
+    """Each kind of the published table is there, with a sparse part once a trial, of low rank in several sizes."""
     rows = thesis_sparse.EXPERIMENT.rows
     for kind in PUBLISHED["sparse"]:
         named = [name for name in rows if name == kind or name.rpartition("-")[0] == kind]
-        assert len(named) == (thesis_sparse.TRIALS if "sparse" in kind else 1)
+        sizes = {rows[name]["model"].get("context_size") for name in named}
+        trials = thesis_sparse.TRIALS if "sparse" in kind else len(thesis_sparse.SIZES)
+        assert len(named) == (1 if kind == "none" else trials)
+        assert sizes == (set(thesis_sparse.SIZES) if "low_rank" in kind else {None})
     assert len({repr(row) for row in rows.values()}) == len(rows)
     config = thesis_sparse.EXPERIMENT.config(study.Training("sparse-3", 0), 1)
     assert config.data.context == thesis_sparse.VARIABLES

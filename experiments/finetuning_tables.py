@@ -1,0 +1,55 @@
+"""Section A.2 of the thesis: what penalties on how far weights move gain where a model is fine-tuned on few texts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from factorcell.bootstrap import Interval
+from factorcell.evaluation.statistics import Ratios, gain
+from factorcell.evaluation.text_figures import TextSums
+from pages import shown
+from results import Results
+from samples_tables import with_none
+from thesis_finetuning import DOMAINS, PENALTIES, WAYS
+
+CASES = [(name, way) for name in DOMAINS for way in WAYS]
+
+
+def table(found: Results) -> str:
+    """A line for each domain and way: perplexities before, without and with penalties, and what the best one gains."""
+    lines = []
+    for name, way in CASES if found.candidates else ():
+        before = sums(found, f"{name}, before")
+        keys = [f"{name}, {way}, {l1}" for l1 in PENALTIES]
+        perplexities = [_perplexity(before), *(_perplexity(sums(found, key)) for key in keys)]
+        best = gained(found, name, way)
+        told = "" if best is None else best.told(".1f", 100.0, "%")
+        lines.append([name, way, str(found.candidates[0].rows[0]["finetuned"][keys[0]]["texts"]), *perplexities, told])
+    header = ["texts", "what moves", "test texts", *(f"{_head(l1)}, known targets" for l1 in ("", *PENALTIES))]
+    return with_none([*header, "gain of the penalty that suits dev best, known targets"], lines)
+
+
+def _head(l1: str) -> str:
+    how = f"l1 {l1}" if l1 else "before"
+    return f"{how}: perplexity per word"
+
+
+def _perplexity(own: Sequence[TextSums]) -> str:
+    """The geometric mean over seeds."""
+    return shown(float(np.exp(np.mean([one.ratio for one in own]))))
+
+
+def sums(found: Results, key: str) -> list[TextSums]:
+    """What the test's texts add to a figure, for each seed."""
+    return [texts[key] for one in found.candidates for texts in one.texts]
+
+
+def gained(found: Results, name: str, way: str) -> Interval | None:
+    """What the penalty above zero that suits dev best gains over none; None without rows."""
+    if not found.candidates:
+        return None
+    rows = [row["finetuned"] for row in found.candidates[0].rows]
+    keys = [f"{name}, {way}, {l1}" for l1 in PENALTIES]
+    best = min(keys[1:], key=lambda key: float(np.mean([row[key]["dev"] for row in rows])))
+    both = Ratios.of([sums(found, keys[0]), sums(found, best)])
+    return None if both is None else gain(both.difference(0, 1))

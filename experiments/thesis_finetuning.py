@@ -1,0 +1,104 @@
+"""Section A.2 of the thesis: is a penalty on how far weights move any help where a model is fine-tuned on few texts?
+
+    python experiments/thesis_finetuning.py --data DATA --out OUT
+
+The unadapted model of table A.1, which has learned from reviews of hotels, is trained further on four small sets, the
+whole of it or its softmax bias alone, with penalties of so many nats, until their dev texts get no better.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+import corpora
+import study
+from corpora import Tables
+from factorcell.evaluation import text_figures
+from factorcell.evaluation.text_figures import Figures
+from factorcell.model.run import Run
+from factorcell.training.finetuning import finetune
+from hotels import region_of
+from study import Experiment, Measured, Row
+from thesis_sparse import EXPERIMENT as SPARSE
+from thesis_sparse import VARIABLES
+
+REGION, WORD, NARROW = "VA", "beach", "horror"
+MOST = 1000  # texts of each domain that are learned from; of its other parts as many at most
+PENALTIES = ("0", "1e-5", "1e-4")  # nats, for each unit that a value moves
+WAYS: dict[str, tuple[tuple[str, ...], int]] = {  # parts that move, and texts that are learned from
+    "all": (("all",), MOST),
+    "all, 100 texts": (("all",), 100),
+    "bias": (("output_bias",), MOST),
+}
+DOMAINS: dict[str, tuple[str, Callable[[Row], bool]]] = {  # the set that texts are of, and which of them
+    "a word": ("hotels", lambda row: WORD in row["text"].lower().split()),
+    "a region": ("hotels", lambda row: region_of(row["city"]) == REGION),
+    "films": ("imdb", lambda row: True),
+    "films of a kind": ("imdb", lambda row: NARROW in row["text"].lower().split()),
+}
+
+
+def domain(path: Path, fits: Callable[[Row], bool], most: int) -> pa.Table:
+    """The first texts of a table that fit, with the columns of hotels, which a film has not."""
+    rows = [row for row in corpora.read(path).to_pylist() if fits(row)][:most]
+    return pa.Table.from_pylist(
+        [{"text": row["text"], **{key: str(row.get(key, "")) for key in VARIABLES}} for row in rows]
+    )
+
+
+def tables(data: Path, folder: Path, share: float) -> Tables:
+    """Hotel reviews, and three parts of each domain."""
+    made, most = SPARSE.tables(data, folder, share), max(20, round(MOST * share))
+    for name, (source, fits) in DOMAINS.items():
+        for part, path in corpora.parts(data, folder, source).items():
+            own = folder / f"finetuned-{name.replace(' ', '_')}-{part}-{most}.parquet"
+            made[f"{name} {part}"] = corpora.kept(own, partial(domain, path, fits, most))
+    return made
+
+
+def measure(run: Run, tables: Tables) -> Measured:
+    """Perplexities of each domain before and after, on its dev and on its test; keys are domain, way and penalty."""
+    row: Row = {}
+    figures: Figures = {}
+    for name in DOMAINS:
+        own = {part: tables[f"{name} {part}"] for part in corpora.PARTS}
+        row[f"{name}, before"], figures[f"{name}, before"] = told(run, own)
+        for way, (parts, most) in WAYS.items():
+            source = own["train"].with_name(f"{own['train'].stem}-{most}.parquet")
+            few = corpora.kept(source, partial(first, own["train"], most))
+            for l1 in PENALTIES:
+                folder = run.folder.with_name(f"{run.folder.name}-finetuned") / name / way / l1
+                tuned = finetune(run, few, own["dev"], folder, parts=parts, l1=float(l1), unknown="group", resume=True)
+                key = f"{name}, {way}, {l1}"
+                row[key], figures[key] = told(tuned, own)
+    return Measured({"finetuned": row}, figures)
+
+
+def first(path: Path, most: int) -> pa.Table:
+    """The first rows of a table."""
+    return corpora.read(path).slice(0, most)
+
+
+def told(run: Run, tables: Tables) -> tuple[Row, text_figures.TextSums]:
+    """The perplexity of the texts of dev, and what each of the test adds to theirs."""
+    found = {}
+    for part in ("dev", "test"):
+        corpus = run.prepare(tables[part], unknown="group")
+        found[part] = text_figures.of_nats(run.nats(corpus), corpus)["perplexity_known"]
+    return {"dev": found["dev"].ratio, "texts": len(found["test"].below)}, found["test"]
+
+
+EXPERIMENT = Experiment("finetuned", SPARSE.recipe, {"none": SPARSE.rows["none"]}, tables, measure, runs=SPARSE.name)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure what the arguments ask for."""
+    given = study.parser("Section A.2: fine-tuning with a penalty.").parse_args(argv)
+    return study.main(EXPERIMENT, given, [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

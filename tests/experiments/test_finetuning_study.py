@@ -1,0 +1,106 @@
+"""Section A.2: the texts of domains, what is kept of fine-tunings, and what is said of penalties."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+import finetuning_tables
+import overview
+import study
+import thesis_finetuning
+import thesis_sparse
+from corpora import read
+from factorcell.evaluation.perplexity import evaluate
+from factorcell.evaluation.text_figures import TextSums
+from factorcell.model.run import Run
+from results import Results
+from tests.small import make_run
+
+COLUMNS = ("hotel", "city", "rating")
+
+
+def test_the_base_is_the_unadapted_model_of_table_a_1() -> None:
+    made = thesis_finetuning.EXPERIMENT
+    assert (made.runs, made.recipe) == (thesis_sparse.EXPERIMENT.name, thesis_sparse.EXPERIMENT.recipe)
+    training = study.Training("none", 1)
+    assert made.config(training, 1) == thesis_sparse.EXPERIMENT.config(training, 1)
+
+
+def test_domains_of_hotels_and_films(tmp_path: Path) -> None:
+    """Those that fit, the first ones, with the columns of hotels; parts stay apart."""
+    texts = ["the beach", "a Horror film", "nothing", "on the beach again", "beaches"]
+    for name, columns in (("hotels", {"hotel": "h", "city": "Reno, VA", "rating": "5"}), ("imdb", {"rating": "9"})):
+        (tmp_path / name).mkdir()
+        for part in ("train", "dev", "test"):
+            rows = [{"text": f"{text} {part}", **columns} for text in texts * 5]
+            pq.write_table(pa.Table.from_pylist(rows), tmp_path / name / f"{part}.parquet")
+    made = thesis_finetuning.tables(tmp_path, tmp_path / "made", 0.01)
+    found = {name: read(path)["text"].to_pylist() for name, path in made.items() if " " in name}
+    assert found["a word dev"] == ["the beach dev", "on the beach again dev"] * 5
+    assert found["films of a kind test"] == ["a Horror film test"] * 5
+    assert [len(found[f"{name} train"]) for name in ("a region", "films")] == [20, 20]
+    assert read(made["films train"]).column_names == ["text", *COLUMNS]
+    assert read(made["films train"])["rating"].to_pylist() == ["9"] * 20
+
+
+def test_every_way_and_penalty_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each domain the run before, and a fine-tuned one for each penalty, which is there again at a second call."""
+    run = make_run(tmp_path / "run", COLUMNS[:0], {"batch_tokens": 50}, adapt=(), output_bias=())
+    rows = [{"text": text} for text in ("the sea is cold", "sun and sand") * 5]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    monkeypatch.setattr(thesis_finetuning, "DOMAINS", {"sea": thesis_finetuning.DOMAINS["films"]})
+    monkeypatch.setattr(thesis_finetuning, "PENALTIES", ("0", "1e3"))
+    monkeypatch.setattr(thesis_finetuning, "WAYS", {"bias": (("output_bias",), 6)})
+    given = {f"sea {part}": tmp_path / "t.parquet" for part in ("train", "dev", "test")}
+    found = thesis_finetuning.measure(run, given)
+    assert list(found.figures) == ["sea, before", "sea, bias, 0", "sea, bias, 1e3"]
+    before = evaluate(run, tmp_path / "t.parquet")["perplexity_known"]
+    assert np.exp(found.figures["sea, before"].ratio) == pytest.approx(before)
+    assert found.figures["sea, bias, 1e3"].ratio == pytest.approx(found.figures["sea, before"].ratio)
+    assert found.figures["sea, bias, 0"].ratio < found.figures["sea, before"].ratio
+    assert found.row["finetuned"]["sea, bias, 0"]["texts"] == 10
+    tuned = Run.open(tmp_path / "run-finetuned" / "sea" / "bias" / "0")
+    assert np.exp(found.figures["sea, bias, 0"].ratio) == pytest.approx(
+        evaluate(tuned, tmp_path / "t.parquet")["perplexity_known"], rel=1e-5
+    )
+    assert thesis_finetuning.measure(run, given).row == found.row
+
+
+def rows(better: float, seeds: int = 3) -> list[dict[str, Any]]:
+    """Rows whose penalties are as good as none, but for one, by so many nats in one case."""
+    made = []
+    below = np.full(200, 20.0)
+    for seed in range(seeds):
+        random = np.random.default_rng(seed)
+        hard = random.normal(4, 0.2, 200)
+        values = {f"{name}, before": 0.5 for name in thesis_finetuning.DOMAINS}
+        for name, way in finetuning_tables.CASES:
+            for l1 in thesis_finetuning.PENALTIES:
+                values[f"{name}, {way}, {l1}"] = 0.0
+        values["films, all, 1e-5"] = -better
+        noise = {key: random.normal(value, 0.05, 200) for key, value in values.items()}
+        sums = {key: study.grouped(TextSums("k", below * (hard + noise[key]), below)) for key in values}
+        kept = {key: {"dev": value, "texts": 200} for key, value in values.items()}
+        made.append({"row": "none", "seed": seed, "sums": sums, "finetuned": kept})
+    return made
+
+
+def test_penalties_beside_none() -> None:
+    """A line for each case; one penalty that gains beyond chance is told apart from those that do not."""
+    found = Results.of(rows(0.1), "none")
+    text = finetuning_tables.table(found)
+    lines = {line.split(" | ")[0][2:] + line.split(" | ")[1]: line for line in text.splitlines() if "| 200 |" in line}
+    assert len(lines) == len(finetuning_tables.CASES)
+    assert "| +9." in lines["filmsall"] or "| +10." in lines["filmsall"]
+    assert "no difference" not in lines["filmsall"]
+    assert lines["a wordbias"].endswith("no difference |")
+    line = overview.Line("A.2", "x")
+    assert overview.penalised(line, found)[3:6] == ("1 of 12 gain", "", "disagrees")
+    assert overview.penalised(line, Results.of(rows(0.0), "none"))[3:6] == ("0 of 12 gain", "", "agrees")
+    assert overview.penalised(line, Results.of(rows(0.1, 2), "none"))[5:] == ("cannot be told", "fewer than 3 seeds")
+    assert overview.penalised(line, Results.of([]))[3:] == ("no row", "", "cannot be told", "not trained")
+    assert finetuning_tables.table(Results.of([])).endswith("No row yet.\n")
