@@ -33,11 +33,11 @@ from factorcell.completion.popularity import History
 from factorcell.completion.search import PlainEngine, SearchRequest, SearchResult, beam
 from factorcell.data.tables import open_table
 from factorcell.model.kernels import library
-from factorcell.model.packing import PackedModel
+from factorcell.model.packing import PRODUCTS, PackedModel
 from factorcell.model.run import Run
 
 K = 10
-BEAM, PLAIN, FLOATS, HALF = "published beam", "plain exact", "compiled", "compiled, bfloat16"
+BEAM, PLAIN, FLOATS = "published beam", "plain exact", "compiled"
 PERCENTILES = (50, 95, 99)
 USERS = 32
 Times = dict[str, list[float]]  # milliseconds
@@ -71,7 +71,7 @@ class Bench:
         self.run, self.most = run, run.config.data.max_tokens - 1
         self.engines: dict[str, Any] = {PLAIN: PlainEngine(run.model), FLOATS: engine(run.model, "float32")}
         if library.variant() == library.VARIANTS[-1]:
-            self.engines[HALF] = engine(run.model, "bfloat16")
+            self.engines |= {f"{FLOATS}, {name}": engine(run.model, name) for name in PRODUCTS[1:]}
         self.times: dict[str, Times] = defaultdict(lambda: defaultdict(list))
         self.found: dict[str, list[SearchResult]] = defaultdict(list)
 
@@ -207,8 +207,8 @@ def main() -> None:
         bench.learn([row[run.config.data.text] for row in texts])
     with torch.inference_mode():
         rows = bench.figures()
-        for name in (FLOATS, HALF):
-            if name in bench.engines and len(everyone) >= USERS:
+        for name in bench.engines:
+            if name != PLAIN and len(everyone) >= USERS:
                 rate = bench.throughput(name, everyone, options.threads)
                 rows.append({"what": f"{USERS} users, {options.threads} threads", "contender": name, "a_second": rate})
     rows.append({"what": "a run opened", "contender": FLOATS, "ms": opened})

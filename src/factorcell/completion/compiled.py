@@ -10,6 +10,7 @@ Shapes: V vocabulary, E embedding, H hidden, R rank.
 
 import ctypes
 import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -35,10 +36,13 @@ from factorcell.data.context import Context
 from factorcell.model.kernels import library
 from factorcell.model.kernels.signatures import REQUEST, SEARCH
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.packing import PackedContext, PackedModel
+from factorcell.model.packing import PRODUCTS, PackedContext, PackedModel
+from factorcell.model.precision import WORTH
 
 BATCH = 16  # hypotheses expanded at once, at first
-SPARE = 1  # completions found by products of bfloat16 beyond those wanted, before scores by floats put them in order
+# Nats by which the errors of short products differ from text to text, at most but for one search in a hundred.
+MARGIN = {"float32": 0.0, "bfloat16": 0.05, "int8": 0.2}
+PROBED = 1000  # rows of the searches that tell which products are the fastest
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,10 @@ def search(
 
     A completion that is not accepted is found like any other: where too few remain, more are asked for, from the start.
     """
-    spare = SPARE if packed.layout.half else 0
     limits = _Limits(rows, waiting, math.inf if seconds is None else seconds)
     if math.isnan(limits.seconds):
         raise ValueError("search: seconds is NaN; valid is any number, or none")
-    asked = {place: _Asked(packed, one, one.k + spare, limits) for place, one in enumerate(wanted)}
+    asked = {place: _Asked(packed, one, one.k, limits) for place, one in enumerate(wanted)}
     found: dict[int, SearchResult] = {}
     while asked:
         stops = [one.wanted.stop for one in asked.values()]
@@ -172,10 +175,33 @@ def _above(least: float, found: SearchResult) -> SearchResult:
     return replace(found, completions=tuple(one for one in found.completions if one.log_probability > least))
 
 
-def engine(model: LanguageModel, precision: str) -> CompiledEngine | PlainEngine:
-    """The compiled search of `model` where there is one, or else the plain one; products of numbers of `precision`."""
-    packed = PackedModel.of(model, half=precision == "bfloat16" and library.variant() == library.VARIANTS[-1])
+def engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEngine:
+    """The compiled search of `model` where there is one, or else the plain one; products of numbers of that type.
+
+    Short numbers are multiplied where the processor has instructions for them, and floats elsewhere.
+    """
+    packed = PackedModel.of(model, products if library.variant() == library.VARIANTS[-1] else PRODUCTS[0])
     return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
+
+
+def fastest(model: LanguageModel, context: Context, most: int) -> CompiledEngine | PlainEngine:
+    """The engine that searches the fastest here, for texts of at most `most` tokens in a context; floats, if alike.
+
+    Each searches what may follow nothing, in turns; the better of two times counts.
+    """
+    engines = {products: engine(model, products) for products in PRODUCTS}
+    usual = engines[PRODUCTS[0]]
+    if isinstance(usual, PlainEngine) or library.variant() != library.VARIANTS[-1]:
+        return usual
+    times = dict.fromkeys(PRODUCTS, math.inf)
+    for products, tried in [*engines.items()] * 2:
+        assert isinstance(tried, CompiledEngine)
+        wanted = SearchRequest(tried.begin(context), 10, most)
+        begun = time.perf_counter()
+        search(tried.packed, [wanted], rows=PROBED)
+        times[products] = min(times[products], time.perf_counter() - begun)
+    best = min(times, key=times.__getitem__)
+    return engines[best] if times[best] * WORTH <= times[PRODUCTS[0]] else usual
 
 
 def _follow(packed: PackedModel, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
@@ -227,11 +253,11 @@ def _run(
         min(threads, len(requests)),
         batch,
         GROWTH,
-        int(layout.half),
+        PRODUCTS.index(layout.products),
         0,
     )
     SEARCH.sizes(numbers)
-    arguments = SEARCH.structure(*numbers, ctypes.addressof(array), *packed.addresses)
+    arguments = SEARCH.structure(MARGIN[layout.products], *numbers, ctypes.addressof(array), *packed.addresses)
     with ExitStack() as stack:
         for place, stop in enumerate(stops):
             if stop is not None:

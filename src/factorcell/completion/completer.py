@@ -34,6 +34,7 @@ from factorcell.completion.search import (
 from factorcell.completion.texts import checked
 from factorcell.completion.typos import Correction, Slips, join, meant
 from factorcell.config import UserError
+from factorcell.data.context import Context
 from factorcell.data.counts import UNITS
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.model.run import Run
@@ -95,6 +96,8 @@ class Completer:
         self.tokenizer: Tokenizer = run.tokenizer
         self.most = data.max_tokens - 1  # a longer text was cut in training: it has no end
         self.engine: Engine[Any] = compiled.engine(run.model, run.precision)
+        if run.gain != 1.0:  # then the faster numbers are wanted: those of a search may be others than those of scoring
+            self.engine = compiled.fastest(run.model, self._context({}), self.most)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
@@ -111,12 +114,16 @@ class Completer:
         if user is not None:
             user.check(self.run)
             override = {user_variable(self.run).name: torch.from_numpy(user.vector)[None]}
-        corpus = self.run.read([""], [context or {}], unknown=self.unknown)
+        given = self._context(context or {})
         with self.run.scoring():
             own = {name: vector.to(self.run.device) for name, vector in override.items()}
-            given = corpus.context(np.zeros(1, np.int64)).to(self.run.device)
             plain = PlainEngine(self.run.model).begin(given, own) if self.slips.most else None
             return TypedText((), self.engine.begin(given, own), user, plain)
+
+    def _context(self, columns: Mapping[str, Any]) -> Context:
+        """What the run makes of column -> value, where the model is."""
+        corpus = self.run.read([""], [columns], unknown=self.unknown)
+        return corpus.context(np.zeros(1, np.int64)).to(self.run.device)
 
     def type(self, written: TypedText, text: str) -> TypedText:
         """The same person with `text` typed instead; what it shares with what was typed is not read again.

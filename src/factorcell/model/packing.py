@@ -22,18 +22,24 @@ from factorcell.model.output import Output
 from factorcell.model.recurrent import RecurrentBackbone, RecurrentWeights
 
 PANEL = 3  # vectors of columns of a packed matrix
+PRODUCTS = ("float32", "bfloat16", "int8")  # by which hypotheses are found, by the numbers of native/kernels.h
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What decides the shapes of packed arrays: V, E, H and R; the instruction set, and if bfloat16 is multiplied."""
+    """What decides the shapes of packed arrays: V, E, H and R; the instruction set, and which numbers it multiplies."""
 
     size: int
     width: int
     hidden: int
     rank: int
     variant: str
-    half: bool
+    products: str
+
+    @property
+    def short(self) -> bool:
+        """Whether products are of shorter numbers than floats."""
+        return self.products != PRODUCTS[0]
 
     @property
     def after(self) -> int:
@@ -50,7 +56,8 @@ class Layout:
         lanes = library.LANES[self.variant]
         panel, gates = PANEL * lanes, PANEL * (self.hidden + -self.hidden % lanes)
         columns = {"V": self.size, "E": self.width, "G": gates, "R": self.rank}
-        words = {"wH": -(-self.hidden // 2), "wR": -(-self.rank // 2)}
+        short = -(-self.hidden // 4) + 2 if self.products == "int8" else -(-self.hidden // 2)
+        words = {"sH": short, "wR": -(-self.rank // 2)}
         panels = {f"p{letter}": -(-count // panel) for letter, count in columns.items()}
         others = {"P": panel, "H": self.hidden, "W": panels["pV"] * panel}
         return tuple({**columns, **words, **panels, **others}.items())
@@ -71,22 +78,22 @@ class PackedContext(Checked):
     """What one context decides."""
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor]) -> None:
-        ranks = ["a rank"] * (layout.rank > 0) + ["a rank and half"] * (layout.rank > 0 and layout.half)
+        ranks = ["a rank"] * (layout.rank > 0) + ["a short rank"] * (layout.rank > 0 and layout.short)
         super().__init__(layout, arrays, CONTEXT, "a context", *ranks)
 
 
 class PackedModel(Checked):
     """A model's weights as the compiled search reads them.
 
-    `layout.half`: hypotheses are found by products of bfloat16, and what is found is scored again by floats.
+    Where products are short, what they find is scored again by floats.
     """
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], specials: Specials) -> None:
-        super().__init__(layout, arrays, MODEL, "a model", *["half"] * layout.half)
+        super().__init__(layout, arrays, MODEL, "a model", *["short products"] * layout.short)
         self.specials = specials
 
     @classmethod
-    def of(cls, model: LanguageModel, half: bool = False) -> "PackedModel | None":
+    def of(cls, model: LanguageModel, products: str = "float32") -> "PackedModel | None":
         """The weights as they are now, for the instruction set that is chosen now.
 
         None where `model` has more than the compiled search: it takes one coupled layer on the processor without
@@ -107,11 +114,11 @@ class PackedModel(Checked):
         }
         if cell.gain is not None and cell.shift is not None:
             arrays["norm"] = torch.cat([cell.gain, cell.shift]).detach().view(8, -1)
-        if half:
-            arrays["half_weight"] = _halved(weight, lanes)
+        if products in SHORT:
+            arrays["short_weight"] = SHORT[products](weight, lanes)
         rank = 0 if adapted.left is None else adapted.left.shape[2]
         size, width = embedding.shape
-        return cls(Layout(size, width, cell.hidden_size, rank, variant, half), arrays, model.specials)
+        return cls(Layout(size, width, cell.hidden_size, rank, variant, products), arrays, model.specials)
 
     def context(self, model: LanguageModel, conditioned: Conditioned) -> PackedContext:
         """What `model` makes of one context."""
@@ -128,8 +135,8 @@ class PackedModel(Checked):
             right = _gates(weights.right[0], lanes)
             factors = {"left_inputs": inputs, "left": left, "right": right}
             arrays |= {name: _packed(factor, lanes) for name, factor in factors.items()}
-            if layout.half:
-                arrays |= {"half_left": _halved(left, lanes), "half_right": _halved(right, lanes)}
+            if layout.short:
+                arrays |= {"short_left": SHORT[layout.products](left, lanes), "short_right": _halved(right, lanes)}
         return PackedContext(layout, arrays)
 
 
@@ -167,7 +174,27 @@ def _packed(matrix: Tensor, lanes: int) -> Tensor:
 
 
 def _halved(matrix: Tensor, lanes: int) -> Tensor:
-    """The same of bfloat16, rows in pairs: [panel][pair][column][row of the pair]."""
-    rows, columns = matrix.shape
-    padded = F.pad(matrix, (0, -columns % (PANEL * lanes), 0, rows % 2))
-    return padded.view(len(padded) // 2, 2, -1, PANEL * lanes).permute(2, 0, 3, 1).bfloat16().contiguous()
+    """The same of bfloat16, rows in pairs: words [panel][pair][column], of which each has both rows of a pair."""
+    return _words(F.pad(matrix, (0, 0, 0, len(matrix) % 2)).bfloat16(), lanes, 2)
+
+
+def _bytes(matrix: Tensor, lanes: int) -> Tensor:
+    """The same of bytes, rows in fours: words [panel][four][column], behind -128 times the sum of each column.
+
+    After them stand the scales of the columns / 127; a byte times its scale is the number.
+    """
+    scale = matrix.abs().amax(0).clamp_min(torch.finfo(torch.float32).tiny) / 127
+    whole = (matrix / scale).round().to(torch.int8)
+    words = _words(F.pad(whole, (0, 0, 0, -len(matrix) % 4)), lanes, 4)
+    offset = -128 * whole.sum(0, dtype=torch.int32)
+    return torch.cat([_words(offset[None], lanes, 1), words, _words((scale / 127)[None], lanes, 1)], dim=1)
+
+
+def _words(matrix: Tensor, lanes: int, each: int) -> Tensor:
+    """Rows of so many numbers a word as words of 32 bits [panel][word][column], zero behind the last column."""
+    padded = F.pad(matrix, (0, -matrix.shape[1] % (PANEL * lanes)))
+    grouped = padded.view(len(matrix) // each, each, -1, PANEL * lanes).permute(2, 0, 3, 1)
+    return grouped.contiguous().view(torch.int32).squeeze(3)
+
+
+SHORT = {"bfloat16": _halved, "int8": _bytes}

@@ -24,7 +24,7 @@ from factorcell.completion.compiled import CompiledEngine, PackedPrefix, search
 from factorcell.completion.search import SearchRequest
 from factorcell.model.kernels import library, recurrence, softmax
 from factorcell.model.kernels.recurrence import Inputs, Packed
-from factorcell.model.packing import PackedModel
+from factorcell.model.packing import PRODUCTS, PackedModel
 from factorcell.model.run import Run
 from factorcell.training import row_adam
 from tests.completion.test_compiled import packed_in
@@ -222,9 +222,9 @@ def letters(hidden: int, width: int, rank: int, norm: bool, seed: int) -> Run:
 
 
 @lru_cache(1000)
-def engine_of(run: Run, prefix: str, half: bool, variant: str) -> tuple[CompiledEngine, PackedPrefix]:
+def engine_of(run: Run, prefix: str, products: str, variant: str) -> tuple[CompiledEngine, PackedPrefix]:
     """The compiled search, and what is typed; of an instruction set, which is chosen when a model is packed."""
-    return packed_in(run, prefix, half=half)
+    return packed_in(run, prefix, products=products)
 
 
 written = lru_cache(1000)(written_out)
@@ -238,8 +238,8 @@ def searches(data: st.DataObject) -> None:
         letters(hidden, width, rank, norm, data.draw(st.integers(0, 1))),
         data.draw(st.text("abz", max_size=2)),
     )
-    half, most = data.draw(st.booleans()), data.draw(st.integers(0, 3))
-    engine, typed = engine_of(run, prefix, half, os.environ["FACTORCELL_KERNEL"])
+    products, most = data.draw(st.sampled_from(PRODUCTS)), data.draw(st.integers(0, 3))
+    engine, typed = engine_of(run, prefix, products, os.environ["FACTORCELL_KERNEL"])
     packed, k = engine.packed, data.draw(st.integers(1, 9))
     if data.draw(st.booleans()):
         wrong_search(data, packed, typed)
@@ -253,14 +253,14 @@ def searches(data: st.DataObject) -> None:
     every = written(run, prefix, "Oslo", most)
     scores = [one.log_probability for one in found.completions]
     assert scores == pytest.approx([every[one.ids] for one in found.completions], abs=1e-3)
-    if not half:
+    if products == PRODUCTS[0]:
         assert scores == pytest.approx(sorted(every.values(), reverse=True)[:k], abs=1e-3)
     counts["search", "as plain"] += 1
 
 
 def wrong_search(data: st.DataObject, packed: PackedModel, typed: PackedPrefix) -> None:
     """A wrong number, id, context or array of a search."""
-    other, elsewhere = engine_of(letters(6, 3, 2, False, 0), "a", False, packed.layout.variant)
+    other, elsewhere = engine_of(letters(6, 3, 2, False, 0), "a", PRODUCTS[0], packed.layout.variant)
     ids, size = typed.ids, packed.layout.size
     arrays_of: Arrays = dict(packed.arrays)
     of_context: Arrays = dict(typed.context.arrays)
@@ -282,7 +282,7 @@ def wrong_search(data: st.DataObject, packed: PackedModel, typed: PackedPrefix) 
 
     calls: dict[str, Callable[[], object]] = {
         **{f"id {one}": partial(typed.to, packed, [*ids, one]) for one in (-1, size, size + 7, 2**31, 2**40)},
-        "k": searched(k=data.draw(st.integers(-(2**33), -2 if packed.layout.half else 0))),
+        "k": searched(k=data.draw(st.integers(-(2**33), 0))),
         "most": searched(most=data.draw(st.sampled_from([-1, -7, 2**31]))),
         "rows": searched(rows=data.draw(st.sampled_from([-1, -7, 2**31]))),
         "waiting": searched(waiting=data.draw(st.sampled_from([-1, -99, 2**40]))),

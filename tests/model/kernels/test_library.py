@@ -180,14 +180,15 @@ void sums(int64_t N, int64_t V, int64_t D, bool half, int variant) {
     factorcell_softmax(&a, variant);
     kept.clear();
 }
-void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, bool half, int variant) {
+void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, int products, int variant) {
     const int64_t lanes = variant == 0 ? 4 : variant == 1 ? 8 : 16, gates = (H + lanes - 1) / lanes * lanes * 3;
     const auto whole = [&](int64_t columns) { return (columns + 3 * lanes - 1) / (3 * lanes) * 3 * lanes; };
+    const int64_t words = products == 2 ? (H + 3) / 4 + 2 : (H + 1) / 2;  // and what is beside them
     Search a{};
     a.requests = 5, a.size = V, a.width = E, a.hidden = H, a.rank = R, a.end = 2;
-    a.threads = 2, a.batch = 5, a.growth = 4, a.half = half;
+    a.threads = 2, a.batch = 5, a.growth = 4, a.products = products, a.margin = 0.1;
     a.embedding = make(V * E), a.inputs = make(E * gates), a.weight = make(H * gates);
-    a.half_weight = make((H + 1) / 2 * gates), a.projection = make(H * whole(E)), a.table = make(E * whole(V));
+    a.short_weight = make(words * gates), a.projection = make(H * whole(E)), a.table = make(E * whole(V));
     if (norm) a.norm = make(8 * H);
     Request q{};
     float *const bias = make(whole(V)), *const start = make(2 * H + V);
@@ -195,7 +196,7 @@ void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, bool half, 
     for (int64_t v = 0; v < V; v++) start[2 * H + v] = -0.3f * (v % 5) - 1;
     q.gate_bias = make(gates), q.bias = bias, q.start = start, q.k = 7, q.most = 4, q.rows = 150, q.waiting = 60;
     if (R) q.left_inputs = make(E * whole(R)), q.left = make(H * whole(R)), q.right = make(R * gates);
-    if (R) q.half_left = make((H + 1) / 2 * whole(R)), q.half_right = make((R + 1) / 2 * gates);
+    if (R) q.short_left = make(words * whole(R)), q.short_right = make((R + 1) / 2 * gates);
     std::vector<Request> all(a.requests, q);
     const std::vector<int64_t> given(q.most, V - 1);
     std::vector<std::vector<double>> scores(a.requests, std::vector<double>(q.k));
@@ -212,17 +213,18 @@ void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, bool half, 
 }
 int main() {
     kept.reserve(100);
-    for (int variant = 0; variant <= factorcell_best(); variant++)
+    for (int variant = 0; variant <= factorcell_best(); variant++) {
         for (bool half : {false, true}) {
             for (int64_t B : {1, 17}) for (int64_t T : {1, 4}) for (int64_t H : {1, 7, 16, 37, 64})
                 for (int64_t R : {0, 1, 9, 17}) for (bool other : {false, true})
                     recur(B, T, H, R, other, other, half, variant);
             for (int64_t N : {1, 9, 300}) for (int64_t V : {1, 47, 500}) for (int64_t D : {1, 16, 33})
                 sums(N, V, D, half, variant);
-            for (int64_t V : {4, 107}) for (int64_t E : {1, 17}) for (int64_t H : {1, 16, 37})
-                for (int64_t R : {0, 1, 17}) for (bool norm : {false, true})
-                    complete(V, E, H, R, norm, half, variant);
         }
+        for (int64_t V : {4, 107}) for (int64_t E : {1, 17}) for (int64_t H : {1, 16, 37})
+            for (int64_t R : {0, 1, 17}) for (bool norm : {false, true}) for (int products : {0, 1, 2})
+                complete(V, E, H, R, norm, products, variant);
+    }
     std::puts("done");
 }
 """

@@ -283,7 +283,8 @@ ROWS = Signature(
 )
 
 # The compiled search. Letters beside those of native/kernels.h: G columns of all gates, W tokens up to a whole panel,
-# P columns of a panel; pV, pE, pG, pR: panels of so many columns; wH, wR: words of two rows.
+# P columns of a panel; pV, pE, pG, pR: panels of so many columns; wR: words of two rows; sH: short words of H rows, and
+# what stands beside them in a panel.
 MODEL = Signature(
     "model",
     {},
@@ -291,12 +292,12 @@ MODEL = Signature(
         "embedding": Array("V E"),
         "inputs": Array("pG E P"),
         "weight": Array("pG H P"),
-        "half_weight": Array("pG wH P 2", "bfloat16"),
+        "short_weight": Array("pG sH P", "int32"),
         "norm": Array("8 H"),
         "projection": Array("pE H P"),
         "table": Array("pV E P"),
     },
-    {"a model": "embedding inputs weight projection table", "half": "half_weight"},
+    {"a model": "embedding inputs weight projection table", "short products": "short_weight"},
 )
 
 SEARCH = Signature(
@@ -311,12 +312,13 @@ SEARCH = Signature(
         "threads": THREADS,
         "batch": Number(least=1),
         "growth": Number(least=1),
-        "half": FLAG,
+        "products": Number(most=2),
         "next": NEXT,
     },
     {},
     {},
     pointers=["request", *MODEL.arrays],
+    doubles=["margin"],
 )
 
 CONTEXT = Signature(
@@ -327,11 +329,11 @@ CONTEXT = Signature(
         "left_inputs": Array("pR E P"),
         "left": Array("pR H P"),
         "right": Array("pG R P"),
-        "half_left": Array("pR wH P 2", "bfloat16"),
-        "half_right": Array("pG wR P 2", "bfloat16"),
+        "short_left": Array("pR sH P", "int32"),
+        "short_right": Array("pG wR P", "int32"),
         "bias": Array("W"),
     },
-    {"a context": "gate_bias bias", "a rank": "left_inputs left right", "a rank and half": "half_left half_right"},
+    {"a context": "gate_bias bias", "a rank": "left_inputs left right", "a short rank": "short_left short_right"},
 )
 
 # S: 2H + V numbers of what is after a token; K: completions that there is room for; L: tokens of each, or those given.

@@ -85,8 +85,10 @@ struct Rows {
 //   log p(v | x, h) = log softmax(E P h + a)        [i, f, o] = b + [x, h] W + ([x, h] L) R
 //
 // Matrices of N rows are packed in panels of 3 vectors of columns, [panel][word of rows][column], with zeros behind the
-// last row and column; the columns of gates are in the order [panel of hidden units][gate][unit]. Those marked "half" are of
-// words of two bfloat16. What is after a token is one row: h, m and the log probabilities of the next token.
+// last row and column; the columns of gates are in the order [panel of hidden units][gate][unit]. Those called short have words
+// of two bfloat16 or of four bytes; a panel of bytes begins with a row of whole numbers, -128 times the sum of each column, and
+// ends with one of floats, what 1 stands for in each / 127. What is after a token is one row: h, m and the log probabilities of
+// the next token.
 // Shapes: V vocabulary, E embedding, H hidden, R rank, k completions.
 struct Request {
     double seconds;   // for the search, may be infinite, and lowered while it runs; out: what is left of them
@@ -103,8 +105,8 @@ struct Request {
     const float *left_inputs;  // (E, R)?: L of x
     const float *left;         // (H, R)?: L of h
     const float *right;        // (R, 3H)?
-    const float *half_left;    // half; needed where the search is `half`
-    const float *half_right;
+    const float *short_left;   // L of h; needed where products are not of floats
+    const float *short_right;  // of two bfloat16 a word
     const float *bias;   // a (V,), -inf up to a whole panel
     const float *start;  // (2H + V,): after what is typed
     double *scores;      // out (k,): log probabilities; in no order
@@ -115,18 +117,19 @@ struct Request {
 };
 
 struct Search {
+    double margin;  // nats by which errors of short products may differ: so much below the best is looked for
     int64_t requests, size, width, hidden, rank;
     int64_t end;  // the token that ends a text; those before it never come
     int64_t threads;
     int64_t batch;   // hypotheses expanded at once, at first
     int64_t growth;  // a batch grows by one for so many expanded
-    int64_t half;  // whether hypotheses are found by products of bfloat16; then their scores are computed again by floats
+    int64_t products;  // by which hypotheses are found: of 0 floats, 1 bfloat16, 2 bytes
     int64_t next;
     Request *request;          // (requests,)
     const float *embedding;    // (V, E), dense
     const float *inputs;       // (E, 3H): W of x
     const float *weight;       // (H, 3H): W of h
-    const float *half_weight;  // half; needed where `half`
+    const float *short_weight;  // W of h; needed where products are not of floats
     const float *norm;         // (8, H)?, dense
     const float *projection;   // (H, E): P
     const float *table;        // (E, V): E transposed
