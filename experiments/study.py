@@ -42,6 +42,7 @@ TRIAL = 0.01  # of the training texts; ten times that share of the others
 SEEDS = (0, 1, 2)
 GROUPS = 100  # of texts, whose sums a row keeps
 POLL = 1.0  # seconds between two looks at the trainings
+STOPPED = 130  # the exit code of who was stopped
 
 Row = dict[str, Any]
 Options = Mapping[str, Mapping[str, Any]]  # section -> option -> value
@@ -183,7 +184,7 @@ def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[st
         return 2
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
-        return 130
+        return STOPPED
     return 0
 
 
@@ -256,7 +257,7 @@ def machine() -> str:
 def side_by_side(job: Job, missing: Sequence[Training]) -> int:
     """Each in a process of its own, `jobs` at once; one that fails leaves the others alone. The exit code."""
     waiting, running, failed = list(missing), dict[Training, subprocess.Popen[bytes]](), list[Training]()
-    with _until_stopped(running), tqdm(total=len(missing), desc=job.name, unit="row", dynamic_ncols=True) as bar:
+    with until_stopped(running), tqdm(total=len(missing), desc=job.name, unit="row", dynamic_ncols=True) as bar:
         while waiting or running:
             while waiting and len(running) < job.jobs:
                 training = waiting.pop(0)
@@ -291,7 +292,7 @@ def _log(job: Job, training: Training) -> Path:
 
 
 @contextlib.contextmanager
-def _until_stopped(running: Mapping[Training, "subprocess.Popen[bytes]"]) -> Iterator[None]:
+def until_stopped(running: Mapping[Any, "subprocess.Popen[bytes]"]) -> Iterator[None]:
     """However this process ends, but for a kill, those that are `running` end with it."""
 
     def stop(*_: Any) -> None:

@@ -1,0 +1,61 @@
+"""All tables and figures of the papers, one script after another; what is finished is not made again.
+
+    python experiments/papers.py --data DATA --out OUT --results experiments/results
+
+Options are those of the scripts, which come in the order of what is wanted most. A script that fails leaves the others
+alone. What is measured in runs of another table comes behind it.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import study
+import tacl
+import thesis_sixteen
+import thesis_specificity
+
+DRAWN = ("dbpedia", "hotels", "imdb", "languages")  # sets of figures 4.2, 4.4 and 4.5, and of chapter 6
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    *(("tacl", name) for name in tacl.SETS),
+    *(("thesis_sixteen", name) for name in thesis_sixteen.EXPERIMENTS),
+    ("thesis_variables",),
+    ("thesis_subreddits",),
+    ("thesis_queries",),
+    ("thesis_queries_trials",),
+    ("thesis_sparse",),
+    ("thesis_finetuning",),
+    *(("thesis_specificity", name) for name in thesis_specificity.SETS),
+    ("family",),
+    *(("tacl_trials", name) for name in DRAWN),
+    *(("thesis_specificity", f"{name}_trials") for name in thesis_specificity.SETS),
+)
+
+
+def main(argv: Sequence[str], commands: Sequence[Sequence[str]] = COMMANDS, folder: Path = study.HERE) -> int:
+    """Run all `commands` with the same options; 1 if one of them failed, 130 if it was stopped."""
+    if study.parser("All tables and figures of the papers.").parse_args(argv).only:
+        print("error: rows are those of each script; give --only to it", file=sys.stderr)
+        return 2
+    running, failed = dict[str, "subprocess.Popen[bytes]"](), list[str]()
+    with study.until_stopped(running):
+        for script, *names in commands:
+            name = " ".join((script, *names))
+            print(name, flush=True)
+            running[name] = subprocess.Popen([sys.executable, str(folder / f"{script}.py"), *names, *argv])
+            code = running[name].wait()
+            del running[name]
+            if code == study.STOPPED:
+                return code
+            failed += [name] if code else []
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(study.STOPPED)

@@ -1,0 +1,61 @@
+"""All scripts one after another: every command of the overview is among them, and one that fails leaves the others."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import overview
+import papers
+import study
+from results import Results
+
+FAKE = """
+import sys
+with open({log!r}, "a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\\n")
+sys.exit({code})
+"""
+
+
+def test_every_table_has_its_command() -> None:
+    """What the overview names is run, and what is run exists; runs that others are measured in come first."""
+    printed = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
+    lines = overview.lines(lambda name, base="": Results.of([]), printed)
+    named = {line.command for line in lines} - {"", overview.NO_COMMAND}
+    commands = [" ".join(command) for command in papers.COMMANDS]
+    assert named <= set(commands)
+    assert len(set(commands)) == len(commands)
+    assert all((study.HERE / f"{script}.py").exists() for script, *_ in papers.COMMANDS)
+    for first, second in (
+        ("tacl hotels", "thesis_specificity hotels"),
+        ("tacl_trials imdb", "thesis_specificity imdb_trials"),
+        ("thesis_sparse", "thesis_finetuning"),
+    ):
+        assert commands.index(first) < commands.index(second)
+
+
+def scripts(folder: Path, **codes: int) -> list[str]:
+    """Scripts that end with these codes and write down their arguments."""
+    for name, code in codes.items():
+        (folder / f"{name}.py").write_text(FAKE.format(log=str(folder / "log"), code=code))
+    return ["--data", "d", "--out", "o"]
+
+
+def test_one_that_fails_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = scripts(tmp_path, good=0, bad=1)
+    assert papers.main(given, (("bad", "x"), ("good", "y")), tmp_path) == 1
+    assert (tmp_path / "log").read_text() == "x --data d --out o\ny --data d --out o\n"
+    assert "failed: bad x" in capsys.readouterr().err
+    assert papers.main(given, (("good",),), tmp_path) == 0
+
+
+def test_who_is_stopped_stops(tmp_path: Path) -> None:
+    given = scripts(tmp_path, stopped=study.STOPPED, good=0)
+    assert papers.main(given, (("stopped", "x"), ("good", "y")), tmp_path) == study.STOPPED
+    assert (tmp_path / "log").read_text() == "x --data d --out o\n"
+
+
+def test_rows_are_those_of_each_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert papers.main(["--data", "d", "--out", "o", "--only", "factorcell"], ()) == 2
+    assert "rows are those of each script" in capsys.readouterr().err
