@@ -1,13 +1,14 @@
 """Which options fit which table? Trials of a few minutes on many tables: what rules for defaults are made from.
 
     python experiments/defaults.py --data DATA --out OUT --jobs 2      # stop as you like: the same command goes on
-    python experiments/defaults.py --data DATA --out OUT --kind defaults --minutes 1 3 15
+    python experiments/defaults.py --data DATA --out OUT --kind defaults --minutes 1 3 15      # also chosen, recipe
     python experiments/defaults.py --out OUT --show
 
-Every table has a random search of 12 trials, as a yardstick, and is trained with the defaults. A trial measures on its
-first batches how long a step takes, and makes as many steps as its minutes hold, but no more than its passes. Time is
-that of the processor, on one thread: neighbours on the machine do not count. Rules are made from the `FITTED` tables
-and judged on the others.
+Every table has a random search of 12 trials, as a yardstick, and is trained with the defaults, with what the rules
+choose, and with the recipe that there is for its data. A trial measures on its first batches how long a step takes, and
+makes as many steps as its minutes hold, but no more than its passes. Time is that of the processor, on one thread:
+neighbours on the machine do not count. All compute with floats, since options are compared, not numbers. Rules are made
+from the `FITTED` tables and judged on the others.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from tqdm import tqdm
 from corpora import read
 from factorcell import files
 from factorcell.choices import CHOSEN
-from factorcell.config import Config
+from factorcell.config import Config, said_in
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
@@ -36,11 +37,13 @@ from factorcell.training import rules
 from factorcell.training.loop import train
 from factorcell.training.plan import Budget, plan, speed
 from factorcell.training.rules import Facts
-from study import machine
+from study import HERE, machine
 
 TRIALS, MINUTES = 12, 3.0
 JUDGED = 1000  # development texts, at most
 EVALUATIONS = 4
+KINDS = ("search", "defaults", "chosen", "recipe")
+SAME: Mapping[str, Any] = {"threads": 1, "save_every": 1_000_000, "precision": "float32"}  # for all trials
 
 Row = dict[str, Any]
 Options = dict[str, dict[str, Any]]  # section -> option -> value
@@ -48,11 +51,12 @@ Options = dict[str, dict[str, Any]]  # section -> option -> value
 
 @dataclass(frozen=True)
 class Table:
-    """`rows` random texts of a data set, or all of them, and how they are read."""
+    """`rows` random texts of a data set, or all of them, how they are read, and the recipe for such data, if any."""
 
     source: str
     data: Mapping[str, Any]
     rows: int | None = None
+    recipe: str = ""
 
 
 WORDS: Mapping[str, Any] = {"unit": "word"}
@@ -60,27 +64,27 @@ LETTERS: Mapping[str, Any] = {"unit": "char"}
 COMMITS = {**LETTERS, "user": "user"}
 FITTED = {
     "clothes-5000": Table("womens_clothing", {**WORDS, "context": ["class", "rating"]}, 5000),
-    "agnews": Table("agnews", {**WORDS, "context": ["section"]}),
-    "scotus-200000": Table("scotus", {**WORDS, "context": ["role", "speaker"]}, 200_000),
-    "voices-20000": Table("commonvoice9", {**LETTERS, "context": ["language"]}, 20_000),
+    "agnews": Table("agnews", {**WORDS, "context": ["section"]}, recipe="agnews_words"),
+    "scotus-200000": Table("scotus", {**WORDS, "context": ["role", "speaker"]}, 200_000, "scotus"),
+    "voices-20000": Table("commonvoice9", {**LETTERS, "context": ["language"]}, 20_000, "commonvoice9"),
     "places": Table("placenames", {**LETTERS, "context": ["lat:number", "lon:number"]}),
-    "commits": Table("commits", COMMITS),
+    "commits": Table("commits", COMMITS, recipe="commits_small"),
 }
 # Of other sources, but for the one that has users.
 JUDGED_ON = {
     "dbpedia-1000": Table("dbpedia14", {**WORDS, "context": ["category"]}, 1000),
-    "imdb-6000": Table("imdb", {**WORDS, "context": ["rating"]}, 6000),
-    "hotels": Table("hotels", {**WORDS, "context": ["hotel", "rating"]}),
-    "reddit-100000": Table("reddit_titles", {**WORDS, "context": ["subreddit"]}, 100_000),
-    "tweets": Table("geotweets", {**LETTERS, "context": ["lat:number", "lon:number"]}),
-    "commits-10000": Table("commits", COMMITS, 10_000),
+    "imdb-6000": Table("imdb", {**WORDS, "context": ["rating"]}, 6000, "reviews_imdb"),
+    "hotels": Table("hotels", {**WORDS, "context": ["hotel", "rating"]}, recipe="hotels"),
+    "reddit-100000": Table("reddit_titles", {**WORDS, "context": ["subreddit"]}, 100_000, "thesis_reddit"),
+    "tweets": Table("geotweets", {**LETTERS, "context": ["lat:number", "lon:number"]}, recipe="geotweets"),
+    "commits-10000": Table("commits", COMMITS, 10_000, "commits_small"),
 }
 TABLES = {**FITTED, **JUDGED_ON}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a `table` for so many `minutes`: of a search its `number`, of the defaults, or chosen."""
+    """One training of a `table` for so many `minutes`: of a search its `number`, or of another of the `KINDS`."""
 
     table: str
     kind: str
@@ -94,10 +98,13 @@ class Trial:
 
     def options(self) -> Options:
         """What it is trained with besides the defaults."""
-        if self.kind != "search":
-            return {}
-        places = list(TABLES)
-        return drawn(np.random.default_rng((places.index(self.table), self.number)), TABLES[self.table])
+        table = TABLES[self.table]
+        if self.kind == "recipe":
+            said = said_in(HERE / f"{table.recipe}.toml")
+            return {"model": said["model"], "training": said["training"]}
+        if self.kind == "search":
+            return drawn(np.random.default_rng((list(TABLES).index(self.table), self.number)), table)
+        return {}
 
 
 def drawn(random: np.random.Generator, table: Table) -> Options:
@@ -136,7 +143,7 @@ def drawn(random: np.random.Generator, table: Table) -> Options:
 def config(trial: Trial) -> Config:
     """All options of a trial; its epochs are those that it has at most."""
     options = trial.options()
-    training = {**options.get("training", {}), "threads": 1, "evaluations": EVALUATIONS, "save_every": 1_000_000}
+    training = {**options.get("training", {}), **SAME, "evaluations": EVALUATIONS}
     return Config.from_dict({"data": TABLES[trial.table].data, "model": options.get("model", {}), "training": training})
 
 
@@ -163,7 +170,7 @@ def settled(trial: Trial, corpus: Corpus, held: Corpus) -> Config:
     """The options of a trial, with as many passes as its minutes of the processor hold, evaluations not counted."""
     made = config(trial)
     if trial.kind == "chosen":
-        said = {"data": dict(TABLES[trial.table].data), "training": {"threads": 1, "save_every": 1_000_000}}
+        said = {"data": dict(TABLES[trial.table].data), "training": SAME}
         made = plan(said, corpus, held, Budget(trial.minutes), clock=time.process_time).config
         most = rules.passes(Facts.of(corpus, held, made.data), "best")
         made = replace(made, training=replace(made.training, evaluations=EVALUATIONS, epochs=most))
@@ -228,7 +235,7 @@ class Study:
             search = [row for row in found if row["kind"] == "search"]
             best = ", ".join(f"{row['perplexity']:.2f}" for row in search[:3])
             parts = [f"{len(search)} trials, best {best}"]
-            for kind in ("chosen", "defaults"):
+            for kind in KINDS[1:]:
                 told = [f"{row['minutes']:g} min {row['perplexity']:.2f}" for row in found if row["kind"] == kind]
                 parts += [f"{kind} {', '.join(told)}"] if told else []
             if found:
@@ -236,9 +243,10 @@ class Study:
 
 
 def trials(kind: str, tables: Sequence[str], minutes: Sequence[float]) -> list[Trial]:
-    """All of a kind, the first of every table before the second of any."""
+    """All of a kind, the first of every table before the second of any; recipes of the tables that have one."""
     count = TRIALS if kind == "search" else 1
-    return [Trial(table, kind, number, least) for number in range(count) for least in minutes for table in tables]
+    there = [table for table in tables if kind != "recipe" or TABLES[table].recipe]
+    return [Trial(table, kind, number, least) for number in range(count) for least in minutes for table in there]
 
 
 def main() -> int:
@@ -246,7 +254,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with a folder of Parquet files for each data set")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results; the same one to go on")
-    parser.add_argument("--kind", choices=("search", "defaults", "chosen"), default="search")
+    parser.add_argument("--kind", choices=KINDS, default="search")
     parser.add_argument("--minutes", type=float, nargs="+", default=[MINUTES], help="of each trial (default: 3)")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), metavar="TABLE")
     parser.add_argument("--jobs", type=int, default=2, help="trials side by side (default: 2)")

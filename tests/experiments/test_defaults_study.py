@@ -9,7 +9,7 @@ from pyarrow import parquet as pq
 import defaults
 from defaults import FITTED, JUDGED_ON, TABLES, TRIALS, Study, Table, Trial
 from factorcell import files
-from factorcell.config import said_in
+from factorcell.config import Config, TrainingConfig, said_in
 from factorcell.training import plan
 from tests import ROOT
 from tests.small import ROWS
@@ -31,6 +31,21 @@ def test_every_trial_can_be_trained(table: str) -> None:
         assert trial.options() == trial.options()
     assert len({str(trial.options()) for trial in found}) == TRIALS
     assert Trial(table, "defaults", 0, 3.0).options() == {}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_recipes_are_trained_as_they_stand(table: str) -> None:
+    """Their models and trainings, on the table; and with floats, as all other trials."""
+    trials = defaults.trials("recipe", [table], [1.0, 3.0])
+    assert len(trials) == (2 if TABLES[table].recipe else 0)
+    for trial in trials:
+        recipe = said_in(ROOT / "experiments" / f"{TABLES[table].recipe}.toml")
+        made = defaults.config(trial)
+        assert made.model == Config.from_dict({**recipe, "data": TABLES[table].data}).model
+        for name in ("batch_tokens", "learning_rate", "epochs", "loss", "samples"):
+            assert getattr(made.training, name) == recipe["training"].get(name, getattr(TrainingConfig(), name))
+        assert (made.training.precision, made.training.threads) == ("float32", 1)
+        assert made.data.unit == TABLES[table].data["unit"]
 
 
 def test_rows_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
