@@ -8,13 +8,12 @@ import numpy as np
 import trials
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import correlation
-from pages import markdown, shown
+from pages import NO_ROW, markdown, shown, with_none
 from results import Results
 from study import Row
 from thesis_queries import LATE, LENGTHS, PAIRS, PLACES, PREFIX, RISEN, ROWS, SUGGESTED, WARM
 
 LEARNING = ("factor", "concat")  # those that tell users apart, in the order of the printed tables
-NONE = "No row yet.\n"
 
 
 def tables(found: Results, drawn: Sequence[Row]) -> dict[str, str]:
@@ -34,7 +33,7 @@ def suggested(found: Results) -> str:
     places = [str(place) for place in range(1, SUGGESTED + 1)]
     lines = list(zip_longest(places, told.get("cold", ()), told.get("warm", ()), fillvalue=""))
     after = f"The prefix is `{PREFIX}`; warm is after {_listed(WARM)}.\n"
-    return markdown(["", "cold start", "warm start"], lines) + "\n" + (after if told else NONE)
+    return markdown(["", "cold start", "warm start"], lines) + "\n" + (after if told else NO_ROW)
 
 
 def risen(found: Results) -> str:
@@ -45,7 +44,7 @@ def risen(found: Results) -> str:
         places = [str(place) for place in range(1, RISEN + 1)]
         lines = list(zip_longest(places, *(own[number] for own in made), fillvalue=""))
         parts.append(f"After {_listed(pair)}:\n\n{markdown(['', *LEARNING], lines)}")
-    return "\n".join(parts) + ("" if found.candidates else f"\n{NONE}")
+    return "\n".join(parts) + ("" if found.candidates else f"\n{NO_ROW}")
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -74,7 +73,7 @@ def against_perplexity(rows: Sequence[Row]) -> str:
             lines.append([kind, str(len(own)), trials.told(together(own)), *ends, shown(figures[1][0])])
     perplexity = "perplexity per character, all targets"
     header = ["model", "trials", "correlation", f"lowest {perplexity}", "its MRR", "best MRR", f"its {perplexity}"]
-    return markdown(header, lines) + ("" if lines else f"\n{NONE}")
+    return with_none(header, lines)
 
 
 def over_time(found: Results) -> str:
@@ -112,4 +111,4 @@ def _told(found: Interval | None) -> str:
 
 def _gains(what: str, lines: Sequence[Sequence[str]], found: Results) -> str:
     header = [what, "MRR unadapted", "concat over unadapted", "factor over unadapted", "factor over concat"]
-    return markdown(header, lines) + ("" if found.candidates else f"\n{NONE}")
+    return markdown(header, lines) + ("" if found.candidates else f"\n{NO_ROW}")

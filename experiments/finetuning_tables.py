@@ -7,9 +7,8 @@ import numpy as np
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import Ratios, gain
 from factorcell.evaluation.text_figures import TextSums
-from pages import shown
+from pages import shown, with_none
 from results import Results
-from samples_tables import with_none
 from thesis_finetuning import DOMAINS, PENALTIES, WAYS
 
 CASES = [(name, way) for name in DOMAINS for way in WAYS]

@@ -19,7 +19,7 @@ from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.comparison import COMPARED
 from factorcell.evaluation.statistics import rank_correlation
 from pages import markdown, shown
-from results import AGREES, DISAGREES, SEEDS, UNTOLD, Results
+from results import AGREES, DISAGREES, MARGIN, SEEDS, UNTOLD, Results
 from study import Row
 from thesis_queries import LENGTHS, PLACES
 from thesis_sixteen import WHOLE
@@ -170,11 +170,13 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
         ),
         further(
             Line("F5.2, ACL", "gain in ranks after 100 texts", "thesis_queries"),
-            queries.above("factor", f"mrr_after_{PLACES[-1]}", "unadapted"),
+            queries,
+            f"mrr_after_{PLACES[-1]}",
         ),
         further(
             Line("F5.3, ACL", "gain in ranks for short prefixes", "thesis_queries"),
-            queries.above("factor", f"mrr_prefix_{LENGTHS['prefix'][0]}", "unadapted"),
+            queries,
+            f"mrr_prefix_{LENGTHS['prefix'][0]}",
         ),
         *(Line(f"T5.{n}, ACL", "queries likelier after two", "thesis_queries") for n in (3, 4, 5)),
         *(Line(f"T6.{n}", "fillers of a gap by stars", "thesis_specificity imdb") for n in (1, 2, 3)),
@@ -275,13 +277,13 @@ def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
 
 
 def penalised(line: Line, found: Results) -> Line:
-    """A line of fine-tunings: that no penalty is any better than none, as the thesis found."""
+    """A line of fine-tunings: that no penalty is better than none by a margin, as the thesis found."""
     cases = [finetuning_tables.gained(found, *case) for case in finetuning_tables.CASES]
-    signs = [case.sign for case in cases if case is not None]
-    if not signs or len(found.candidates[0].rows) < SEEDS:
-        return line._replace(ours=NO_ROW, why="not trained" if not signs else f"fewer than {SEEDS} seeds")
-    better = f"{signs.count(1)} of {len(signs)} gain"
-    return line._replace(ours=better, verdict=DISAGREES if 1 in signs else AGREES, why="of domains and parts")
+    gains = [case.sign > 0 and case.point > MARGIN for case in cases if case is not None]
+    if not gains or len(found.candidates[0].rows) < SEEDS:
+        return line._replace(ours=NO_ROW, why="not trained" if not gains else f"fewer than {SEEDS} seeds")
+    told = f"{sum(gains)} of {len(gains)} gain {MARGIN:.0%}"
+    return line._replace(ours=told, verdict=DISAGREES if any(gains) else AGREES, why="of domains and parts")
 
 
 def grouped(line: Line, found: Results, column: str) -> Line:
@@ -301,12 +303,15 @@ def going_along(line: Line, found: Row, sign: int) -> Line:
     return line._replace(ours=f"r {found['r']:+.2f}", verdict=verdict, why=f"{found['n']} models")
 
 
-def further(line: Line, found: Interval | None) -> Line:
-    """A line of a figure that the FactorCell is further ahead in, as print has it."""
-    if found is None:
+def further(line: Line, found: Results, key: str) -> Line:
+    """A line of a figure that the FactorCell is further ahead in than the unadapted model, as print has it."""
+    gained = found.above("factor", key, "unadapted")
+    if gained is None:
         return line._replace(ours=NO_ROW, why="not trained")
-    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[found.sign]
-    return line._replace(ours=f"{found.point:+.1%}", verdict=verdict, why="over the unadapted one")
+    if any(len(one.rows) < SEEDS for one in found.candidates if one.name in ("factor", "unadapted")):
+        return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
+    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[gained.sign]
+    return line._replace(ours=f"{gained.point:+.1%}", verdict=verdict, why="over the unadapted one")
 
 
 def ranked(line: Line, rows: Sequence[Row]) -> Line:

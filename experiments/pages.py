@@ -18,6 +18,14 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
+NO_ROW = "No row yet.\n"
+
+
+def with_none(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table, and that there is no row yet where it is empty."""
+    return markdown(header, rows) + ("" if rows else f"\n{NO_ROW}")
+
+
 def shown(value: float | None, form: str = ".2f") -> str:
     """A figure, or nothing."""
     return "" if value is None or np.isnan(value) else f"{value:{form}}"

@@ -7,12 +7,11 @@ import numpy as np
 
 from factorcell.config import PAPER_MODELS
 from hotels import REVIEW
-from pages import markdown, shown
+from pages import markdown, shown, with_none
 from results import Results
 from study import Row
 from thesis_sixteen import WHOLE
 
-NONE = "No row yet.\n"
 ADAPTED = PAPER_MODELS[1:]
 
 
@@ -25,11 +24,6 @@ def tables(scotus: Results, languages: Results, hotels: Results) -> dict[str, st
         "Figures 4.6 and 4.7": maps(hotels),
         "Table 4.5": boosted(hotels),
     }
-
-
-def with_none(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table, and that there is no row where it has none."""
-    return markdown(header, lines) + ("" if lines else f"\n{NONE}")
 
 
 def roles(found: Results) -> str:

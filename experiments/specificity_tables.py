@@ -7,9 +7,8 @@ import numpy as np
 import trials
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import correlation
-from pages import markdown, shown
+from pages import NO_ROW, markdown, shown, with_none
 from results import Results
-from samples_tables import with_none
 from study import Row
 from thesis_specificity import TEMPLATES
 
@@ -42,7 +41,7 @@ def specificity(found: Results, published: Published, unit: str = "known targets
     perplexity = f"perplexity per word, {unit}"
     header = ["model", "fit, %", "deviation", perplexity, "thesis: fit, %", "deviation", f"thesis: {perplexity}"]
     if not found.candidates:
-        return f"{markdown(header, lines)}\nNo row yet.\n"
+        return f"{markdown(header, lines)}\n{NO_ROW}"
     real = found.candidates[0].rows[0].get("real")
     told = "" if real is None else f"Real texts: {real['accuracy']:.1%} fit, {real['deviation']:.2f} off.\n"
     orders = found.orders("specificity", {name: row[0] for name, row in published.items()})

@@ -29,7 +29,7 @@ from factorcell import files
 from factorcell.config import PAPER_MODELS, UserError
 from family import EXPERIMENT as FAMILY
 from overview import LEAST, Published, accuracies, chosen, communities, gain, perplexities, rows_of, with_both_ends
-from pages import empty, filled, markdown, shown
+from pages import NO_ROW, empty, filled, markdown, shown, with_none
 from results import Results
 from study import HERE
 from thesis_queries import LATE
@@ -84,7 +84,7 @@ def told(found: Results, published: Published, counted: str) -> str:
         "Accuracy": found.orders("accuracy", accuracies(published)),
     }
     every = "".join(f"{name}: {one}" for name, one in orders.items() if one.printed)
-    return every if found.candidates else "No row yet.\n"
+    return every if found.candidates else NO_ROW
 
 
 def sixteen(found: Results, published: Published, scores: Mapping[str, str], unit: str = "word") -> str:
@@ -141,7 +141,7 @@ def neighbours(found: Results) -> str:
     rows = [candidate.rows[0] for candidate in found.candidates]
     near: dict[str, list[str]] = next((row["nearest"] for row in rows if row["nearest"]), {})
     names = [name for name in NEIGHBOURS_OF if name in near]
-    return markdown(["community", *map(str, range(1, NEAREST + 1))], [[name, *near[name]] for name in names])
+    return with_none(["community", *map(str, range(1, NEAREST + 1))], [[name, *near[name]] for name in names])
 
 
 def sparse(found: Results, published: Published) -> str:
@@ -169,7 +169,7 @@ def sparse(found: Results, published: Published) -> str:
 def sparse_told(found: Results, published: Published, best: Mapping[str, str]) -> str:
     """Whether the orders are the printed ones, and what a sparse bias adds to top-3 beside a low-rank one."""
     if not found.candidates:
-        return "No row yet.\n"
+        return NO_ROW
     orders = found.orders("perplexity_known", perplexities(published), best)
     both, base = (best.get(kind, "") for kind in ("low_rank_each+sparse", "low_rank_each"))
     more = found.above(both, "top_3", base)
@@ -190,7 +190,7 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
     sizes = [f"thesis, {size}: {kind or 'all'}" for size in ("small", "large") for kind in kinds]
     header = ["model", "seen", "unseen", "all", f"after {LATE} texts", *sizes]
     printed = {name: row[-1] for name, row in published["large"].items() if name != "mpc"}
-    said = f"All: {found.orders('mrr', printed)}" if found.candidates else "No row yet.\n"
+    said = f"All: {found.orders('mrr', printed)}" if found.candidates else NO_ROW
     return markdown(header, lines) + "\n" + said
 
 
@@ -198,7 +198,7 @@ def family(found: Results) -> str:
     """Every mechanism that was trained, beside the others."""
     names = [name for name in FAMILY.rows if name in found]
     lines = [[name, *own(found, name, ["accuracy"]), found.shown(name, "minutes", ".1f")] for name in names]
-    return markdown(["model", *ours(), "accuracy, %", "minutes"], lines)
+    return with_none(["model", *ours(), "accuracy, %", "minutes"], lines)
 
 
 def papers(results: Path, suffix: str = "") -> dict[str, str]:

@@ -99,8 +99,9 @@ def test_penalties_beside_none() -> None:
     assert "no difference" not in lines["filmsall"]
     assert lines["a wordbias"].endswith("no difference |")
     line = overview.Line("A.2", "x")
-    assert overview.penalised(line, found)[3:6] == ("1 of 12 gain", "", "disagrees")
-    assert overview.penalised(line, Results.of(rows(0.0), "none"))[3:6] == ("0 of 12 gain", "", "agrees")
+    assert overview.penalised(line, found)[3:6] == ("1 of 12 gain 1%", "", "disagrees")
+    assert overview.penalised(line, Results.of(rows(0.008), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
+    assert overview.penalised(line, Results.of(rows(0.0), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
     assert overview.penalised(line, Results.of(rows(0.1, 2), "none"))[5:] == ("cannot be told", "fewer than 3 seeds")
     assert overview.penalised(line, Results.of([]))[3:] == ("no row", "", "cannot be told", "not trained")
     assert finetuning_tables.table(Results.of([])).endswith("No row yet.\n")

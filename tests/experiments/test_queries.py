@@ -157,6 +157,21 @@ def test_gains_in_ranks_are_shares_of_those_of_another_row() -> None:
     assert wide.sign == 0
 
 
+def test_lines_of_gains_in_ranks() -> None:
+    """Of three seeds the sign of the interval; of fewer nothing is told."""
+
+    def said(share: float, seeds: int) -> list[str]:
+        rows = [row(name, own, seed) for name, own in (("unadapted", 0.3), ("factor", share)) for seed in range(seeds)]
+        return list(overview.further(overview.Line("F5.2", "x"), Results.of(rows), "mrr_after_100")[3:])
+
+    assert said(0.4, 3)[2:] == ["agrees", "over the unadapted one"]
+    assert said(0.4, 3)[0].startswith("+")
+    assert said(0.1, 3)[2] == "disagrees"
+    assert said(0.4, 2) == ["no row", "", "cannot be told", "fewer than 3 seeds"]
+    nothing = overview.further(overview.Line("F5.2", "x"), Results.of([]), "mrr_after_100")
+    assert nothing[3:] == ("no row", "", "cannot be told", "not trained")
+
+
 def test_figures_of_completion() -> None:
     """A line for each range, gains of those that learn; what is not trained says so."""
     words = {"suggested": {"cold": ["up", "upon"], "warm": ["update"]}, "risen": [["a"], ["b", "c"], []]}

@@ -353,6 +353,15 @@ def test_the_pages_are_those_of_the_rows() -> None:
         assert filled(page, make(study.HERE / "results")) == page, f"docs/{name}: run `make tables`"
 
 
+def test_what_has_no_row_says_so(tmp_path: Path) -> None:
+    """Every table, and every line of the first that stands for one."""
+    made = tables.papers(tmp_path)
+    first = made.pop("Every table and figure")
+    assert all("No row yet." in text or "Not trained yet." in text for text in made.values())
+    assert all(line[4] == "cannot be told" for line in cells(first))
+    assert not any(line[3].startswith(("+", "r ")) for line in cells(first))
+
+
 def test_tables_go_into_pages_again_and_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is written around them stays; a page without a place for one is an error; a second time changes nothing."""
     results, docs = tmp_path / "results", tmp_path / "docs"
