@@ -31,14 +31,14 @@ def fillers(found: Results) -> str:
     return "\n".join(parts)
 
 
-def specificity(found: Results, published: Published, unit: str = "known targets") -> str:
+def specificity(found: Results, published: Published) -> str:
     """Tables 6.4 and 6.5: how many texts are judged to fit, how far off the others are, and the perplexity."""
     lines = []
     for name in PAPER_MODELS:
         figures = [found.shown(name, "specificity", ".1f", 100.0), found.shown(name, "deviation")]
         printed = [shown(published[name][0], ".1f"), *(shown(value) for value in published[name][1:])]
         lines.append([name, *figures, found.shown(name, "perplexity_known"), *printed])
-    perplexity = f"perplexity per word, {unit}"
+    perplexity = "perplexity per word, known targets"
     header = ["model", "fit, %", "deviation", perplexity, "thesis: fit, %", "deviation", f"thesis: {perplexity}"]
     if not found.candidates:
         return f"{markdown(header, lines)}\n{NO_ROW}"
@@ -55,12 +55,12 @@ def joined(written: Sequence[Row], told: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["accuracy"] is not None]
 
 
-def along(rows: Sequence[Row], with_: str) -> Row:
+def along(rows: Sequence[Row], what: str) -> Row:
     """The correlation of specificity with accuracy over all models, with rank or log perplexity over FactorCells."""
-    if with_ == "accuracy":
+    if what == "accuracy":
         return correlation([row["accuracy"] for row in rows], [row["specificity"] for row in rows])
     own = trials.of_class(rows, PAPER_MODELS[-1])
-    values = [row["config"]["model"]["rank"] if with_ == "rank" else np.log(row["perplexity_known"]) for row in own]
+    values = [row["config"]["model"]["rank"] if what == "rank" else np.log(row["perplexity_known"]) for row in own]
     return correlation(values, [row["specificity"] for row in own])
 
 
