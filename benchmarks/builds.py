@@ -1,0 +1,75 @@
+"""Two builds of the compiled kernels on the layers of speed.py, in turns: how a change is measured on a busy machine.
+
+    python benchmarks/builds.py BEFORE.so AFTER.so --groups characters words --repeats 10
+
+One thread, milliseconds of the processor, not of the clock: what else runs takes caches and memory from both builds
+alike. A figure is the least of its repeats, and with it what part of it was spent in compiled code.
+"""
+
+import argparse
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from speed import GROUPS, Work
+
+from factorcell.model.kernels import library
+
+CALL = library.call
+
+
+def build(path: Path) -> ctypes.CDLL:
+    """A build of the kernels as `library.library` returns it."""
+    loaded = ctypes.CDLL(str(path.resolve()))
+    for sized in (loaded.factorcell_packed_table, loaded.factorcell_packed_weight):
+        sized.restype = ctypes.c_int64
+    return loaded
+
+
+def measured(work: Work, loaded: ctypes.CDLL) -> tuple[float, float]:
+    """Milliseconds of the processor that a work takes by a build, and those within its compiled code."""
+    inside = 0.0
+
+    def call(*given: Any) -> None:
+        nonlocal inside
+        began = time.thread_time()
+        CALL(*given)
+        inside += time.thread_time() - began
+
+    library.library, library.call = lambda: loaded, call  # type: ignore[assignment]
+    os.environ["FACTORCELL_KERNEL"] = work.kernel
+    with library.precision(work.precision, torch.device("cpu")):
+        began = time.thread_time()
+        work.once()
+        return (time.thread_time() - began) * 1e3, inside * 1e3
+
+
+def main() -> None:
+    """Measure in turns, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("builds", type=Path, nargs=2, help="the library before and after")
+    parser.add_argument("--groups", nargs="+", choices=("words", "characters"), default=["words", "characters"])
+    parser.add_argument("--repeats", type=int, default=10)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    library.keep_memory()
+    loaded = [build(path) for path in given.builds]
+    works = [work for name in given.groups for work in GROUPS[name]() if work.kernel != "off"]
+    times: dict[Work, list[list[tuple[float, float]]]] = {work: [[], []] for work in works}
+    for repeat in range(given.repeats + 1):
+        for work in works:
+            for one, kept in zip(loaded, times[work], strict=True):
+                spent = measured(work, one)
+                if repeat:
+                    kept.append(spent)
+    print("| layer | what | before | after | compiled code before | after |\n|---|---|---:|---:|---:|---:|")
+    for work, both in times.items():
+        least = [min(column) for index in (0, 1) for column in ([one[index] for one in kept] for kept in both)]
+        print(f"| {work.group} | {work.what} | " + " | ".join(f"{value:.1f}" for value in least) + " |")
+
+
+if __name__ == "__main__":
+    main()
