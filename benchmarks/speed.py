@@ -191,8 +191,9 @@ def score_work() -> list[Work]:
         Work(name, "compiled", scored(own), count, cost),
         Work(name, "compiled, bfloat16", scored(own), count, cost, "", "bfloat16"),
         Work(more, "cross_entropy", learned(library), count, 3 * cost),
-        Work(more, "in chunks", learned(own), count, 3 * cost),
-        Work(more, "in chunks, bfloat16", learned(own), count, 3 * cost, "", "bfloat16"),
+        Work(more, "plain, in chunks", learned(own), count, 3 * cost, "off"),
+        Work(more, "compiled", learned(own), count, 3 * cost),
+        Work(more, "compiled, bfloat16", learned(own), count, 3 * cost, "", "bfloat16"),
     ]
 
 

@@ -19,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from factorcell.completion.compiled import CompiledEngine, PackedPrefix, search
 from factorcell.completion.search import SearchRequest
@@ -147,7 +148,7 @@ def wrong_backward(data: st.DataObject, given: Arrays) -> None:
 
 
 def softmaxes(data: st.DataObject) -> None:
-    """Sums of logits, with a bias of each text or one of all."""
+    """Sums of logits and their gradients, with a bias of each text or one of all."""
     texts, each = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 1, 2, 5, 100, 300]))
     size, width = data.draw(st.integers(1, 120)), data.draw(st.integers(1, 35))
     random, half = torch.Generator().manual_seed(data.draw(st.integers(0, 99))), data.draw(st.booleans())
@@ -158,27 +159,45 @@ def softmaxes(data: st.DataObject) -> None:
     }
     if given["bias"] is None:
         given["bias"] = torch.randn(size, generator=random)
+    back: Arrays = {
+        "targets": torch.randint(size, (texts * each,), generator=random),
+        "sums": torch.randn(texts * each, generator=random),
+        "scale": torch.randn(texts * each, generator=random),
+    }
     with patch.object(library, "half", lambda: half):
         if data.draw(st.booleans()):
-            if each and data.draw(st.integers(0, 9)) == 0:
-                given["bias"], fault = torch.zeros(texts * each + 1, size), "more texts than rows"
-            else:  # other rows of values, and a bias of other texts, may be right; one without rows is
-                never = [("values", "a row more"), ("values", "a row less"), ("bias", "missing")]
-                never += [
-                    ("bias", f"a {what}") for what in ("row more", "row less", "dimension more", "dimension less")
-                ]
-                fault = drawn_fault(data, given, never, {})
-            refused("softmax", fault, lambda: softmax.log_sums(**given))  # type: ignore[arg-type]
+            wrong_softmax(data, given, back if data.draw(st.booleans()) else {})
             return
         if data.draw(st.booleans()):
             spread(data, given)
-        values, table, bias = (x.double() for x in given.values() if x is not None)
         got = softmax.log_sums(**given)  # type: ignore[arg-type]
-    logits = values @ table.T
-    logits += bias if bias.dim() == 1 else bias.repeat_interleave(each, 0)
-    bound = 0.4 if half else 1e-4
-    torch.testing.assert_close(got.double(), logits.logsumexp(1), atol=bound, rtol=bound)
+        wanted = [data.draw(st.booleans()) for _ in given]
+        made = softmax.gradients(**given, **{**back, "sums": got}, half=half, wanted=wanted)  # type: ignore[arg-type]
     counts["softmax", "as plain"] += 1
+    values, table, bias = leaves = [x.double().requires_grad_() for x in given.values() if x is not None]
+    logits = values @ table.T + (bias if bias.dim() == 1 else bias.repeat_interleave(each, 0))
+    bound = 0.4 if half else 1e-4
+    torch.testing.assert_close(got.double(), logits.logsumexp(1).detach(), atol=bound, rtol=bound)
+    nats = F.cross_entropy(logits, back["targets"], reduction="none") * back["scale"]  # type: ignore[arg-type, operator]
+    expected = torch.autograd.grad(nats.sum(), leaves)
+    for one, array, asked in zip(made, expected, wanted, strict=True):
+        assert (one is not None) == asked
+        if one is not None and each:
+            assert float((one - array).norm()) <= (0.05 if half else 1e-4) * float(array.norm()) + 1e-4
+
+
+def wrong_softmax(data: st.DataObject, given: Arrays, back: Arrays) -> None:
+    """A wrong array among those of the sums, or with what goes `back` those of the gradients."""
+    each, given = len(given["values"]), {**given, **back}  # type: ignore[arg-type]
+    if each and data.draw(st.integers(0, 9)) == 0:
+        given["bias"], fault = torch.zeros(each + 1, len(given["table"])), "more texts than rows"  # type: ignore[arg-type]
+    else:  # other rows of values, and a bias of other texts, may be right; one without rows is
+        never = [("values", "a row more"), ("values", "a row less"), ("bias", "missing")]
+        never += [("bias", f"a {what}") for what in ("row more", "row less", "dimension more", "dimension less")]
+        never += [(name, "a column more") for name in back]  # of an array of one dimension that is another row
+        fault = drawn_fault(data, given, never, {"targets": len(given["table"])} if back else {})  # type: ignore[arg-type]
+    call = partial(softmax.gradients, half=library.half()) if back else softmax.log_sums
+    refused("softmax", fault, lambda: call(**given))  # type: ignore[arg-type]
 
 
 def rows(data: st.DataObject) -> None:

@@ -92,8 +92,68 @@ def test_log_sums_of_extreme_logits(variant: str, monkeypatch: pytest.MonkeyPatc
 
 
 @compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("halved", [False, True])
+@pytest.mark.parametrize(("rows", "size", "width", "texts"), [(1, 1, 1, 0), (300, 1000, 50, 0), (130, 777, 33, 2)])
+def test_gradients_of_exact_nats(
+    variant: str, halved: bool, rows: int, size: int, width: int, texts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against `cross_entropy` of doubles; tokens that never come have none. Half the bits to a hundredth."""
+    torch.manual_seed(0)
+    bias = torch.randn(texts, size) if texts else torch.randn(size)
+    bias[..., 2:] = bias[..., 2:].masked_fill(torch.rand(bias[..., 2:].shape) < 0.1, -torch.inf)
+    start = [torch.randn(rows, width), torch.randn(size, width), bias]
+    targets, scale = torch.randint(min(2, size), (rows,)), torch.randn(rows)
+    monkeypatch.setenv("FACTORCELL_KERNEL", variant)
+    monkeypatch.setattr(library, "half", lambda: halved)
+    leaves = values, table, own = [array.clone().requires_grad_() for array in start]
+    (softmax.nats(values, table, own, targets) * scale).sum().backward()  # type: ignore[no-untyped-call]
+    doubles = [array.double().requires_grad_() for array in start]
+    added = doubles[2].repeat_interleave(rows // texts, 0) if texts else doubles[2]
+    nats = torch.nn.functional.cross_entropy(doubles[0] @ doubles[1].T + added, targets, reduction="none")
+    for leaf, array, expected in zip(leaves, start, torch.autograd.grad((nats * scale).sum(), doubles), strict=True):
+        assert leaf.grad is not None
+        assert float((leaf.grad - expected).norm()) <= (0.01 if halved else 3e-6) * float(expected.norm())
+        never = array == -torch.inf
+        assert float(leaf.grad[never].abs().sum()) < 1e-30
+
+
+@compiled
+def test_gradients_of_exact_nats_are_their_slopes() -> None:
+    """By finite differences of the compiled nats, along a direction of each array."""
+    torch.manual_seed(1)
+    arrays = values, table, bias = torch.randn(40, 20), torch.randn(300, 20) * 0.5, torch.randn(300)
+    targets, step = torch.randint(300, (40,)), 0.01
+    sums = softmax.log_sums(values, table, bias)
+    made = softmax.gradients(values, table, bias, targets, sums, torch.ones(40), half=False)
+    for number, gradient in enumerate(made):
+        direction = torch.randn(arrays[number].shape)
+        ends = []
+        for sign in (1, -1):
+            x, e, b = [array + sign * step * direction if n == number else array for n, array in enumerate(arrays)]
+            ends.append(float(softmax.nats(x, e, b, targets).double().sum()))
+        assert gradient is not None
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float((gradient * direction).sum()), rel=0.01)
+
+
+@compiled
+def test_gradients_do_not_depend_on_who_was_first() -> None:
+    """Bit for bit the same on two threads, however the work falls to them."""
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    values, table, bias = torch.randn(500, 40), torch.randn(3000, 40), torch.randn(3000)
+    targets, scale = torch.randint(3000, (500,)), torch.randn(500)
+    sums = softmax.log_sums(values, table, bias)
+    first, *others = [softmax.gradients(values, table, bias, targets, sums, scale, half=False) for _ in range(5)]
+    for other in others:
+        for one, array in zip(first, other, strict=True):
+            assert one is not None
+            assert torch.equal(one, array)  # type: ignore[arg-type]
+
+
+@compiled
 def test_nats_are_the_same_on_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled without a gradient, in chunks with one."""
+    """Compiled, with a gradient and without, and in chunks."""
     torch.manual_seed(0)
     values, table, bias = torch.randn(50, 12), torch.randn(333, 12), torch.randn(333)
     targets = torch.randint(333, (50,))
@@ -138,7 +198,9 @@ extern "C" int factorcell_recurrence(Recurrence *, int, int);
 extern "C" int factorcell_recurrence_pack(Recurrence *, int, int);
 extern "C" int64_t factorcell_packed_weight(const Recurrence *, int, int);
 extern "C" int64_t factorcell_packed_table(const Softmax *, int);
+extern "C" int64_t factorcell_softmax_room(const Softmax *, int);
 extern "C" int factorcell_softmax(Softmax *, int);
+extern "C" int factorcell_softmax_gradient(Softmax *, int);
 extern "C" int factorcell_search(Search *, int, int);
 std::vector<std::vector<float>> kept;
 float *make(int64_t n) { kept.emplace_back(n, 0.25f); return kept.back().data(); }
@@ -174,10 +236,18 @@ void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, b
 }
 void sums(int64_t N, int64_t V, int64_t D, bool half, int variant) {
     Softmax a{};
-    a.rows = N, a.size = V, a.width = D, a.threads = 2, a.half = half, a.texts = N % 3 ? 1 : 3;
+    a.rows = N, a.size = V, a.width = D, a.threads = 2, a.half = half, a.texts = N % 3 ? 1 : 3, a.parts = 3;
     a.values = make(N * D), a.table = make(V * D), a.bias = make(a.texts * V), a.result = make(N);
     a.packed = make(factorcell_packed_table(&a, variant));
     factorcell_softmax(&a, variant);
+    std::vector<int64_t> targets;
+    for (int64_t i = 0; i < N; i++) targets.push_back(i % V);
+    a.targets = targets.data(), a.scale = make(N), a.packed = make(factorcell_softmax_room(&a, variant));
+    for (bool all : {false, true}) {
+        a.values_gradient = make(N * D);
+        if (all) a.table_gradient = make(V * D), a.bias_gradient = make(a.texts * V);
+        factorcell_softmax_gradient(&a, variant);
+    }
     kept.clear();
 }
 void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, int products, int variant) {

@@ -42,6 +42,7 @@ def library() -> ctypes.CDLL | None:
             return None
         loaded.factorcell_packed_table.restype = ctypes.c_int64
         loaded.factorcell_packed_weight.restype = ctypes.c_int64
+        loaded.factorcell_softmax_room.restype = ctypes.c_int64
         return loaded
     log.warning(
         "no compiled kernels (they are built at installation where there is a C++ compiler): all runs in PyTorch"

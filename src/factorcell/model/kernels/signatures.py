@@ -188,6 +188,7 @@ def _described(array: Any) -> str:
 
 
 FLAG, THREADS, NEXT = Number(most=1), Number(least=1, most=1 << 16), Number(most=0)
+SHARED = {"threads": THREADS, "half": FLAG, "next": NEXT}
 
 RECURRENCE = Signature(
     "recurrence",
@@ -196,9 +197,7 @@ RECURRENCE = Signature(
         "steps": Number("T", 1),
         "hidden": Number("H", 1),
         "rank": Number("R"),
-        "threads": THREADS,
-        "half": FLAG,
-        "next": NEXT,
+        **SHARED,
     },
     {
         "given": Array("B T 3H", "half"),
@@ -253,9 +252,8 @@ SOFTMAX = Signature(
         "size": Number("V", 1),
         "width": Number("D", 1),
         "texts": Number("C", 1),
-        "threads": THREADS,
-        "half": FLAG,
-        "next": NEXT,
+        "parts": Number(least=1, most=1 << 17),
+        **SHARED,
     },
     {
         "values": Array("N D"),
@@ -263,8 +261,13 @@ SOFTMAX = Signature(
         "bias": Array("C V"),
         "packed": Array("packed"),
         "result": Array("N"),
+        "targets": Array("N", "int64", below="V"),
+        "scale": Array("N"),
+        "values_gradient": Array("N D"),
+        "table_gradient": Array("V D"),
+        "bias_gradient": Array("C V"),
     },
-    {"sums": "values table bias packed result"},
+    {"sums": "values table bias packed result", "gradients": "values table bias packed result targets scale"},
 )
 
 ROWS = Signature(

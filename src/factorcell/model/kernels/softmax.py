@@ -10,10 +10,12 @@ Shapes: N targets, V vocabulary, D width, S samples, C texts.
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from factorcell.model.kernels import gpu_softmax, library
@@ -24,11 +26,9 @@ CHUNK = 16_000_000  # logits that exist at one time, 64 MB
 
 def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """Exact nats (N,) of `targets` (N,) from `values` (N, D), `table` (V, D) and `bias` (V,) or (C, V)."""
-    learning = torch.is_grad_enabled() and (values.requires_grad or table.requires_grad or bias.requires_grad)
-    if not learning and len(values) and library.usable(values, table, bias):
-        own = F.embedding(targets, table)
-        chosen: Tensor = torch.linalg.vecdot(values.to(own.dtype), own) + _chosen(bias, targets)
-        return log_sums(values, table, bias) - chosen
+    if len(values) and library.usable(values, table, bias):
+        compiled: Tensor = _Compiled.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
+        return compiled
     if len(values) and bias.dim() == 1 and gpu_softmax.usable(values, table):
         kind = torch.bfloat16 if library.halved(values.device) else values.dtype
         return gpu_softmax.nats(values.to(kind), table.to(kind), bias, targets)
@@ -68,20 +68,72 @@ def nats_by_text(
 def log_sums(values: Tensor, table: Tensor, bias: Tensor) -> Tensor:
     """log sum_v exp(x . e_v + b_v) (N,) in compiled code, without a gradient; of bfloat16 products within autocast."""
     bias = bias[None] if bias.dim() == 1 else bias
-    (rows, _), (size, width) = dimensions("values", values, 2), dimensions("table", table, 2)
-    number, texts = library.chosen(), dimensions("bias", bias, 2)[0]
-    each = rows // max(1, texts)  # rows of a text, of all texts alike
-    numbers = (each * texts, size, width, texts, library.threads(rows + size), int(library.half()), 0)
+    numbers, number = _numbers(values, table, bias, library.half()), library.chosen()
     sized = SOFTMAX.arguments(numbers, {})
     packed = torch.empty(library.existing().factorcell_packed_table(ctypes.byref(sized), number))
-    result = torch.empty(rows)
+    result = torch.empty(len(values))
     arrays = {**library.dense(values=values, table=table, bias=bias), "packed": packed, "result": result}
     library.call("softmax", SOFTMAX.arguments(numbers, arrays, "sums", packed=len(packed)), number)
     return result
 
 
+def gradients(
+    values: Tensor,
+    table: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    sums: Tensor,
+    scale: Tensor,
+    half: bool,
+    wanted: Sequence[bool] = (True, True, True),
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those of `values`, `table` and `bias`, each if `wanted`, in compiled code, of `half` the bits or floats.
+
+    `sums` (N,) are the `log_sums`, `scale` (N,) the gradients of the nats of the `targets` (N,).
+    """
+    shape, bias = bias.shape, bias[None] if bias.dim() == 1 else bias
+    numbers, number = _numbers(values, table, bias, half), library.chosen()
+    sized = SOFTMAX.arguments(numbers, {})
+    packed = torch.empty(library.existing().factorcell_softmax_room(ctypes.byref(sized), number))
+    of_values = torch.empty(values.shape) if wanted[0] else None
+    of_table = torch.empty(table.shape) if wanted[1] else None
+    of_bias = torch.zeros(bias.shape) if wanted[2] else None
+    arrays = library.dense(values=values, table=table, bias=bias, targets=targets, result=sums, scale=scale)
+    arrays |= {"packed": packed, "values_gradient": of_values, "table_gradient": of_table, "bias_gradient": of_bias}
+    library.call("softmax_gradient", SOFTMAX.arguments(numbers, arrays, "gradients", packed=len(packed)), number)
+    return of_values, of_table, None if of_bias is None else of_bias.view(shape)
+
+
+def _numbers(values: Tensor, table: Tensor, bias: Tensor, half: bool) -> tuple[int, ...]:
+    """Those of the compiled softmax, in their order."""
+    (rows, _), (size, width) = dimensions("values", values, 2), dimensions("table", table, 2)
+    texts = dimensions("bias", bias, 2)[0]
+    each = rows // max(1, texts)  # rows of a text, of all texts alike
+    parts = 2 * library.threads(size)  # of the vocabulary, so that a thread that other work holds up has less
+    return each * texts, size, width, texts, parts, library.threads(rows + size), int(half), 0
+
+
+class _Compiled(torch.autograd.Function):
+    """In compiled code: logits a tile at a time, made again on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+        own = F.embedding(targets, table)
+        sums = log_sums(values, table, bias)
+        ctx.half = library.half()
+        ctx.save_for_backward(values, table, bias, targets, sums)
+        return sums - (values * own).sum(1) - _chosen(bias, targets)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        values, table, bias, targets, sums = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        return *gradients(values, table, bias, targets, sums, gradient, ctx.half, wanted), None
+
+
 class _Exact(torch.autograd.Function):
-    """A chunk of targets at a time; the logits are made again on the way back."""
+    """The same in plain PyTorch: a chunk of targets at a time; the logits are made again on the way back."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:

@@ -75,12 +75,14 @@ int factorcell_best() {
     return 0;
 }
 
-// How many floats `packed` must hold: W for calls in that direction, and the table of a softmax.
+// How many floats `packed` must hold: W for calls in that direction, the table of a softmax, and what its way back needs.
 int64_t factorcell_packed_weight(const Recurrence *a, int backward, int variant) {
     return SETS[variant]->packed_weight(*a, backward != 0);
 }
 
 int64_t factorcell_packed_table(const Softmax *a, int variant) { return SETS[variant]->packed_table(*a); }
+
+int64_t factorcell_softmax_room(const Softmax *a, int variant) { return SETS[variant]->gradient_room(*a); }
 
 // All others return whether work memory was too little; then what is out is of no use. `variant` as factorcell_best() or less.
 
@@ -99,6 +101,12 @@ int factorcell_recurrence_pack(Recurrence *a, int backward, int variant) {
 // The table is packed first.
 int factorcell_softmax(Softmax *a, int variant) {
     return run(a, true, SETS[variant]->softmax) || run(a, false, SETS[variant]->softmax);
+}
+
+// Parts of the vocabulary, and then what they have of the gradients of rows is added up.
+int factorcell_softmax_gradient(Softmax *a, int variant) {
+    return run(a, false, SETS[variant]->softmax_gradient) ||
+           (a->values_gradient && run(a, true, SETS[variant]->softmax_gradient));
 }
 
 // The requests of `a`, each by one thread: what follows, or (`following`) what is held after given tokens.

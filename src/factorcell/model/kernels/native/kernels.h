@@ -52,18 +52,25 @@ struct Recurrence {
     float *norm_gradient;               // (B, 8, H)?
 };
 
-// The logarithm of the sum of exp(x . e_v + b_v) over a vocabulary. Shapes: N rows, V vocabulary, D width, C texts, to
-// each of which N / C rows belong, one text after the other.
+// The logarithm of the sum of exp(x . e_v + b_v) over a vocabulary, and on the way back gradients of it less the target's
+// x . e_t + b_t. Shapes: N rows, V vocabulary, D width, C texts, to each of which N / C rows belong, one text after the other.
 struct Softmax {
     int64_t rows, size, width, texts;
+    int64_t parts;  // of the vocabulary, on the way back: its jobs
     int64_t threads;
     int64_t half;
     int64_t next;
     const float *values;  // (N, D): x
     const float *table;   // (V, D): e
     const float *bias;    // (C, V): may be -inf
-    float *packed;        // room for `factorcell_packed_table` floats
-    float *result;        // (N,)
+    float *packed;        // room for `factorcell_packed_table` floats, or on the way back `factorcell_softmax_room`
+    float *result;        // (N,): the logarithms; on the way back they are given
+
+    const int64_t *targets;  // (N,)?: t; this and what follows is of the way back
+    const float *scale;      // (N,)?: the gradient of what each row's loss is
+    float *values_gradient;  // (N, D)?
+    float *table_gradient;   // (V, D)?
+    float *bias_gradient;    // (C, V)?: zero at first
 };
 
 // Steps of Adam on rows of a table and its moments, in place. Shapes: U rows, V size, D width.

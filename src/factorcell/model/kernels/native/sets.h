@@ -8,10 +8,12 @@ struct Kernels {
     void (*recurrence)(Recurrence &, bool);
     void (*recurrence_pack)(Recurrence &, bool);
     void (*softmax)(Softmax &, bool);
+    void (*softmax_gradient)(Softmax &, bool);
     void (*rows)(Rows &, bool);
     void (*search)(Search &, bool);
     int64_t (*packed_weight)(const Recurrence &, bool);
     int64_t (*packed_table)(const Softmax &);
+    int64_t (*gradient_room)(const Softmax &);
 };
 
 namespace plain { extern const Kernels kernels; }
