@@ -170,9 +170,10 @@ def softmaxes(data: st.DataObject) -> None:
             return
         if data.draw(st.booleans()):
             spread(data, given)
-        got = softmax.log_sums(**given)  # type: ignore[arg-type]
+        back["logits"] = torch.empty(texts * each, size) if data.draw(st.booleans()) else None
+        back["sums"] = got = softmax.log_sums(**given, logits=back["logits"])  # type: ignore[arg-type]
         wanted = [data.draw(st.booleans()) for _ in given]
-        made = softmax.gradients(**given, **{**back, "sums": got}, half=half, wanted=wanted)  # type: ignore[arg-type]
+        made = softmax.gradients(**given, **back, half=half, wanted=wanted)  # type: ignore[arg-type]
     counts["softmax", "as plain"] += 1
     values, table, bias = leaves = [x.double().requires_grad_() for x in given.values() if x is not None]
     logits = values @ table.T + (bias if bias.dim() == 1 else bias.repeat_interleave(each, 0))
@@ -195,7 +196,8 @@ def wrong_softmax(data: st.DataObject, given: Arrays, back: Arrays) -> None:
         never = [("values", "a row more"), ("values", "a row less"), ("bias", "missing")]
         never += [("bias", f"a {what}") for what in ("row more", "row less", "dimension more", "dimension less")]
         never += [(name, "a column more") for name in back]  # of an array of one dimension that is another row
-        fault = drawn_fault(data, given, never, {"targets": len(given["table"])} if back else {})  # type: ignore[arg-type]
+        below = {"targets": len(given["table"]) + 1} if back else {}  # type: ignore[arg-type]
+        fault = drawn_fault(data, given, never, below)
     call = partial(softmax.gradients, half=library.half()) if back else softmax.log_sums
     refused("softmax", fault, lambda: call(**given))  # type: ignore[arg-type]
 

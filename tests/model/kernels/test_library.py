@@ -137,6 +137,27 @@ def test_gradients_of_exact_nats_are_their_slopes() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("texts", "halved"), [(0, False), (4, False), (0, True)])
+def test_sampled_nats_in_compiled_code(variant: str, texts: int, halved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in plain PyTorch, value and gradients; some targets are among the samples, which then count once."""
+    torch.manual_seed(0)
+    start = [torch.randn(160, 33), torch.randn(90, 33), torch.randn(*[texts] * (texts > 0), 90)]
+    targets, samples, scale = torch.randint(90, (160,)), torch.arange(0, 90, 2), torch.randn(160)
+    results = []
+    for kernel in ("off", variant):
+        monkeypatch.setenv("FACTORCELL_KERNEL", kernel)
+        monkeypatch.setattr(library, "half", lambda: halved)
+        leaves = values, table, bias = [array.clone().requires_grad_() for array in start]
+        nats = softmax.sampled_nats(values, table, bias, targets, samples, torch.linspace(-2, 0, 90))
+        (nats * scale).sum().backward()  # type: ignore[no-untyped-call]
+        results.append([nats.detach(), *(leaf.grad for leaf in leaves)])
+    for plain, got in zip(*results, strict=True):
+        assert plain is not None
+        assert float((got - plain).norm()) <= (0.01 if halved else 3e-6) * float(plain.norm())
+
+
+@compiled
 def test_gradients_do_not_depend_on_who_was_first() -> None:
     """Bit for bit the same on two threads, however the work falls to them."""
     torch.manual_seed(0)
@@ -244,6 +265,7 @@ void sums(int64_t N, int64_t V, int64_t D, bool half, int variant) {
     for (int64_t i = 0; i < N; i++) targets.push_back(i % V);
     a.targets = targets.data(), a.scale = make(N), a.packed = make(factorcell_softmax_room(&a, variant));
     for (bool all : {false, true}) {
+        if (all) a.logits = make(N * V);
         a.values_gradient = make(N * D);
         if (all) a.table_gradient = make(V * D), a.bias_gradient = make(a.texts * V);
         factorcell_softmax_gradient(&a, variant);

@@ -11,7 +11,7 @@ Shapes: N targets, V vocabulary, D width, S samples, C texts.
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from factorcell.model.kernels import gpu_softmax, library
 from factorcell.model.kernels.signatures import SOFTMAX, dimensions
 
 CHUNK = 16_000_000  # logits that exist at one time, 64 MB
+PART = 48  # tokens of a job at least: a panel of the widest vectors
 
 
 def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -45,7 +46,9 @@ def sampled_nats(
     from its logit, the target's own included.
     """
     shifted = bias - log_inclusion
-    result: Tensor = _Sampled.apply(values, table, shifted, targets, samples)  # type: ignore[no-untyped-call]
+    compiled = len(values) and len(samples) and library.usable(values, table, bias)
+    way = _CompiledSampled if compiled else _Sampled
+    result: Tensor = way.apply(values, table, shifted, targets, samples)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -65,14 +68,18 @@ def nats_by_text(
     return torch.logaddexp(logits.logsumexp(2), positive) - positive
 
 
-def log_sums(values: Tensor, table: Tensor, bias: Tensor) -> Tensor:
-    """log sum_v exp(x . e_v + b_v) (N,) in compiled code, without a gradient; of bfloat16 products within autocast."""
+def log_sums(values: Tensor, table: Tensor, bias: Tensor, logits: Tensor | None = None) -> Tensor:
+    """log sum_v exp(x . e_v + b_v) (N,) in compiled code, without a gradient; of bfloat16 products within autocast.
+
+    `logits` (N, V) is room for x . e_v + b_v, if they are to be kept.
+    """
     bias = bias[None] if bias.dim() == 1 else bias
     numbers, number = _numbers(values, table, bias, library.half()), library.chosen()
     sized = SOFTMAX.arguments(numbers, {})
     packed = torch.empty(library.existing().factorcell_packed_table(ctypes.byref(sized), number))
     result = torch.empty(len(values))
     arrays = {**library.dense(values=values, table=table, bias=bias), "packed": packed, "result": result}
+    arrays["logits"] = logits
     library.call("softmax", SOFTMAX.arguments(numbers, arrays, "sums", packed=len(packed)), number)
     return result
 
@@ -86,10 +93,12 @@ def gradients(
     scale: Tensor,
     half: bool,
     wanted: Sequence[bool] = (True, True, True),
+    logits: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Those of `values`, `table` and `bias`, each if `wanted`, in compiled code, of `half` the bits or floats.
 
-    `sums` (N,) are the `log_sums`, `scale` (N,) the gradients of the nats of the `targets` (N,).
+    `sums` (N,) are the `log_sums`, with the `logits` (N, V) if they were kept, `scale` (N,) the gradients of the nats
+    of the `targets` (N,). A target of V stands for none: then they are those of the sum alone.
     """
     shape, bias = bias.shape, bias[None] if bias.dim() == 1 else bias
     numbers, number = _numbers(values, table, bias, half), library.chosen()
@@ -99,7 +108,13 @@ def gradients(
     of_table = torch.empty(table.shape) if wanted[1] else None
     of_bias = torch.zeros(bias.shape) if wanted[2] else None
     arrays = library.dense(values=values, table=table, bias=bias, targets=targets, result=sums, scale=scale)
-    arrays |= {"packed": packed, "values_gradient": of_values, "table_gradient": of_table, "bias_gradient": of_bias}
+    arrays |= {
+        "logits": logits,
+        "packed": packed,
+        "values_gradient": of_values,
+        "table_gradient": of_table,
+        "bias_gradient": of_bias,
+    }
     library.call("softmax_gradient", SOFTMAX.arguments(numbers, arrays, "gradients", packed=len(packed)), number)
     return of_values, of_table, None if of_bias is None else of_bias.view(shape)
 
@@ -109,8 +124,10 @@ def _numbers(values: Tensor, table: Tensor, bias: Tensor, half: bool) -> tuple[i
     (rows, _), (size, width) = dimensions("values", values, 2), dimensions("table", table, 2)
     texts = dimensions("bias", bias, 2)[0]
     each = rows // max(1, texts)  # rows of a text, of all texts alike
-    parts = 2 * library.threads(size)  # of the vocabulary, so that a thread that other work holds up has less
-    return each * texts, size, width, texts, parts, library.threads(rows + size), int(half), 0
+    threads = library.threads(rows + size)
+    most = 2 * threads if threads > 1 else 1  # so that a thread that other work holds up does less
+    parts = max(1, min(most, size // PART))
+    return each * texts, size, width, texts, parts, threads, int(half), 0
 
 
 class _Compiled(torch.autograd.Function):
@@ -224,6 +241,41 @@ class _Sampled(torch.autograd.Function):
         texts = of_bias.view(-1, ctx.size)
         texts.scatter_add_(1, targets.view(len(texts), -1), of_positive.view(len(texts), -1))
         texts[:, samples] += shares.view(len(texts), -1, shares.shape[1]).sum(1)
+        return of_values, of_table, of_bias, None, None
+
+
+class _CompiledSampled(torch.autograd.Function):
+    """The same in compiled code: exact nats over the samples, to which a target that is none of them is added."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor) -> Tensor:
+        own, chosen, biases = F.embedding(targets, table), table[samples], bias[..., samples]
+        positive = (values * own).sum(1) + _chosen(bias, targets)
+        place = torch.full((len(table),), len(samples))
+        place[samples] = torch.arange(len(samples))
+        place = place[targets]
+        logits = torch.empty(len(values), len(samples))
+        sums = log_sums(values, chosen, biases, logits)
+        sums = sums.where(place < len(samples), torch.logaddexp(sums, positive))
+        ctx.size, ctx.half, ctx.shape = len(table), library.half(), bias.shape
+        ctx.save_for_backward(values, own, chosen, biases, targets, samples, place, sums, positive, logits)
+        return sums - positive
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        values, own, chosen, biases, targets, samples, place, sums, positive, logits = ctx.saved_tensors
+        made = gradients(values, chosen, biases, place, sums, gradient, ctx.half, logits=logits)
+        of_values, of_chosen, of_biases = (cast(Tensor, one) for one in made)
+        alone = gradient * torch.expm1(positive - sums) * (place == len(samples))
+        of_values.addcmul_(alone[:, None], own)
+        # the scatter-add of an embedding, since index_add_ goes row by row
+        of_table = torch.ops.aten.embedding_dense_backward(alone[:, None] * values, targets, ctx.size, -1, False)
+        of_table[samples] += of_chosen
+        of_bias = gradient.new_zeros(ctx.shape)
+        texts = of_bias.view(-1, ctx.size)
+        texts.scatter_add_(1, targets.view(len(texts), -1), alone.view(len(texts), -1))
+        texts[:, samples] += of_biases.view(len(texts), -1)
         return of_values, of_table, of_bias, None, None
 
 

@@ -65,8 +65,9 @@ struct Softmax {
     const float *bias;    // (C, V): may be -inf
     float *packed;        // room for `factorcell_packed_table` floats, or on the way back `factorcell_softmax_room`
     float *result;        // (N,): the logarithms; on the way back they are given
+    float *logits;        // (N, V)?: kept on the way there, and on the way back not made again
 
-    const int64_t *targets;  // (N,)?: t; this and what follows is of the way back
+    const int64_t *targets;  // (N,)?: t, V for none of them; this and what follows is of the way back
     const float *scale;      // (N,)?: the gradient of what each row's loss is
     float *values_gradient;  // (N, D)?
     float *table_gradient;   // (V, D)?
