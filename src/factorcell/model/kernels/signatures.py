@@ -128,7 +128,8 @@ class Signature:
                 or not (array.is_contiguous() or not self.dense)
                 or array.device != device
             ):
-                valid = f"{' or '.join(map(_name, kinds))} {shape}, dense, on {device}: ({self._shape(name)})"
+                names = " or ".join(str(kind).removeprefix("torch.") for kind in kinds)
+                valid = f"{names} {shape}, dense, on {device}: ({self._shape(name)})"
                 raise ValueError(f"{self.name}: {name} is {_described(array)}; valid is {valid}")
             if most is not None:
                 self._check_inside(name, array, most)
@@ -175,16 +176,12 @@ def dimensions(name: str, array: Tensor, count: int) -> torch.Size:
     return array.shape
 
 
-def _name(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
-
-
 def _described(array: Any) -> str:
     """What an argument is, in words."""
     if not isinstance(array, Tensor):
         return f"a {type(array).__name__}"
-    dense = array.layout == torch.strided and array.is_contiguous()
-    return f"{_name(array.dtype)} {tuple(array.shape)}, {'dense' if dense else 'not dense'}, on {array.device}"
+    dense = "dense" if array.layout == torch.strided and array.is_contiguous() else "not dense"
+    return f"{str(array.dtype).removeprefix('torch.')} {tuple(array.shape)}, {dense}, on {array.device}"
 
 
 FLAG, THREADS, NEXT = Number(most=1), Number(least=1, most=1 << 16), Number(most=0)

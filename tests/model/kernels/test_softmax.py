@@ -1,0 +1,164 @@
+"""The softmax over a large vocabulary: compiled sums, exact and sampled nats, and their gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factorcell.model.kernels import library, softmax
+from tests.model.kernels.test_library import VARIANTS, compiled
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(1, 300),
+    size=st.integers(1, 400),
+    width=st.integers(1, 40),
+    halved=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_log_sums_of_any_shape(variant: str, rows: int, size: int, width: int, halved: bool, seed: int) -> None:
+    """Against the logits written out, tokens that are never predicted among them; half the bits to a hundredth."""
+    random = torch.Generator().manual_seed(seed)
+    values, table = torch.randn(rows, width, generator=random), torch.randn(size, width, generator=random)
+    bias = torch.randn(size, generator=random)
+    bias[1:][torch.rand(size - 1, generator=random) < 0.2] = -torch.inf
+    expected = (values.double() @ table.double().T + bias.double()).logsumexp(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FACTORCELL_KERNEL", variant)
+        patch.setattr(library, "half", lambda: halved)
+        got = softmax.log_sums(values, table, bias).double()
+    torch.testing.assert_close(got, expected, atol=0.15 if halved else 2e-5, rtol=0.02 if halved else 1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_log_sums_of_extreme_logits(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far apart, rising and falling over the vocabulary; NaN stays NaN, in its own row only."""
+    monkeypatch.setenv("FACTORCELL_KERNEL", variant)
+    values = torch.tensor([[1.0], [-1.0], [1000.0], [-1000.0], [torch.nan], [0.0]])
+    table = torch.linspace(-50, 60, 3000)[:, None]
+    bias = torch.zeros(3000)
+    expected = (values.double() @ table.double().T).logsumexp(1)
+    got = softmax.log_sums(values, table, bias)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=1e-5, equal_nan=True)
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("halved", [False, True])
+@pytest.mark.parametrize(("rows", "size", "width", "texts"), [(1, 1, 1, 0), (300, 1000, 50, 0), (130, 777, 33, 2)])
+def test_gradients_of_exact_nats(
+    variant: str, halved: bool, rows: int, size: int, width: int, texts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against `cross_entropy` of doubles; tokens that never come have none. Half the bits to a hundredth."""
+    torch.manual_seed(0)
+    bias = torch.randn(texts, size) if texts else torch.randn(size)
+    bias[..., 2:] = bias[..., 2:].masked_fill(torch.rand(bias[..., 2:].shape) < 0.1, -torch.inf)
+    start = [torch.randn(rows, width), torch.randn(size, width), bias]
+    targets, scale = torch.randint(min(2, size), (rows,)), torch.randn(rows)
+    monkeypatch.setenv("FACTORCELL_KERNEL", variant)
+    monkeypatch.setattr(library, "half", lambda: halved)
+    leaves = values, table, own = [array.clone().requires_grad_() for array in start]
+    (softmax.nats(values, table, own, targets) * scale).sum().backward()  # type: ignore[no-untyped-call]
+    doubles = [array.double().requires_grad_() for array in start]
+    added = doubles[2].repeat_interleave(rows // texts, 0) if texts else doubles[2]
+    nats = torch.nn.functional.cross_entropy(doubles[0] @ doubles[1].T + added, targets, reduction="none")
+    for leaf, array, expected in zip(leaves, start, torch.autograd.grad((nats * scale).sum(), doubles), strict=True):
+        assert leaf.grad is not None
+        assert float((leaf.grad - expected).norm()) <= (0.01 if halved else 3e-6) * float(expected.norm())
+        never = array == -torch.inf
+        assert float(leaf.grad[never].abs().sum()) < 1e-30
+
+
+@compiled
+def test_gradients_of_exact_nats_are_their_slopes() -> None:
+    """By finite differences of the compiled nats, along a direction of each array."""
+    torch.manual_seed(1)
+    arrays = values, table, bias = torch.randn(40, 20), torch.randn(300, 20) * 0.5, torch.randn(300)
+    targets, step = torch.randint(300, (40,)), 0.01
+    sums = softmax.log_sums(values, table, bias)
+    made = softmax.gradients(values, table, bias, targets, sums, torch.ones(40), half=False)
+    for number, gradient in enumerate(made):
+        direction = torch.randn(arrays[number].shape)
+        ends = []
+        for sign in (1, -1):
+            x, e, b = [array + sign * step * direction if n == number else array for n, array in enumerate(arrays)]
+            ends.append(float(softmax.nats(x, e, b, targets).double().sum()))
+        assert gradient is not None
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float((gradient * direction).sum()), rel=0.01)
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("texts", "halved"), [(0, False), (4, False), (0, True)])
+def test_sampled_nats_in_compiled_code(variant: str, texts: int, halved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in plain PyTorch, value and gradients; some targets are among the samples, which then count once."""
+    torch.manual_seed(0)
+    start = [torch.randn(160, 33), torch.randn(90, 33), torch.randn(*[texts] * (texts > 0), 90)]
+    targets, samples, scale = torch.randint(90, (160,)), torch.arange(0, 90, 2), torch.randn(160)
+    results = []
+    for kernel in ("off", variant):
+        monkeypatch.setenv("FACTORCELL_KERNEL", kernel)
+        monkeypatch.setattr(library, "half", lambda: halved)
+        leaves = values, table, bias = [array.clone().requires_grad_() for array in start]
+        nats = softmax.sampled_nats(values, table, bias, targets, samples, torch.linspace(-2, 0, 90))
+        (nats * scale).sum().backward()  # type: ignore[no-untyped-call]
+        results.append([nats.detach(), *(leaf.grad for leaf in leaves)])
+    for plain, got in zip(*results, strict=True):
+        assert plain is not None
+        assert float((got - plain).norm()) <= (0.01 if halved else 3e-6) * float(plain.norm())
+
+
+@compiled
+def test_gradients_do_not_depend_on_who_was_first() -> None:
+    """Bit for bit the same on two threads, however the work falls to them."""
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    values, table, bias = torch.randn(500, 40), torch.randn(3000, 40), torch.randn(3000)
+    targets, scale = torch.randint(3000, (500,)), torch.randn(500)
+    sums = softmax.log_sums(values, table, bias)
+    first, *others = [softmax.gradients(values, table, bias, targets, sums, scale, half=False) for _ in range(5)]
+    for other in others:
+        for one, array in zip(first, other, strict=True):
+            assert one is not None
+            assert torch.equal(one, array)  # type: ignore[arg-type]
+
+
+@compiled
+def test_nats_are_the_same_on_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled, with a gradient and without, and in chunks."""
+    torch.manual_seed(0)
+    values, table, bias = torch.randn(50, 12), torch.randn(333, 12), torch.randn(333)
+    targets = torch.randint(333, (50,))
+    with_gradient = softmax.nats(values.requires_grad_(), table, bias, targets)
+    with torch.no_grad():
+        compiled_nats = softmax.nats(values, table, bias, targets)
+        monkeypatch.setenv("FACTORCELL_KERNEL", "off")
+        plain = softmax.nats(values, table, bias, targets)
+    expected = torch.nn.functional.cross_entropy(values @ table.T + bias, targets, reduction="none").detach()
+    for got in (with_gradient.detach(), compiled_nats, plain):
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["exact", "sampled"])
+def test_losses_of_half_the_bits_are_near(kind: str) -> None:
+    """Within autocast, value and gradient."""
+    torch.manual_seed(0)
+    start = [torch.randn(40, 12), torch.randn(90, 12), torch.randn(90)]
+    targets, samples = torch.randint(90, (40,)), torch.arange(0, 90, 3)
+    results = []
+    for halved in (False, True):
+        leaves = values, table, bias = [array.clone().requires_grad_() for array in start]
+        with torch.autocast("cpu", torch.bfloat16, enabled=halved):
+            if kind == "exact":
+                nats = softmax.nats(values, table, bias, targets)
+            else:
+                nats = softmax.sampled_nats(values, table, bias, targets, samples, torch.zeros(90))
+        nats.sum().backward()  # type: ignore[no-untyped-call]
+        results.append([nats.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
+    for full, half in zip(*results, strict=True):
+        assert half.dtype == torch.float32
+        assert 0 < float((full - half).norm() / full.norm()) < 0.02
