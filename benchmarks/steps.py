@@ -1,0 +1,138 @@
+"""Where the milliseconds of a training step go, by recipe.
+
+    python benchmarks/steps.py agnews_words/train.parquet --config experiments/agnews_words.toml --threads 1
+
+Each part of a step is timed where it is called, without the parts that it calls itself, so that all of them add up to
+the step. "Backward, other" is what PyTorch does on the way back: products of small layers, sums, its own overhead.
+Figures are means over the steps, in milliseconds of processor time (of all threads), which other work on the machine
+changes little, and in parts of the step; a table in Markdown.
+"""
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.model.encoder import ContextEncoder
+from factorcell.model.kernels import library, softmax
+from factorcell.model.language_model import LanguageModel
+from factorcell.model.output import Output, Proposal
+from factorcell.model.recurrent import RecurrentBackbone
+from factorcell.model.run import Run
+from factorcell.training.row_adam import RowAdam
+from factorcell.training.trainer import Trainer
+
+# What is timed: the owner of a function, its name, and what it is called in the table.
+PARTS: list[tuple[Any, str, str]] = [
+    (Corpus, "batch", "next batch"),
+    (Proposal, "draw", "samples drawn"),
+    (LanguageModel, "reads", "rows found"),
+    (RowAdam, "catch_up", "rows caught up, other"),
+    (RowAdam, "read", "rows read"),
+    (ContextEncoder, "parts", "context"),
+    (ContextEncoder, "join", "context"),
+    (LanguageModel, "sampled", "forward, other"),
+    (LanguageModel, "forward", "forward, other"),
+    (RecurrentBackbone, "condition", "adapters"),
+    (RecurrentBackbone, "forward", "recurrence, around it"),
+    (Output, "sampled_nats", "softmax, around it"),
+    (Output, "nats", "softmax, around it"),
+    (softmax._Sampled, "forward", "softmax, forward"),
+    (softmax._Sampled, "backward", "softmax, backward"),
+    (softmax._CompiledSampled, "forward", "softmax, around it"),
+    (softmax._CompiledSampled, "backward", "softmax, around it"),
+    (softmax._Compiled, "forward", "softmax, around it"),
+    (softmax._Compiled, "backward", "softmax, around it"),
+    (torch.autograd, "backward", "backward, other"),
+    (Trainer, "_clip", "norm of the gradients"),
+    (RowAdam, "step", "rows' step, other"),
+    (torch.optim.AdamW, "step", "dense step"),
+]
+COMPILED = {
+    ("recurrence", (False,)): "recurrence, forward",
+    ("recurrence", (True,)): "recurrence, backward",
+    ("softmax", ()): "softmax, forward",
+    ("softmax_gradient", ()): "softmax, backward",
+    ("rows", (True,)): "rows caught up",
+    ("rows", (False,)): "rows' step",
+}
+
+
+class Clock:
+    """Seconds of each part, without those of the parts inside it."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = defaultdict(float)
+        self.inside = [0.0]  # seconds of parts within the one that runs, for each that waits
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Within it time counts for `name`."""
+        self.inside.append(0.0)
+        begun = time.process_time()
+        try:
+            yield
+        finally:
+            whole = time.process_time() - begun
+            self.spent[name] += whole - self.inside.pop()
+            self.inside[-1] += whole
+
+    def watch(self, owner: Any, name: str, called: Callable[..., str]) -> None:
+        """From here on a function's time counts for what it is `called`, given its arguments."""
+        function = getattr(owner, name)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            with self.part(called(*given)):
+                return function(*given, **named)
+
+        setattr(owner, name, staticmethod(timed) if hasattr(owner, "save_for_backward") else timed)
+
+
+def measured(trainer: Trainer, steps: int) -> dict[str, float]:
+    """Milliseconds of the parts of a step, after a quarter as many steps that are not counted."""
+    clock, batches = Clock(), trainer.batches()
+    for owner, name, part in PARTS:
+        clock.watch(owner, name, lambda *_, part=part: part)
+    clock.watch(library, "call", lambda function, arguments, number, *ways: COMPILED[function, ways])
+    clock.watch(Trainer, "step", lambda *_: "step, other")
+    for step in range(steps + steps // 4):
+        if step == steps // 4:
+            clock.spent.clear()
+        trainer.step(next(batches))
+    return {name: seconds * 1e3 / steps for name, seconds in clock.spent.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Where the milliseconds of a training step go.")
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=200)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    config = Config.load(given.config).with_model("factorcell")
+    config = replace(config, training=replace(config.training, precision=given.precision))
+    corpus = prepare(given.table, config.data)
+    run = Run(Path(), config, corpus.vocabulary, corpus.schema)
+    spent = measured(Trainer(run, corpus, corpus.select(np.arange(2))), given.steps)
+    whole = sum(spent.values())
+    print("| part | milliseconds | share |\n|---|---:|---:|")
+    for name, milliseconds in sorted(spent.items(), key=lambda item: -item[1]):
+        print(f"| {name} | {milliseconds:.2f} | {milliseconds / whole:.1%} |")
+    print(f"| all | {whole:.2f} | |")
+
+
+if __name__ == "__main__":
+    main()
