@@ -75,8 +75,8 @@ class Variable:
             return f"{self.name}: text, {len(self.values):,} words"
         if self.kind == "vector":
             return f"{self.name}: vector of {len(self.means):,} numbers"
-        rare = f", and {self.rare} rare ones (under {self.least} texts) grouped" if self.rare else ", none rare"
-        return f"{self.name}: category, {len(self.values) - 1} values{rare}"
+        rare = f", and {self.rare:,} rare ones (under {self.least} texts) grouped" if self.rare else ", none rare"
+        return f"{self.name}: category, {len(self.values) - 1:,} values{rare}"
 
 
 @dataclass(frozen=True)

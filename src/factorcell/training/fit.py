@@ -22,6 +22,7 @@ from factorcell.training.distributed import World
 from factorcell.training.loop import rows_of
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
 from factorcell.training.proximal import sparse_bias_of
+from factorcell.training.remarks import remarks
 from factorcell.training.trainer import Trainer
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given
@@ -150,6 +151,7 @@ def described(run: Run, corpus: Corpus, dev: Corpus) -> list[str]:
         f"{len(run.vocabulary):,} tokens in the vocabulary ({run.config.data.unit} units)",
         *(variable.describe() for variable in run.schema.variables),
         f"{run.model.parameter_count():,} parameters",
+        *remarks(corpus, dev, run.config.data.unit),
     ]
 
 

@@ -1,0 +1,27 @@
+"""What of two tables would make a training disappoint, said before it begins."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from factorcell.data.corpus import Corpus, known_targets
+
+MUCH = 0.2  # share of targets out of vocabulary from which a model of words says little
+
+
+def remarks(corpus: Corpus, dev: Corpus, unit: str) -> Iterator[str]:
+    """A line for each: development texts learned from, words that are too rare, columns of rare values alone.
+
+    `unit` is the unit of text of both.
+    """
+    if np.array_equal(corpus.tokens, dev.tokens):
+        yield "the development texts are the training texts: their perplexity says nothing of new ones; give others"
+    unknown = 1 - float(known_targets(dev).mean())
+    if unknown > MUCH and unit in ("word", "space"):
+        yield (
+            f"{unknown:.0%} of the development targets are out of vocabulary; a model of letters knows all: --unit char"
+        )
+    for variable in corpus.schema.categories:
+        if variable.rare and len(variable.values) == 1:
+            least = f"{variable.least} texts, the least (--min-context-count or --min-user-count)"
+            yield f"{variable.name} says nothing: no value has {least}"

@@ -1,0 +1,44 @@
+"""What is said of tables before a training, and what is not."""
+
+import pytest
+
+from factorcell.config import DataConfig
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.training.remarks import remarks
+
+TEXTS = ["a red room", "a blue room", "the red door", "the blue door"]
+
+
+def corpora(texts: list[str], dev: list[str], unit: str = "word", least: int = 2) -> tuple[Corpus, Corpus]:
+    """Training and development texts with a city each, of two."""
+    data = DataConfig(context=("city",), min_context_count=least, unit=unit)
+    rows = [[{"text": text, "city": ("Oslo", "Nice")[i % 2]} for i, text in enumerate(part)] for part in (texts, dev)]
+    corpus = prepare(rows[0], data)
+    return corpus, prepare(rows[1], data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
+
+
+def test_nothing_is_said_of_good_tables() -> None:
+    """Other texts of known words, and values that are frequent enough."""
+    assert list(remarks(*corpora(TEXTS, TEXTS[:2]), "word")) == []
+
+
+def test_development_texts_that_are_learned_from() -> None:
+    """The same table twice."""
+    (line,) = remarks(*corpora(TEXTS, TEXTS), "word")
+    assert line.startswith("the development texts are the training texts")
+
+
+@pytest.mark.parametrize(("unit", "said"), [("word", 1), ("space", 1), ("char", 0)])
+def test_words_that_are_too_rare(unit: str, said: int) -> None:
+    """Two of four targets of a text, its end among them; letters are all known."""
+    found = list(remarks(*corpora(TEXTS, ["a oder moor"], unit), unit))
+    assert len(found) == said
+    assert all(line.startswith("50% of the development targets are out of vocabulary") for line in found)
+
+
+def test_a_column_of_rare_values_alone() -> None:
+    """With the number that none of them has; one frequent value is enough to say nothing."""
+    (line,) = remarks(*corpora(TEXTS, TEXTS[:2], least=3), "word")
+    assert line == "city says nothing: no value has 3 texts, the least (--min-context-count or --min-user-count)"
+    assert list(remarks(*corpora([*TEXTS, TEXTS[0]], TEXTS[:2], least=3), "word")) == []
