@@ -28,10 +28,11 @@ def test_evaluate_says_how_sure_a_gain_is(folder: Path, capsys: pytest.CaptureFi
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--by", "city"]) == 0
     said = capsys.readouterr().out
-    assert re.search(rf"gain over the same model without context: {DIFFERENCE}", said)
+    assert re.search(rf"gain over the same model without context, \d+\.\d\d: {DIFFERENCE}", said)
+    assert "perplexity  without context" in said
     assert len(re.findall(rf"(?:Oslo|Nice) .*{DIFFERENCE}", said)) == 2
     assert main(["evaluate", cell, table, "--baseline", plain]) == 0
-    assert re.search(rf"gain over \S+plain: {DIFFERENCE}", capsys.readouterr().out)
+    assert re.search(rf"gain over \S+plain, \d+\.\d\d: {DIFFERENCE}", capsys.readouterr().out)
     assert main(["evaluate", plain, table, "--baseline", plain]) == 0
     assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
 

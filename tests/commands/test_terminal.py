@@ -25,3 +25,11 @@ def test_classified_values_stand_in_their_order(
     assert {pair: n for pair, n in counts.items() if n} == {
         (names[0], names[0]): 2, (names[0], names[1]): 1, (names[1], names[1]): 2, (names[2], names[0]): 1,
     }  # fmt: skip
+
+
+def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a value that a row lacks."""
+    terminal.table(
+        [{"value": "Oslo", "recall": float("nan"), "f1": 0.5}, {"value": "Nice", "recall": 1.0}], ["recall", "f1"]
+    )
+    assert capsys.readouterr().out.split() == ["recall", "f1", "-", "0.5000", "1.0000", "-"]

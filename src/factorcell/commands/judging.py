@@ -39,13 +39,16 @@ def _show(rows: dict[str, Any], given: argparse.Namespace, baseline: Scorer | No
         f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones",
     )
     if gain := told_difference("gain", whole):
-        terminal.show(f"{over}: {gain}")
+        terminal.show(f"{over}, {whole['perplexity_without']:.2f}: {gain}")
     if given.top:
         terminal.show("next token right" + "".join(f", {whole[f'top_{n}']:.4f} among {n}" for n in TOP))
     for name in given.by:
         terminal.show("", f"by {name}; {over}")
-        lines = [{**row, "gain": told_difference("gain", row)} for row in rows["by"][name]]
-        terminal.table(lines, ("value", "count", "targets", "perplexity", "perplexity_without", "gain"))
+        other = "baseline" if baseline else "without_context"
+        lines = [
+            {**row, other: row["perplexity_without"], "gain": told_difference("gain", row)} for row in rows["by"][name]
+        ]
+        terminal.table(lines, ("value", "count", "targets", "perplexity", other, "gain"))
 
 
 def _note(run: Scorer, row: dict[str, Any], texts: Figures) -> None:

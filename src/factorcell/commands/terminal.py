@@ -118,7 +118,7 @@ def table(rows: Sequence[Row], columns: Sequence[str]) -> None:
 
 
 def _cell(name: str, value: Any) -> str:
-    if value is None:
+    if value is None or value != value:  # no number is no figure
         return "-"
     if isinstance(value, float):
         if name == "gain":

@@ -15,7 +15,7 @@ from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model import model_card
 from factorcell.model.run import Run
-from factorcell.model.scoring import Scorer
+from factorcell.model.scoring import Scorer, Tally
 
 Row = dict[str, Any]
 
@@ -79,6 +79,7 @@ def evaluate(
     if by or baseline is not None:
         plain = perplexity.beside(run, corpus, baseline, source, unknown)["perplexity"]
         row |= perplexity.gain(texts["perplexity"], plain).row("gain")
+        row["perplexity_without"] = Tally(float(plain.above.sum()), int(plain.below.sum())).perplexity
         row["over"] = None if baseline is None else baseline.folder.name
         for column, values in columns.items():
             named = ["(missing)" if value is None else value for value in values]
