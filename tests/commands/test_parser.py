@@ -35,7 +35,11 @@ from tests.commands.verbs import LEAVES, parser
         (["score", "run", "t.csv", "-x"], "factorcell score: unknown argument '-x' (factorcell score"),
         (
             ["train", "t.csv", "--out", "r", "--rank", "x"],
-            "factorcell train: argument --rank: invalid int value: 'x' (",
+            "factorcell train: --rank: 'x' is not a whole number (",
+        ),
+        (
+            ["train", "t.csv", "--out", "r", "--minutes", "2m"],
+            "factorcell train: --minutes: '2m' is not a number (",
         ),
         (["score", "run", "t.csv", "--device", "tpu"], "factorcell score: argument --device: invalid choice: 'tpu' ("),
     ],

@@ -10,6 +10,7 @@ import copy
 import difflib
 import itertools
 import math
+import re
 import shutil
 import sys
 import textwrap
@@ -88,7 +89,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Any:
         """End with exit code 2 and one line."""
-        fail(self.prog, message.replace("the following arguments are required:", "missing:"))
+        message = message.replace("the following arguments are required:", "missing:")
+        fail(self.prog, re.sub(r"^argument (\S+): invalid (int|float) value: (.*)$", _no_number, message))
 
     def format_usage(self) -> str:
         """One line: what must be given."""
@@ -139,6 +141,12 @@ def fail(prog: str, message: str) -> Any:
     """End with exit code 2 and one line on standard error."""
     terminal.say(f"{prog}: {message} ({prog} --help lists all)")
     sys.exit(2)
+
+
+def _no_number(found: re.Match[str]) -> str:
+    """What argparse says of a word that is no number, in words of people."""
+    kind = "a whole number" if found[2] == "int" else "a number"
+    return f"{found[1]}: {found[3]} is not {kind}"
 
 
 def _required(action: argparse.Action) -> bool:

@@ -25,6 +25,7 @@ from factorcell.visible import visible
 CHUNK = 8192
 PARSED = ROW  # bytes of a CSV file that are parsed at once, and so those of the longest row
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
+GIVEN = "the columns given"  # the name of a table of columns, in errors
 SHOWN = 20  # names of columns that an error lists
 
 Chunk = dict[str, list[Any]]
@@ -115,13 +116,13 @@ def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
     rows = max(sizes.values())
     for name, size in sizes.items():
         if size != rows:
-            raise UserError(f"the columns given: {name} has {size} rows, another has {rows}")
+            raise UserError(f"{GIVEN}: {name} has {size} rows, another has {rows}")
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
         for begin in range(0, rows, CHUNK):
             yield {name: list(columns[name][begin : begin + CHUNK]) for name in names}
 
-    return Table("the columns given", tuple(columns), read, rows=rows)
+    return Table(GIVEN, tuple(columns), read, rows=rows)
 
 
 def _from_arrow(table: pa.Table, name: str = "the table given") -> Table:

@@ -218,8 +218,10 @@ class NumberColumn:
         numbers = [read(value) for value in values]
         for row, (value, number) in enumerate(zip(values, numbers, strict=True), before + 1):
             if number is None and not (self.unknown == "expected" and is_missing(value)):
-                got = "empty" if is_missing(value) else quoted(value)
-                raise UserError(f"{self.where} row {row}: {self.column} is {got}, {wrong.format(self.column)}")
+                said = quoted(value) + f", {wrong.format(self.column)}"
+                if is_missing(value):  # its kind is no mistake
+                    said = f"empty, {wrong.partition(' (')[0]}; fill it in or leave the row out"
+                raise UserError(f"{self.where} row {row}: {self.column} is {said}")
         array = np.array([math.nan if number is None else number for number in numbers])
         self.rows.append(array % self.period if self.period else array)
 

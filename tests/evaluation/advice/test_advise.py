@@ -201,6 +201,16 @@ def test_mistakes(context: tuple[str, ...], rows: list[dict[str, Any]], message:
         advise(rows, data(*context))
 
 
+def test_a_mistake_names_the_file_and_whether_rows_were_drawn(tmp_path: Path) -> None:
+    """Not the columns in memory that the file became."""
+    file = tmp_path / "t.csv"
+    file.write_text("text,height\n" + "a,1\n" * 24 + "a,\n" * 6)
+    with pytest.raises(UserError, match=r"^t\.csv row 25: height is empty, not a number; fill it in"):
+        advise(file, data("height:number"))
+    with pytest.raises(UserError, match=r"^t\.csv, of 29 rows drawn, row \d+: height is empty"):
+        advise(file, data("height:number"), rows=29)
+
+
 def test_recommendations_follow_the_figures() -> None:
     """Each figure alone turns the advice."""
     good = {

@@ -30,6 +30,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.data.tables import GIVEN, name_of
 from factorcell.evaluation import baselines
 from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
@@ -67,7 +68,11 @@ def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int 
     data = replace(data, max_vocabulary=min(data.max_vocabulary, VOCABULARY))
     names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
     table, total = sample(source, names, rows, seed)
-    corpus = prepare(table, data, progress=progress)
+    try:
+        corpus = prepare(table, data, progress=progress)
+    except UserError as error:
+        drawn = "" if total <= rows else f", of {rows:,} rows drawn,"
+        raise error.saying(error.message.replace(GIVEN, f"{name_of(source)}{drawn}", 1)) from None
     if len(corpus) < LEAST:
         raise UserError(f"{len(corpus)} rows are too few to judge a column; {LEAST} are the least")
     columns = columns_of(corpus)
