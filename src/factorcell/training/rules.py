@@ -80,8 +80,8 @@ def _words(seen: float) -> dict[str, Any]:
 
 def _letters(seen: float) -> dict[str, Any]:
     """Sizes of a model of letters: small embeddings, a larger recurrent layer."""
-    hidden = _of_size(seen, {5e5: 150, 2e6: 250, 2e7: 400, math.inf: 600})
-    return {"embedding_size": 50, "hidden_size": hidden, "layer_norm": True}
+    hidden, norm = _of_size(seen, {5e5: (150, False), 2e6: (250, False), 2e7: (300, False), math.inf: (600, True)})
+    return {"embedding_size": 50, "hidden_size": hidden, "layer_norm": norm}
 
 
 def _of_size(amount: float, steps: dict[float, Any]) -> Any:
