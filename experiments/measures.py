@@ -5,6 +5,7 @@ Bayes' rule with a uniform prior and the exact softmax; an unadapted model is no
 
 import csv
 from collections.abc import Sequence
+from pathlib import Path
 
 from corpora import Tables
 from factorcell.data.tables import open_table
@@ -19,9 +20,7 @@ def told_apart(run: Run, tables: Tables, target: str) -> Measured:
     """Accuracy, F1, AUC and calibration of `target`, of the texts that are judged."""
     if not run.model.adapted:
         return Measured({})
-    table = open_table(tables["judged"])
-    there = {value for chunk in table.chunks([target]) for value in chunk[target]}
-    names = [value for value in run.schema.variable(target).values[1:] if value in there]
+    names = asked_for(tables["judged"], target, run.schema.variable(target).values[1:])
     if not names:  # in a trial all of them may be rare
         return Measured({})
     found = classify(run, tables["judged"], target, values=names, unknown="group")
@@ -29,6 +28,18 @@ def told_apart(run: Run, tables: Tables, target: str) -> Measured:
     row = {"candidates": len(names), "judged": metrics["texts"]}
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc", "calibration_error", "value_nats")}
     return Measured(row, {"accuracy": judged_texts(found)})
+
+
+def asked_for(table: Path, target: str, known: Sequence[str]) -> list[str]:
+    """Which of the `known` values of a column a table has."""
+    there = {value for chunk in open_table(table).chunks([target]) for value in chunk[target]}
+    return [value for value in known if value in there]
+
+
+def cities() -> dict[str, dict[str, float]]:
+    """The six cities by name, each with `lat` and `lon`."""
+    with (HERE / "us_cities.csv").open(encoding="utf-8", newline="") as file:
+        return {row.pop("name"): {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)}
 
 
 def detected(run: Run, tables: Tables, target: str, values: Sequence[str], distractors: Sequence[str]) -> Measured:
@@ -50,9 +61,7 @@ def nearest_city(run: Run, tables: Tables) -> Measured:
     """Accuracy of the nearest of six cities, of the texts that are judged and near one."""
     if not run.model.adapted:
         return Measured({})
-    with (HERE / "us_cities.csv").open(encoding="utf-8", newline="") as file:
-        cities = {row.pop("name"): {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)}
-    found = classify_points(run, tables["judged"], cities, within=WITHIN)
+    found = classify_points(run, tables["judged"], cities(), within=WITHIN)
     metrics = found.metrics()
-    row = {"candidates": len(cities), "judged": metrics["texts"], "accuracy": metrics["accuracy"]}
+    row = {"candidates": len(found.names), "judged": metrics["texts"], "accuracy": metrics["accuracy"]}
     return Measured(row, {"accuracy": judged_texts(found)})

@@ -19,8 +19,9 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summarised
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
+from factorcell.model.scoring import Scorer
 from factorcell.training.fit import fit
 
 HERE = Path(__file__).parent
@@ -70,10 +72,23 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """A row that is no single run of the recipe: how it is measured, of its options, the texts and a folder of its own.
+
+    What has no chance in it has one seed. Runs that the row `after` trains are there when this one is made.
+    """
+
+    measure: Callable[[Config, Tables, Path], Measured]
+    seeded: bool = True
+    after: str = ""
+
+
+@dataclass(frozen=True)
 class Experiment:
     """`rows` of options over the file `recipe`, the `tables` of (data, folder, share), what else to `measure`.
 
-    `runs` is the experiment whose runs are measured, trained where they are not; its own if not given.
+    `runs` is the experiment whose runs are measured, trained where they are not; its own if not given. `baselines` are
+    rows that are made in another way.
     """
 
     name: str
@@ -82,6 +97,11 @@ class Experiment:
     tables: Callable[[Path, Path, float], Tables]
     measure: Callable[[Run, Tables], Measured] = lambda run, tables: Measured({})
     runs: str = ""
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+
+    def training(self, row: str, seed: int) -> Training:
+        """A row by a seed: 0 whatever is wanted where there is no chance."""
+        return Training(row, seed if row not in self.baselines or self.baselines[row].seeded else 0)
 
     def config(self, training: Training, threads: int) -> Config:
         """The options of a row. `UserError` names what the library does not have."""
@@ -147,6 +167,15 @@ class Job:
                 raise UserError(f"{self.rows}: row {training} was made with other options; choose another --results")
         return [training for training in self.wanted if training not in done]
 
+    def ready(self, waiting: Sequence[Training], running: Collection[Training]) -> Training | None:
+        """The first of those `waiting` that wants no runs of another one; None if there is none."""
+        for training in waiting:
+            baseline = self.experiment.baselines.get(training.row)
+            before = training._replace(row=baseline.after) if baseline else None
+            if before not in waiting and before not in running:
+                return training
+        return None
+
 
 def parser(text: str) -> argparse.ArgumentParser:
     """The options that all scripts have."""
@@ -168,7 +197,7 @@ def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[st
     """Train and measure the missing rows; the exit code."""
     try:
         rows = [choose("row", name, experiment.rows) for name in given.only or experiment.rows]
-        wanted = tuple(Training(row, seed) for seed in given.seeds for row in rows)
+        wanted = tuple(dict.fromkeys(experiment.training(row, seed) for seed in given.seeds for row in rows))
         where = given.data, given.out, given.results or given.out
         job = Job(experiment, *where, wanted, given.threads, given.jobs, given.trial, tuple(command))
         missing = job.missing()
@@ -190,35 +219,45 @@ def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[st
 
 def finish(job: Job, training: Training, tables: Tables) -> None:
     """Train one row, or go on with it, measure it, and add it to the results."""
-    config = job.experiment.config(training, job.threads)
-    say = print if sys.stderr.isatty() else None
-    run = fit(tables["train"], tables["dev"], config, job.folder(training), resume=True, say=say)
-    best = run.best()
-    assert best is not None  # a training ends with an evaluation
-    found = Measured({"dev": {key: best[key] for key in ("perplexity", "perplexity_known", "step", "steps")}})
-    found |= tested(run, tables["test"]) | job.experiment.measure(run, tables)
+    config, folder = job.experiment.config(training, job.threads), job.folder(training)
+    baseline = job.experiment.baselines.get(training.row)
+    make = baseline.measure if baseline else partial(trained, job.experiment)
+    found = make(config, tables, folder)
     result = {
         "experiment": job.name,
         **training._asdict(),
         "command": job.told(),
         "commit": commit(),
         "machine": machine(),
-        "precision": run.config.training.precision,
-        "minutes": run.minutes(),
-        "parameters": run.model.parameter_count(),
-        **files.read_json(run.folder / "training.json"),
         **found.row,
         "sums": {name: grouped(sums) for name, sums in found.figures.items()},
         "config": config.to_dict(),
     }
     files.append_row(job.rows, result)
-    print(json.dumps({key: result[key] for key in (*Training._fields, "minutes", "perplexity")}), flush=True)
+    told = (*Training._fields, "minutes", "perplexity", "accuracy")
+    print(json.dumps({key: result[key] for key in told if key in result}), flush=True)
 
 
-def tested(run: Run, table: Path) -> Measured:
+def trained(experiment: Experiment, config: Config, tables: Tables, folder: Path) -> Measured:
+    """A run of the options, trained to its end, and what the experiment measures of it."""
+    say = print if sys.stderr.isatty() else None
+    run = fit(tables["train"], tables["dev"], config, folder, resume=True, say=say)
+    best = run.best()
+    assert best is not None  # a training ends with an evaluation
+    row = {
+        "precision": run.config.training.precision,
+        "minutes": run.minutes(),
+        "parameters": run.model.parameter_count(),
+        **files.read_json(run.folder / "training.json"),
+        "dev": {key: best[key] for key in ("perplexity", "perplexity_known", "step", "steps")},
+    }
+    return Measured(row) | tested(run, tables["test"]) | experiment.measure(run, tables)
+
+
+def tested(scorer: Scorer, table: Path) -> Measured:
     """Both perplexities of the test."""
-    corpus = run.prepare(table, unknown="group")
-    nats = run.nats(corpus)
+    corpus = scorer.prepare(table, unknown="group")
+    nats = scorer.nats(corpus)
     return Measured(summarised(nats, corpus), text_figures.of_nats(nats, corpus))
 
 
@@ -259,8 +298,8 @@ def side_by_side(job: Job, missing: Sequence[Training]) -> int:
     waiting, running, failed = list(missing), dict[Training, subprocess.Popen[bytes]](), list[Training]()
     with until_stopped(running), tqdm(total=len(missing), desc=job.name, unit="row", dynamic_ncols=True) as bar:
         while waiting or running:
-            while waiting and len(running) < job.jobs:
-                training = waiting.pop(0)
+            while len(running) < job.jobs and (training := job.ready(waiting, running)):
+                waiting.remove(training)
                 running[training] = _started(job, training)
             time.sleep(POLL)
             for training, process in list(running.items()):

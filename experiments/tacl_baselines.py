@@ -1,0 +1,228 @@
+"""What the models of tables 3 and 4 of the TACL paper are held against, on the same texts and the same vocabulary.
+
+    python experiments/tacl_baselines.py agnews --data DATA --out OUT
+
+- prefix: a model of the same recipe that reads its context as control codes (Keskar et al. 2019)
+- separate: an unadapted model for each value that is told, by the same recipe, and one of all texts for other values
+- mixture: those and the one of all texts, with weights for each value that suit dev
+- ngram: modified Kneser-Ney smoothing, of the order that suits dev
+- bayes, linear, fasttext: classifiers of the texts alone, which know no other column
+
+Tweets are told, and have separate models, by the nearest city.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import corpora
+import study
+import tacl
+from corpora import Tables
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.data.values import category_name
+from factorcell.evaluation import baselines
+from factorcell.evaluation.classification import Classification, judge
+from factorcell.evaluation.distances import kilometres
+from factorcell.evaluation.ngram import NGram, count
+from factorcell.evaluation.perplexity import summarised
+from factorcell.evaluation.text_figures import key_of, of_right, per_text
+from factorcell.model.scoring import Scorer
+from factorcell.training import mixture
+from factorcell.training.mixture import Mixture
+from factorcell.training.per_value import SHARED, Separate, separate
+from measures import WITHIN, asked_for, cities
+from study import Baseline, Experiment, Measured
+from tacl import SETS
+
+CITY = "city"  # the column of the nearest one
+ORDERS = (3, 4, 5, 6, 7)  # of n-gram models
+ORDER = {"word": 2, "character": 5}  # of the n-grams that classifiers see, by the unit of a set
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which values of a column `target` are told apart, and the words by which their figures are known."""
+
+    target: str
+    names: Sequence[str]
+    key: Sequence[str]
+
+    @classmethod
+    def of(cls, name: str, tables: Tables, known: Sequence[str]) -> "Asked":
+        """Those of a set that the models tell apart too, if they are `known`."""
+        target = SETS[name].target
+        if target is None:
+            names = [city for city in cities() if city in known]
+            return cls(CITY, names, names)
+        names = asked_for(tables["judged"], target, known)
+        return cls(target, names, (target, *names))
+
+    def told(self, found: Classification, corpus: Corpus) -> Measured:
+        """How many of the texts of `corpus` get the right one among the names, whatever else was `found`."""
+        places = [found.names.index(name) for name in self.names]
+        truth = np.array([places.index(one) if one in places else -1 for one in found.truth.tolist()])
+        score, posterior = (each[:, places] for each in (found.score, found.log_posterior))
+        among = replace(found, names=tuple(self.names), score=score, log_posterior=posterior, truth=truth)
+        metrics = among.metrics()
+        row = {"candidates": len(self.names), "judged": metrics["texts"]}
+        row |= {name: metrics[name] for name in ("accuracy", "macro_f1")}
+        right = of_right(key_of(corpus, *self.key), among.predicted == truth, truth >= 0)
+        return Measured(row, {"accuracy": right})
+
+
+def tables(name: str, data: Path, folder: Path, share: float) -> Tables:
+    """The texts of a set, and the same with the column that is told."""
+    made = tacl.tables(SETS[name], data, folder, share)
+    if SETS[name].target is None:
+        named = {part: path.with_name(f"{path.stem}-{CITY}.parquet") for part, path in made.items()}
+        return made | {f"labelled_{at}": corpora.kept(path, partial(with_city, made[at])) for at, path in named.items()}
+    return made | {f"labelled_{part}": path for part, path in made.items()}
+
+
+def with_city(path: Path) -> pa.Table:
+    """Texts with the nearest city, none where all are too far."""
+    table, every = corpora.read(path), cities()
+    # as exact as a model has them, so that the same texts lie within
+    here = np.stack([table[name].to_numpy().astype(np.float32) for name in ("lat", "lon")], axis=1)
+    away = kilometres(here.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in every.values()]))
+    near = [list(every)[place] if away[row, place] <= WITHIN else None for row, place in enumerate(away.argmin(1))]
+    return table.append_column(CITY, pa.array(near, pa.string()))
+
+
+# ---- language models ----
+
+
+def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
+    """The n-gram model of the best order."""
+    data = replace(config.data, context=())
+    corpus = prepare(tables["train"], data)
+    held = prepare(tables["dev"], data, vocabulary=corpus.vocabulary)
+    every = (NGram(folder, data, corpus.vocabulary, count(corpus, order)) for order in ORDERS)
+    best = min(every, key=lambda model: float(model.nats(held).mean()))
+    return Measured({"order": len(best.grams)}) | scored(best, tables)
+
+
+def scored(scorer: Scorer, tables: Tables) -> Measured:
+    """Both perplexities of dev and of the test."""
+    held = scorer.prepare(tables["labelled_dev"], unknown="group")
+    return Measured({"dev": summarised(scorer.nats(held), held)}) | study.tested(scorer, tables["labelled_test"])
+
+
+def separated(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
+    """A model for each value."""
+    runs = trained(config, tables, folder, name)
+    return costs(runs) | scored(runs, tables) | told_by_rule(runs, runs, tables, name)
+
+
+def mixed(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
+    """The models of the values, which the row `separate` of the same seed has, mixed with that of all texts."""
+    runs = trained(config, tables, folder.parent.with_name("separate") / folder.name, name)
+    target, dev = SETS[name].target or CITY, tables["labelled_dev"]
+    if not (folder / mixture.INDEX).exists():
+        mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=target, unknown="group")
+    made = Mixture.open(folder)
+    return costs(runs) | scored(made, tables) | told_by_rule(made, runs, tables, name)
+
+
+def trained(config: Config, tables: Tables, folder: Path, name: str) -> Separate:
+    """The models of the values, those that are not finished trained to their end."""
+    train, dev = tables["labelled_train"], tables["labelled_dev"]
+    return separate(train, dev, config, folder, by=SETS[name].target or CITY, resume=True)
+
+
+def costs(runs: Separate) -> Measured:
+    """What all models of the values have of parameters, and took of time."""
+    every = runs.runs.values()
+    parameters, minutes = sum(run.model.parameter_count() for run in every), sum(run.minutes() for run in every)
+    return Measured({"parameters": parameters, "minutes": minutes})
+
+
+def told_by_rule(scorer: Scorer, runs: Separate, tables: Tables, name: str) -> Measured:
+    """Bayes' rule with a uniform prior over what a text would cost with each value that `runs` know."""
+    asked = Asked.of(name, tables, runs.schema.categories[0].values[1:])
+    corpus = scorer.prepare(tables["labelled_judged"], unknown="group")
+    likelihoods = [-per_text(scorer.nats(as_if(corpus, asked.target, value)), corpus) for value in asked.names]
+    values = corpora.read(tables["labelled_judged"])[asked.target].to_pylist()
+    truth = [None if value is None else category_name(value) for value in values]
+    return asked.told(judge(asked.names, np.stack(likelihoods, axis=1), corpus.lengths, truth), corpus)
+
+
+def as_if(corpus: Corpus, target: str, value: str) -> Corpus:
+    """The texts as if all had a value of the column `target`."""
+    categories = corpus.categories.copy()
+    for place, variable in enumerate(corpus.schema.categories):
+        if variable.name == target:
+            categories[:, place] = variable.values.index(value) if value in variable.values else 0
+    return replace(corpus, categories=categories)
+
+
+# ---- classifiers ----
+
+
+def classified(config: Config, tables: Tables, folder: Path, name: str, kind: str) -> Measured:
+    """A classifier that learned from the training texts."""
+    target, order = SETS[name].target or CITY, ORDER[SETS[name].unit]
+    train, judged = tables["labelled_train"], tables["labelled_judged"]
+    corpus, test = baselines.read(train, judged, target, config.data)
+    options: Any = {"order": order, "seed": config.training.seed}
+    if kind == "bayes":
+        found, _ = baselines.naive_bayes(corpus, test)
+    else:
+        found = (baselines.linear if kind == "linear" else baselines.fasttext)(corpus, test, **options)
+    return Asked.of(name, tables, found.names).told(found, test)
+
+
+def unless_rare(config: Config, tables: Tables, folder: Path, name: str, measure: Callable[..., Measured]) -> Measured:
+    """What is measured of values; nothing where fewer than two are frequent enough, as in a trial."""
+    values = Counter(corpora.read(tables["labelled_train"])[SETS[name].target or CITY].drop_null().to_pylist())
+    frequent = [value for value, texts in values.items() if texts >= config.data.min_context_count]
+    return measure(config, tables, folder, name) if len(frequent) > 1 else Measured({})
+
+
+def others(name: str) -> dict[str, Baseline]:
+    """The rows of a set that are no single run."""
+
+    def of_values(measure: Callable[..., Measured], **how: Any) -> Baseline:
+        return Baseline(partial(unless_rare, name=name, measure=measure), **how)
+
+    return {
+        "separate": of_values(separated),
+        "mixture": of_values(mixed, after="separate"),
+        "ngram": Baseline(ngram, seeded=False),
+        "bayes": of_values(partial(classified, kind="bayes"), seeded=False),
+        "linear": of_values(partial(classified, kind="linear")),
+        "fasttext": of_values(partial(classified, kind="fasttext")),
+    }
+
+
+ROWS = ("prefix", *others("agnews"))
+
+
+def experiment(name: str) -> Experiment:
+    """All of them on a set."""
+    of = tacl.experiment(name)
+    rows = {"prefix": tacl.options("prefix"), **dict.fromkeys(others(name), tacl.options("unadapted"))}
+    told, texts = partial(tacl.told, name=name), partial(tables, name)
+    return replace(of, name=f"tacl_baselines_{name}", rows=rows, tables=texts, measure=told, baselines=others(name))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train and measure what the arguments ask for."""
+    parser = study.parser("Baselines beside tables 3 and 4 of the TACL paper.")
+    parser.add_argument("set", choices=SETS, help="data set")
+    given = parser.parse_args(argv)
+    return study.main(experiment(given.set), given, [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,205 @@
+"""What the models of the TACL paper are held against: the same texts, words and questions, counted out by hand."""
+
+import math
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+import corpora
+import measures
+import study
+import tables
+import tacl
+import tacl_baselines
+from factorcell import files
+from factorcell.config import PAPER_MODELS, Config
+from factorcell.evaluation.classification import Classification
+from factorcell.evaluation.ngram import NGram
+from factorcell.training.mixture import Mixture
+from factorcell.training.per_value import Separate
+from results import Results
+
+WORDS = {"world": "a war of words", "sport": "the game of two", "trade": "a share of the war"}
+
+
+def texts(count: int) -> list[dict[str, str]]:
+    """Sentences of three sections in turn, with a word by their number."""
+    return [{"text": f"{WORDS[name]} {n % 3}", "section": name} for n in range(count) for name in WORDS]
+
+
+RECIPE = """
+[data]
+context = ["section"]
+unit = "space"
+min_count = 1
+min_context_count = 10
+[model]
+embedding_size = 6
+hidden_size = 6
+context_size = 2
+variable_size = 2
+rank = 2
+[training]
+epochs = 2
+batch_tokens = 60
+learning_rate = 2e-2
+evaluations = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the rows of tiny baselines on three sections, and of the first and third of the paper's models."""
+    folder = tmp_path_factory.mktemp("baselines")
+    (folder / "agnews_words").mkdir()
+    (folder / "recipe.toml").write_text(RECIPE)
+    for part, count in (("train", 30), ("dev", 10), ("test", 12)):
+        pq.write_table(pa.Table.from_pylist(texts(count)), folder / "agnews_words" / f"{part}.parquet")
+    mine, theirs = tacl_baselines.experiment("agnews"), tacl.experiment("agnews")
+    for experiment, seeds, only in (
+        (mine, [0, 1], ["ngram", "bayes", "linear"]),
+        (mine, [0], ["mixture", "separate", "prefix"]),
+        (theirs, [0], ["unadapted", "concatcell"]),
+    ):
+        options: dict[str, Any] = {"data": folder, "out": folder / "out", "results": None, "trial": False}
+        given = Namespace(**options, only=only, seeds=seeds, threads=1, jobs=1)
+        assert study.main(replace(experiment, recipe=str(folder / "recipe.toml")), given, ["x.py"]) == 0
+    return folder / "out"
+
+
+def rows(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """What is finished, by row and seed."""
+    return {(row["row"], row["seed"]): row for row in files.read_rows(folder / "tacl_baselines_agnews.jsonl")}
+
+
+def test_all_are_measured_on_the_texts_of_the_models(made: Path) -> None:
+    """Figures have the key of ours, so that differences have intervals; without chance there is one seed."""
+    found = rows(made)
+    names = ["ngram", "bayes", "linear", "mixture", "separate", "prefix"]
+    assert set(found) == {(name, 0) for name in names} | {("linear", 1)}
+    ours = {row["row"]: row for row in files.read_rows(made / "tacl_agnews.jsonl")}["concatcell"]["sums"]
+    for row in found.values():
+        for name, sums in row["sums"].items():
+            assert (sums["key"], sums["below"]) == (ours[name]["key"], ours[name]["below"])
+            ratio = study.ungrouped(row)[name].ratio
+            assert (ratio if name == "accuracy" else math.exp(ratio)) == pytest.approx(row[name], rel=1e-6)
+    assert set(found["ngram", 0]["sums"]) == {"perplexity", "perplexity_known"}
+    assert set(found["bayes", 0]["sums"]) == {"accuracy"}
+    assert set(found["separate", 0]["sums"]) == set(found["mixture", 0]["sums"]) == set(ours)
+
+
+def test_a_model_of_each_value_tells_by_its_own_likelihood(made: Path) -> None:
+    """The value whose run gives a text the fewest nats, and of the mixture by the weights of that value."""
+    found, table = rows(made), made / "tables" / "agnews_words-test-1.parquet"
+    separate = Separate.open(made / "tacl_baselines_agnews" / "separate" / "0")
+    mixture = Mixture.open(made / "tacl_baselines_agnews" / "mixture" / "0")
+    truth = corpora.read(table)["section"].to_pylist()
+    values = separate.schema.variable("section").values
+    runs = [separate.runs[number] for number in range(len(values))]
+    texts = [{**row, "section": ""} for row in corpora.read(table).to_pylist()]
+    nats = [[one["nats"] for one in run.score(texts, unknown="group")] for run in runs]
+    best = [values[1 + place] for place in np.array(nats[1:]).argmin(0)]
+    assert found["separate", 0]["accuracy"] == np.mean([one == other for one, other in zip(best, truth, strict=True)])
+    assert mixture.variable is not None
+    corpus = separate.prepare(table)
+    per_target = np.array([run.nats(corpus) for run in runs], dtype=float)
+    begins = np.append(0, np.cumsum(corpus.lengths)[:-1])
+    scores = []
+    for number, value in enumerate(values[1:], 1):
+        own, shared = mixture.weights[mixture.variable.values.index(value)]
+        mixed = np.log(own * np.exp(-per_target[number]) + shared * np.exp(-per_target[0]))
+        scores.append(np.add.reduceat(mixed, begins))
+    best = [values[1 + place] for place in np.array(scores).argmax(0)]
+    assert found["mixture", 0]["accuracy"] == np.mean([one == other for one, other in zip(best, truth, strict=True)])
+
+
+def test_the_order_suits_dev(made: Path, tmp_path: Path) -> None:
+    """No other order has a lower perplexity there."""
+    texts = made / "tables"
+    row = rows(made)["ngram", 0]
+    data = replace(Config.from_dict(row["config"]).data, context=())
+    every = {}
+    for order in tacl_baselines.ORDERS:
+        model = NGram.fit(texts / "agnews_words-train-1.parquet", data, tmp_path / str(order), order=order)
+        every[order] = float(np.exp(model.nats(model.prepare(texts / "agnews_words-dev-1.parquet")).mean()))
+    assert row["dev"]["perplexity"] == pytest.approx(min(every.values()))
+    assert every[row["order"]] == pytest.approx(min(every.values()))
+
+
+def test_nothing_is_said_of_rare_values(made: Path) -> None:
+    """Where one value alone is frequent enough, as in a trial, there is nothing to tell apart."""
+    texts = {"labelled_train": made / "tables" / "agnews_words-train-1.parquet"}
+    for least, told in ((30, True), (31, False)):
+        config = Config.from_dict({"data": {"context": ["section"], "min_context_count": least}})
+        found = tacl_baselines.unless_rare(config, texts, made, "agnews", lambda *_: study.Measured({"told": True}))
+        assert bool(found.row) == told
+
+
+def test_only_values_that_are_asked_for_are_told(made: Path) -> None:
+    """A value that is likelier but not asked for is no answer, and texts of it are not judged."""
+    log = np.log([[0.6, 0.1, 0.3], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.4, 0.3, 0.3]])
+    found = Classification(("x", "y", "z"), log, log, np.array([2, 1, 1, 0]), np.zeros(4, dtype=bool))
+    run = Separate.open(made / "tacl_baselines_agnews" / "separate" / "0")
+    corpus = run.prepare(texts(4)[:4])
+    told = tacl_baselines.Asked("c", ["z", "y"], ("c",)).told(found, corpus)
+    assert told.figures["accuracy"].above.tolist() == [1, 1, 0, 0]
+    assert told.figures["accuracy"].below.tolist() == [1, 1, 1, 0]
+    assert (told.row["accuracy"], told.row["judged"], told.row["candidates"]) == (pytest.approx(2 / 3), 3, 2)
+
+
+def test_tweets_have_the_nearest_city(tmp_path: Path) -> None:
+    """By great circles from vectors in space; none where all are farther than those that models are asked for."""
+    random = np.random.default_rng(0)
+    places = np.column_stack([random.uniform(25, 49, 400), random.uniform(-125, -67, 400)])
+    table = pa.table({"text": ["x"] * 400, "lat": places[:, 0], "lon": places[:, 1]})
+    found = tacl_baselines.with_city(corpora.written(tmp_path / "t.parquet", table))[tacl_baselines.CITY].to_pylist()
+
+    def vector(lat: float, lon: float) -> Any:
+        lat, lon = math.radians(lat), math.radians(lon)
+        return np.array([math.cos(lat) * math.cos(lon), math.cos(lat) * math.sin(lon), math.sin(lat)])
+
+    for place, city in zip(places, found, strict=True):
+        away = {
+            name: 6371.0088 * math.acos(float(vector(*place) @ vector(one["lat"], one["lon"])))
+            for name, one in measures.cities().items()
+        }
+        nearest = min(away, key=lambda name: away[name])
+        assert city == (nearest if away[nearest] <= measures.WITHIN else None)
+    assert 0 < found.count(None) < 400
+
+
+def test_their_rows_stand_behind_the_models(made: Path) -> None:
+    """With their gains over the unadapted model; what no paper prints has no printed figure."""
+    text = tables.papers(made)["TACL, AgNews (agnews)"]
+    lines = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
+    assert list(lines)[2:] == ["unadapted", "softmaxbias", "concatcell", "factorcell", *tacl_baselines.ROWS]
+    row = rows(made)["ngram", 0]
+    assert lines["ngram"][3].strip("*") == f"{row['perplexity_known']:.2f}"
+    base = {one["row"]: one for one in files.read_rows(made / "tacl_agnews.jsonl")}["unadapted"]
+    assert lines["ngram"][4].startswith(f"{100 * (1 - row['perplexity_known'] / base['perplexity_known']):+.1f}% [")
+    assert f"{100 * rows(made)['bayes', 0]['accuracy']:.1f}" in lines["bayes"][5]
+    assert lines["bayes"][6:8] == ["", ""]
+    assert lines["fasttext"][1:4] == ["", "", ""]
+
+
+def test_what_others_train_is_waited_for(tmp_path: Path) -> None:
+    """A mixture begins when the separate models of its seed are trained, and at once where nobody trains them."""
+    job = study.Job(tacl_baselines.experiment("agnews"), tmp_path, tmp_path, tmp_path, (), 1, 2, False, ())
+    separate, mixture, other = (study.Training(*one) for one in (("separate", 0), ("mixture", 0), ("mixture", 1)))
+    assert job.ready([mixture, separate], []) == separate
+    assert job.ready([mixture], {separate: None}) is None
+    assert job.ready([mixture, other], {separate: None}) == other
+    assert job.ready([mixture], []) == mixture
+    assert job.ready([], []) is None
+
+
+def test_without_rows_all_of_them_are_empty() -> None:
+    nothing = tables.four(Results.of([]), {name: [9.0] for name in PAPER_MODELS})
+    assert nothing.count("| fasttext |  |") == 1
+    assert nothing.endswith("No row yet.\n")
