@@ -52,6 +52,15 @@ def judge() -> Judge:
     return Judge.train_on(texts(400, 1), DATA, STARS, held=texts(150, 2))
 
 
+def test_the_values_that_it_tells_are_those_that_fit(judge: Judge) -> None:
+    """A text fits its value exactly if that is the one told, whatever value is given."""
+    rows = texts(60, 5)
+    told = judge.told([row["review"] for row in rows])
+    assert len(set(told)) > 1
+    _, fits = judge.judge_each([{"text": row["review"], "stars": row["stars"]} for row in rows])
+    assert [row["stars"] == one for row, one in zip(rows, told, strict=True)] == fits.tolist()
+
+
 def tuples(corpus: Corpus, length: int) -> list[list[tuple[int, ...]]]:
     """The n-grams of every text, those with a special or unknown token left out."""
     found = []

@@ -118,9 +118,17 @@ class Judge:
                 if name not in row:
                     raise UserError(f"row {number} has no {name!r}; it has {', '.join(map(str, row)) or 'nothing'}")
             choose(f"value of {self.target} in row {number}", category_name(row[self.target]), self.names)
-        table = [{self.data.text: row["text"], self.target: row[self.target]} for row in rows]
-        schema, vocabulary = self.train.schema, self.train.vocabulary
-        return self._of(prepare(table, self.data, vocabulary=vocabulary, schema=schema))
+        return self._of(self._read([(row["text"], row[self.target]) for row in rows]))
+
+    def told(self, texts: Sequence[str]) -> list[str]:
+        """The value that each text is judged to have been written for."""
+        found = self.classify(self._read([(text, self.names[0]) for text in texts]))
+        return [self.names[place] for place in found.predicted.tolist()]
+
+    def _read(self, texts: Sequence[tuple[str, Any]]) -> Corpus:
+        """Texts with their values of the target."""
+        table = [{self.data.text: text, self.target: value} for text, value in texts]
+        return prepare(table, self.data, vocabulary=self.train.vocabulary, schema=self.train.schema)
 
     @property
     def names(self) -> tuple[str, ...]:
