@@ -95,9 +95,11 @@ class Completer:
         self.slips, self.allowed = Slips.of(slips), allowed
         self.tokenizer: Tokenizer = run.tokenizer
         self.most = data.max_tokens - 1  # a longer text was cut in training: it has no end
-        self.engine: Engine[Any] = compiled.engine(run.model, run.precision)
-        if run.gain != 1.0:  # then the faster numbers are wanted: those of a search may be others than those of scoring
-            self.engine = compiled.fastest(run.model, self._context({}), self.most)
+        self.engine: Engine[Any] = (
+            compiled.engine(run.model, run.precision)
+            if run.gain == 1.0  # else the faster numbers are wanted: those of a search may be others than of scoring
+            else compiled.fastest(run.model, self._context({}), self.most)
+        )
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
