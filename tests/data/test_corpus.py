@@ -83,7 +83,7 @@ def test_contexts() -> None:
 def test_other_tables_are_read_as_the_first() -> None:
     """With a vocabulary and a schema nothing is learned from the new rows."""
     first = prepare(ROWS, CONFIG)
-    rows = [{"text": "the zyx", "city": "B", "lat": 9}]
+    rows = [{"text": "the zyx", "city": "B", "lat": 4}]
     second = prepare(rows, CONFIG, vocabulary=first.vocabulary, schema=first.schema)
     assert lines_of(second) == [[START, first.vocabulary.ids["the"], UNKNOWN, END]]
     assert second.categories.tolist() == [[2]]

@@ -1,6 +1,7 @@
 """What context columns hold: guessed kinds, names of categories, numbers, and what does not fit."""
 
 import math
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -107,6 +108,29 @@ def test_what_is_no_number_is_named_with_its_row(value: Any, got: str) -> None:
     """Also when it comes in a later chunk."""
     with pytest.raises(UserError, match=rf"row 3: x is {got}, not a number"):
         read([1.0, 2.0, value, 3.0], ":number")
+
+
+@pytest.mark.parametrize(("values", "far"), [([9.0, 1.0], 0), ([17.0, -7.0], 0), ([17.1, 5.0, -9.0, math.nan], 2)])
+def test_numbers_far_outside_of_training_are_told(values: list[float], far: int) -> None:
+    """By more than the width of its range; a circle has no outside, and training is never far from itself."""
+    config = DataConfig(context=("lat:number", "lon:longitude"))
+    made = prepare([{"text": "a", "lat": lat, "lon": 0.0} for lat in (1.0, 9.0, 5.0)], config)
+    rows = [{"text": "a", "lat": lat, "lon": 170.0} for lat in values]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        prepare(rows, config, vocabulary=made.vocabulary, schema=made.schema, unknown="expected")
+    lines = [f"the rows given: lat is far outside of training, 1 to 9, in {far} of {len(rows)}"] if far else []
+    assert [str(warning.message) for warning in said] == lines
+
+
+def test_another_kind_is_a_hint_for_training_alone() -> None:
+    """A run cannot change the kind of a column."""
+    config, wrong = DataConfig(context=("x:number",)), [{"text": "a", "x": "north"}]
+    made = prepare([{"text": "a", "x": 1.5}, {"text": "a", "x": 2.0}], config)
+    with pytest.raises(UserError, match=r"x is 'north', not a number \(a category\? say x:category\)$"):
+        prepare(wrong, config)
+    with pytest.raises(UserError, match=r"x is 'north', not a number$"):
+        prepare(wrong, config, schema=made.schema)
 
 
 def schema() -> ContextSchema:

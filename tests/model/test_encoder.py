@@ -262,7 +262,7 @@ def test_a_circle_has_no_seam() -> None:
 
 def test_waves_are_standardised_and_start_as_wide_as_a_number() -> None:
     """Over the values that gave the moments; together they weigh on the network's first layer as one number does."""
-    reader = NumberColumn("lon", "lon", "rows", "error", "longitude", 360.0)
+    reader = NumberColumn(Variable("lon", "longitude", period=360.0), "rows", "error", new=True)
     reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), 0)
     variable = reader.variable(1)
     features = NumberInputs((variable,))(torch.from_numpy(reader.array(variable))[:, None].float())

@@ -171,15 +171,16 @@ def computing(verb: Parser) -> None:
 
 
 def opened(open_model: Callable[..., Model], folder: Path, given: argparse.Namespace) -> Model:
-    """The model in a folder, as `computing` has it; with it is said which precision is the faster one.
+    """The model in a folder, as `computing` has it; it is said where other numbers than floats are faster, and taken.
 
     Other models of the same command compute with the same one: differences of models are not to be those of numbers.
     """
     from factorcell.model import precision
 
     model = open_model(folder, device=given.device, precision=given.precision)
-    terminal.say(*precision.told(getattr(model, "gain", 1.0)))
     given.precision = getattr(model, "precision", given.precision)
+    if given.precision != precision.SINGLE:
+        terminal.say(*precision.told(getattr(model, "gain", 1.0)))
     return model
 
 

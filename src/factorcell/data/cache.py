@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -58,22 +58,44 @@ def prepare(
     and where.
     """
     table = open_table(source)
-    readers = column_readers(table, config, schema, unknown, optional)
+
+    def read(folder: Path | None) -> Corpus:
+        readers = column_readers(table, config, schema, unknown, optional)
+        return _build(table, config, vocabulary, schema, readers, progress, folder)
+
     if table.content is None:
-        return _build(table, config, vocabulary, schema, readers, progress, None)
-    key = _key(table.content, config, vocabulary, schema, (unknown, *optional))
+        corpus = read(None)
+    else:
+        key = _key(table.content, config, vocabulary, schema, (unknown, *optional))
+        corpus = _cached(key, cache, read, table.name)
+    if schema is not None:
+        _tell_far(corpus, table.name)
+    return corpus
+
+
+def _cached(key: str, cache: Path | None, read: Callable[[Path | None], Corpus], name: str) -> Corpus:
+    """The corpus of that key in the cache, or as it is `read` there; in memory where the cache cannot be written."""
     try:
         folder = (cache or cache_folder()) / key
         if (corpus := entry.load(folder)) is not None:
             return corpus
         with _partial(folder) as partial:
-            corpus = _build(table, config, vocabulary, schema, readers, progress, partial)
-            return _installed(corpus, partial, folder)
+            return _installed(read(partial), partial, folder)
     except OSError as error:
         why = f"{error.filename or 'the cache'}: {error.strerror or error}"
-        warnings.warn(Notice(f"the cache cannot be written ({why}); {table.name} is kept in memory"), stacklevel=2)
-    readers = column_readers(table, config, schema, unknown, optional)  # the first ones have read something
-    return _build(table, config, vocabulary, schema, readers, progress, None)
+        warnings.warn(Notice(f"the cache cannot be written ({why}); {name} is kept in memory"), stacklevel=3)
+    return read(None)
+
+
+def _tell_far(corpus: Corpus, name: str) -> None:
+    """A `Notice` of each number that lies off the range of training by more than that range is wide."""
+    for variable, column in zip(corpus.schema.numbers, corpus.numbers.T, strict=True):
+        middle, width = (variable.low + variable.high) / 2, variable.high - variable.low
+        far = np.abs(column - middle) > 1.5 * width
+        if width and not variable.period and far.any():
+            known = f"of training, {variable.low:.4g} to {variable.high:.4g}"
+            of = f"{far.sum():,} of {len(column):,}"
+            warnings.warn(Notice(f"{name}: {variable.name} is far outside {known}, in {of}"), stacklevel=3)
 
 
 @contextmanager

@@ -231,7 +231,7 @@ def _reader(variable: Variable, where: str, config: DataConfig, unknown: str, *,
         return TextColumn(name, column, where, config)
     if variable.kind == "vector":
         return VectorColumn(name, column, where, found, unknown)
-    return NumberColumn(name, column, where, unknown, variable.kind, variable.period)
+    return NumberColumn(variable, where, unknown, new=not known)
 
 
 def _guess(table: Table, names: list[str]) -> dict[str, str]:

@@ -10,20 +10,10 @@ from factorcell import files
 from factorcell.config import UserError, choose
 
 RARE = "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
-
-
 MISSING = -1
-
-
 TIMES = ("hour", "weekday", "yearday")  # what of a time is read: several may be read of one column
-
-
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
-
-
 KINDS = ("category", "number", *PERIODS, "cyclic", "text", "vector")
-
-
 HARMONICS = 3  # waves of a periodic number: with three, any function of the seven days of a week is linear in them
 
 

@@ -195,7 +195,7 @@ class CategoryColumn:
 TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
 # Per kind, how a value is read, and what an error says of one that cannot be read.
 READ: dict[str, tuple[Callable[[Any], float | None], str]] = {
-    "number": (to_number, "not a number (a category? say {}:category)"),
+    "number": (to_number, "not a number"),
     "longitude": (to_number, "not a number of degrees"),
     "cyclic": (to_number, "not a number"),
     "hour": (to_hour, TIME.format("time of day")),
@@ -205,11 +205,15 @@ READ: dict[str, tuple[Callable[[Any], float | None], str]] = {
 
 
 class NumberColumn:
-    """A numeric column as it is read; with a `period` its values lie in [0, period)."""
+    """A numeric column as it is read, of the kind and period that the variable has; it may be a new one.
 
-    def __init__(self, name: str, column: str, where: str, unknown: str, kind: str, period: float = 0.0) -> None:
-        self.name, self.column, self.where, self.unknown = name, column, where, unknown
-        self.kind, self.period = kind, period
+    With a period its values lie in [0, period).
+    """
+
+    def __init__(self, variable: Variable, where: str, unknown: str, *, new: bool) -> None:
+        self.name, self.column, self.where, self.unknown = variable.name, variable.source, where, unknown
+        self.kind, self.period = variable.kind, variable.period
+        self.hint = f" (a category? say {self.column}:category)" if new and self.kind == "number" else ""
         self.rows: list[NDArray[np.float64]] = []
 
     def add(self, values: list[Any], before: int) -> None:
@@ -218,7 +222,7 @@ class NumberColumn:
         numbers = [read(value) for value in values]
         for row, (value, number) in enumerate(zip(values, numbers, strict=True), before + 1):
             if number is None and not (self.unknown == "expected" and is_missing(value)):
-                said = quoted(value) + f", {wrong.format(self.column)}"
+                said = f"{quoted(value)}, {wrong}{self.hint}"
                 if is_missing(value):  # its kind is no mistake
                     said = f"empty, {wrong.partition(' (')[0]}; fill it in or leave the row out"
                 raise UserError(f"{self.where} row {row}: {self.column} is {said}")
