@@ -24,7 +24,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import signatures, softmax
-from factorcell.model.kernels.signatures import Signature
+from factorcell.model.kernels.signature import Signature
 from factorcell.model.packing import PackedModel
 from factorcell.model.run import Run
 from factorcell.training.row_adam import RowAdam

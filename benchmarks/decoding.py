@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,17 @@ class Bench:
         self.run, self.tokens, self.rows = run, tokens, 0
         self.contexts = [{column: value} for value in every(run.schema, column)]
         self.rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        step = run.model.step
+        for name in ("step", "advance"):
+            setattr(run.model, name, self._counted(getattr(run.model, name)))
+
+    def _counted(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, that counts its rows."""
 
         def counted(token: torch.Tensor, *rest: Any) -> Any:
             self.rows += len(token)
-            return step(token, *rest)
+            return read(token, *rest)
 
-        run.model.step = counted  # type: ignore[method-assign]
+        return counted
 
     def write(self, name: str, options: GenerationOptions, texts: int) -> None:
         """Write `texts` texts."""

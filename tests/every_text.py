@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from factorcell.data.vocabulary import END, START
-from factorcell.generation.sampling import Constraints
+from factorcell.generation.choosing import Constraints
 from factorcell.model.language_model import Conditioned
 from factorcell.model.run import Run
 

@@ -118,11 +118,11 @@ def test_marks() -> None:
 
 def test_more_contexts_than_two(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the model believes after every token."""
-    between = ("stars=5", "stars=1; city=Oslo", "lat=40;lon=2")
+    between = ("stars=5", "stars=1; city=Oslo", "lat=40;lon=8")
     assert main(command(folder, "--text", "cold sand", between=between)) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["token", "stars=5", "stars=1;", "city=Oslo", "lat=40;", "lon=2"]
-    contexts: dict[str, dict[str, Any]] = {"a": FIVE, "b": {"stars": 1, "city": "Oslo"}, "c": {"lat": 40, "lon": 2}}
+    assert lines[1].split() == ["token", "stars=5", "stars=1;", "city=Oslo", "lat=40;", "lon=8"]
+    contexts: dict[str, dict[str, Any]] = {"a": FIVE, "b": {"stars": 1, "city": "Oslo"}, "c": {"lat": 40, "lon": 8}}
     (row,) = explain([Run.open(folder / "run")], ["cold sand"], contexts)
     last = [f"{share:.1%}" for share in row["posterior"].values()]
     assert lines[-1].split() == ["¶", *last]

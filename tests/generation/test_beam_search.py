@@ -10,7 +10,8 @@ import torch
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation.beam_search import Beam, beam, distinct, stochastic
-from factorcell.generation.sampling import Constraints, GeneratedText, Sampler, WritingTask, generator
+from factorcell.generation.choosing import Constraints, Sampler
+from factorcell.generation.sampling import GeneratedText, WritingTask, generator
 from tests.every_text import best, conditioned, every_text, logs_after, may_follow
 from tests.small import make_letters
 

@@ -9,8 +9,9 @@ import torch
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation.beam_search import Beam
+from factorcell.generation.choosing import Constraints
 from factorcell.generation.infilling import fill
-from factorcell.generation.sampling import Constraints, WritingTask
+from factorcell.generation.sampling import WritingTask
 from tests.every_text import conditioned, logs_after, may_follow
 from tests.small import make_letters
 

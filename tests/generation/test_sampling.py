@@ -8,26 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from factorcell.config import UserError
-from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.generation.sampling import (
-    TRIES,
-    Constraints,
-    GeneratedText,
-    Sampler,
-    WritingTask,
-    _among,
-    drawing,
-    drawn,
-    greedy,
-    repeated,
-    steps,
-    write,
-)
-from tests.every_text import conditioned, every_text, may_follow
+from factorcell.data.vocabulary import END, UNKNOWN
+from factorcell.generation.choosing import Constraints, Sampler
+from factorcell.generation.sampling import GeneratedText, WritingTask, drawing, greedy, steps, write
+from tests.every_text import conditioned, every_text
 from tests.small import make_letters, make_run
 
 RUN = make_letters(spread=1.0)
@@ -158,84 +144,6 @@ def test_where_all_is_forbidden_the_text_ends() -> None:
     """A text that may not go on ends, though it is short."""
     texts = sample(4, Constraints(max_tokens=9, min_tokens=9, banned=(UNKNOWN, A, B, C)))
     assert all(text.tokens == () and text.ended for text in texts)
-
-
-@given(
-    st.lists(st.lists(st.integers(3, 5), min_size=7, max_size=7), min_size=1, max_size=4),
-    st.integers(1, 4),
-)
-def test_repetitions_are_found(texts: list[list[int]], n: int) -> None:
-    """Exactly the tokens that would complete an n-gram for a second time are forbidden."""
-    rows, tokens = repeated(torch.tensor([[START, *text] for text in texts]), n)
-    found = {(row, token) for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)}
-    rules = Constraints(banned=(), no_repeat_ngram=n)
-    wanted = {
-        (row, token)
-        for row, text in enumerate(texts)
-        for token in range(3, 6)
-        if not may_follow(rules, (), tuple(text), token)
-    }
-    assert found == wanted
-
-
-@given(st.integers(1, 400), st.integers(0, 10_000))
-def test_draws_fall_where_the_running_sum_says(size: int, seed: int) -> None:
-    """A place of the running sum gives its token, never one without weight, at both ends too."""
-    random = np.random.default_rng(seed)
-    weights = random.random((3, size)) * (random.random((3, size)) < 0.3)
-    weights[:, random.integers(size)] = 0.5
-    places = np.concatenate([random.random((3, 6)), np.zeros((3, 1)), np.full((3, 1), 1 - 1e-16)], 1)
-    tokens = drawn(torch.from_numpy(weights).float(), torch.from_numpy(places)).numpy()
-    ends = weights.astype(np.float32).astype(np.float64).cumsum(1)
-    for row in range(3):
-        assert (weights[row, tokens[row]] > 0).all()
-        for place, token in zip(places[row], tokens[row], strict=True):
-            wanted = place * ends[row, -1]
-            assert ends[row, token] - weights[row, token] - 1e-6 <= wanted <= ends[row, token] + 1e-6
-
-
-@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 0.05, 5e-324])
-@pytest.mark.parametrize("top_k", [0, 4])
-def test_draws_until_one_is_among_the_likeliest_are_draws_among_them(top_p: float, top_k: int) -> None:
-    """As often as the weights say that leave the others out, with ties too; what is outside never comes."""
-    sampler, count = Sampler(1.3, top_k, top_p), 20_000
-    logs = torch.tensor([[0.3, 0.05, 0.15, 0.15, 0.15, 0.0, 0.2]]).log()
-    places = torch.rand(count, TRIES, dtype=torch.double, generator=torch.Generator().manual_seed(3))
-    tokens = Counter(sampler.draw(logs.expand(count, -1), places).tolist())
-    weights = sampler.weights(logs)[0]
-    assert set(tokens) == set(weights.nonzero()[:, 0].tolist())
-    wanted: dict[tuple[int, ...], float] = {
-        (token,): float(chance) for token, chance in enumerate(weights / weights.sum()) if chance
-    }
-    statistic, freedom = chi_square(Counter({(token,): seen for token, seen in tokens.items()}), wanted)
-    assert statistic <= freedom + 4 * (2 * freedom) ** 0.5
-
-
-@given(st.integers(1, 300), st.integers(0, 10_000), st.floats(0.01, 0.99))
-def test_who_is_among_the_likeliest(size: int, seed: int, share: float) -> None:
-    """The same tokens as by sorting, unless a sum is within rounding of the share."""
-    weights = torch.from_numpy(np.random.default_rng(seed).integers(0, 8, (1, size)).astype(np.float32))
-    weights[0, 0] = 1.0
-    kept = Sampler(top_p=share).weights(weights.log())[0] > 0
-    above = torch.stack([weights[0][weights[0] > own].sum() for own in weights[0]])
-    sure = ((above - share * weights.sum()).abs() > 1e-4) & (weights[0] > 0)
-    among = _among(share, weights.expand(size, -1), torch.arange(size))
-    assert (among[sure] == kept[sure]).all()
-
-
-def test_candidates_are_the_likeliest() -> None:
-    """Top k keeps k tokens, top p the fewest that hold p, both after the temperature."""
-    logs = torch.tensor([CHANCES]).log()
-    assert (Sampler(top_k=2).weights(logs)[0] > 0).tolist() == [True, True, False, False, False]
-    assert (Sampler(top_p=0.74).weights(logs)[0] > 0).tolist() == [True, True, False, False, False]
-    assert (Sampler(top_p=0.76).weights(logs)[0] > 0).tolist() == [True, True, True, False, False]
-    assert (Sampler(temperature=0.5, top_p=0.74).weights(logs)[0] > 0).tolist() == [True, False, False, False, False]
-    smallest = Sampler(top_k=1, top_p=5e-324)  # a share of less than one is 0, and no token would hold it
-    assert (smallest.weights(torch.tensor([[0.4, 0.3, 0.3]]).log())[0] > 0).tolist() == [True, False, False]
-    weights = Sampler(temperature=0.5).weights(logs)[0]
-    assert (weights / weights.sum()).tolist() == pytest.approx(
-        [x**2 / 0.3359375 for x in (0.5, 0.25, 0.125, 0.0625, 0.0625)]
-    )
 
 
 @pytest.mark.parametrize(

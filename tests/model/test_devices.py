@@ -14,7 +14,8 @@ from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.classification import log_likelihoods
 from factorcell.generation.beam_search import Beam, beam, distinct
-from factorcell.generation.sampling import Constraints, Sampler, WritingTask, drawing, steps, write
+from factorcell.generation.choosing import Constraints, Sampler
+from factorcell.generation.sampling import WritingTask, drawing, steps, write
 from factorcell.model.run import Run
 from factorcell.training.distributed import World
 from factorcell.training.trainer import Row, Trainer

@@ -19,20 +19,11 @@ import torch
 from torch import Tensor
 
 from factorcell import limits
-from factorcell.generation.sampling import (
-    Clock,
-    Constraints,
-    GeneratedText,
-    Hypotheses,
-    Sampler,
-    WritingTask,
-    drawn,
-    generator,
-    written,
-)
+from factorcell.generation.choosing import Constraints, Sampler
+from factorcell.generation.sampling import Clock, GeneratedText, Hypotheses, WritingTask, generator, written
+from factorcell.model.kernels.drawing import Likeliest, Wanted
 
-# Rows (n,) of the beam and their log probabilities (n, V), forbidden tokens at -inf -> tokens (n, L) to grow by.
-Propose = Callable[[Tensor, Tensor], Tensor]
+Grow = Callable[[Sequence[int], int], Wanted]  # texts that go on, beginnings of each -> tokens to grow each by
 
 
 @dataclass(frozen=True)
@@ -71,11 +62,7 @@ class Finished:
 
 def beam(task: WritingTask, beam: Beam) -> list[list[GeneratedText]]:
     """The best texts of each context of `task` (B,), best first, by the likeliest beginnings."""
-
-    def propose(rows: Tensor, logs: Tensor) -> Tensor:
-        return logs.topk(min(beam.width + 1, logs.shape[1]), dim=1).indices  # one more: the end leaves the beam
-
-    return _Search(task, beam).run(lambda texts, across: propose)
+    return _Search(task, beam).run(lambda texts, across: Likeliest(beam.width + 1))  # one more: the end leaves the beam
 
 
 def stochastic(
@@ -88,12 +75,11 @@ def stochastic(
     limits.check(grow=grow, seed=seed)
     generators = [generator(seed, first + text) for text in range(len(task.contexts))]
 
-    def begin_step(texts: Sequence[int], across: int) -> Propose:
+    def grown(texts: Sequence[int], across: int) -> Wanted:
         own = [generators[text].random((beam.width, grow))[:across] for text in texts]  # as many whatever is asked
-        places = torch.from_numpy(np.concatenate(own)).to(task.contexts.device)
-        return lambda rows, logs: drawn(sampler.weights(logs), places[rows])
+        return sampler.at(torch.from_numpy(np.concatenate(own)).to(task.contexts.device))
 
-    return _Search(task, beam).run(begin_step)
+    return _Search(task, beam).run(grown)
 
 
 @dataclass(frozen=True)
@@ -108,8 +94,8 @@ class _Search:
         """Those of the task."""
         return self.task.rules
 
-    def run(self, begin_step: Callable[[Sequence[int], int], Propose]) -> list[list[GeneratedText]]:
-        """`begin_step` takes the texts that go on and how many beginnings each has. Scores: log p (B, K)."""
+    def run(self, grow: Grow) -> list[list[GeneratedText]]:
+        """Scores: log p (B, K)."""
         contexts, clock = self.task.contexts, Clock(self.task.seconds)
         finished = [Finished(self.beam.best, self.beam.length_penalty) for _ in contexts]
         front, going = self.task.begin(), list(finished)
@@ -118,7 +104,7 @@ class _Search:
         for step in range(self.rules.max_tokens):
             if clock.late() or not texts:
                 break
-            front, scores = self._step(front, scores, begin_step(texts, scores.shape[1]), step, going)
+            front, scores = self._step(front, scores, grow(texts, scores.shape[1]), step, going)
             on = self._undecided(scores, going)
             front = front.select(_rows(on, scores.shape[1]))
             texts, going, scores = [texts[i] for i in on.tolist()], [going[i] for i in on.tolist()], scores[on]
@@ -127,16 +113,11 @@ class _Search:
         return [[kept for _, kept in own.texts] for own in finished]
 
     def _step(
-        self, front: Hypotheses, scores: Tensor, propose: Propose, step: int, finished: Sequence[Finished]
+        self, front: Hypotheses, scores: Tensor, wanted: Wanted, step: int, finished: Sequence[Finished]
     ) -> tuple[Hypotheses, Tensor]:
         """The best K of all beginnings, one token longer, and their scores; what ends is handed over."""
-
-        def pick(rows: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
-            self.rules.forbid(logs, front.tokens[rows], step)
-            tokens = propose(rows, logs)
-            return tokens, _once(tokens, logs.gather(1, tokens).double())
-
-        states, (tokens, logs) = self.task.look(front, pick)
+        states, tokens, found = self.task.choose(front, wanted, step)
+        logs = _once(tokens, found.double())
         total, flat = (scores.view(-1, 1) + logs).view(len(scores), -1), tokens.view(len(scores), -1)
         kept = total.masked_fill(flat == self.rules.end, -torch.inf).topk(min(self.beam.width, total.shape[1]), dim=1)
         ends = total.masked_fill(flat != self.rules.end, -torch.inf).topk(min(self.beam.best, total.shape[1]), dim=1)

@@ -28,19 +28,9 @@ from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
 from factorcell.generation import beam_search, infilling
 from factorcell.generation.beam_search import Beam
+from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.infilling import InfillingOptions
-from factorcell.generation.sampling import (
-    Choice,
-    Clock,
-    Constraints,
-    GeneratedText,
-    Sampler,
-    WritingTask,
-    drawing,
-    greedy,
-    steps,
-    write,
-)
+from factorcell.generation.sampling import Choice, Clock, GeneratedText, WritingTask, drawing, greedy, steps, write
 from factorcell.model import sizes
 from factorcell.model.language_model import Conditioned
 from factorcell.model.run import Run

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from factorcell.generation.beam_search import Beam
-from factorcell.generation.sampling import Clock, Constraints, Hypotheses, WritingTask
+from factorcell.generation.choosing import Constraints
+from factorcell.generation.sampling import Clock, Hypotheses, WritingTask
 from factorcell.model.backbone import State
 
 

@@ -1,35 +1,28 @@
 """Texts out of a model, ids only: greedy and drawn, many contexts at once, a token at a time.
 
-    p(w) ~ q(w) ** (1 / temperature)  over the allowed tokens, of these the top k, of these the least that hold top p
-
-q is what the model says. What is allowed follows from `Constraints`; the log probabilities that come back are those of
-the model, whatever was forbidden and however it was drawn.
-
-Shapes: N texts under way, B contexts, t tokens written, V vocabulary.
+Shapes: N texts under way, B contexts, t tokens written, S tokens for each text, V vocabulary.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from functools import cached_property
+from typing import Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
-from factorcell import limits
-from factorcell.config import UserError
 from factorcell.data.vocabulary import Specials
+from factorcell.generation.choosing import Constraints, Sampler, chosen
 from factorcell.model.backbone import State
-from factorcell.model.language_model import Conditioned
+from factorcell.model.kernels.drawing import Barred, Likeliest, PackedTable, Wanted, next_tokens
+from factorcell.model.language_model import Conditioned, LanguageModel
+from factorcell.model.output import Output
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
-LIKELY = 256  # tokens that mostly hold enough of the probability to draw among
-TRIES = 4  # draws until it is looked for what holds enough: of nine tenths one in ten thousand needs as many
-BLOCK = 128  # tokens that a draw skips at once
+READ = 128  # texts that are read at one time in compiled code
 
 
 class Steps(Protocol):
@@ -40,154 +33,6 @@ class Steps(Protocol):
     def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
         """`token` (N,) -> log probabilities (N, V) of the next, and the state after it."""
         ...
-
-
-@dataclass(frozen=True)
-class Constraints:
-    """What may be written: `min_tokens` to `max_tokens` tokens, none that is `banned`.
-
-    No n-gram of `no_repeat_ngram` tokens comes twice. A text that ends with one of `stops`,
-    sequences of tokens, is done. A prompt counts for repetition, not for length.
-    `end` is the token that ends a text.
-    """
-
-    max_tokens: int = 100
-    min_tokens: int = 0
-    banned: tuple[int, ...] = (Specials().unknown,)
-    no_repeat_ngram: int = 0
-    stops: tuple[tuple[int, ...], ...] = ()
-    end: int = Specials().end
-
-    def __post_init__(self) -> None:
-        limits.check(max_tokens=self.max_tokens, min_tokens=self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
-        if self.min_tokens > self.max_tokens:
-            got = f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}"
-            raise UserError(f"{got}; it must be min_tokens <= max_tokens")
-
-    def forbid(self, logs: Tensor, tokens: Tensor, written: int) -> Tensor:
-        """`logs` (N, V) after `tokens` (N, t), -inf at what may not follow, in place; `written` tokens are no prompt.
-
-        Where nothing else is left, the text may end.
-        """
-        if self.banned:
-            logs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
-        if self.no_repeat_ngram:
-            texts, again = repeated(tokens, self.no_repeat_ngram)
-            logs[texts, again] = -torch.inf
-        ends = logs[:, self.end].clone()
-        if written < self.min_tokens:
-            logs[:, self.end] = -torch.inf
-        stuck = torch.isneginf(logs.amax(1))
-        logs[stuck, self.end] = ends[stuck].clamp(min=torch.finfo(logs.dtype).min)
-        return logs
-
-    def stopped(self, tokens: Tensor, written: int) -> Tensor:
-        """Which of `tokens` (N, t) end with a stop that was `written`, not prompted (N,)."""
-        found = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-        for stop in self.stops:
-            if 0 < len(stop) <= written:
-                found |= (tokens[:, -len(stop) :] == tokens.new_tensor(stop)).all(1)
-        return found
-
-
-def repeated(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Texts and tokens that would write an n-gram of `tokens` (N, t) a second time. The start token is part of none."""
-    tokens = tokens[:, 1:]
-    places = tokens.shape[1] - n + 1
-    if places < 1:
-        return tokens.new_zeros(0), tokens.new_zeros(0)
-    last = tokens[:, tokens.shape[1] - n + 1 :]
-    same = torch.ones_like(tokens[:, :places], dtype=torch.bool)
-    for offset in range(n - 1):
-        same &= tokens[:, offset : offset + places] == last[:, offset, None]
-    texts, place = same.nonzero(as_tuple=True)
-    return texts, tokens[texts, place + n - 1]
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """How a token is drawn: `top_k` 0 and `top_p` 1 leave all tokens in; a low `temperature` prefers what is likely."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        limits.check(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-
-    def draw(self, logs: Tensor, places: Tensor) -> Tensor:
-        """A token (N,) of log probabilities (N, V), -inf where forbidden, for each line of random `places` (N, TRIES).
-
-        One that is not of the top p is drawn again: as `weights` would have it, without looking for the largest.
-        """
-        weights = self._of_top_k(logs)
-        tokens = drawn(weights, places[:, :1])[:, 0]
-        if self.top_p == 1:
-            return tokens
-        out = torch.arange(len(tokens), device=tokens.device)
-        for number in range(1, TRIES):
-            out = out[~_among(self.top_p, weights[out], tokens[out])]
-            if not len(out):
-                return tokens
-            again = weights[out]
-            if number == TRIES - 1:  # of a small share most are outside
-                again = self._of_top_p(again)
-            tokens[out] = drawn(again, places[out, number, None])[:, 0]
-        return tokens
-
-    def weights(self, logs: Tensor) -> Tensor:
-        """Log probabilities (N, V), -inf where forbidden -> the weights (N, V) to draw by, 0 where excluded."""
-        return self._of_top_p(self._of_top_k(logs))
-
-    def _of_top_k(self, logs: Tensor) -> Tensor:
-        if self.temperature != 1:
-            smallest = torch.finfo(logs.dtype).tiny  # what is smaller might be 0, and 0 / 0 is no number
-            logs = (logs - logs.amax(1, keepdim=True)) / max(self.temperature, smallest)
-        if self.top_k and self.top_k < logs.shape[1]:
-            least = logs.topk(self.top_k, dim=1).values[:, -1:]
-            logs = logs.masked_fill(logs < least, -torch.inf)
-        return logs.exp()
-
-    def _of_top_p(self, weights: Tensor) -> Tensor:
-        if self.top_p == 1:
-            return weights
-        return weights.masked_fill(weights < _least_of(self.top_p, weights), 0.0)
-
-
-def _among(share: float, weights: Tensor, tokens: Tensor) -> Tensor:
-    """Which of `tokens` (N,) are among the fewest of `weights` (N, V) that hold the `share`: what is above is less."""
-    above = (weights * (weights > weights.gather(1, tokens[:, None]))).sum(1, dtype=torch.double)
-    found: Tensor = above < share * weights.sum(1, dtype=torch.double)
-    return found
-
-
-def _least_of(share: float, weights: Tensor) -> Tensor:
-    """The smallest weight (N, 1) among the fewest of `weights` (N, V) that hold the `share` of them."""
-    wanted, count = share * weights.sum(1, keepdim=True, dtype=torch.double), LIKELY
-    while True:
-        largest = weights.topk(min(count, weights.shape[1]), dim=1).values
-        sums = largest.cumsum(1, dtype=torch.double)
-        if count >= weights.shape[1] or bool((sums[:, -1:] >= wanted).all()):
-            break
-        count *= 4
-    last = (((sums - largest) < wanted).sum(1, keepdim=True) - 1).clamp(min=0)  # a share may be too small for a number
-    return largest.gather(1, last)
-
-
-def drawn(weights: Tensor, places: Tensor) -> Tensor:
-    """The tokens (N, S) at the `places` (N, S) in [0, 1) of the running sum of `weights` (N, V)."""
-    count, size = weights.shape
-    blocks = F.pad(weights, (0, -size % BLOCK)).view(count, -1, BLOCK)
-    ends = blocks.sum(2).double().cumsum(1)
-    wanted = places * ends[:, -1:]
-    block = torch.searchsorted(ends, wanted, right=True).clamp(max=ends.shape[1] - 1)
-    rest = wanted - F.pad(ends, (1, 0)).gather(1, block)
-    rows = torch.arange(count, device=weights.device)[:, None].expand_as(block)
-    inner = blocks[rows, block].cumsum(2, dtype=torch.double)
-    inside = (inner <= rest[..., None]).sum(2)
-    last = (inner < inner[..., -1:]).sum(2)  # the last token of the block with a weight: sums are rounded
-    token: Tensor = block * BLOCK + torch.minimum(inside, last)
-    return token
 
 
 @dataclass(frozen=True)
@@ -205,6 +50,12 @@ class Hypotheses:
         """The texts of `rows` (N',), repeated where a row is named twice."""
         state = None if self.state is None else self.state.select(rows)
         return Hypotheses(self.tokens[rows], self.contexts[rows], state)
+
+    def split(self, size: int) -> list["Hypotheses"]:
+        """So many texts at a time."""
+        if len(self.tokens) <= size:
+            return [self]
+        return [self.select(rows) for rows in torch.split(torch.arange(len(self.tokens)), size)]
 
     def grown(self, tokens: Tensor, state: State, parents: Tensor | None = None) -> "Hypotheses":
         """The texts of `parents` (N',), else all, a token (N',) longer, with the `state` after what was their last."""
@@ -239,6 +90,10 @@ class WritingTask:
     prompt: Sequence[int] = ()
     seconds: float | None = None
 
+    @cached_property
+    def _compiled(self) -> "_Compiled | None":
+        return _Compiled.of(self.model, self.conditioned)
+
     def begin(self) -> Hypotheses:
         """The texts with nothing but the prompt."""
         start = self.model.specials.start
@@ -247,6 +102,22 @@ class WritingTask:
             state, _ = self.look(front, lambda _rows, logs: (logs[:, 0],))
             front = front.grown(torch.full_like(self.contexts, token), state)
         return front
+
+    def choose(self, front: Hypotheses, wanted: Wanted, written: int) -> tuple[State, Tensor, Tensor]:
+        """Read the last tokens: the state after, the tokens that are `wanted` next, their log probabilities (N, S).
+
+        Texts have `written` so many tokens that are no prompt.
+        """
+        if self._compiled is not None:
+            return self._compiled.choose(front, wanted, self.rules.barred(front.tokens, written))
+
+        def pick(rows: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
+            self.rules.forbid(logs, front.tokens[rows], written)
+            tokens = chosen(wanted.select(rows), logs)
+            return tokens, logs.gather(1, tokens)
+
+        state, (tokens, logs) = self.look(front, pick)
+        return state, tokens, logs
 
     def look(self, front: Hypotheses, pick: Pick) -> tuple[State, tuple[Tensor, ...]]:
         """Read the last tokens: the state after, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
@@ -258,6 +129,40 @@ class WritingTask:
                 states.append(after)
                 picked.append(pick(rows, logs))
         return states[0].cat(states[1:]), tuple(torch.cat(values) for values in zip(*picked, strict=True))
+
+
+class _Compiled:
+    """A model that chooses next tokens in compiled code, for texts in some contexts."""
+
+    def __init__(self, model: LanguageModel, table: PackedTable, conditioned: Conditioned) -> None:
+        self.model, self.table, self.conditioned = model, table, conditioned
+        self.output, bias = cast(Output, model.output), conditioned.context_bias
+        self.bias = cast(Tensor, (self.output.fold(bias) if bias.bias is None else bias).bias)
+        self.contexts: Tensor | None = None  # of the texts that were read last
+        self.conditions = conditioned.conditions
+
+    @classmethod
+    def of(cls, model: Steps, conditioned: Conditioned) -> "_Compiled | None":
+        """None where there is no such code for `model`."""
+        if not isinstance(model, LanguageModel) or (table := model.output.pack()) is None:
+            return None
+        return cls(model, table, conditioned)
+
+    def choose(self, front: Hypotheses, wanted: Wanted, barred: Barred) -> tuple[State, Tensor, Tensor]:
+        """See `WritingTask`."""
+        with torch.inference_mode():
+            parts = [self._read(block) for block in front.split(READ)]
+            values = torch.cat([hidden for hidden, _ in parts]) @ self.output.projection
+            tokens, logs = next_tokens(values, self.table, self.bias, front.contexts, barred, wanted)
+            return parts[0][1].cat([after for _, after in parts[1:]]), tokens, logs
+
+    def _read(self, block: Hypotheses) -> tuple[Tensor, State]:
+        """Vectors and states after the last tokens; conditions are mostly those of the step before, and large."""
+        if self.contexts is None or not torch.equal(self.contexts, block.contexts):
+            self.contexts = block.contexts
+            self.conditions = self.conditioned.conditions.select(block.contexts)
+        before = self.conditioned.start.select(block.contexts) if block.state is None else block.state
+        return self.model.advance(block.tokens[:, -1], self.conditions, before)
 
 
 @dataclass(frozen=True)
@@ -298,12 +203,12 @@ class Clock:
         return self.end is not None and time.monotonic() >= self.end
 
 
-Choice = Callable[[Tensor, int, Tensor], Tensor]  # texts (n,), which step, log probabilities (n, V) -> tokens (n,)
+Choice = Callable[[Tensor, int], Wanted]  # texts (n,), which step -> the one token that is wanted of each
 
 
-def greedy(texts: Tensor, step: int, logs: Tensor) -> Tensor:
+def greedy(texts: Tensor, step: int) -> Wanted:
     """The most probable token of each text: a `Choice`."""
-    return logs.argmax(1)
+    return Likeliest(1)
 
 
 def drawing(draw: Sampler, count: int, max_tokens: int, seed: int = 0, first: int = 0) -> Choice:
@@ -311,14 +216,9 @@ def drawing(draw: Sampler, count: int, max_tokens: int, seed: int = 0, first: in
 
     What a text draws follows from `seed` and its own number, not from the texts beside it.
     """
-    tries = 1 if draw.top_p == 1 else TRIES
-    own = [generator(seed, first + text).random((tries, max_tokens)) for text in range(count)]
-    places = torch.from_numpy(np.stack(own)) if own else torch.zeros(0, tries, max_tokens, dtype=torch.double)
-
-    def choose(texts: Tensor, step: int, logs: Tensor) -> Tensor:
-        return draw.draw(logs, places[texts.cpu(), :, step].to(logs.device))
-
-    return choose
+    own = [generator(seed, first + text).random(max_tokens) for text in range(count)]
+    places = torch.from_numpy(np.stack(own)) if own else torch.zeros(0, max_tokens, dtype=torch.double)
+    return lambda texts, step: draw.at(places.to(texts.device)[texts, step, None])
 
 
 def generator(seed: int, text: int) -> np.random.Generator:
@@ -336,20 +236,13 @@ def steps(task: WritingTask, choice: Choice) -> Iterator[Step]:
     for step in range(rules.max_tokens):
         if clock.late() or not len(going):
             return
-        pick = partial(_chosen, choice, rules, step, going, front.tokens)
-        state, (tokens, logs) = task.look(front, pick)
+        state, *found = task.choose(front, choice(going, step), step)
+        tokens, logs = (one[:, 0] for one in found)
         yield Step(going.cpu().numpy(), tokens.cpu().numpy(), logs.double().cpu().numpy())
         front = front.grown(tokens, state)
         keep = ((tokens != rules.end) & ~rules.stopped(front.tokens, step + 1)).nonzero()[:, 0]
-        front, going = front.select(keep), going[keep]
-
-
-def _chosen(
-    choice: Choice, rules: Constraints, step: int, going: Tensor, tokens: Tensor, rows: Tensor, logs: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What `choice` takes for `rows` of the texts that are `going` on, and its log probabilities."""
-    token = choice(going[rows], step, rules.forbid(logs, tokens[rows], step))
-    return token, logs.gather(1, token[:, None])[:, 0]
+        if len(keep) < len(going):
+            front, going = front.select(keep), going[keep]
 
 
 def write(count: int, chosen: Iterator[Step], rules: Constraints) -> list[GeneratedText]:

@@ -93,6 +93,9 @@ class AdaptiveOutput(nn.Module):
         """What has a row a token, a cluster or a direction of one, and a learning rate of its own."""
         return [[self.embedding, self.clusters, *self._adapted()]]
 
+    def pack(self) -> None:
+        """There is no compiled code for clusters."""
+
     def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
         """`hidden` (B, H) and `context_bias` of B contexts -> log probabilities (B, V) of the next token."""
         layers = self._layers(hidden[:, None], context_bias)

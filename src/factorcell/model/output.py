@@ -20,7 +20,8 @@ from factorcell.config import INSIDE, ModelConfig
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import START
-from factorcell.model.kernels import softmax
+from factorcell.model.kernels import library, softmax
+from factorcell.model.kernels.drawing import PackedTable
 from factorcell.model.output_bias import TABLES, HashBias, OneHotBias, Pairs
 
 BIASES_AT_ONCE = 1 << 21  # of texts and tokens
@@ -164,6 +165,10 @@ class Output(nn.Module):
         """What a step on texts `tokens` (B, T + 1) with `categories` (B, C) reads: theirs and the samples."""
         used = torch.unique(torch.cat([tokens.flatten(), samples.tokens.flatten()]))
         return Reads(used, None if self.hashed is None else self.hashed.pairs(categories, used))
+
+    def pack(self) -> PackedTable | None:
+        """The token embeddings as `drawing.next_tokens` reads them; None where there is no compiled code."""
+        return PackedTable.of(self.embedding.detach()) if library.usable(self.embedding) else None
 
     def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
         """`hidden` (B, H) and `context_bias` of B contexts -> log probabilities (B, V) of the next token."""

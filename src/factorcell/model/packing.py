@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from factorcell.data.vocabulary import Specials
 from factorcell.model.adapters import AdaptedWeights
 from factorcell.model.kernels import library
-from factorcell.model.kernels.signatures import CONTEXT, MODEL, Signature
+from factorcell.model.kernels.signature import Signature
+from factorcell.model.kernels.signatures import CONTEXT, MODEL
 from factorcell.model.language_model import Conditioned, LanguageModel
 from factorcell.model.output import Output
 from factorcell.model.recurrent import RecurrentBackbone, RecurrentWeights

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.model.kernels import library
-from factorcell.model.kernels.signatures import ROWS, dimensions
+from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signatures import ROWS
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
 

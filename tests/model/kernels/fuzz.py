@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from factorcell.completion.compiled import CompiledEngine, PackedPrefix, search
 from factorcell.completion.search import SearchRequest
 from factorcell.model.kernels import library, recurrence, softmax
+from factorcell.model.kernels.drawing import Barred, Draws, PackedTable, next_tokens
 from factorcell.model.kernels.recurrence import Inputs, Packed
 from factorcell.model.packing import PRODUCTS, PackedModel
 from factorcell.model.run import Run
@@ -202,6 +203,40 @@ def wrong_softmax(data: st.DataObject, given: Arrays, back: Arrays) -> None:
     refused("softmax", fault, lambda: call(**given))  # type: ignore[arg-type]
 
 
+def drawings(data: st.DataObject) -> None:
+    """Next tokens of texts in three contexts; those that a text may not have again are told."""
+    texts, size, width = (data.draw(st.integers(1, most)) for most in (40, 200, 35))
+    random, half = torch.Generator().manual_seed(data.draw(st.integers(0, 99))), data.draw(st.booleans())
+    given: Arrays = {
+        "values": torch.randn(texts, width, generator=random),
+        "table": torch.randn(size, width, generator=random),
+        "bias": torch.randn(3, size, generator=random),
+        "context": torch.randint(3, (texts,), generator=random),
+        "again": torch.randint(size, (data.draw(st.integers(0, 9)),), generator=random),
+        "places": torch.rand(texts, 2, dtype=torch.double, generator=random),
+    }
+    after = torch.randint(texts, given["again"].shape, generator=random).sort().values  # type: ignore[union-attr]
+
+    def call(given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        barred, table = Barred((0,), after, given["again"], size - 1), PackedTable.of(given["table"])
+        return next_tokens(given["values"], table, given["bias"], given["context"], barred, draws)
+
+    with patch.object(library, "half", lambda: half), patch.object(library, "threads", lambda jobs: 2):
+        if data.draw(st.booleans()):
+            never = [("values", "missing"), ("places", "a column more"), ("places", "of doubles")]
+            never += [("bias", fault) for fault in ("missing", "a row more", "a row less")]
+            never += [("again", fault) for fault in ("missing", "a row more", "a column more")]
+            fault = drawn_fault(data, given, never, {"context": 3, "again": size})
+            draws = Draws(given["places"], 0.7, 9, 0.9)  # type: ignore[arg-type]
+            return refused("drawing", fault, lambda: call(given))
+        draws = Draws(given["places"], 0.7, data.draw(st.integers(0, 9)), data.draw(st.sampled_from([0.5, 1.0])))  # type: ignore[arg-type]
+        tokens, logs = call(given)
+    values, table, bias, context = (given[name] for name in ("values", "table", "bias", "context"))
+    model = (values @ table.T + bias[context]).log_softmax(1)  # type: ignore[union-attr, operator, index]
+    torch.testing.assert_close(logs, model.gather(1, tokens), atol=0.4 if half else 1e-4, rtol=0.05)
+    counts["drawing", "as plain"] += 1
+
+
 def rows(data: st.DataObject) -> None:
     """Rows of tables that catch up or take a step."""
     size, width = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 35))
@@ -332,7 +367,7 @@ def came(cases: Mapping[str, int]) -> dict[str, int]:
     return {kind: sum(count for name, count in cases.items() if name.endswith(end)) for kind, end in kinds.items()}
 
 
-EVERY = {recurrences: 0.3, softmaxes: 0.25, rows: 0.2, searches: 0.25}  # shares of all cases
+EVERY = {recurrences: 0.25, softmaxes: 0.2, drawings: 0.15, rows: 0.15, searches: 0.25}  # shares of all cases
 
 
 def fuzz(one: Callable[[st.DataObject], None], cases: int) -> None:

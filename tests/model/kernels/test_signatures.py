@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from factorcell.model.kernels import gpu_recurrence, gpu_softmax, library, recurrence, softmax
 from factorcell.model.kernels.recurrence import Inputs, Packed
-from factorcell.model.kernels.signatures import CONTEXT, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX, Signature
+from factorcell.model.kernels.signature import Signature
+from factorcell.model.kernels.signatures import CONTEXT, DRAWING, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX
 from factorcell.training.row_adam import RowAdam
 from tests.model.kernels import fuzz
 from tests.model.kernels.test_recurrence import Arrays, arrays
@@ -28,7 +29,14 @@ compiled = pytest.mark.skipif(library.library() is None, reason="not compiled: t
 
 @pytest.mark.parametrize(
     ("name", "signature"),
-    [("Recurrence", RECURRENCE), ("Softmax", SOFTMAX), ("Rows", ROWS), ("Search", SEARCH), ("Request", REQUEST)],
+    [
+        ("Recurrence", RECURRENCE),
+        ("Softmax", SOFTMAX),
+        ("Drawing", DRAWING),
+        ("Rows", ROWS),
+        ("Search", SEARCH),
+        ("Request", REQUEST),
+    ],
 )
 def test_the_tables_have_the_fields_of_the_header(name: str, signature: Signature) -> None:
     """Every field of the structure, in its order and of its type."""
@@ -209,6 +217,6 @@ def test_ten_thousand_cases_under_sanitizers(tmp_path: Path, outcome: dict[str, 
     assert ran.returncode == 0, ran.stderr[-4000:]
     assert ran.stderr == "", ran.stderr[-4000:]
     counts = {what: int(count) for what, count in re.findall(r"'([\w ]+)': (\d+)", ran.stdout)}
-    assert len(counts) == 8
+    assert len(counts) == 10
     assert sum(counts.values()) >= 10_000
     outcome.update(fuzz.came(counts))

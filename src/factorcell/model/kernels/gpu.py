@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from factorcell.model.kernels.signatures import GPU_RECURRENCE, dimensions
+from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signatures import GPU_RECURRENCE
 
 try:
     import triton as triton

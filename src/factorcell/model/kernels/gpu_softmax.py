@@ -29,7 +29,8 @@ from torch import Tensor
 from factorcell.model.kernels import gpu
 from factorcell.model.kernels.gpu import kernel, product, tl
 from factorcell.model.kernels.operators import operator
-from factorcell.model.kernels.signatures import GPU_SOFTMAX, dimensions
+from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signatures import GPU_SOFTMAX
 
 # Sizes of tiles, for a Hopper processor of 228 KiB shared memory; a program has 8 warps.
 WARPS = 8

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from factorcell.model.kernels import library
 from factorcell.model.kernels.operators import operator
-from factorcell.model.kernels.signatures import RECURRENCE, dimensions
+from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signatures import RECURRENCE
 
 
 @dataclass(frozen=True)

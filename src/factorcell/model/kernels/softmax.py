@@ -19,7 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from factorcell.model.kernels import gpu_softmax, library
-from factorcell.model.kernels.signatures import SOFTMAX, dimensions
+from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signatures import SOFTMAX
 
 CHUNK = 16_000_000  # logits that exist at one time, 64 MB
 PART = 48  # tokens of a job at least: a panel of the widest vectors

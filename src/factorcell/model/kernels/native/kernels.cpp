@@ -103,6 +103,12 @@ int factorcell_softmax(Softmax *a, int variant) {
     return run(a, true, SETS[variant]->softmax) || run(a, false, SETS[variant]->softmax);
 }
 
+// The table alone, for any number of drawings.
+int factorcell_softmax_pack(Softmax *a, int variant) { return run(a, true, SETS[variant]->softmax); }
+
+// Next tokens of texts.
+int factorcell_drawing(Drawing *a, int variant) { return run(a, false, SETS[variant]->drawing); }
+
 // Parts of the vocabulary, and then what they have of the gradients of rows is added up.
 int factorcell_softmax_gradient(Softmax *a, int variant) {
     return run(a, false, SETS[variant]->softmax_gradient) ||

@@ -74,6 +74,31 @@ struct Softmax {
     float *bias_gradient;    // (C, V)?: zero at first
 };
 
+// Next tokens of texts under way, by the softmax of x . e_v + b_v: those drawn at given places of the running sum of the
+// allowed tokens' weights, or else the likeliest. Log probabilities are those of the softmax over all tokens.
+// Shapes: N texts, V vocabulary, D width, C contexts, S tokens for each text, A tokens that never come, M that may not come
+// after some text.
+struct Drawing {
+    double temperature, share;  // of the weights; of their sum, the fewest tokens that hold it are drawn among
+    int64_t texts, size, width, contexts;
+    int64_t count, never, barred;
+    int64_t top;  // so many of the likeliest are drawn among; 0: all
+    int64_t end;  // the token that comes where none is allowed
+    int64_t threads;
+    int64_t half;
+    int64_t next;
+    const float *values;     // (N, D): x
+    float *packed;           // e, as `factorcell_softmax_pack` leaves it
+    const float *bias;       // (C, V): may be -inf
+    const int64_t *context;  // (N,): which bias a text has
+    const int64_t *banned;   // (A,)
+    const int64_t *ends;     // (N,): where in `again` the tokens of each text end
+    const int64_t *again;    // (M,)
+    const double *places;    // (N, S)?: in [0, 1)
+    int64_t *tokens;         // out (N, S)
+    float *logs;             // out (N, S)
+};
+
 // Steps of Adam on rows of a table and its moments, in place. Shapes: U rows, V size, D width.
 struct Rows {
     int64_t rows, size, width;

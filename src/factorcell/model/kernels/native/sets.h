@@ -9,6 +9,7 @@ struct Kernels {
     void (*recurrence_pack)(Recurrence &, bool);
     void (*softmax)(Softmax &, bool);
     void (*softmax_gradient)(Softmax &, bool);
+    void (*drawing)(Drawing &, bool);
     void (*rows)(Rows &, bool);
     void (*search)(Search &, bool);
     int64_t (*packed_weight)(const Recurrence &, bool);
