@@ -82,9 +82,7 @@ faults: setup
 
 bench: setup
 	mkdir -p runs
-	rm -f runs/speed.md
-	@set -e; for group in words characters step score; do \
-	  $(BIN)/python benchmarks/speed.py --groups $$group --out $(BENCH) --table runs/speed.md; done
+	$(BIN)/python benchmarks/ratios.py --out $(BENCH) --table runs/speed.md
 	$(BIN)/python benchmarks/memory.py --out $(BENCH)
 	$(BIN)/python benchmarks/processes.py --out $(BENCH)
 	$(BIN)/python benchmarks/prepare.py

@@ -1,12 +1,13 @@
 """Training and scoring against the plain path and PyTorch's own, side by side in one process.
 
-    python benchmarks/speed.py --threads 2 --repeats 7 --out speed.jsonl --table speed.md
+    python benchmarks/speed.py --threads 2 --repeats 7 --out speed.jsonl
 
 All contenders run in random order; a figure is the median of its repeats. Limits are measured among them: a large
 matrix product (what PyTorch's library makes of the processor, which on some is not the processor's own limit) and a
-sweep over memory. One JSON object a measurement, with the machine's description, and a table in Markdown.
+sweep over memory. One JSON object a measurement, with the machine's description.
 
-A training changes how its process keeps memory, so each group is better measured in a process of its own.
+A training changes how its process keeps memory, so each group is better measured in a process of its own: `ratios.py`
+does so, several times.
 
 Words: e 200, d 240, rank 12, context 30, batches of 100 texts of 40 words. Characters: e 24, d 600, rank 60.
 """
@@ -249,20 +250,6 @@ def rows(seconds: dict[Work, float]) -> list[dict[str, Any]]:
     return result
 
 
-def table(measured: list[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
-    names = ("what", "milliseconds", "tokens_per_second", "times_baseline", "times_lstm", "gflops", "share_of_product")
-    lines, group = [], None
-    for row in measured:
-        if row["group"] != group:
-            group = row["group"]
-            lines += ["", f"**{group}**", "", "| " + " | ".join(name.replace("_", " ") for name in names) + " |"]
-            lines.append("|---" + "|---:" * (len(names) - 1) + "|")
-        cells = [row.get(name, "") for name in names]
-        lines.append("| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells) + " |")
-    return "\n".join(lines).strip() + "\n"
-
-
 GROUPS: dict[str, Callable[[], list[Work]]] = {
     "words": lambda: cell_work("layer, words", dict(zip("bsehr", (100, 40, 200, 240, 12), strict=True)), False),
     "characters": lambda: cell_work(
@@ -289,7 +276,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--out", type=Path, help="JSON lines are added to this file")
-    parser.add_argument("--table", type=Path, help="the table is added to this file")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     random.seed(0)
@@ -302,13 +288,8 @@ def main() -> None:
     }
     works = [work for name in given.groups for work in GROUPS[name]()] + limits()
     measured = rows(measure(works, given.repeats))
-    print(json.dumps(about), table(measured), sep="\n\n")
-    if given.out:
-        with given.out.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps({**row, **about}) + "\n" for row in measured)
-    if given.table:
-        with given.table.open("a", encoding="utf-8") as file:
-            file.write(f"{table(measured)}\n")
+    for row in measured:
+        note({**row, **about}, given.out)
 
 
 def _processor() -> list[str]:

@@ -1,0 +1,113 @@
+"""Measures of `speed.py` in whole processes, again and again: the median of each figure, and how far ratios lie apart.
+
+    python benchmarks/ratios.py --rounds 3 --out bench.jsonl --table speed.md
+
+Within a process all contenders run side by side, so a ratio is of one process; from process to process it moves with
+the neighbours on the machine. Nothing else may run on it.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import speed
+from tqdm import tqdm
+
+FIGURES = ("milliseconds", "tokens_per_second", "gflops")
+RATIOS = ("times_baseline", "times_lstm", "share_of_product", "with_adapters")
+
+Row = dict[str, Any]
+
+
+def measured(group: str, threads: int) -> list[Row]:
+    """The rows of a group by a process of its own, and how long layers with adapters take beside those without."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        command = [sys.executable, speed.__file__, "--groups", group, "--threads", str(threads), "--out", str(rows)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    spent = {(row["group"], row["what"]): row["milliseconds"] for row in found}
+    for row in found:
+        kind, comma, precision = row["what"].partition(", ")
+        without = spent.get((row["group"], f"{kind}, no adapters{comma}{precision}"))
+        if without:
+            row["with_adapters"] = row["milliseconds"] / without
+    return found
+
+
+def summed_up(rows: Sequence[Row]) -> list[Row]:
+    """A row for each of what was measured: medians, and the least and the most of ratios."""
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["group"], row["what"]].append(row)
+    result = []
+    for (group, what), own in groups.items():
+        made: Row = {"group": group, "what": what}
+        for name in (*FIGURES, *RATIOS):
+            values = [row[name] for row in own if name in row]
+            if values:
+                made[name] = statistics.median(values)
+            if values and name in RATIOS:
+                made[f"{name}_range"] = [min(values), max(values)]
+        result.append(made)
+    return result
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown, a table for each group."""
+    names = (*FIGURES, *RATIOS)
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["group"]].append(row)
+    lines = []
+    for group, own in groups.items():
+        there = [name for name in names if any(name in row for row in own)]
+        heads = " | ".join(["what", *(name.replace("_", " ") for name in there)])
+        lines += [f"**{group}**", "", f"| {heads} |", "|---" + "|---:" * len(there) + "|"]
+        lines += ["| " + " | ".join([row["what"], *(cell(row, name) for name in there)]) + " |" for row in own]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def cell(row: Row, name: str) -> str:
+    """A figure; a ratio with its range."""
+    if name not in row:
+        return ""
+    if name not in RATIOS:
+        return f"{row[name]:,.1f}" if name == "milliseconds" else f"{row[name]:,.0f}"
+    least, most = row[f"{name}_range"]
+    return f"{row[name]:.2f} ({least:.2f} to {most:.2f})"
+
+
+def main() -> None:
+    """Measure, keep, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each group (default: 3)")
+    parser.add_argument("--groups", nargs="+", choices=speed.GROUPS, default=list(speed.GROUPS))
+    parser.add_argument("--out", type=Path, help="JSON lines, one a figure of a process, are added to this file")
+    parser.add_argument("--table", type=Path, help="file for the table")
+    given = parser.parse_args()
+    work = [group for _ in range(given.rounds) for group in random.Random(0).sample(given.groups, len(given.groups))]
+    rows: list[Row] = []
+    for group in tqdm(work, unit="process"):
+        rows += measured(group, given.threads)
+    made = table(summed_up(rows))
+    print(made)
+    if given.out:
+        with given.out.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    if given.table:
+        given.table.write_text(made, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
