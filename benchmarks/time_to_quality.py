@@ -1,0 +1,137 @@
+"""Minutes until a perplexity is reached: this package's training beside `nn.LSTM` and `cross_entropy` in plain PyTorch.
+
+    python benchmarks/time_to_quality.py TABLE DEV --recipe experiments/agnews_words.toml --goal 120 --threads 2
+
+All have the sizes, dropout, rate, schedule and batches of the recipe; the plain model has four gates and no context.
+Perplexity is of all targets of the first 1,000 development texts, which all look at equally often; minutes are of the
+clock, looks among them. Nothing else may run on the machine.
+"""
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from factorcell.config import MODELS, PRECISIONS, Config
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Batch, Corpus
+from factorcell.model.run import Run
+from factorcell.training.loop import train
+
+LOOKS = 2  # in a pass
+PLAIN = "nn.LSTM, cross_entropy"
+Look = tuple[float, float]  # steps in passes, perplexity
+
+
+class PlainModel(nn.Module):
+    """Embeddings that input and output share, `nn.LSTM` and a projection: what one would write down first."""
+
+    def __init__(self, config: Config, size: int) -> None:
+        super().__init__()
+        model = config.model
+        self.embedding = nn.Embedding(size, model.embedding_size)
+        nn.init.normal_(self.embedding.weight, std=model.embedding_size**-0.5)
+        self.lstm = nn.LSTM(model.embedding_size, model.hidden_size, batch_first=True)
+        self.projection = nn.Linear(model.hidden_size, model.embedding_size, bias=False)
+        self.bias = nn.Parameter(torch.zeros(size))
+        self.rates = model.dropout_input, model.dropout_output
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The nats of all targets (N,) of a batch."""
+        before, after = self.rates
+        inputs = F.dropout(self.embedding(batch.tokens[:, :-1]), before, self.training)
+        hidden = F.dropout(self.lstm(inputs)[0], after, self.training)
+        inside = batch.mask()
+        logits = F.linear(self.projection(hidden[inside]), self.embedding.weight, self.bias)
+        return F.cross_entropy(logits, batch.tokens[:, 1:][inside], reduction="none")
+
+
+def plain(config: Config, corpus: Corpus, held: Corpus) -> Iterator[Look]:
+    """Look after look at the plain model."""
+    training = config.training
+    torch.manual_seed(training.seed)
+    model = PlainModel(config, len(corpus.vocabulary))
+    optimiser = torch.optim.Adam(model.parameters(), training.learning_rate)
+    passes = math.ceil(training.epochs)
+    order = [rows for epoch in range(passes) for rows in corpus.batches(training.batch_tokens, training.seed, epoch)]
+    each = max(1, len(order) // (passes * LOOKS))
+    for step, rows in enumerate(order, 1):
+        for group in optimiser.param_groups:
+            group["lr"] = training.learning_rate * (1 + math.cos(math.pi * step / len(order))) / 2
+        optimiser.zero_grad()
+        model.train()(corpus.batch(rows)).mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+        optimiser.step()
+        if step % each == 0:
+            with torch.no_grad():
+                nats = [model.eval()(held.batch(part)).sum() for part in held.batches(training.batch_tokens)]
+            yield step * passes / len(order), math.exp(float(torch.stack(nats).sum()) / held.targets)
+
+
+def ours(config: Config, corpus: Corpus, held: Corpus) -> Iterator[Look]:
+    """Look after look at a model of this package."""
+    looks = math.ceil(config.training.epochs) * LOOKS
+    config = replace(config, training=replace(config.training, evaluations=looks))
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(Path(folder) / "run", config, corpus.vocabulary, corpus.schema)
+        for row in train(run, corpus, held):
+            if row["split"] == "dev":
+                yield row["step"] / row["steps"] * config.training.epochs, row["perplexity"]
+
+
+def timed(name: str, looks: Iterator[Look], goal: float, minutes: float) -> dict[str, Any]:
+    """Minutes until the perplexity is at most the `goal`; where it is not in `minutes`, what it was by then."""
+    begun, best, made, spent = time.perf_counter(), math.inf, 0.0, 0.0
+    with tqdm(total=minutes, unit="min", desc=name, bar_format="{desc}: {n:.1f} of at most {total:g} minutes") as bar:
+        for passes, perplexity in looks:
+            spent, best, made = (time.perf_counter() - begun) / 60, min(best, perplexity), passes
+            bar.update(spent - bar.n)
+            if best <= goal or spent > minutes:
+                break
+    reached = {"passes": round(made, 2), "minutes": round(spent, 2), "perplexity": round(best, 2)}
+    return {"what": name, "goal": goal, "reached": best <= goal, **reached}
+
+
+def main() -> None:
+    """Train one after the other, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path, help="training texts")
+    parser.add_argument("dev", type=Path, help="development texts")
+    parser.add_argument("--recipe", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=[PLAIN, "unadapted", "factorcell"], choices=[PLAIN, *MODELS])
+    parser.add_argument("--precision", default="float32", choices=PRECISIONS, help="of this package's models")
+    parser.add_argument("--epochs", type=float, help="passes of the schedule (default: those of the recipe)")
+    parser.add_argument("--goal", type=float, default=120.0, help="perplexity (default: 120)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of each at most (default: 60)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="JSON lines are added to this file")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    config = Config.load(given.recipe)
+    changes = {"threads": given.threads, "epochs": given.epochs or config.training.epochs, "patience": 0}
+    config = replace(config, training=replace(config.training, precision=given.precision, **changes))
+    corpus = prepare(given.table, config.data)
+    known = {"vocabulary": corpus.vocabulary, "schema": corpus.schema, "unknown": "group"}
+    held = prepare(given.dev, config.data, **known).select(np.arange(1000))
+    for name in given.models:
+        looks = plain(config, corpus, held) if name == PLAIN else ours(config.with_model(name), corpus, held)
+        row = timed(name, looks, given.goal, given.minutes) | {"threads": given.threads}
+        print(json.dumps(row), flush=True)
+        if given.out:
+            with given.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
