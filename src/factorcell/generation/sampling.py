@@ -16,7 +16,7 @@ from torch import Tensor
 
 from factorcell.data.vocabulary import Specials
 from factorcell.generation.choosing import Constraints, Sampler, chosen
-from factorcell.model.backbone import State
+from factorcell.model.backbone import Conditions, State
 from factorcell.model.kernels.drawing import Barred, Likeliest, PackedTable, Wanted, next_tokens
 from factorcell.model.language_model import Conditioned, LanguageModel
 from factorcell.model.output import Output
@@ -138,8 +138,7 @@ class _Compiled:
         self.model, self.table, self.conditioned = model, table, conditioned
         self.output, bias = cast(Output, model.output), conditioned.context_bias
         self.bias = cast(Tensor, (self.output.fold(bias) if bias.bias is None else bias).bias)
-        self.contexts: Tensor | None = None  # of the texts that were read last
-        self.conditions = conditioned.conditions
+        self.known: dict[int, tuple[Tensor, Conditions]] = {}  # of each block, its contexts and their conditions
 
     @classmethod
     def of(cls, model: Steps, conditioned: Conditioned) -> "_Compiled | None":
@@ -151,18 +150,19 @@ class _Compiled:
     def choose(self, front: Hypotheses, wanted: Wanted, barred: Barred) -> tuple[State, Tensor, Tensor]:
         """See `WritingTask`."""
         with torch.inference_mode():
-            parts = [self._read(block) for block in front.split(READ)]
+            parts = [self._read(number, block) for number, block in enumerate(front.split(READ))]
             values = torch.cat([hidden for hidden, _ in parts]) @ self.output.projection
             tokens, logs = next_tokens(values, self.table, self.bias, front.contexts, barred, wanted)
             return parts[0][1].cat([after for _, after in parts[1:]]), tokens, logs
 
-    def _read(self, block: Hypotheses) -> tuple[Tensor, State]:
-        """Vectors and states after the last tokens; conditions are mostly those of the step before, and large."""
-        if self.contexts is None or not torch.equal(self.contexts, block.contexts):
-            self.contexts = block.contexts
-            self.conditions = self.conditioned.conditions.select(block.contexts)
-        before = self.conditioned.start.select(block.contexts) if block.state is None else block.state
-        return self.model.advance(block.tokens[:, -1], self.conditions, before)
+    def _read(self, number: int, block: Hypotheses) -> tuple[Tensor, State]:
+        """Vectors and states after the last tokens; conditions, which are large, are mostly those of a step before."""
+        contexts, start = block.contexts, self.conditioned.start
+        known = self.known.get(number)
+        if known is None or not torch.equal(known[0], contexts):
+            known = self.known[number] = contexts, self.conditioned.conditions.select(contexts)
+        before = start.select(contexts) if block.state is None else block.state
+        return self.model.advance(block.tokens[:, -1], known[1], before)
 
 
 @dataclass(frozen=True)

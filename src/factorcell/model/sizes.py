@@ -152,7 +152,9 @@ def _passes(training: TrainingConfig, schema: ContextSchema) -> int:
 
 def beam_bytes(config: ModelConfig, vocabulary: int, contexts: int, width: int, across: int, tokens: int) -> int:
     """About the bytes of a beam: of each context so many beginnings of `tokens`, each grown `across` tokens."""
-    of_beginning = 4 * 2 * config.layers * config.hidden_size + 4 * tokens + 8 * min(across, vocabulary)
+    of_state = 2 * config.layers * config.hidden_size
+    of_conditions = config.layers * config.rank * (config.embedding_size + 4 * config.hidden_size)
+    of_beginning = 4 * of_state + 4 * tokens + 8 * min(across, vocabulary) + of_conditions
     return FLOAT * contexts * width * of_beginning
 
 
