@@ -279,6 +279,9 @@ def test_run_report_of_one_bare_run() -> None:
     assert "Context" in told.text
     assert "Options" in told.text
     assert not page.named("svg")
+    one, other = ({**run, "title": name, "folder": name, "schema": ["rating: 5 values"]} for name in ("b", "c"))
+    assert Page(runs.run_report([one, other])).text.count("rating: 5 values") == 1, "what all have is said once"
+    assert Page(runs.run_report([one, {**other, "schema": ["city"]}])).text.count("rating: 5 values") == 1
 
 
 def test_table_sets_numbers_right_and_marks_the_best() -> None:

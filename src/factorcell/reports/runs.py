@@ -65,8 +65,12 @@ def run_report(runs: Sequence[Row]) -> str:
             for x in ("minutes", "tokens")
         ]
         sections.append(("Learning curves", '<div class="grid">' + "\n".join(figures) + "</div>"))
+    shared = not alone and all(run.get("schema") == firsts[0].get("schema") for run in firsts)
+    if shared and firsts[0].get("schema"):
+        sections.append(("Context", _context(firsts[0])))
     for index, (run, title) in enumerate(zip(firsts, titles, strict=True)):
-        sections += _run_details(run, "Context" if alone else title, index)
+        content = ("" if shared else _context(run)) + _judged(run, index)
+        sections += [("Context" if alone else title, content)] if content else []
     if any(run["config"] for run in firsts):
         sections.append(("Options", _options(firsts, titles)))
     name = titles[0] if alone else f"{len(runs)} runs side by side"
@@ -143,12 +147,15 @@ def _figure(row: Row, key: str, form: str) -> tuple[float, str] | None:
     return None if number is None else (number, figure(row, key, form, mark=""))
 
 
-def _run_details(run: Row, title: str, index: int) -> list[tuple[str, str]]:
-    """The sections of one run: what its context is, gains by value, the confusion matrix."""
-    content = ""
-    if run.get("schema"):
-        content += "<ul>" + "".join(f"<li>{escaped(line)}</li>" for line in run["schema"]) + "</ul>"
-    figures: list[str] = []
+def _context(run: Row) -> str:
+    """What the context of a run is."""
+    lines = "".join(f"<li>{escaped(line)}</li>" for line in run.get("schema") or ())
+    return f"<ul>{lines}</ul>" if lines else ""
+
+
+def _judged(run: Row, index: int) -> str:
+    """Gains by value and the confusion matrix of one run."""
+    content, figures = "", list[str]()
     for variable, rows in (run.get("by") or {}).items():
         gains = [row for row in rows if number_in(row.get("gain")) is not None]
         if gains:
@@ -168,7 +175,7 @@ def _run_details(run: Row, title: str, index: int) -> list[tuple[str, str]]:
     content += _folded(f"Classification of {target} by value", classes.get("values") or [], names)
     if figures:
         content += '<div class="grid">' + "\n".join(figures) + "</div>"
-    return [(title, content)] if content else []
+    return content
 
 
 def _folded(title: str, rows: Sequence[Row], names: Sequence[str]) -> str:
