@@ -99,9 +99,14 @@ class WritingTask:
         start = self.model.specials.start
         front = Hypotheses(torch.full_like(self.contexts[:, None], start), self.contexts)
         for token in self.prompt:
-            state, _ = self.look(front, lambda _rows, logs: (logs[:, 0],))
-            front = front.grown(torch.full_like(self.contexts, token), state)
+            front = front.grown(torch.full_like(self.contexts, token), self._after(front))
         return front
+
+    def _after(self, front: Hypotheses) -> State:
+        """The state after the last tokens."""
+        if self._compiled is not None:
+            return self._compiled.read(front)[1]
+        return self.look(front, lambda _rows, logs: (logs[:, 0],))[0]
 
     def choose(self, front: Hypotheses, wanted: Wanted, written: int) -> tuple[State, Tensor, Tensor]:
         """Read the last tokens: the state after, the tokens that are `wanted` next, their log probabilities (N, S).
@@ -150,13 +155,18 @@ class _Compiled:
     def choose(self, front: Hypotheses, wanted: Wanted, barred: Barred) -> tuple[State, Tensor, Tensor]:
         """See `WritingTask`."""
         with torch.inference_mode():
-            parts = [self._read(number, block) for number, block in enumerate(front.split(READ))]
-            values = torch.cat([hidden for hidden, _ in parts]) @ self.output.projection
-            tokens, logs = next_tokens(values, self.table, self.bias, front.contexts, barred, wanted)
-            return parts[0][1].cat([after for _, after in parts[1:]]), tokens, logs
+            vectors, state = self.read(front)
+            values = vectors @ self.output.projection
+            return state, *next_tokens(values, self.table, self.bias, front.contexts, barred, wanted)
 
-    def _read(self, number: int, block: Hypotheses) -> tuple[Tensor, State]:
-        """Vectors and states after the last tokens; conditions, which are large, are mostly those of a step before."""
+    def read(self, front: Hypotheses) -> tuple[Tensor, State]:
+        """Vectors (N, H) and the state after the last tokens."""
+        with torch.inference_mode():
+            parts = [self._of_block(number, block) for number, block in enumerate(front.split(READ))]
+            return torch.cat([vectors for vectors, _ in parts]), parts[0][1].cat([after for _, after in parts[1:]])
+
+    def _of_block(self, number: int, block: Hypotheses) -> tuple[Tensor, State]:
+        """The same of a block of texts, whose conditions are large, and mostly those of the step before."""
         contexts, start = block.contexts, self.conditioned.start
         known = self.known.get(number)
         if known is None or not torch.equal(known[0], contexts):
