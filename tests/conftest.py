@@ -43,10 +43,15 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("factorcell")
 
 
-@pytest.fixture(autouse=True)
-def _one_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody says which numbers are multiplied, they are floats: which are faster differs from run to run."""
-    monkeypatch.setattr("factorcell.model.precision.possible", lambda device: False)
+@pytest.fixture(scope="session", autouse=True)
+def _one_precision() -> Iterator[None]:
+    """Where nobody says which numbers are multiplied, they are floats: which are faster differs from run to run.
+
+    It holds for runs that several tests share, too.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("factorcell.model.precision.possible", lambda device: False)
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -284,7 +284,7 @@ class TrainingConfig:
         metavar="[NAME=]NUMBER",
         rare=True,
     )
-    clip: float = real(5.0, "largest norm of the gradient; 0: not clipped", rare=True)
+    clip: float = real(1.0, "largest norm of the gradient; 0: not clipped", rare=True)
     loss: str = option("full", "softmax of the training loss: full, or sampled for each batch or text", choices=LOSSES)
     samples: int = whole(1000, "negative samples of a batch, or of each text (sampled loss)", 1, rare=True)
     evaluations: int = whole(10, "evaluations on the development set, evenly over the steps", 1)

@@ -241,7 +241,7 @@ class Trainer:
         )
         raise UserError(
             f"the loss is not finite at step {self.progress.step + 1}, {named} of the training data; "
-            f"the checkpoint before it is in {self.run.folder} (a lower learning rate may help)"
+            f"the checkpoint before it is in {self.run.folder} (a lower learning rate, or a lower --clip, may help)"
         )
 
     def _culprits(self, batch: Batch, nats: Tensor) -> list[int]:
