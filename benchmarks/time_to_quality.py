@@ -8,7 +8,6 @@ clock, looks among them. Nothing else may run on the machine.
 """
 
 import argparse
-import json
 import math
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import speed
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -126,11 +126,7 @@ def main() -> None:
     held = prepare(given.dev, config.data, **known).select(np.arange(1000))
     for name in given.models:
         looks = plain(config, corpus, held) if name == PLAIN else ours(config.with_model(name), corpus, held)
-        row = timed(name, looks, given.goal, given.minutes) | {"threads": given.threads}
-        print(json.dumps(row), flush=True)
-        if given.out:
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        speed.note(timed(name, looks, given.goal, given.minutes) | {"threads": given.threads}, given.out)
 
 
 if __name__ == "__main__":
