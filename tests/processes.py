@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from factorcell import files
 from factorcell.commands import main as cli
@@ -64,11 +65,15 @@ def free_ports(count: int) -> list[int]:
 
 
 def start(folder: Path, cases: list[str]) -> None:
-    """Run each case, COUNT/NAME, in the first COUNT of a few processes, one case after the other; fail with them."""
+    """Run each case, COUNT/NAME, in the first COUNT of a few processes, one case after the other; fail with them.
+
+    Where the processes of a case meet is kept here, as torchrun keeps it: no port is chosen before somebody listens.
+    """
     count = max(int(case.split("/")[0]) for case in cases)
-    given = [f"{case}={port}" for case, port in zip(cases, free_ports(len(cases)), strict=True)]
+    meetings = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in cases]
+    given = [f"{case}={meeting.port}" for case, meeting in zip(cases, meetings, strict=True)]
     path = os.pathsep.join(filter(None, sys.path))
-    common = {**os.environ, "PYTHONPATH": path, "MASTER_ADDR": "localhost"}
+    common = {**os.environ, "PYTHONPATH": path, "MASTER_ADDR": "localhost", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     errors = folder / "errors"
     with errors.open("w") as file:
         command = [sys.executable, __file__, str(folder), *given]
@@ -222,22 +227,22 @@ def case_resumed(folder: Path) -> None:
 
 def case_dropped(folder: Path) -> None:
     """Both are asked to stop in an evaluation, which the second one is slow in and the first one waits for."""
-    original, rank = Run.nats, os.environ["RANK"]
+    original, rank = Trainer.evaluate, os.environ["RANK"]
     mine, other = folder.with_name(f"pid-{rank}"), folder.with_name("pid-0")
     mine.write_text(str(os.getpid()))
 
-    def nats(self: Run, corpus: Corpus) -> Any:
+    def evaluate(self: Trainer) -> dict[str, Any]:
         if rank == "1":
             time.sleep(0.5)
             os.kill(int(other.read_text()), signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
-        return original(self, corpus)
+        return original(self)
 
-    Run.nats = nats  # type: ignore[method-assign]
+    Trainer.evaluate = evaluate  # type: ignore[method-assign]
     try:
         _command(folder, "train", str(folder.parent / "table.jsonl"), *OPTIONS.split(), *HOW.split())
     finally:
-        Run.nats = original  # type: ignore[method-assign]
+        Trainer.evaluate = original  # type: ignore[method-assign]
 
 
 def case_evaluate(folder: Path) -> None:
@@ -256,6 +261,7 @@ def _command(folder: Path, verb: str, *arguments: str, out: Path | None = None) 
             code = error.code
     row = {"code": code, "said": said.getvalue()}
     files.write_json(folder.with_name(f"{folder.name}-{os.environ['RANK']}.json"), row)
+    print(f"{os.environ['RANK']} ended {folder.name} with {code}: {row['said']}", file=sys.stderr, flush=True)
 
 
 def main(folder: str, *cases: str) -> None:

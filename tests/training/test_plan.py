@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from factorcell.choices import CHOSEN
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model import precision as precisions
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run, facts, read_config
 from factorcell.training import fit as fitting
 from factorcell.training import plan as plans
@@ -249,3 +251,14 @@ def test_epochs_or_minutes() -> None:
     said = {**SAID, "training": {"epochs": 2.0}}
     with pytest.raises(UserError, match="epochs and minutes are both given"):
         plan(said, *read(said), Budget(minutes=1.0))
+
+
+def test_a_loss_that_is_not_finite_is_told_by_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by what is thrown away after it was measured: the checkpoint is in the run's folder, and nowhere else."""
+    original = LanguageModel.forward
+    monkeypatch.setattr(LanguageModel, "forward", lambda *given: original(*given) * torch.nan)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"not finite at step 1, .*the checkpoint before it is in {tmp_path}/run "):
+        fit(ROWS, ROWS, SAID, tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

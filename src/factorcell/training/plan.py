@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from factorcell import limits
 from factorcell.choices import CHOSEN, PRESETS
@@ -209,10 +210,17 @@ def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:
     return Speed(step, trainer.steps, _evaluation(trainer.run, held, clock))
 
 
+class _Measured(Trainer):
+    """A trainer of which nothing is written, and no loss is looked at: the training itself tells what is not finite."""
+
+    def stop_at(self, batch: Batch, nats: Tensor) -> None:
+        """Go on."""
+
+
 def _thrown_away(config: Config, corpus: Corpus, held: Corpus) -> Trainer:
-    """A trainer of one pass to measure with; nothing of it is written."""
+    """A trainer of one pass to measure with."""
     once = replace(config, training=replace(config.training, epochs=1.0, canaries=0))
-    return Trainer(Run(Path("measured"), once, corpus.vocabulary, corpus.schema), corpus, held)
+    return _Measured(Run(Path("measured"), once, corpus.vocabulary, corpus.schema), corpus, held)
 
 
 def _evaluation(run: Run, held: Corpus, clock: Clock) -> float:

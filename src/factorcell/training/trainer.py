@@ -169,7 +169,7 @@ class Trainer:
         total, agreed = self.world.sum_and_any(loss.detach(), *asked)
         mean = total / self.world.size
         if not bool(torch.isfinite(mean + norm)):
-            self._stop(own, nats)
+            self.stop_at(own, nats)
         self.progress.step += 1
         self.optimiser.step()
         for adam, (rows, gradients) in zip(self.rows, seen, strict=True):
@@ -229,7 +229,7 @@ class Trainer:
             torch._foreach_mul_(gradients, float(self.config.clip / norm))
         return norm
 
-    def _stop(self, batch: Batch, nats: Tensor) -> None:
+    def stop_at(self, batch: Batch, nats: Tensor) -> None:
         """Save what is good and say which row of the training data made the loss non-finite."""
         if all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values()):
             self.save()
