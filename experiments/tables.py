@@ -9,6 +9,7 @@ that the printed ones count; in brackets what other texts and other trainings wo
 """
 
 import argparse
+import itertools
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import completion_tables
+import drawings
 import exposure
 import finetuning_tables
 import overview
@@ -26,6 +28,7 @@ import specificity_tables
 import tacl
 import tacl_baselines
 import trials
+from drawings import Picture
 from factorcell import files
 from factorcell.config import PAPER_MODELS, UserError
 from family import EXPERIMENT as FAMILY
@@ -203,14 +206,22 @@ def family(found: Results) -> str:
     return with_none(["model", *ours(), "accuracy, %", "minutes"], lines)
 
 
+def reader(results: Path, suffix: str = "") -> overview.Read:
+    """What reads the rows of an experiment by its name, and by the row that gains are measured from."""
+    return lambda name, base="unadapted": Results.read(results, name + suffix, base)
+
+
 def papers(results: Path, suffix: str = "") -> dict[str, str]:
-    """Heading -> table: what there is, those of the TACL paper, then those of the thesis in its order."""
+    """Heading -> pictures and table: what there is, those of the TACL paper, then those of the thesis in its order."""
+    read = reader(results, suffix)
+    above = {heading: "".join(map(Picture.line, own)) for heading, own in drawings.pictures(read).items() if own}
+    return {name: f"{above[name]}\n{table}" if name in above else table for name, table in tabled(read).items()}
+
+
+def tabled(read: overview.Read) -> dict[str, str]:
+    """Heading -> table."""
     with (HERE / "published.toml").open("rb") as file:
         printed: dict[str, Any] = tomllib.load(file)
-
-    def read(name: str, base: str = "unadapted") -> Results:
-        return Results.read(results, name + suffix, base)
-
     scotus, reddit = read("scotus"), read("subreddits")
     subsets = with_both_ends(rows_of(read("variables", "none")), rows_of(scotus))
     made = {"Every table and figure": overview.table(read, printed)}
@@ -244,6 +255,13 @@ def privacy(results: Path, suffix: str = "") -> dict[str, str]:
     return {"exposure": exposure.table(files.read_rows(results / f"exposure{suffix}.jsonl"))}
 
 
+def draw(results: Path, folder: Path) -> None:
+    """Write the pictures that there are."""
+    for picture in itertools.chain(*drawings.pictures(reader(results)).values()):
+        folder.mkdir(exist_ok=True)
+        files.write(folder / picture.file, picture.svg().encode())
+
+
 PAGES = {"tables.md": papers, "privacy.md": privacy}
 
 
@@ -264,6 +282,8 @@ def main(argv: Sequence[str], say: Callable[[str], object] = print) -> int:
             if not page.is_file():
                 raise UserError(f"{page}: there is no such page")
             files.write(page, filled(page.read_text(encoding="utf-8"), tables).encode())
+        if given.docs is not None:
+            draw(given.results, given.docs / drawings.FOLDER)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
