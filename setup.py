@@ -58,7 +58,7 @@ KERNELS = Extension(
     sorted(map(str, NATIVE.glob("*.cpp"))),
     depends=sorted(map(str, [*NATIVE.glob("*.h"), *NATIVE.glob("*.inc")])),
     extra_compile_args=["-O3", "-g0", "-std=c++17", "-pthread"],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", "-ldl"],
     optional=True,
 )
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import torch
 
 from factorcell.config import ModelConfig, UserError
 from factorcell.model.cells import Cell
-from factorcell.model.kernels import library
+from factorcell.model.kernels import library, softmax
+from tests import kills
 
 NATIVE = Path(library.__file__).parent / "native"
 HERE = library.library()
@@ -50,6 +52,25 @@ def test_an_unknown_kernel_is_named() -> None:
     os.environ["FACTORCELL_KERNEL"] = "avx51"
     with pytest.raises(UserError, match=r"FACTORCELL_KERNEL.*avx51"):
         library.variant()
+
+
+@compiled
+@kills.forks
+def test_a_copy_of_a_process_computes_on_threads_of_its_own() -> None:
+    """Those that PyTorch computed on are not there in a copy of it, and whoever waited for them would do so in vain."""
+    values, table, bias = torch.randn(300, 8), torch.randn(500, 8), torch.zeros(500)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = softmax.log_sums(values, table, bias)
+
+        def again() -> None:
+            signal.alarm(60)
+            assert torch.equal(softmax.log_sums(values, table, bias), expected)
+
+        assert kills.ended(kills.begun(again)) == 0
+    finally:
+        torch.set_num_threads(threads)
 
 
 HARNESS = """

@@ -7,6 +7,9 @@
 #include <thread>
 #include <vector>
 
+#include <dlfcn.h>
+#include <unistd.h>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -35,20 +38,41 @@ void take_jobs(Arguments *a, bool other_way, Work<Arguments> work, bool *failed)
     }
 }
 
+template <class Arguments> struct Crew {
+    Arguments *a;
+    bool other_way;
+    Work<Arguments> work;
+    bool failed;
+};
+
+template <class Arguments> void join_in(void *given) {
+    auto *crew = static_cast<Crew<Arguments> *>(given);
+    take_jobs(crew->a, crew->other_way, crew->work, &crew->failed);
+}
+
+// The threads that PyTorch computes on, if it has them of GNU's library: between its own products they turn in circles
+// for a while, and others beside them would get half of a core. A process that was forked has none of them.
+using Team = void (*)(void (*)(void *), void *, unsigned, unsigned);
+const Team shared_team = reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+const pid_t home = getpid();
+
 // Run `work` on `a->threads` threads, this one among them; whether memory was too little for one of them.
 template <class Arguments> bool run(Arguments *a, bool other_way, Work<Arguments> work) {
     a->next = 0;
-    bool failed = false;
+    Crew<Arguments> crew{a, other_way, work, false};
+    if (a->threads > 1 && shared_team && getpid() == home) {
+        shared_team(join_in<Arguments>, &crew, static_cast<unsigned>(a->threads), 0);
+        return crew.failed;
+    }
     std::vector<std::thread> others;
     try {
-        for (int64_t i = 1; i < a->threads; i++)
-            others.emplace_back(take_jobs<Arguments>, a, other_way, work, &failed);
+        for (int64_t i = 1; i < a->threads; i++) others.emplace_back(join_in<Arguments>, &crew);
     } catch (const std::exception &) {
         // No more threads to be had: those that there are take all jobs.
     }
-    take_jobs(a, other_way, work, &failed);
+    join_in<Arguments>(&crew);
     for (auto &other : others) other.join();
-    return failed;
+    return crew.failed;
 }
 
 // By the numbers of `factorcell_best`.
