@@ -84,7 +84,7 @@ def cell(row: Row, name: str) -> str:
     if name not in RATIOS:
         return f"{row[name]:,.1f}" if name == "milliseconds" else f"{row[name]:,.0f}"
     least, most = row[f"{name}_range"]
-    return f"{row[name]:.2f} ({least:.2f} to {most:.2f})"
+    return f"{row[name]:.2f} ({least:.2f}-{most:.2f})"
 
 
 def main() -> None:
