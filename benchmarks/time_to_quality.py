@@ -9,6 +9,7 @@ clock, looks among them. Nothing else may run on the machine.
 
 import argparse
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -93,12 +94,11 @@ def ours(config: Config, corpus: Corpus, held: Corpus) -> Iterator[Look]:
 def timed(name: str, looks: Iterator[Look], goal: float, minutes: float) -> dict[str, Any]:
     """Minutes until the perplexity is at most the `goal`; where it is not in `minutes`, what it was by then."""
     begun, best, made, spent = time.perf_counter(), math.inf, 0.0, 0.0
-    with tqdm(total=minutes, unit="min", desc=name, bar_format="{desc}: {n:.1f} of at most {total:g} minutes") as bar:
-        for passes, perplexity in looks:
-            spent, best, made = (time.perf_counter() - begun) / 60, min(best, perplexity), passes
-            bar.update(spent - bar.n)
-            if best <= goal or spent > minutes:
-                break
+    for passes, perplexity in tqdm(looks, desc=name, unit="look"):
+        spent, best, made = (time.perf_counter() - begun) / 60, min(best, perplexity), passes
+        tqdm.write(f"{name}: {spent:.1f} minutes, {passes:.2f} passes, perplexity {perplexity:.1f}", file=sys.stderr)
+        if best <= goal or spent > minutes:
+            break
     reached = {"passes": round(made, 2), "minutes": round(spent, 2), "perplexity": round(best, 2)}
     return {"what": name, "goal": goal, "reached": best <= goal, **reached}
 
