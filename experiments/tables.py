@@ -255,9 +255,9 @@ def privacy(results: Path, suffix: str = "") -> dict[str, str]:
     return {"exposure": exposure.table(files.read_rows(results / f"exposure{suffix}.jsonl"))}
 
 
-def draw(results: Path, folder: Path) -> None:
+def draw(results: Path, suffix: str, folder: Path) -> None:
     """Write the pictures that there are."""
-    for picture in itertools.chain(*drawings.pictures(reader(results)).values()):
+    for picture in itertools.chain(*drawings.pictures(reader(results, suffix)).values()):
         folder.mkdir(exist_ok=True)
         files.write(folder / picture.file, picture.svg().encode())
 
@@ -272,9 +272,10 @@ def main(argv: Sequence[str], say: Callable[[str], object] = print) -> int:
     parser.add_argument("--docs", type=Path, help="folder of the pages whose tables are replaced")
     parser.add_argument("--trial", action="store_true", help="of the trial runs")
     given = parser.parse_args(argv)
+    suffix = "-trial" if given.trial else ""
     try:
         for name, make in PAGES.items():
-            tables = make(given.results, "-trial" if given.trial else "")
+            tables = make(given.results, suffix)
             if given.docs is None:
                 say(filled(empty(tables), tables))
                 continue
@@ -283,7 +284,7 @@ def main(argv: Sequence[str], say: Callable[[str], object] = print) -> int:
                 raise UserError(f"{page}: there is no such page")
             files.write(page, filled(page.read_text(encoding="utf-8"), tables).encode())
         if given.docs is not None:
-            draw(given.results, given.docs / drawings.FOLDER)
+            draw(given.results, suffix, given.docs / drawings.FOLDER)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

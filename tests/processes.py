@@ -52,16 +52,13 @@ HOW = "--epochs 1 --batch-tokens 400 --dropout-context 0 --evaluations 2 --log-e
 POISONED = 17  # the row of which the loss is not finite
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on, and below those that connections get: none takes one before its case."""
-    found: list[int] = []
+def free_port() -> int:
+    """A port that nothing listens on, and below those that connections get."""
     for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 1000):
         with socket.socket() as tried, suppress(OSError):
             tried.bind(("localhost", port))
-            found.append(port)
-        if len(found) == count:
-            break
-    return found
+            return port
+    raise OSError("no port is free")
 
 
 def start(folder: Path, cases: list[str]) -> None:

@@ -24,7 +24,7 @@ from factorcell.model.run import Run
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.stores.opening import open_store
-from tests.processes import free_ports
+from tests.processes import free_port
 
 USER = "somebody"
 HOW = {"user": USER, "limit": 8, "deadline_ms": 10_000}  # which the service keeps a fifth of
@@ -74,7 +74,7 @@ def measure(run: Path, store: str, port: int, texts: Sequence[str], requests: in
 
 def bare(seconds: float, requests: int) -> float:
     """Seconds beyond `seconds` of computing that the median answer of a server of a few lines takes."""
-    (port,) = free_ports(1)
+    port = free_port()
     server = multiprocessing.get_context("spawn").Process(target=_serve, args=(port, seconds), daemon=True)
     server.start()
     try:

@@ -17,7 +17,7 @@ from benchmarks.service.processes import forked
 from benchmarks.service.report import Row
 from factorcell.service.http.server import ServerOptions
 from factorcell.service.http.site import Settings
-from tests.processes import free_ports
+from tests.processes import free_port
 from tests.service.stores.servers import Server
 
 TEXTS = 3  # of each person
@@ -43,7 +43,7 @@ def marks(count: int, seed: int) -> list[str]:
 
 def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row:
     """Delete `count` people, and a text of as many others; the log and the exports are in `folder`."""
-    (port,) = free_ports(1)
+    port = free_port()
     options = ServerOptions(model, server.url, port=port, settings=Settings(deadline=5.0))
     ids, words = marks(3 * count, 1), marks(3 * count * TEXTS, 2)
     texts = {user: words[TEXTS * number : TEXTS * number + TEXTS] for number, user in enumerate(ids)}

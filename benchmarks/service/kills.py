@@ -15,7 +15,7 @@ from factorcell.service.engine import Service
 from factorcell.service.http.server import ServerOptions
 from factorcell.service.http.site import Settings
 from factorcell.service.learning import ServedModel
-from tests.processes import free_ports
+from tests.processes import free_port
 from tests.service.oracle import words
 from tests.service.stores.servers import Server
 
@@ -37,7 +37,7 @@ def run(
     name: str, server: Server, model: ServedModel, folder: Path, kills: int, say: Callable[[str], None] = print
 ) -> Row:
     """Kill the server that serves `model` with a store so many times; its log is in `folder`."""
-    (port,) = free_ports(1)
+    port = free_port()
     options = ServerOptions(model.run.folder, server.url, port=port, settings=Settings(deadline=5.0))
     book, draw, over, began, store_kills = Book(), random.Random(0), threading.Event(), time.monotonic(), 0
     with ExitStack() as stack:

@@ -24,7 +24,7 @@ from factorcell.service.engine import Service
 from factorcell.service.http.server import ServerOptions
 from factorcell.service.http.site import Settings
 from factorcell.service.learning import ServedModel
-from tests.processes import free_ports
+from tests.processes import free_port
 from tests.service.oracle import words
 from tests.service.stores.servers import Server
 
@@ -64,7 +64,7 @@ class Watched:
 
 def run(name: str, server: Server, model: ServedModel, folder: Path, outage: Outage, seconds: float = 8.0) -> Row:
     """Have the store of a server fail for so long; `outage` says how."""
-    (port,) = free_ports(1)
+    port = free_port()
     options = ServerOptions(model.run.folder, server.url, port=port, settings=Settings(deadline=DEADLINE))
     watched, book, over = Watched(), Book(), threading.Event()
     with ExitStack() as stack:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.service.client import wait_until_ready
 from factorcell.service.http.server import ServerOptions, serve
-from tests.processes import free_ports
+from tests.processes import free_port
 from tests.service.stores.servers import family
 
 IMPORTED = [
@@ -26,7 +26,7 @@ ENDING = 40.0  # seconds that a server may take to end in order
 @contextmanager
 def typed(run: Path, store: str, log: Path, *options: str) -> Iterator[tuple[int, int]]:
     """`factorcell serve` as it is typed: its process and its port, once it is ready. What it says goes into `log`."""
-    (port,) = free_ports(1)
+    port = free_port()
     words = ["serve", str(run), "--store", store, "--port", str(port), *options]
     with log.open("ab") as file:
         process = subprocess.Popen([sys.executable, "-m", "factorcell", *words], stdout=file, stderr=file)

@@ -10,7 +10,7 @@ import pytest
 
 from factorcell.client import Client, Patience
 from factorcell.service.stores.opening import open_store
-from tests.processes import free_ports
+from tests.processes import free_port
 from tests.service import runs
 from tests.service.http.server_process import serving
 
@@ -22,7 +22,7 @@ KILLS = 4
 def test_accepts_survive_kills(tmp_path: Path) -> None:
     """Each is kept once, in the order in which they were sent."""
     runs.make(tmp_path / "run")
-    (port,) = free_ports(1)
+    port = free_port()
     draw, answered = random.Random(0), list[str]()
 
     def accept() -> None:

@@ -21,7 +21,7 @@ from factorcell.service.http.application import application
 from factorcell.service.http.operations import LARGEST_EXPORT
 from factorcell.service.http.site import Settings, Site
 from tests import ROOT
-from tests.processes import free_ports
+from tests.processes import free_port
 from tests.service.listening import listening
 from tests.test_docs import blocks
 
@@ -93,7 +93,7 @@ PROXIES: dict[str, Callable[[Path, int, str], list[str]]] = {"nginx": nginx, "ca
 @contextmanager
 def proxied(name: str, folder: Path, upstream: str) -> Iterator[str]:
     """The address of a proxy that asks `upstream`; what it says is in the file log."""
-    (port,) = free_ports(1)
+    port = free_port()
     command = PROXIES[name](folder, port, upstream)
     home = {"HOME": str(folder), "XDG_DATA_HOME": str(folder / "data"), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     with (folder / "log").open("wb") as log:

@@ -22,7 +22,7 @@ import redis
 
 from factorcell.service.stores.opening import open_store
 from factorcell.service.stores.store import Store
-from tests.processes import free_ports
+from tests.processes import free_port
 
 START = 60.0  # seconds that a server may take to start
 POSTGRES_SETTINGS = ("listen_addresses=127.0.0.1", "wal_recycle=off", "min_wal_size=32MB", "shared_buffers=16MB")
@@ -120,7 +120,7 @@ def postgres_server(parent: Path | None = None) -> Iterator[Server]:
     """A cluster of PostgreSQL, run by the user postgres where we are root, for whom it refuses to run."""
     programs = Path(shutil.which("pg_ctl") or _missing("PostgreSQL (pg_ctl)")).resolve().parent
     as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
-    (port,) = free_ports(1)
+    port = free_port()
     with tempfile.TemporaryDirectory(dir=parent or "/tmp", ignore_cleanup_errors=True) as folder:
         data = Path(folder) / "data"
         if as_user:
@@ -148,7 +148,7 @@ def postgres_server(parent: Path | None = None) -> Iterator[Server]:
 def redis_server(parent: Path | None = None) -> Iterator[Server]:
     """A Redis that keeps what it has answered."""
     name = shutil.which("redis-server") or shutil.which("valkey-server") or _missing("Redis (redis-server)")
-    (port,) = free_ports(1)
+    port = free_port()
     with tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as folder:
         url = f"redis://127.0.0.1:{port}/0"
 

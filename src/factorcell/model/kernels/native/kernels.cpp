@@ -27,17 +27,7 @@ struct FlushTiny {
 
 template <class Arguments> using Work = void (*)(Arguments &, bool);
 
-// A thread that has too little work memory ends, and says so.
-template <class Arguments>
-void take_jobs(Arguments *a, bool other_way, Work<Arguments> work, bool *failed) {
-    FlushTiny flush;
-    try {
-        work(*a, other_way);
-    } catch (const std::bad_alloc &) {
-        __atomic_store_n(failed, true, __ATOMIC_RELAXED);
-    }
-}
-
+// What some threads do together; `failed` where one had too little work memory.
 template <class Arguments> struct Crew {
     Arguments *a;
     bool other_way;
@@ -45,9 +35,15 @@ template <class Arguments> struct Crew {
     bool failed;
 };
 
-template <class Arguments> void join_in(void *given) {
+// A thread that has too little work memory ends, and says so.
+template <class Arguments> void take_jobs(void *given) {
+    FlushTiny flush;
     auto *crew = static_cast<Crew<Arguments> *>(given);
-    take_jobs(crew->a, crew->other_way, crew->work, &crew->failed);
+    try {
+        crew->work(*crew->a, crew->other_way);
+    } catch (const std::bad_alloc &) {
+        __atomic_store_n(&crew->failed, true, __ATOMIC_RELAXED);
+    }
 }
 
 // The threads that PyTorch computes on, if it has them of GNU's library: between its own products they turn in circles
@@ -61,16 +57,16 @@ template <class Arguments> bool run(Arguments *a, bool other_way, Work<Arguments
     a->next = 0;
     Crew<Arguments> crew{a, other_way, work, false};
     if (a->threads > 1 && shared_team && getpid() == home) {
-        shared_team(join_in<Arguments>, &crew, static_cast<unsigned>(a->threads), 0);
+        shared_team(take_jobs<Arguments>, &crew, static_cast<unsigned>(a->threads), 0);
         return crew.failed;
     }
     std::vector<std::thread> others;
     try {
-        for (int64_t i = 1; i < a->threads; i++) others.emplace_back(join_in<Arguments>, &crew);
+        for (int64_t i = 1; i < a->threads; i++) others.emplace_back(take_jobs<Arguments>, &crew);
     } catch (const std::exception &) {
         // No more threads to be had: those that there are take all jobs.
     }
-    join_in<Arguments>(&crew);
+    take_jobs<Arguments>(&crew);
     for (auto &other : others) other.join();
     return crew.failed;
 }
@@ -117,9 +113,9 @@ int factorcell_recurrence(Recurrence *a, int backward, int variant) {
 
 // `packed` from `weight`, for calls in that direction; by this thread alone.
 int factorcell_recurrence_pack(Recurrence *a, int backward, int variant) {
-    bool failed = false;
-    take_jobs(a, backward != 0, SETS[variant]->recurrence_pack, &failed);
-    return failed;
+    Crew<Recurrence> crew{a, backward != 0, SETS[variant]->recurrence_pack, false};
+    take_jobs<Recurrence>(&crew);
+    return crew.failed;
 }
 
 // The table is packed first.
