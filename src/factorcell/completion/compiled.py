@@ -180,7 +180,7 @@ def engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEngine:
 
     Short numbers are multiplied where the processor has instructions for them, and floats elsewhere.
     """
-    packed = PackedModel.of(model, products if library.variant() == library.VARIANTS[-1] else PRODUCTS[0])
+    packed = PackedModel.of(model, products if library.short() else PRODUCTS[0])
     return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
 
 
@@ -191,7 +191,7 @@ def fastest(model: LanguageModel, context: Context, most: int) -> CompiledEngine
     """
     engines = {products: engine(model, products) for products in PRODUCTS}
     usual = engines[PRODUCTS[0]]
-    if isinstance(usual, PlainEngine) or library.variant() != library.VARIANTS[-1]:
+    if isinstance(usual, PlainEngine) or not library.short():
         return usual
     times = dict.fromkeys(PRODUCTS, math.inf)
     for products, tried in [*engines.items()] * 2:

@@ -21,7 +21,7 @@ def possible(device: torch.device) -> bool:
     """Whether `device` multiplies bfloat16 numbers by instructions of its own."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
-    return library.variant() == library.VARIANTS[-1]
+    return library.short()
 
 
 def gain(work: Callable[[str], object], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:

@@ -21,8 +21,9 @@ from factorcell.config import choose
 LIBRARY = Path(__file__).with_name("_kernels.so")  # as setup.py names it; it depends on no version of Python
 
 # Instruction sets, in the order of the library's own numbers, and floats of a vector of each.
-LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}
+LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16, "amx": 16}
 VARIANTS = tuple(LANES)
+WITH_SHORT = ("avx512_bf16", "amx")  # those that multiply bfloat16 numbers, and bytes
 
 FLOATS = (torch.float32, torch.bfloat16)  # what a caller may hand over: numbers, or what autocast made of them
 
@@ -100,7 +101,12 @@ def halved(device: torch.device) -> bool:
 
 def half() -> bool:
     """Whether the compiled code is to multiply bfloat16 numbers: where that is asked for, if the processor has them."""
-    return halved(torch.device("cpu")) and variant() == VARIANTS[-1]
+    return halved(torch.device("cpu")) and short()
+
+
+def short() -> bool:
+    """Whether the compiled code multiplies bfloat16 numbers and bytes by instructions of the processor."""
+    return variant() in WITH_SHORT
 
 
 def product(a: Tensor, b: Tensor, short: bool) -> Tensor:

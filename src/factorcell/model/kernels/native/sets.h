@@ -24,6 +24,7 @@ namespace plain { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
 namespace avx512_bf16 { extern const Kernels kernels; }
+namespace amx { extern const Kernels kernels; }
 #endif
 
 // Seconds on a clock that never goes back.
