@@ -322,12 +322,33 @@ def test_the_kernel_is_for_the_coupled_cell_only(kind: str, monkeypatch: pytest.
 
 
 @compiled
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_text_alone_has_what_it_has_among_others(variant: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, on its way there and back, wherever it stands in a job."""
+    monkeypatch.setenv("FACTORCELL_KERNEL", variant)
+    monkeypatch.setattr(library, "half", lambda: half)
+    a, count = arrays(45, 3, 37, 5, norm=True), 45
+
+    def made(texts: slice) -> list[Tensor]:
+        own = {name: x if x is None or name in ("weight", "norm") else x[texts] for name, x in a.items()}
+        learning = learned(own, double=False)
+        outputs, *_ = recurrence.run(Inputs(**learning))  # type: ignore[arg-type]
+        taken = [learning[name] for name in ("bias", "hidden")]
+        return [outputs, *torch.autograd.grad(outputs.square().sum(), [x for x in taken if x is not None])]
+
+    alone = [made(slice(text, text + 1)) for text in range(count)]
+    for together, each in zip(made(slice(count)), zip(*alone, strict=True), strict=True):
+        assert torch.equal(together, torch.cat(each))
+
+
+@compiled
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("hidden", [5, 33])
 def test_packed_before_is_packed_within(hidden: int, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, forward and backward; what was packed for other kernels or other numbers is not read."""
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
-    for half in (False, True) if variant == library.VARIANTS[-1] else (False,):
+    for half in (False, True) if variant in library.WITH_SHORT else (False,):
         with library.precision("bfloat16" if half else "float32", torch.device("cpu")):
             a = learned(arrays(3, 6, hidden, 2, norm=True, ragged=True), double=False)
             weight = a["weight"]
