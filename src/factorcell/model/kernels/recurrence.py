@@ -167,10 +167,9 @@ def _forward(
     """As `_made`; only the first three learn."""
     made = _made(given, weight, _rank(left), norm is not None, learning)
     names = ("outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse")
-    taken = library.dense(bias=bias, given_reduced=given_reduced, weight=weight, left=left, right=right, keep=keep)
-    taken["packed"] = packed
+    taken = library.dense(bias=bias, given_reduced=given_reduced, weight=weight, keep=keep)
+    taken |= library.multiplied(half, given=given, left=left, right=right) | {"packed": packed}
     start = library.dense(norm=norm, scale=scale, feed=feed, first_hidden=hidden, first_memory=memory, lengths=lengths)
-    start["given"] = library.converted(given, torch.bfloat16 if half else torch.float32)
     wanted = {name: array if array.numel() else None for name, array in zip(names, made, strict=True)}
     _call(False, half, number, _rank(left), {**taken, **start, **wanted})
     outputs, last_hidden, last_memory, memories, gates, reduced, inverse = made
@@ -217,8 +216,8 @@ def _backward(
         "first_memory_gradient",
         "norm_gradient",
     )
-    taken = library.dense(weight=weight, left=left, right=right, keep=keep, norm=norm, lengths=lengths)
-    taken["packed"] = packed
+    taken = library.dense(weight=weight, keep=keep, norm=norm, lengths=lengths)
+    taken |= library.multiplied(half, left=left, right=right) | {"packed": packed}
     start = library.dense(scale=scale, feed=feed, first_hidden=hidden, first_memory=memory)
     saved = library.dense(outputs=outputs, memories=memories, gates=gates, inverse=None if norm is None else inverse)
     given = library.dense(

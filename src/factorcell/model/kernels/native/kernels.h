@@ -23,8 +23,8 @@ struct Recurrence {
     const float *given_reduced;  // (B, T, R)?: the inputs' share of z
     const float *weight;         // (H, 3H)
     float *packed;               // ?: the weight as `factorcell_recurrence_pack` leaves it for this direction
-    const float *left;           // (B, H, R)?
-    const float *right;          // (B, R, 3H)?
+    const void *left;            // (B, H, R)?; of bfloat16 where `half`
+    const void *right;           // (B, R, 3H)?; of bfloat16 where `half`
     const float *keep;           // (T, B, H)?: a factor on the candidate
     const float *norm;           // (8, H)?: gains of i, f, o, m, then their shifts
     const float *scale;          // (B, 3H)?: s, a factor on the product of W
