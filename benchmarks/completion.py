@@ -70,7 +70,7 @@ class Bench:
     def __init__(self, run: Run) -> None:
         self.run, self.most = run, run.config.data.max_tokens - 1
         self.engines: dict[str, Any] = {PLAIN: PlainEngine(run.model), FLOATS: engine(run.model, "float32")}
-        if library.variant() == library.VARIANTS[-1]:
+        if library.short():
             self.engines |= {f"{FLOATS}, {name}": engine(run.model, name) for name in PRODUCTS[1:]}
         self.times: dict[str, Times] = defaultdict(lambda: defaultdict(list))
         self.found: dict[str, list[SearchResult]] = defaultdict(list)

@@ -1,4 +1,4 @@
-// The kernels for AVX-512 with products of bfloat16 and of bytes, and with tiles of bfloat16 (AMX).
+// The kernels for AVX-512 with products of bfloat16 and of bytes, and with tiles of both (AMX).
 #include "standard.inc"
 
 #if defined(WIDE)

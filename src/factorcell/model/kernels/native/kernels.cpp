@@ -85,13 +85,13 @@ const Kernels *const SETS[] = {&plain::kernels};
 #endif
 
 #if defined(WIDE)
-// Whether there are tiles of bfloat16, and Linux lets this process use them: it gives them to those who ask.
+// Whether there are tiles of bfloat16 and of bytes, and Linux lets this process use them: it gives them to those who ask.
 bool has_tiles() {
 #if defined(__linux__)
     const long ask_permission = 0x1023, tile_data = 18;
     unsigned a = 0, b = 0, c = 0, d = 0;
-    const unsigned bf16 = 1u << 22, tiles = 1u << 24;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (bf16 | tiles)) != (bf16 | tiles)) return false;
+    const unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;  // of bfloat16, tiles at all, of bytes
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted) return false;
     static const bool allowed = syscall(SYS_arch_prctl, ask_permission, tile_data) == 0;
     return allowed;
 #else
@@ -106,8 +106,8 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 extern "C" {
 
-// 0: plain, 1: AVX2, 2: AVX-512, 3: AVX-512 with products of bfloat16 and of bytes, 4: and with tiles of bfloat16: the best
-// that this processor has.
+// 0: plain, 1: AVX2, 2: AVX-512, 3: AVX-512 with products of bfloat16 and of bytes, 4: and with tiles of both: the
+// best that this processor has.
 int factorcell_best() {
 #if defined(WIDE)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
