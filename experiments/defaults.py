@@ -2,16 +2,19 @@
 
     python experiments/defaults.py --data DATA --out OUT --jobs 2      # stop as you like: the same command goes on
     python experiments/defaults.py --data DATA --out OUT --kind defaults --minutes 1 3 15      # also chosen, recipe
+    python experiments/defaults.py --data DATA --out OUT --best 2      # of the search, where another machine made it
     python experiments/defaults.py --out OUT --show
 
 Every table has a random search of 12 trials, as a yardstick, and is trained with the defaults, with what the rules
 choose, and with the recipe that there is for its data. A trial measures on its first batches how long a step takes, and
 makes as many steps as its minutes hold, but no more than its passes. Time is that of the processor, on one thread:
-neighbours on the machine do not count. All compute with floats, since options are compared, not numbers. Rules are made
-from the `FITTED` tables and judged on the others.
+neighbours on the machine do not count. But what three minutes hold differs between machines by a third and more: only
+rows of one machine are compared, and trials that have a row of another one can be made again. All compute with floats,
+since options are compared, not numbers. Rules are made from the `FITTED` tables and judged on the others.
 """
 
 import argparse
+import itertools
 import multiprocessing
 import sys
 import tempfile
@@ -20,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +45,7 @@ from study import HERE, machine
 TRIALS, MINUTES = 12, 3.0
 JUDGED = 1000  # development texts, at most
 EVALUATIONS = 4
+UNKNOWN = "an unknown machine"  # of the first rows
 KINDS = ("search", "defaults", "chosen", "recipe")
 SAME: Mapping[str, Any] = {"threads": 1, "save_every": 1_000_000, "precision": "float32"}  # for all trials
 
@@ -91,10 +95,12 @@ class Trial:
     number: int
     minutes: float
 
+    KEY: ClassVar = ("table", "kind", "number", "minutes")
+
     @property
     def key(self) -> Row:
-        """What a row of the results is known by."""
-        return {"table": self.table, "kind": self.kind, "number": self.number, "minutes": self.minutes}
+        """What a row of the results is known by, beside the machine."""
+        return {name: getattr(self, name) for name in self.KEY}
 
     def options(self) -> Options:
         """What it is trained with besides the defaults."""
@@ -208,15 +214,25 @@ class Study:
     """The rows in a folder, and what is missing of those that are asked for."""
 
     out: Path
+    machine: str = field(default_factory=machine)
     rows: list[Row] = field(init=False)
 
     def __post_init__(self) -> None:
         self.rows = files.read_rows(self.out / "defaults.jsonl")
 
     def missing(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Those that have no row yet."""
-        done = [{name: row[name] for name in trials[0].key} for row in self.rows]
+        """Those that have no row of this machine yet."""
+        done = [{name: row[name] for name in Trial.KEY} for row in self.rows if row.get("machine") == self.machine]
         return [trial for trial in trials if trial.key not in done]
+
+    def best(self, trials: Sequence[Trial], count: int) -> list[Trial]:
+        """The `count` best of each table that there are, of any machine."""
+        there = [row for row in self.rows if row["kind"] == "search"]
+        ranked = sorted(there, key=lambda row: float(row["perplexity"]))
+        numbers = {
+            table: list(dict.fromkeys(row["number"] for row in ranked if row["table"] == table)) for table in TABLES
+        }
+        return [trial for trial in trials if trial.number in numbers[trial.table][:count]]
 
     def make(self, trials: Sequence[Trial], data: Path, jobs: int) -> None:
         """Train the missing ones, several side by side; each row is kept as soon as it is there."""
@@ -229,9 +245,11 @@ class Study:
                 files.append_row(self.out / "defaults.jsonl", self.rows[-1])
 
     def show(self) -> Iterator[str]:
-        """A line per table: the best trials of the search, and the defaults."""
-        for table in TABLES:
-            found = sorted((row for row in self.rows if row["table"] == table), key=lambda row: row["perplexity"])
+        """A line per table and machine: the best trials of the search, and the other kinds."""
+        machines = dict.fromkeys(row.get("machine", UNKNOWN) for row in self.rows)
+        for table, where in itertools.product(TABLES, machines):
+            there = [row for row in self.rows if (row["table"], row.get("machine", UNKNOWN)) == (table, where)]
+            found = sorted(there, key=lambda row: float(row["perplexity"]))
             search = [row for row in found if row["kind"] == "search"]
             best = ", ".join(f"{row['perplexity']:.2f}" for row in search[:3])
             parts = [f"{len(search)} trials, best {best}"]
@@ -239,7 +257,7 @@ class Study:
                 told = [f"{row['minutes']:g} min {row['perplexity']:.2f}" for row in found if row["kind"] == kind]
                 parts += [f"{kind} {', '.join(told)}"] if told else []
             if found:
-                yield f"{table}: {'; '.join(parts)}"
+                yield f"{table} ({where}): {'; '.join(parts)}"
 
 
 def trials(kind: str, tables: Sequence[str], minutes: Sequence[float]) -> list[Trial]:
@@ -257,6 +275,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, default="search")
     parser.add_argument("--minutes", type=float, nargs="+", default=[MINUTES], help="of each trial (default: 3)")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), metavar="TABLE")
+    parser.add_argument("--best", type=int, metavar="COUNT", help="of a search, the best of each table that has rows")
     parser.add_argument("--jobs", type=int, default=2, help="trials side by side (default: 2)")
     parser.add_argument("--show", action="store_true", help="print what is there")
     given = parser.parse_args()
@@ -264,7 +283,8 @@ def main() -> int:
     if not given.show:
         given.out.mkdir(parents=True, exist_ok=True)
         try:
-            study.make(trials(given.kind, given.tables, given.minutes), given.data, given.jobs)
+            wanted = trials(given.kind, given.tables, given.minutes)
+            study.make(study.best(wanted, given.best) if given.best else wanted, given.data, given.jobs)
         except KeyboardInterrupt:
             print("stopped; the same command goes on", file=sys.stderr)
             return 130

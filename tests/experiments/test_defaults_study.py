@@ -64,7 +64,14 @@ def test_rows_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     files.append_row(tmp_path / "defaults.jsonl", row)
     study = Study(tmp_path)
     assert study.missing(asked) == asked[1:]
-    assert list(study.show()) == [f"tiny: 1 trials, best {row['perplexity']:.2f}"]
+    assert list(study.show()) == [f"tiny ({row['machine']}): 1 trials, best {row['perplexity']:.2f}"]
+    better = {**row, "number": 1, "perplexity": row["perplexity"] / 2, "machine": "another one"}
+    files.append_row(tmp_path / "defaults.jsonl", better)
+    study = Study(tmp_path)
+    assert study.missing(asked) == asked[1:]
+    assert study.best(asked, 1) == asked[1:]
+    assert study.best(asked, 2) == asked
+    assert len(list(study.show())) == 2
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.name)
