@@ -106,7 +106,7 @@ def _dropout(facts: Facts, epochs: float) -> dict[str, Any]:
     if facts.letters:
         rate = _of_size(epochs, {4: 0.0, 10: 0.1, math.inf: 0.15})
         return {"dropout_recurrent": rate, "dropout_input": 0.0, "dropout_output": 0.0}
-    rate = _of_size(epochs, {1.5: 0.0, 4: 0.1, 10: 0.2, math.inf: 0.3})
+    rate = _of_size(epochs, {3: 0.0, 6: 0.1, math.inf: 0.2})
     return {"dropout_recurrent": rate, "dropout_input": rate, "dropout_output": round(1.5 * rate, 2)}
 
 
