@@ -5,12 +5,13 @@
     python experiments/defaults.py --data DATA --out OUT --best 2      # of the search, where another machine made it
     python experiments/defaults.py --out OUT --show
 
-Every table has a random search of 12 trials, as a yardstick, and is trained with the defaults, with what the rules
-choose, and with the recipe that there is for its data. A trial measures on its first batches how long a step takes, and
-makes as many steps as its minutes hold, but no more than its passes. Time is that of the processor, on one thread:
-neighbours on the machine do not count. But what three minutes hold differs between machines by a third and more: only
-rows of one machine are compared, and trials that have a row of another one can be made again. All compute with floats,
-since options are compared, not numbers. Rules are made from the `FITTED` tables and judged on the others.
+Every table has a random search of 12 trials, as a yardstick, and is trained with the defaults as they were before rules
+chose, with what the rules choose, and with the recipe that there is for its data. A trial measures on its first batches
+how long a step takes, and makes as many steps as its minutes hold, but no more than its passes. Time is that of the
+processor, on one thread: neighbours on the machine do not count. But what three minutes hold differs between machines
+by a third and more: only rows of one machine are compared, and trials that have a row of another one can be made again.
+All compute with floats, since options are compared, not numbers. Rules are made from the `FITTED` tables and judged on
+the others.
 """
 
 import argparse
@@ -47,6 +48,7 @@ JUDGED = 1000  # development texts, at most
 EVALUATIONS = 4
 UNKNOWN = "an unknown machine"  # of the first rows
 KINDS = ("search", "defaults", "chosen", "recipe")
+BEFORE: Mapping[str, Any] = {"training": {"clip": 5.0}}  # what of the defaults was other before rules chose
 SAME: Mapping[str, Any] = {"threads": 1, "save_every": 1_000_000, "precision": "float32"}  # for all trials
 
 Row = dict[str, Any]
@@ -110,7 +112,7 @@ class Trial:
             return {"model": said["model"], "training": said["training"]}
         if self.kind == "search":
             return drawn(np.random.default_rng((list(TABLES).index(self.table), self.number)), table)
-        return {}
+        return {section: dict(said) for section, said in BEFORE.items()} if self.kind == "defaults" else {}
 
 
 def drawn(random: np.random.Generator, table: Table) -> Options:

@@ -30,7 +30,8 @@ def test_every_trial_can_be_trained(table: str) -> None:
             assert {name: made[section][name] for name in options} == options
         assert trial.options() == trial.options()
     assert len({str(trial.options()) for trial in found}) == TRIALS
-    assert Trial(table, "defaults", 0, 3.0).options() == {}
+    assert Trial(table, "defaults", 0, 3.0).options() == {"training": {"clip": 5.0}}
+    assert Trial(table, "chosen", 0, 3.0).options() == {}
 
 
 @pytest.mark.parametrize("table", TABLES)
