@@ -9,7 +9,8 @@ from pathlib import Path
 
 from corpora import Tables
 from factorcell.data.tables import open_table
-from factorcell.evaluation.classification import classify, classify_points, judged_texts
+from factorcell.evaluation.bayes_rule import judged_texts
+from factorcell.evaluation.classification import classify, classify_points
 from factorcell.model.run import Run
 from study import HERE, Measured
 

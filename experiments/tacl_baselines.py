@@ -31,7 +31,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import category_name
 from factorcell.evaluation import baselines
-from factorcell.evaluation.classification import Classification, judge
+from factorcell.evaluation.bayes_rule import Classification, judge
 from factorcell.evaluation.distances import kilometres
 from factorcell.evaluation.ngram import NGram, count
 from factorcell.evaluation.perplexity import summarised

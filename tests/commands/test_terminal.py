@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from factorcell.commands import terminal
-from factorcell.evaluation.classification import Classification
+from factorcell.evaluation.bayes_rule import Classification
 
 
 @pytest.mark.parametrize(

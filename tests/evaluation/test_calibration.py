@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.commands.main import main
+from factorcell.evaluation.bayes_rule import judge
 from factorcell.evaluation.calibration import (
     BINS,
     COLDEST,
@@ -20,7 +21,7 @@ from factorcell.evaluation.calibration import (
     tempered,
     value_nats,
 )
-from factorcell.evaluation.classification import classify, judge
+from factorcell.evaluation.classification import classify, log_likelihoods
 from tests.small import ROWS, make_run
 
 
@@ -76,6 +77,43 @@ def test_the_temperature_has_the_fewest_nats_of_all(seed: int) -> None:
     assert value_nats(tempered(logs, fit_temperature(logs, truth)), truth) <= best + 1e-9
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_temperature_leaves_priors_alone(seed: int) -> None:
+    """Where evidence was made sharper and the prior was not, it is the sharpness that is found, and no other is better.
+
+    With the prior at the temperature too, nats and errors are worse.
+    """
+    random = np.random.default_rng(seed)
+    prior = np.log([0.7, 0.2, 0.08, 0.02])
+    evidence = random.normal(0, 2, (8000, 4))
+    joint = np.exp(evidence + prior)
+    truth = np.array([random.choice(4, p=row / row.sum()) for row in joint])
+    sharp = tempered(3 * evidence + prior, 1.0)
+    found = fit_temperature(sharp, truth, prior)
+    assert found == pytest.approx(3, rel=0.06)
+    mended = tempered(sharp, found, prior)
+    expected = evidence * (3 / found) + prior
+    np.testing.assert_allclose(
+        np.exp(mended), np.exp(expected) / np.exp(expected).sum(1, keepdims=True), rtol=1e-9, atol=1e-12
+    )
+    grid = np.geomspace(COLDEST, HOTTEST, 401)
+    assert value_nats(mended, truth) <= min(value_nats(tempered(sharp, one, prior), truth) for one in grid) + 1e-9
+    whole = tempered(sharp, fit_temperature(sharp, truth))
+    assert value_nats(mended, truth) < value_nats(whole, truth)
+    assert (mended.argmax(1) == truth).mean() > (whole.argmax(1) == truth).mean()
+
+
+def test_a_value_without_a_prior_stays_impossible() -> None:
+    """Whatever a text says for it, and wherever it stands."""
+    prior = np.log(np.array([0.5, 0.25, 0.25]))
+    prior[1] = -np.inf
+    logs = np.array([[-0.1, -np.inf, -2.3], [-3.0, -np.inf, -0.05]])
+    found = tempered(logs, 2.0, prior)
+    assert np.isneginf(found[:, 1]).all()
+    np.testing.assert_allclose(np.exp(found).sum(1), 1)
+    assert math.isfinite(fit_temperature(logs, np.array([0, 2]), prior))
+
+
 def test_what_has_no_end() -> None:
     """All right: so cold that nothing is left to gain; all wrong: as hot as may be; no text; a value that cannot be."""
     logs = np.log([[0.9, 0.1], [0.2, 0.8]])
@@ -118,6 +156,7 @@ def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: py
     assert (metrics["accuracy"], metrics["auc"]) == (before["accuracy"], before["auc"])
     for name in ("calibration_error", "value_nats"):
         assert metrics[f"{name}_at_1"] == pytest.approx(before[name])
+    assert "accuracy_at_1" not in metrics
     command = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--target", "city"]
     assert main([*command, "--calibrate", str(tmp_path / "dev.jsonl")]) == 0
     shown = capsys.readouterr().out
@@ -129,3 +168,20 @@ def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: py
     points = ["--points", str(tmp_path / "dev.jsonl"), "--calibrate", str(tmp_path / "dev.jsonl")]
     assert main([*command[:3], *points]) == 2
     assert "--calibrate is for the values of --target COLUMN" in capsys.readouterr().err
+
+
+def test_priors_of_training_beside_evidence_at_a_temperature(tmp_path: Path) -> None:
+    """Bayes' rule written out; what the priors of training would give is what they give, at their own temperature."""
+    run = make_run(tmp_path / "run")
+    run.save_weights({})
+    found = classify(run, ROWS, "city", priors="training", calibrate=ROWS[1:4])
+    corpus = run.prepare(ROWS)
+    evidence = log_likelihoods(run, corpus, [{"city": name} for name in found.names])
+    counts = np.array([run.schema.variable("city").counts[1 + place] for place in range(len(found.names))], dtype=float)
+    joint = np.exp(evidence / found.temperature) * counts / counts.sum()
+    np.testing.assert_allclose(found.probabilities, joint / joint.sum(1, keepdims=True), rtol=1e-6)
+    assert found.metrics()["accuracy_at_1"] == classify(run, ROWS, "city", priors="training").metrics()["accuracy"]
+    uniform = classify(run, ROWS, "city", calibrate=ROWS[1:4])
+    assert uniform.metrics()["accuracy_training_priors"] == found.metrics()["accuracy"]
+    assert uniform.by_training is not None
+    assert (uniform.by_training == found.predicted).all()

@@ -19,7 +19,7 @@ import tacl
 import tacl_baselines
 from factorcell import files
 from factorcell.config import PAPER_MODELS, Config
-from factorcell.evaluation.classification import Classification
+from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.ngram import NGram
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import Separate

@@ -21,8 +21,9 @@ from factorcell.commands import terminal
 from factorcell.config import PAPER_MODELS
 from factorcell.data.tables import open_table
 from factorcell.evaluation import text_figures
+from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.cautions import cautions
-from factorcell.evaluation.classification import Classification, classify_points, judged_texts, log_likelihoods
+from factorcell.evaluation.classification import classify_points, log_likelihoods
 from factorcell.evaluation.comparison import Candidate, compared
 from factorcell.evaluation.perplexity import summarised
 from factorcell.generation.generate import GenerationOptions, generate

@@ -6,7 +6,8 @@ from typing import Any
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
-from factorcell.evaluation.classification import classify, classify_points, judged_texts
+from factorcell.evaluation.bayes_rule import judged_texts
+from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.comparison import told_difference
 from factorcell.evaluation.perplexity import TOP
 from factorcell.evaluation.text_figures import Figures

@@ -16,7 +16,7 @@ from factorcell.commands import streams
 from factorcell.visible import aligned, visible, visible_json
 
 if TYPE_CHECKING:
-    from factorcell.evaluation.classification import Classification
+    from factorcell.evaluation.bayes_rule import Classification
 
 Row = dict[str, Any]
 
@@ -176,4 +176,6 @@ def _calibration(metrics: Row) -> str:
     if "temperature" not in metrics:
         return told
     before = f"{metrics['calibration_error_at_1']:.4f} and {metrics['value_nats_at_1']:.4f} without"
+    if "accuracy_at_1" in metrics:
+        before += f", and an accuracy of {metrics['accuracy_at_1']:.4f}"
     return f"{told} at temperature {metrics['temperature']:.3f} ({before})"

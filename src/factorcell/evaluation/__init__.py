@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
-    from factorcell.evaluation.classification import Classification, classify, classify_points, log_likelihoods
+    from factorcell.evaluation.bayes_rule import Classification
+    from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
     from factorcell.evaluation.embeddings import Embeddings
     from factorcell.evaluation.judge import Judge
     from factorcell.evaluation.ngram import NGram

@@ -25,7 +25,7 @@ from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_offsets, targets
 from factorcell.data.vocabulary import Vocabulary
-from factorcell.evaluation.classification import Classification, judge
+from factorcell.evaluation.bayes_rule import Classification, judge
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 

@@ -1,9 +1,10 @@
 """How far the probabilities of values can be believed, and the one number that mends them.
 
-    p(value | text) ~ (p(text | value) p(value)) ** (1 / T)
+    p(value | text) ~ p(text | value) ** (1 / T) p(value)
 
 A model of texts takes each word as evidence of its own, so Bayes' rule over it is mostly too sure: a temperature T
-above 1 takes that back (Guo et al. 2017). It changes no order of values, so no accuracy.
+above 1 takes that back (Guo et al. 2017). The prior is no word of the text and stays as it is, so that it counts for
+more where T is high. Where all values have the same prior no order of values changes, so no accuracy.
 
 The calibration error is expected |accuracy - confidence|, over bins of the probability of the value that is predicted.
 
@@ -35,26 +36,31 @@ def value_nats(log_posterior: Floats, truth: NDArray[np.int64]) -> float:
     return float(-log_posterior[np.arange(len(truth)), truth].mean()) if len(truth) else float("nan")
 
 
-def tempered(log_posterior: Floats, temperature: float) -> Floats:
-    """`log_posterior` (B, K) at another temperature than 1."""
-    flat = log_posterior / temperature
+def tempered(log_posterior: Floats, temperature: float, log_prior: Floats | None = None) -> Floats:
+    """`log_posterior` (B, K) with the evidence of the texts at a temperature, and the priors (K,) as they are.
+
+    Without priors all values have the same one.
+    """
+    prior = _finite(log_prior)
+    flat = (log_posterior - prior) / temperature + prior
     top = flat.max(1, keepdims=True)
     return np.asarray(flat - top - np.log(np.exp(flat - top).sum(1, keepdims=True)))
 
 
-def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64]) -> float:
+def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64], log_prior: Floats | None = None) -> float:
     """The temperature at which the true values `truth` (B,) have the fewest nats, from `COLDEST` to `HOTTEST`.
 
-    Nats are convex in 1 / T; where their slope, the mean of all values' log p less that of the true one, is zero is
+    Nats are convex in 1 / T; where their slope, the mean of all values' evidence less that for the true one, is zero is
     found by halving. 1 of no text.
     """
     if not len(truth):
         return 1.0
-    own = log_posterior[np.arange(len(truth)), truth]
-    known = np.where(np.isneginf(log_posterior), 0.0, log_posterior)  # a value that cannot be has no share in the mean
+    evidence = log_posterior - _finite(log_prior)
+    own = evidence[np.arange(len(truth)), truth]
+    known = np.where(np.isneginf(evidence), 0.0, evidence)  # a value that cannot be has no share in the mean
 
     def slope(inverse: float) -> float:
-        shares = np.exp(tempered(log_posterior, 1 / inverse))
+        shares = np.exp(tempered(log_posterior, 1 / inverse, log_prior))
         return float(((shares * known).sum(1) - own).mean())
 
     low, high = 1 / HOTTEST, 1 / COLDEST
@@ -62,3 +68,8 @@ def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64]) -> float:
         middle = np.sqrt(low * high)
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return float(1 / np.sqrt(low * high))
+
+
+def _finite(log_prior: Floats | None) -> Floats:
+    """Priors to divide by: 1 for a value that cannot be, whose posterior says so already."""
+    return np.zeros(1) if log_prior is None else np.where(np.isneginf(log_prior), 0.0, log_prior)

@@ -23,7 +23,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.values import category_name
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import baselines
-from factorcell.evaluation.classification import Classification
+from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.statistics import correlation
 
 KINDS: dict[str, type[baselines.Linear] | type[baselines.FastText]] = {

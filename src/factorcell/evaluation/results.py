@@ -10,7 +10,8 @@ from factorcell.data.tables import name_of, open_table
 from factorcell.data.values import to_number
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import ngram, perplexity, text_figures
-from factorcell.evaluation.classification import Classification, classify, judged_texts
+from factorcell.evaluation.bayes_rule import Classification, judged_texts
+from factorcell.evaluation.classification import classify
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model import model_card

@@ -18,8 +18,9 @@ import numpy as np
 from factorcell import files, limits
 from factorcell.config import UserError
 from factorcell.evaluation import perplexity, text_figures
+from factorcell.evaluation.bayes_rule import judged_texts
 from factorcell.evaluation.cautions import cautions
-from factorcell.evaluation.classification import classify, judged_texts
+from factorcell.evaluation.classification import classify
 from factorcell.evaluation.comparison import Candidate, compared
 from factorcell.evaluation.judge import Judge
 from factorcell.evaluation.text_figures import Figures

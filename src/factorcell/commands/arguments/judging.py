@@ -27,7 +27,7 @@ def classify(verb: Parser) -> None:
     text = "other values whose texts count as negatives in the AUC"
     verb.add_argument("--distractors", nargs="+", default=[], metavar="VALUE", help=text)
     verb.add_argument("--priors", default="uniform", choices=PRIORS, help="prior of the values")
-    text = "table of texts that a temperature of the probabilities is fitted to"
+    text = "table of texts that a temperature is fitted to, by which what texts say is divided"
     verb.add_argument("--calibrate", type=Path, metavar="DEV", help=text)
     text = "table of named points (column `name`, then numeric context columns)"
     verb.add_argument("--points", type=Path, metavar="TABLE", help=text)

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from factorcell.config import UserError, choose
-from factorcell.evaluation.classification import judge, log_likelihoods
+from factorcell.evaluation.bayes_rule import judge
+from factorcell.evaluation.classification import log_likelihoods
 from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, Utterance
