@@ -76,8 +76,8 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     tally = Tally(-float(likelihoods[judged, truth[judged]].sum()), int(test.lengths[judged].sum()))
     named = [names[label] if label >= 0 else None for label in truth]
     frequencies = dict(zip(names, np.bincount(labels[labels >= 0]).tolist(), strict=True))
-    weights = frequencies if priors == "training" else None
-    return judge(names, likelihoods, test.lengths, named, weights), tally
+    found = judge(names, likelihoods, test.lengths, named)
+    return found.under(frequencies) if priors == "training" else found, tally
 
 
 def linear(train: Corpus, test: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> Classification:

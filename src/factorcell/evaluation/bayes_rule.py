@@ -54,6 +54,15 @@ class Classification:
         """p(candidate given text) (B, K)."""
         return np.exp(self.log_posterior)
 
+    def under(self, priors: Mapping[str, float]) -> "Classification":
+        """The same where candidates are so frequent, and not all alike and at 1, as before; some may never be."""
+        assert (self.log_prior, self.posterior_at_1) == (None, None)
+        weights = np.array([priors[name] for name in self.names])
+        with np.errstate(divide="ignore"):
+            log_prior = np.log(weights / weights.sum())
+        posterior = tempered(self.log_posterior + log_prior, 1.0)
+        return replace(self, log_posterior=posterior, log_prior=log_prior)
+
     def at(self, temperature: float) -> "Classification":
         """The same with the evidence of the texts at a temperature; see `evaluation.calibration`."""
         posterior = tempered(self.log_posterior, temperature, self.log_prior)
@@ -161,26 +170,16 @@ def judge(
     likelihoods: Floats,
     lengths: NDArray[np.int64],
     truth: Sequence[str | None],
-    priors: Mapping[str, float] | None = None,
     distractors: Sequence[str] = (),
 ) -> Classification:
-    """Bayes' rule over `likelihoods` (B, K); `lengths` (B,) counts targets, `truth` names the right candidates."""
-    prior = np.array([1.0 if priors is None else priors[name] for name in names])
-    with np.errstate(divide="ignore"):
-        log_prior = np.log(prior / prior.sum())
-    joint = likelihoods + log_prior
-    top = joint.max(1, keepdims=True)
-    posterior = joint - top - np.log(np.exp(joint - top).sum(1, keepdims=True))
+    """Bayes' rule over `likelihoods` (B, K), all candidates being as frequent.
+
+    `lengths` (B,) counts targets, `truth` names the right candidates, some of which are `distractors`.
+    """
     perplexity = np.exp(-likelihoods / np.maximum(1, lengths)[:, None])
     spread = perplexity.std(1, keepdims=True)
     score = (perplexity.mean(1, keepdims=True) - perplexity) / np.where(spread > 0, spread, 1.0)
     index = {name: number for number, name in enumerate(names)}
     which = np.array([-1 if name is None else index.get(name, -1) for name in truth], dtype=np.int64)
-    return Classification(
-        tuple(names),
-        posterior,
-        score,
-        which,
-        np.isin(np.array(truth, dtype=object), list(distractors)),
-        log_prior=None if priors is None else log_prior,
-    )
+    distractor = np.isin(np.array(truth, dtype=object), list(distractors))
+    return Classification(tuple(names), tempered(likelihoods, 1.0), score, which, distractor)

@@ -7,7 +7,7 @@ Shapes: B texts, K candidates, C categorical variables, N numeric ones.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -171,13 +171,11 @@ def classify(
     elif weights is None:
         choose("priors", str(priors), PRIORS)
     drawn: Any = {"samples": samples, "seed": seed, "proposal": proposal}
-    by_rule = [
-        _evidence(run, table, target, names, unknown, drawn)
-        for table in ([source] if calibrate is None else [source, calibrate])
-    ]
+    judged = [_judged(run, source, target, names, distractors, unknown, drawn)]
+    judged += [] if calibrate is None else [_judged(run, calibrate, target, names, (), unknown, drawn)]
 
     def given(weights: Mapping[str, float] | None) -> Classification:
-        found, *held = (judged(weights, distractors) for judged in by_rule)
+        found, *held = (one.under(weights) if weights else one for one in judged)
         return found.at(held[0].fitted_temperature()) if held else found
 
     found = given(weights)
@@ -186,21 +184,23 @@ def classify(
     return found
 
 
-def _evidence(
-    run: Run, source: Any, target: str, names: Sequence[str], unknown: str, drawn: Mapping[str, Any]
-) -> Callable[[Mapping[str, float] | None, Sequence[str]], Classification]:
-    """What judges the texts of a table by priors, some values being distractors."""
+def _judged(
+    run: Run,
+    source: Any,
+    target: str,
+    names: Sequence[str],
+    distractors: Sequence[str],
+    unknown: str,
+    drawn: Mapping[str, Any],
+) -> Classification:
+    """The texts of a table, all candidates being as frequent."""
     corpus = run.prepare(source, unknown=unknown, optional=(target,))
     column = run.schema.variable(target).source
     truth = _names(source, column) if column in open_table(source).columns else [None] * len(corpus)
-    missing, key = np.array([name is None for name in truth], dtype=bool), key_of(corpus, target, *names)
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **drawn)
-
-    def judged(priors: Mapping[str, float] | None, distractors: Sequence[str]) -> Classification:
-        found = judge(names, likelihoods, corpus.lengths, truth, priors, distractors)
-        return replace(found, missing=missing, key=key)
-
-    return judged
+    missing = np.array([name is None for name in truth], dtype=bool)
+    found = judge(names, likelihoods, corpus.lengths, truth, distractors)
+    return replace(found, missing=missing, key=key_of(corpus, target, *names))
 
 
 def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str]) -> None:
