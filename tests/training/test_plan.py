@@ -230,7 +230,7 @@ def test_models_that_are_compared_have_the_same_options(tmp_path: Path) -> None:
 
 def test_each_value_has_options_of_its_own(tmp_path: Path) -> None:
     """A value has fewer texts than all together, and deserves more passes; a config of all options is everybody's."""
-    said = {**SAID, "data": {"min_count": 1, "min_context_count": 2}}
+    said = {**SAID, "data": {"unit": "char", "min_count": 1, "min_context_count": 2}}
     found = separate(ROWS * 20, ROWS, said, tmp_path / "each", by="city", budget=Budget(preset="quick"))
     passes = [run.config.training.epochs for run in found.runs.values()]
     assert passes[0] < min(passes[1:])

@@ -58,6 +58,15 @@ def test_models_grow_with_the_targets_seen(letters: bool) -> None:
             assert less[name] <= more[name]
 
 
+def test_few_words_are_not_read_over_and_over() -> None:
+    """Twelve passes at most, with more forgotten the fewer they are; letters are read as often as they deserve."""
+    few, more = (Facts(1000, targets, 10_000, letters=False) for targets in (50_000, 500_000))
+    assert [rules.passes(few, preset) for preset in PRESETS] == [5.7, 12.0, 12.0]
+    assert rules.passes(Facts(1000, 50_000, 80, letters=True), "best") == 34.0
+    dropout = [rules.options(facts, 12.0)["model"]["dropout_recurrent"] for facts in (few, more)]
+    assert dropout == [0.3, 0.2]
+
+
 def test_facts_are_those_of_the_table() -> None:
     """Counted by hand: ten rows, of which each city and each number of stars has five or four."""
     data = DataConfig(context=CONTEXT, min_count=1, min_context_count=1)

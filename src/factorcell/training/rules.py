@@ -15,9 +15,10 @@ from factorcell.data.corpus import Corpus
 
 LETTERS = ("char", "grapheme")  # units of few, short tokens
 PASSES = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))  # of a million targets; more targets need fewer
-FEWEST, MOST = 0.25, 40.0  # passes
+FEWEST, MOST, MOST_OF_WORDS = 0.25, 40.0, 12.0  # passes; more of few words are learned by heart
 EXACT = 3000  # tokens up to which the exact softmax costs little more than a sampled one
 FEW_TEXTS = 60  # of a value, from which little can be learned about it
+FEW_TARGETS = 150_000  # that are soon learned by heart
 SHARE = 0.1  # of a training that evaluations may take
 GENTLE_STEPS, LEAST_BATCH = 300, 100  # of a fine-tuning: steps, if its texts have so many batches of such a size
 
@@ -59,7 +60,7 @@ def passes(facts: Facts, preset: str) -> float:
     """How often a training deserves to read a table: the more often, the smaller it is."""
     choose("preset", preset, PRESETS)
     times = PASSES[preset] * (1e6 / max(1, facts.targets)) ** 0.35
-    return float(f"{min(MOST, max(FEWEST, times)):.2g}")
+    return float(f"{min(MOST if facts.letters else MOST_OF_WORDS, max(FEWEST, times)):.2g}")
 
 
 def options(facts: Facts, epochs: float) -> Options:
@@ -102,11 +103,11 @@ def _context(facts: Facts) -> dict[str, Any]:
 
 
 def _dropout(facts: Facts, epochs: float) -> dict[str, Any]:
-    """More with every time that the same texts are read."""
+    """More with every time that the same texts are read, and the fewer there are of them."""
     if facts.letters:
         rate = _of_size(epochs, {4: 0.0, 10: 0.1, math.inf: 0.15})
         return {"dropout_recurrent": rate, "dropout_input": 0.0, "dropout_output": 0.0}
-    rate = _of_size(epochs, {3: 0.0, 6: 0.1, math.inf: 0.2})
+    rate = _of_size(epochs, {3: 0.0, 6: 0.1, math.inf: 0.3 if facts.targets < FEW_TARGETS else 0.2})
     return {"dropout_recurrent": rate, "dropout_input": rate, "dropout_output": round(1.5 * rate, 2)}
 
 
