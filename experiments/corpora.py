@@ -94,6 +94,11 @@ def _part(source: Path, part: str, share: float = 1.0) -> pa.Table:
     return table.slice(0, max(1, round(share * len(table))))
 
 
+def first(path: Path, count: int) -> Path:
+    """A file of the first `count` texts of another one, beside it."""
+    return kept(path.with_name(f"{path.stem}-first-{count}.parquet"), lambda: read(path).slice(0, count))
+
+
 def kept(path: Path, make: Callable[[], pa.Table]) -> Path:
     """`path`, a Parquet file that is made at the first call and stays as it is."""
     return path if path.exists() else written(path, make())

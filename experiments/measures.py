@@ -1,15 +1,19 @@
 """What experiments measure on their test beside perplexity: which contexts a model tells apart.
 
-Bayes' rule with a uniform prior and the exact softmax; an unadapted model is not asked.
+Bayes' rule and the exact softmax; an unadapted model is not asked. The accuracy of the papers is that of a uniform
+prior. As a classifier, which knows how frequent each value is, a model has the priors of training, and what a text says
+counts at the temperature that suits dev.
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from corpora import Tables
 from factorcell.data.tables import open_table
-from factorcell.evaluation.bayes_rule import judged_texts
+from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.model.run import Run
 from study import HERE, Measured
@@ -18,17 +22,34 @@ WITHIN = 300.0  # km of a city, as in the TACL paper
 
 
 def told_apart(run: Run, tables: Tables, target: str) -> Measured:
-    """Accuracy, F1, AUC and calibration of `target`, of the texts that are judged."""
+    """Accuracy, F1, AUC and calibration of `target`, of the texts that are judged; where texts are `held`, of both."""
     if not run.model.adapted:
         return Measured({})
-    names = asked_for(tables["judged"], target, run.schema.variable(target).values[1:])
+    variable = run.schema.variable(target)
+    names = asked_for(tables["judged"], target, variable.values[1:])
     if not names:  # in a trial all of them may be rare
         return Measured({})
-    found = classify(run, tables["judged"], target, values=names, unknown="group")
+    ask = partial(classify, run, target=target, values=names, unknown="group")
+    found = ask(tables["judged"])
     metrics = found.metrics()
     row = {"candidates": len(names), "judged": metrics["texts"]}
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc", "calibration_error", "value_nats")}
-    return Measured(row, {"accuracy": judged_texts(found)})
+    told = Measured(row, {"accuracy": judged_texts(found)})
+    priors = dict(zip(variable.values, map(float, variable.counts), strict=True))
+    return told | as_classifier(found, ask(tables["held"]), priors) if "held" in tables else told
+
+
+def as_classifier(found: Classification, held: Classification, priors: Mapping[str, float]) -> Measured:
+    """The same texts under the priors of training, what they say at the temperature that suits the texts `held`."""
+    told = found.under(priors).at(held.under(priors).fitted_temperature())
+    metrics = told.metrics()
+    row = {name: metrics[name] for name in ("accuracy", "calibration_error", "value_nats", "temperature")}
+    return Measured(classifier(row), classifier({"accuracy": judged_texts(told)}))
+
+
+def classifier(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures by the names that they have as those of a classifier."""
+    return {f"classifier_{name}": value for name, value in figures.items()}
 
 
 def asked_for(table: Path, target: str, known: Sequence[str]) -> list[str]:

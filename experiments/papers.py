@@ -28,6 +28,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("thesis_finetuning",),
     *(("thesis_specificity", name) for name in thesis_specificity.SETS),
     *(("tacl_baselines", name) for name in tacl.SETS),
+    *(("tacl_beyond", name) for name in tacl.SETS),
     ("family",),
     *(("tacl_trials", name) for name in DRAWN),
     *(("thesis_specificity", f"{name}_trials") for name in thesis_specificity.SETS),

@@ -131,15 +131,24 @@ class Results:
 
     def above(self, name: str, key: str, base: str) -> Interval | None:
         """By what share a figure of a row lies above that of the row `base`, over texts and trainings; None without."""
-        rows = {one.name: one for one in self.candidates}
-        sums = [self._sums(rows[each], key) for each in (base, name) if each in rows]
-        drawn = Ratios.of(sums) if len(sums) == 2 else None
+        drawn = self._pair(name, key, base)
         if drawn is None or not drawn.drawn[0, 0] > 0:
             return None
         with np.errstate(invalid="ignore", divide="ignore"):
             found = bootstrap.middle(drawn.drawn[:, 1] / drawn.drawn[:, 0] - 1, drawn.texts)
         first, second = (each / drawn.drawn[0, 0] for each in drawn.trained)
         return widened(found, second, first)
+
+    def difference(self, name: str, key: str, base: str) -> Interval | None:
+        """By how much a figure of a row lies above that of the row `base`, over texts and trainings; None without."""
+        drawn = self._pair(name, key, base)
+        return None if drawn is None else drawn.difference(1, 0)
+
+    def _pair(self, name: str, key: str, base: str) -> Ratios | None:
+        """The figures of the row `base` and of a row, by texts that are drawn again."""
+        rows = {one.name: one for one in self.candidates}
+        sums = [self._sums(rows[each], key) for each in (base, name) if each in rows]
+        return Ratios.of(sums) if len(sums) == 2 and all(sums) else None
 
     def first(self, name: str) -> Row:
         """The row of the first seed; nothing if it is not finished."""

@@ -75,7 +75,8 @@ class Measured:
 class Baseline:
     """A row that is no single run of the recipe: how it is measured, of its options, the texts and a folder of its own.
 
-    What has no chance in it has one seed. Runs that the row `after` trains are there when this one is made.
+    What has no chance in it has one seed. Runs that the row `after` trains, by any seed, are there when this one is
+    made.
     """
 
     measure: Callable[[Config, Tables, Path], Measured]
@@ -171,8 +172,7 @@ class Job:
         """The first of those `waiting` that wants no runs of another one; None if there is none."""
         for training in waiting:
             baseline = self.experiment.baselines.get(training.row)
-            before = training._replace(row=baseline.after) if baseline else None
-            if before not in waiting and before not in running:
+            if baseline is None or all(one.row != baseline.after for one in (*waiting, *running)):
                 return training
         return None
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+import beyond_tables
 import completion_tables
 import drawings
 import exposure
@@ -225,9 +226,11 @@ def tabled(read: overview.Read) -> dict[str, str]:
     scotus, reddit = read("scotus"), read("subreddits")
     subsets = with_both_ends(rows_of(read("variables", "none")), rows_of(scotus))
     made = {"Every table and figure": overview.table(read, printed)}
+    beyond = {}
     for name, one in tacl.SETS.items():
         every = Results.of([*rows_of(read(f"tacl_{name}")), *rows_of(read(f"tacl_baselines_{name}"))])
         made[f"TACL, {one.printed} ({name})"] = four(every, printed["tacl"][one.printed], one.unit)
+        beyond[f"Beyond, {name}"] = beyond_tables.table(name, one.unit, beyond_tables.read(read, name))
     drawn = {name: rows_of(read(f"tacl_trials_{name}")) for name in tacl.SETS}
     made["Figures 4.2, 4.4 and 4.5"] = trials.table(drawn)
     accuracy, languages = {"accuracy": "accuracy"}, {"accuracy": "accuracy", "macro_f1": "F1"}
@@ -247,6 +250,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
         "Table A.1": sparse(read("sparse", "none"), printed["sparse"]),
         "Section A.2": finetuning_tables.table(read("finetuned", "none")),
         "Every mechanism": family(read("family")),
+        **beyond,
     }
 
 

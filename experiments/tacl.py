@@ -36,6 +36,7 @@ class Set:
     judged: int = sys.maxsize
 
 
+HELD = 2000  # texts of dev that a temperature suits
 SETS = {
     "agnews": Set("agnews_words", "AgNews", "section"),
     "dbpedia": Set("dbpedia14", "DBPedia", "category"),
@@ -54,12 +55,10 @@ def options(model: str) -> Options:
 
 
 def tables(one: Set, data: Path, folder: Path, share: float) -> Tables:
-    """The texts of a set; the first ones of the test are judged."""
+    """The texts of a set; the first ones of the test are judged, and a temperature suits those of dev (`held`)."""
     given = corpora.parts(data, folder, one.source, share)
-    judged = given["test"].with_name(f"{given['test'].stem}-first-{one.judged}.parquet")
-    first = one.judged < sys.maxsize
-    made = corpora.kept(judged, lambda: corpora.read(given["test"]).slice(0, one.judged)) if first else given["test"]
-    return {**given, "judged": made}
+    judged = given["test"] if one.judged == sys.maxsize else corpora.first(given["test"], one.judged)
+    return {**given, "judged": judged, "held": corpora.first(given["dev"], min(one.judged, HELD))}
 
 
 def told(run: Run, tables: Tables, name: str) -> Measured:

@@ -13,7 +13,7 @@ Tweets are told, and have separate models, by the nearest city.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,16 +31,16 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import category_name
 from factorcell.evaluation import baselines
-from factorcell.evaluation.bayes_rule import Classification, judge
+from factorcell.evaluation.bayes_rule import Classification, judge, judged_texts
 from factorcell.evaluation.distances import kilometres
 from factorcell.evaluation.ngram import NGram, count
 from factorcell.evaluation.perplexity import summarised
-from factorcell.evaluation.text_figures import key_of, of_right, per_text
+from factorcell.evaluation.text_figures import key_of, per_text
 from factorcell.model.scoring import Scorer
 from factorcell.training import mixture
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import SHARED, Separate, separate
-from measures import WITHIN, asked_for, cities
+from measures import WITHIN, as_classifier, asked_for, cities, classifier
 from study import Baseline, Experiment, Measured
 from tacl import SETS
 
@@ -67,17 +67,42 @@ class Asked:
         names = asked_for(tables["judged"], target, known)
         return cls(target, names, (target, *names))
 
-    def told(self, found: Classification, corpus: Corpus) -> Measured:
-        """How many of the texts of `corpus` get the right one among the names, whatever else was `found`."""
+    def among(self, found: Classification, corpus: Corpus) -> Classification:
+        """What was `found` of the texts of `corpus`, with the names as the only ones there are."""
         places = [found.names.index(name) for name in self.names]
         truth = np.array([places.index(one) if one in places else -1 for one in found.truth.tolist()])
         score, posterior = (each[:, places] for each in (found.score, found.log_posterior))
-        among = replace(found, names=tuple(self.names), score=score, log_posterior=posterior, truth=truth)
-        metrics = among.metrics()
-        row = {"candidates": len(self.names), "judged": metrics["texts"]}
-        row |= {name: metrics[name] for name in ("accuracy", "macro_f1")}
-        right = of_right(key_of(corpus, *self.key), among.predicted == truth, truth >= 0)
-        return Measured(row, {"accuracy": right})
+        key = key_of(corpus, *self.key)
+        return replace(found, names=tuple(self.names), score=score, log_posterior=posterior, truth=truth, key=key)
+
+    def by_rule(self, scorer: Scorer, table: Path, candidates: Sequence[Mapping[str, Any]] = ()) -> Classification:
+        """Bayes' rule with a uniform prior over what texts cost with each of the `candidates`; else with each name."""
+        corpus = scorer.prepare(table, unknown="group")
+        contexts = candidates or [{self.target: name} for name in self.names]
+        likelihoods = [-per_text(scorer.nats(as_if(corpus, context)), corpus) for context in contexts]
+        values = corpora.read(table)[self.target].to_pylist()
+        truth = [None if value is None else category_name(value) for value in values]
+        return self.among(judge(self.names, np.stack(likelihoods, axis=1), corpus.lengths, truth), corpus)
+
+
+def told(found: Classification) -> Measured:
+    """How many of the texts get the right value."""
+    metrics = found.metrics()
+    row = {"candidates": len(found.names), "judged": metrics["texts"]}
+    row |= {name: metrics[name] for name in ("accuracy", "macro_f1")}
+    return Measured(row, {"accuracy": judged_texts(found)})
+
+
+def as_if(corpus: Corpus, context: Mapping[str, Any]) -> Corpus:
+    """The texts as if all had some values of their variables, wherever these stand."""
+    categories, numbers = corpus.categories.copy(), corpus.numbers.copy()
+    for place, variable in enumerate(corpus.schema.categories):
+        if (value := context.get(variable.name)) is not None:
+            categories[:, place] = variable.values.index(value) if value in variable.values else 0
+    for place, variable in enumerate(corpus.schema.numbers):
+        if (value := context.get(variable.name)) is not None:
+            numbers[:, place] = value
+    return replace(corpus, categories=categories, numbers=numbers)
 
 
 def tables(name: str, data: Path, folder: Path, share: float) -> Tables:
@@ -104,12 +129,17 @@ def with_city(path: Path) -> pa.Table:
 
 def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     """The n-gram model of the best order."""
+    best = best_ngram(config, tables, folder)
+    return Measured({"order": len(best.grams)}) | scored(best, tables)
+
+
+def best_ngram(config: Config, tables: Tables, folder: Path) -> NGram:
+    """The n-gram model of the order that suits dev, by the vocabulary of the models."""
     data = replace(config.data, context=())
     corpus = prepare(tables["train"], data)
     held = prepare(tables["dev"], data, vocabulary=corpus.vocabulary)
     every = (NGram(folder, data, corpus.vocabulary, count(corpus, order)) for order in ORDERS)
-    best = min(every, key=lambda model: float(model.nats(held).mean()))
-    return Measured({"order": len(best.grams)}) | scored(best, tables)
+    return min(every, key=lambda model: float(model.nats(held).mean()))
 
 
 def scored(scorer: Scorer, tables: Tables) -> Measured:
@@ -148,22 +178,12 @@ def costs(runs: Separate) -> Measured:
 
 
 def told_by_rule(scorer: Scorer, runs: Separate, tables: Tables, name: str) -> Measured:
-    """Bayes' rule with a uniform prior over what a text would cost with each value that `runs` know."""
-    asked = Asked.of(name, tables, runs.schema.categories[0].values[1:])
-    corpus = scorer.prepare(tables["labelled_judged"], unknown="group")
-    likelihoods = [-per_text(scorer.nats(as_if(corpus, asked.target, value)), corpus) for value in asked.names]
-    values = corpora.read(tables["labelled_judged"])[asked.target].to_pylist()
-    truth = [None if value is None else category_name(value) for value in values]
-    return asked.told(judge(asked.names, np.stack(likelihoods, axis=1), corpus.lengths, truth), corpus)
-
-
-def as_if(corpus: Corpus, target: str, value: str) -> Corpus:
-    """The texts as if all had a value of the column `target`."""
-    categories = corpus.categories.copy()
-    for place, variable in enumerate(corpus.schema.categories):
-        if variable.name == target:
-            categories[:, place] = variable.values.index(value) if value in variable.values else 0
-    return replace(corpus, categories=categories)
+    """What Bayes' rule tells by a scorer that knows the values of `runs`."""
+    variable = runs.schema.categories[0]
+    asked = Asked.of(name, tables, variable.values[1:])
+    found, held = (asked.by_rule(scorer, tables[f"labelled_{part}"]) for part in ("judged", "held"))
+    priors = dict(zip(variable.values, map(float, variable.counts), strict=True))
+    return told(found) | as_classifier(found, held, priors)
 
 
 # ---- classifiers ----
@@ -179,7 +199,10 @@ def classified(config: Config, tables: Tables, folder: Path, name: str, kind: st
         found, _ = baselines.naive_bayes(corpus, test)
     else:
         found = (baselines.linear if kind == "linear" else baselines.fasttext)(corpus, test, **options)
-    return Asked.of(name, tables, found.names).told(found, test)
+    among = Asked.of(name, tables, found.names).among(found, test)
+    metrics = among.metrics()
+    own = {name: metrics[name] for name in ("accuracy", "calibration_error", "value_nats")}
+    return told(among) | Measured(classifier(own), classifier({"accuracy": judged_texts(among)}))
 
 
 def unless_rare(config: Config, tables: Tables, folder: Path, name: str, measure: Callable[..., Measured]) -> Measured:

@@ -11,19 +11,24 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
+import beyond_tables
 import corpora
 import measures
 import study
 import tables
 import tacl
 import tacl_baselines
+import tacl_beyond
 from factorcell import files
 from factorcell.config import PAPER_MODELS, Config
 from factorcell.evaluation.bayes_rule import Classification
+from factorcell.evaluation.classification import classify
 from factorcell.evaluation.ngram import NGram
+from factorcell.model.run import Run
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import Separate
 from results import Results
+from tests.small import make_run
 
 WORDS = {"world": "a war of words", "sport": "the game of two", "trade": "a share of the war"}
 
@@ -62,10 +67,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part, count in (("train", 30), ("dev", 10), ("test", 12)):
         pq.write_table(pa.Table.from_pylist(texts(count)), folder / "agnews_words" / f"{part}.parquet")
     mine, theirs = tacl_baselines.experiment("agnews"), tacl.experiment("agnews")
+    beyond = tacl_beyond.experiment("agnews")
     for experiment, seeds, only in (
         (mine, [0, 1], ["ngram", "bayes", "linear"]),
         (mine, [0], ["mixture", "separate", "prefix"]),
-        (theirs, [0], ["unadapted", "concatcell"]),
+        (theirs, [0], ["unadapted", "concatcell", "factorcell"]),
+        (beyond, [0, 1], None),
     ):
         options: dict[str, Any] = {"data": folder, "out": folder / "out", "results": None, "trial": False}
         given = Namespace(**options, only=only, seeds=seeds, threads=1, jobs=1)
@@ -88,9 +95,9 @@ def test_all_are_measured_on_the_texts_of_the_models(made: Path) -> None:
         for name, sums in row["sums"].items():
             assert (sums["key"], sums["below"]) == (ours[name]["key"], ours[name]["below"])
             ratio = study.ungrouped(row)[name].ratio
-            assert (ratio if name == "accuracy" else math.exp(ratio)) == pytest.approx(row[name], rel=1e-6)
+            assert (ratio if name.endswith("accuracy") else math.exp(ratio)) == pytest.approx(row[name], rel=1e-6)
     assert set(found["ngram", 0]["sums"]) == {"perplexity", "perplexity_known"}
-    assert set(found["bayes", 0]["sums"]) == {"accuracy"}
+    assert set(found["bayes", 0]["sums"]) == {"accuracy", "classifier_accuracy"}
     assert set(found["separate", 0]["sums"]) == set(found["mixture", 0]["sums"]) == set(ours)
 
 
@@ -147,7 +154,8 @@ def test_only_values_that_are_asked_for_are_told(made: Path) -> None:
     found = Classification(("x", "y", "z"), log, log, np.array([2, 1, 1, 0]), np.zeros(4, dtype=bool))
     run = Separate.open(made / "tacl_baselines_agnews" / "separate" / "0")
     corpus = run.prepare(texts(4)[:4])
-    told = tacl_baselines.Asked("c", ["z", "y"], ("c",)).told(found, corpus)
+    among = tacl_baselines.Asked("c", ["z", "y"], ("c",)).among(found, corpus)
+    told = tacl_baselines.told(among)
     assert told.figures["accuracy"].above.tolist() == [1, 1, 0, 0]
     assert told.figures["accuracy"].below.tolist() == [1, 1, 1, 0]
     assert (told.row["accuracy"], told.row["judged"], told.row["candidates"]) == (pytest.approx(2 / 3), 3, 2)
@@ -189,9 +197,9 @@ def test_their_rows_stand_behind_the_models(made: Path) -> None:
 
 
 def test_what_others_train_is_waited_for(tmp_path: Path) -> None:
-    """A mixture begins when the separate models of its seed are trained, and at once where nobody trains them."""
+    """A mixture begins when the separate models are trained, and at once where nobody trains them."""
     job = study.Job(tacl_baselines.experiment("agnews"), tmp_path, tmp_path, tmp_path, (), 1, 2, False, ())
-    separate, mixture, other = (study.Training(*one) for one in (("separate", 0), ("mixture", 0), ("mixture", 1)))
+    separate, mixture, other = (study.Training(*one) for one in (("separate", 0), ("mixture", 0), ("prefix", 1)))
     assert job.ready([mixture, separate], []) == separate
     assert job.ready([mixture], {separate: None}) is None
     assert job.ready([mixture, other], {separate: None}) == other
@@ -203,3 +211,89 @@ def test_without_rows_all_of_them_are_empty() -> None:
     nothing = tables.four(Results.of([]), {name: [9.0] for name in PAPER_MODELS})
     assert nothing.count("| fasttext |  |") == 1
     assert nothing.endswith("No row yet.\n")
+
+
+# ---- beyond a single model ----
+
+
+def test_an_ensemble_is_the_mean_of_its_probabilities(made: Path) -> None:
+    """Of all three seeds, by every value that a text might have; the prior is that of training."""
+    row = next(row for row in files.read_rows(made / "tacl_beyond_agnews.jsonl") if row["row"] == "ensemble")
+    runs = [Run.open(made / "tacl_agnews" / "factorcell" / str(seed)) for seed in study.SEEDS]
+    table = corpora.read(made / "tables" / "agnews_words-test-1.parquet").to_pylist()
+    values = runs[0].schema.variable("section").values[1:]
+
+    def texts(value: str) -> Any:
+        corpora = [run.prepare([{**one, "section": value} for one in table]) for run in runs]
+        nats = [run.nats(corpus).astype(float) for run, corpus in zip(runs, corpora, strict=True)]
+        mixed = -np.log(np.mean(np.exp(-np.stack(nats)), axis=0))
+        return np.add.reduceat(mixed, np.append(0, np.cumsum(corpora[0].lengths)[:-1]))
+
+    likelihoods = -np.stack([texts(value) for value in values], axis=1)
+    truth = [values.index(one["section"]) for one in table]
+    own = likelihoods[np.arange(len(table)), truth]
+    assert row["perplexity"] == pytest.approx(np.exp(-own.sum() / row["targets"]), rel=1e-5)
+    assert row["accuracy"] == np.mean(likelihoods.argmax(1) == truth)
+    assert row["weights"] == [pytest.approx(1 / 3)] * 3
+    counts = np.array(runs[0].schema.variable("section").counts[1:], dtype=float)
+    joint = likelihoods / row["classifier_temperature"] + np.log(counts / counts.sum())
+    assert row["classifier_accuracy"] == np.mean(joint.argmax(1) == truth)
+
+
+def test_an_ngram_model_beside_it_is_no_worse_on_dev(made: Path) -> None:
+    """Of the weights that there are none suits dev better; an ensemble has one row, others one for each seed."""
+    found = {(row["row"], row["seed"]): row for row in files.read_rows(made / "tacl_beyond_agnews.jsonl")}
+    single = {row["row"]: row for row in files.read_rows(made / "tacl_agnews.jsonl")}["factorcell"]
+    assert set(found) == {
+        *((name, seed) for name in ("told", "with ngram") for seed in (0, 1)),
+        *((name, 0) for name in ("ensemble", "ensemble with ngram")),
+    }
+    assert found["with ngram", 0]["dev"]["perplexity"] <= single["dev"]["perplexity"] + 1e-6
+    assert found["ensemble with ngram", 0]["dev"]["perplexity"] <= found["ensemble", 0]["dev"]["perplexity"] + 1e-6
+    assert sum(found["ensemble with ngram", 0]["weights"]) == pytest.approx(1)
+    assert found["told", 0]["config"]["training"]["tell_apart"] == ["section=1"]
+    for row in found.values():
+        assert set(row["sums"]) == {"perplexity", "perplexity_known", "accuracy", "classifier_accuracy"}
+        assert row["sums"]["accuracy"]["key"] == single["sums"]["accuracy"]["key"]
+
+
+def test_one_model_tells_as_classify_does(made: Path) -> None:
+    """By whatever scorer: values of a category, and points of numbers."""
+    folder = made / "tacl_agnews" / "factorcell" / "0"
+    run, table = Run.open(folder), made / "tables" / "agnews_words-test-1.parquet"
+    values = run.schema.variable("section").values[1:]
+    asked = tacl_baselines.Asked("section", values, ("section", *values))
+    one = Mixture(folder, [run], None, np.ones((1, 1)))
+    found, expected = asked.by_rule(one, table), classify(run, table, "section")
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, rtol=1e-4)
+    assert found.key == expected.key
+
+
+def test_numbers_are_put_in_as_they_are(tmp_path: Path) -> None:
+    """Into every variable of that name, others alone."""
+    run = make_run(tmp_path / "r", ("city", "lat:number"))
+    rows = [{"text": "sea 1", "city": "x", "lat": 3.0}, {"text": "sun 2", "city": "x", "lat": 4.0}]
+    corpus = run.prepare(rows, unknown="group")
+    here = tacl_baselines.as_if(corpus, {"lat": 48.9, "lon": 2.4})
+    expected = run.prepare([{**row, "lat": 48.9} for row in rows], unknown="group")
+    np.testing.assert_array_equal(here.numbers, expected.numbers)
+    np.testing.assert_array_equal(here.categories, corpus.categories)
+    assert corpus.numbers.tolist() == [[3.0], [4.0]]
+
+
+def test_the_page_has_what_goes_beyond(made: Path) -> None:
+    """Perplexities and accuracies beside the best classifier, which has no difference to itself."""
+    found = beyond_tables.read(tables.reader(made), "agnews")
+    text = beyond_tables.table("agnews", "word", found)
+    lines = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
+    names = ["factorcell", "told", "with ngram", "ensemble", "ensemble with ngram", "bayes", "linear", "fasttext"]
+    assert list(lines)[2:] == names
+    best = beyond_tables.best_classifier(found)
+    assert best in ("bayes", "linear")
+    assert lines[best][4] == ""
+    accuracies = [found.row(name)["classifier_accuracy"] for name in ("ensemble", best)]
+    assert lines["ensemble"][4].startswith(f"{100 * (accuracies[0] - accuracies[1]):+.1f} [")
+    assert lines["factorcell"][2] == ""
+    assert lines["ensemble"][2] != ""
+    assert lines["fasttext"][1:6] == [""] * 5
+    assert beyond_tables.table("agnews", "word", Results.of([])).endswith("No row yet.\n")

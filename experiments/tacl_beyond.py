@@ -1,0 +1,111 @@
+"""What a user gets who wants the best, on the sets of tables 3 and 4 of the TACL paper: beyond a single FactorCell.
+
+    python experiments/tacl_beyond.py agnews --data DATA --out OUT     # after tacl.py agnews
+
+- told: a FactorCell that learns to tell contexts apart too (--tell-apart 1), where the set tells a column
+- with ngram: the FactorCell of the same seed and an n-gram model, with weights that suit dev
+- ensemble: the FactorCells of all seeds, each with the same weight
+- ensemble with ngram: those and the n-gram model, with weights that suit dev
+
+FactorCells are those of tacl.py; what is not trained yet is.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import study
+import tacl
+from corpora import Tables
+from factorcell.config import Config
+from factorcell.model.run import Run
+from factorcell.model.scoring import Scorer
+from factorcell.training.fit import fit
+from factorcell.training.mixture import Mixture
+from measures import as_classifier, cities
+from study import Baseline, Experiment, Measured, Options
+from tacl import SETS
+from tacl_baselines import Asked, best_ngram, scored, tables, told
+
+MODEL = "factorcell"
+WEIGHT = 1  # of the nats of a text's true value
+
+
+def factorcells(config: Config, tables: Tables, folder: Path, seeds: Sequence[int]) -> list[Run]:
+    """The FactorCells of a set by their seeds, trained to their end; their options are those of the rows here."""
+    here = folder.parent.parent
+    runs = here.with_name(here.name.replace("beyond_", "")) / MODEL
+    every = {seed: replace(config, training=replace(config.training, seed=seed)) for seed in seeds}
+    return [fit(tables["train"], tables["dev"], one, runs / str(seed), resume=True) for seed, one in every.items()]
+
+
+def together(config: Config, tables: Tables, folder: Path, name: str, seeds: Sequence[int], ngram: bool) -> Measured:
+    """FactorCells of some seeds, and an n-gram model beside them, in one mixture."""
+    runs = factorcells(config, tables, folder, seeds or (config.training.seed,))
+    models: list[Scorer] = [*runs, *([best_ngram(config, tables, folder)] if ngram else [])]
+    made = Mixture(folder, models, None, np.full((1, len(models)), 1 / len(models)))
+    if ngram:
+        made = made.fitted(made.prepare(tables["dev"], unknown="group"))
+    row = {"weights": made.weights[0].tolist(), "parameters": sum(run.model.parameter_count() for run in runs)}
+    return Measured(row) | scored(made, tables) | which(made, runs[0], tables, name)
+
+
+def which(scorer: Scorer, run: Run, tables: Tables, name: str) -> Measured:
+    """Which contexts a scorer tells apart that knows those of `run`."""
+    target = SETS[name].target
+    if target is None:
+        asked = Asked.of(name, tables, list(cities()))
+        return told(asked.by_rule(scorer, tables["labelled_judged"], list(cities().values())))
+    variable = run.schema.variable(target)
+    asked = Asked.of(name, tables, variable.values[1:])
+    if not asked.names:  # in a trial all of them may be rare
+        return Measured({})
+    found, held = (asked.by_rule(scorer, tables[part]) for part in ("judged", "held"))
+    priors = dict(zip(variable.values, map(float, variable.counts), strict=True))
+    return told(found) | as_classifier(found, held, priors)
+
+
+def mixed(name: str) -> dict[str, Baseline]:
+    """The rows that are no single run; what trains runs for others comes first."""
+
+    def of(seeds: Sequence[int], ngram: bool) -> Callable[..., Measured]:
+        return partial(together, name=name, seeds=seeds, ngram=ngram)
+
+    alone = "with ngram"
+    return {
+        alone: Baseline(of((), ngram=True)),
+        "ensemble": Baseline(of(study.SEEDS, ngram=False), seeded=False, after=alone),
+        "ensemble with ngram": Baseline(of(study.SEEDS, ngram=True), seeded=False, after=alone),
+    }
+
+
+def telling(name: str) -> dict[str, Options]:
+    """The row that learns to tell contexts apart; none of a set that tells places."""
+    target = SETS[name].target
+    own: Mapping[str, Any] = {**tacl.options(MODEL), "training": {"tell_apart": [f"{target}={WEIGHT}"]}}
+    return {"told": own} if target else {}
+
+
+def experiment(name: str) -> Experiment:
+    """All of them on a set."""
+    rows = {**telling(name), **dict.fromkeys(mixed(name), tacl.options(MODEL))}
+    measure, texts = partial(tacl.told, name=name), partial(tables, name)
+    of = tacl.experiment(name)
+    return replace(of, name=f"tacl_beyond_{name}", rows=rows, tables=texts, measure=measure, baselines=mixed(name))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train and measure what the arguments ask for."""
+    parser = study.parser("Beyond a single FactorCell, on the sets of tables 3 and 4 of the TACL paper.")
+    parser.add_argument("set", choices=SETS, help="data set")
+    given = parser.parse_args(argv)
+    return study.main(experiment(given.set), given, [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
