@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import study
+import switches
 import tacl
 import thesis_sixteen
 import thesis_specificity
@@ -29,6 +30,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     *(("thesis_specificity", name) for name in thesis_specificity.SETS),
     *(("tacl_baselines", name) for name in tacl.SETS),
     *(("tacl_beyond", name) for name in tacl.SETS),
+    *(("switches", name) for name in switches.EXPERIMENTS),
     ("family",),
     *(("tacl_trials", name) for name in DRAWN),
     *(("thesis_specificity", f"{name}_trials") for name in thesis_specificity.SETS),

@@ -16,6 +16,7 @@ import numpy as np
 import study
 from factorcell import bootstrap, files
 from factorcell.bootstrap import Interval
+from factorcell.evaluation import statistics
 from factorcell.evaluation.comparison import AVERAGED, Candidate, compared, figure
 from factorcell.evaluation.statistics import Ratios, widened
 from factorcell.evaluation.text_figures import TextSums
@@ -143,6 +144,11 @@ class Results:
         """By how much a figure of a row lies above that of the row `base`, over texts and trainings; None without."""
         drawn = self._pair(name, key, base)
         return None if drawn is None else drawn.difference(1, 0)
+
+    def lower(self, name: str, key: str, base: str) -> Interval | None:
+        """By what share a perplexity of a row lies below that of the row `base`; None without."""
+        drawn = self._pair(name, key, base)
+        return None if drawn is None else statistics.gain(drawn.difference(0, 1))
 
     def _pair(self, name: str, key: str, base: str) -> Ratios | None:
         """The figures of the row `base` and of a row, by texts that are drawn again."""

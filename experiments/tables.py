@@ -26,11 +26,13 @@ import finetuning_tables
 import overview
 import samples_tables
 import specificity_tables
+import switches
 import tacl
 import tacl_baselines
 import trials
 from drawings import Picture
 from factorcell import files
+from factorcell.choices import PROPOSALS
 from factorcell.config import PAPER_MODELS, UserError
 from family import EXPERIMENT as FAMILY
 from overview import LEAST, Published, accuracies, chosen, communities, gain, perplexities, rows_of, with_both_ends
@@ -207,6 +209,30 @@ def family(found: Results) -> str:
     return with_none(["model", *ours(), "accuracy, %", "minutes"], lines)
 
 
+def switched(found: Results, unit: str) -> str:
+    """Parts as printed beside ours: what each gains over the row that it is held against."""
+    lines = []
+    for name in (candidate.name for candidate in found.candidates):
+        against = "" if name == switches.OURS else switches.HELD_AGAINST.get(name, switches.OURS)
+        told = found.lower(name, "perplexity_known", against) if against in found else None
+        apart = found.difference(name, "accuracy", against) if against in found else None
+        figures = [found.shown(name, "perplexity_known"), "" if told is None else told.told(".1f", 100.0, "%")]
+        figures += [found.shown(name, "accuracy", ".1f", 100.0), "" if apart is None else apart.told(".1f", 100.0)]
+        lines.append([name, against, *figures])
+    header = [
+        "model",
+        "beside",
+        f"perplexity per {unit}, {KNOWN}",
+        f"gain, {KNOWN}",
+        "accuracy, %",
+        "above, points",
+    ]
+    drawn = {how: found.shown(switches.OURS, f"accuracy_{how}", ".1f", 100.0) for how in PROPOSALS}
+    said = ", ".join(f"{value}% by {how}" for how, value in drawn.items() if value)
+    sampled = f"\nAccuracy of ours by {switches.SAMPLES:,} samples of the vocabulary: {said}.\n" if said else ""
+    return with_none(header, lines) + sampled
+
+
 def reader(results: Path, suffix: str = "") -> overview.Read:
     """What reads the rows of an experiment by its name, and by the row that gains are measured from."""
     return lambda name, base="unadapted": Results.read(results, name + suffix, base)
@@ -250,6 +276,8 @@ def tabled(read: overview.Read) -> dict[str, str]:
         "Table A.1": sparse(read("sparse", "none"), printed["sparse"]),
         "Section A.2": finetuning_tables.table(read("finetuned", "none")),
         "Every mechanism": family(read("family")),
+        "Parts as printed, news": switched(read("switches_agnews", switches.OURS), "word"),
+        "Parts as printed, tweets": switched(read("switches_tweets", switches.OURS), "character"),
         **beyond,
     }
 

@@ -272,13 +272,13 @@ def test_one_model_tells_as_classify_does(made: Path) -> None:
 def test_numbers_are_put_in_as_they_are(tmp_path: Path) -> None:
     """Into every variable of that name, others alone."""
     run = make_run(tmp_path / "r", ("city", "lat:number"))
-    rows = [{"text": "sea 1", "city": "x", "lat": 3.0}, {"text": "sun 2", "city": "x", "lat": 4.0}]
+    rows = [{"text": "sea 1", "city": "x", "lat": 50.0}, {"text": "sun 2", "city": "x", "lat": 51.0}]
     corpus = run.prepare(rows, unknown="group")
     here = tacl_baselines.as_if(corpus, {"lat": 48.9, "lon": 2.4})
     expected = run.prepare([{**row, "lat": 48.9} for row in rows], unknown="group")
     np.testing.assert_array_equal(here.numbers, expected.numbers)
     np.testing.assert_array_equal(here.categories, corpus.categories)
-    assert corpus.numbers.tolist() == [[3.0], [4.0]]
+    assert corpus.numbers.tolist() == [[50.0], [51.0]]
 
 
 def test_the_page_has_what_goes_beyond(made: Path) -> None:

@@ -1,0 +1,89 @@
+"""Parts as the papers print them beside ours: trainings that differ in one of them, on words and on characters.
+
+    python experiments/switches.py agnews --data DATA --out OUT      # news by section; tweets: by place
+
+- context vector: the joint layer ends in tanh, ReLU (as the TACL paper has it) or nothing; or there is no such layer
+- number network: none, one layer, or the two of the recipe
+- rescaling: 1 + C c as ours, C c as printed
+- layer normalisation: of gates and memory as ours, of the gates alone as printed
+- classification: samples of the vocabulary by rank as ours, by unigrams as printed, and all of it
+
+Trainings are short; the recipe is that of tacl.py.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import study
+import tacl
+from corpora import Tables
+from factorcell.evaluation.classification import classify
+from factorcell.model.run import Run
+from study import Experiment, Measured, Options
+from tacl import SETS
+
+OURS = "ours"
+EPOCHS = {"agnews": 1.5, "tweets": 0.8}
+SAMPLES = 1000  # of the vocabulary
+HELD_AGAINST = {  # rows that are printed in another way -> ours; those that are not here: `OURS`
+    "scale_printed": "scale",
+    "layer_norm, gates alone": "layer_norm",
+}
+
+
+def rows(name: str) -> dict[str, Options]:
+    """The rows of a set: what concerns numbers is of tweets, what concerns one category alone is of news."""
+    whole = tacl.options("factorcell")["model"]
+
+    def of(**model: Any) -> Options:
+        return {"model": {**whole, **model}, "training": {"epochs": EPOCHS[name], "evaluations": 1}}
+
+    made = {OURS: of(), "relu": of(context_layer="relu"), "linear": of(context_layer="linear")}
+    if SETS[name].target is None:
+        made["no number network"] = of(number_layers=0)
+        made["number network of one layer"] = of(number_layers=1)
+        made["no joint layer"] = of(context_layer="none", number_size=16)
+    else:
+        made["no joint layer"] = of(context_layer="none")
+    return made | {
+        "scale": of(adapt=["scale"]),
+        "scale_printed": of(adapt=["scale_printed"]),
+        "layer_norm": of(layer_norm=True),
+        "layer_norm, gates alone": of(layer_norm=True, norm_memory=False),
+    }
+
+
+def measure(run: Run, tables: Tables, name: str) -> Measured:
+    """Which contexts are told apart; of sections also by a sample of the vocabulary."""
+    found, target = tacl.told(run, tables, name), SETS[name].target
+    if target is None:
+        return found
+    row: dict[str, float] = {}
+    for proposal in ("rank", "unigram"):
+        told = classify(run, tables["judged"], target, unknown="group", samples=SAMPLES, proposal=proposal)
+        row[f"accuracy_{proposal}"] = float(told.metrics()["accuracy"])
+    return found | Measured(row)
+
+
+def experiment(name: str) -> Experiment:
+    """All rows of a set."""
+    of = tacl.experiment(name)
+    return replace(of, name=f"switches_{name}", rows=rows(name), measure=partial(measure, name=name))
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {name: experiment(name) for name in EPOCHS}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what the arguments ask for."""
+    parser = study.parser("Parts as the papers print them beside ours.")
+    parser.add_argument("set", choices=EXPERIMENTS, help="data set")
+    given = parser.parse_args(argv)
+    return study.main(EXPERIMENTS[given.set], given, [__file__, *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
