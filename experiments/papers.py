@@ -6,9 +6,10 @@ Options are those of the scripts, which come in the order of what is wanted most
 alone. What is measured in runs of another table comes behind it.
 """
 
+import importlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import study
@@ -16,6 +17,8 @@ import switches
 import tacl
 import thesis_sixteen
 import thesis_specificity
+from pages import markdown
+from study import Experiment, Row
 
 DRAWN = ("dbpedia", "hotels", "imdb", "languages")  # sets of figures 4.2, 4.4 and 4.5, and of chapter 6
 COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -35,6 +38,31 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     *(("tacl_trials", name) for name in DRAWN),
     *(("thesis_specificity", f"{name}_trials") for name in thesis_specificity.SETS),
 )
+
+
+def experiment(script: str, *names: str) -> Experiment:
+    """What a command trains and measures."""
+    module = importlib.import_module(script)
+    if not names:
+        found = module.EXPERIMENT
+    else:
+        found = module.EXPERIMENTS[names[0]] if hasattr(module, "EXPERIMENTS") else module.experiment(*names)
+    assert isinstance(found, Experiment)
+    return found
+
+
+def whole(read: Callable[[str], Sequence[Row]]) -> str:
+    """What of all commands is trained, and the hours of one core that it took; `read` has the rows of an experiment."""
+    lines, sums = [], [0, 0, 0.0]
+    for command in COMMANDS:
+        of = experiment(*command)
+        rows, wanted = read(of.name), of.trainings()
+        done = len({(row["row"], row["seed"]) for row in rows} & set(wanted))
+        hours = 0.0 if of.runs else sum(row.get("minutes", 0.0) for row in rows) / 60
+        lines.append([f"`{' '.join(command)}`", str(len(wanted)), str(done), f"{hours:.1f}" if done else ""])
+        sums = [total + one for total, one in zip(sums, (len(wanted), done, hours), strict=True)]
+    lines.append(["all", f"{sums[0]:,}", f"{sums[1]:,}", f"{sums[2]:.1f}"])
+    return markdown(["command", "rows by seed", "finished", "hours of training"], lines)
 
 
 def main(argv: Sequence[str], commands: Sequence[Sequence[str]] = COMMANDS, folder: Path = study.HERE) -> int:

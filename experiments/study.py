@@ -10,6 +10,7 @@ intervals then, with no run at hand.
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -89,7 +90,7 @@ class Experiment:
     """`rows` of options over the file `recipe`, the `tables` of (data, folder, share), what else to `measure`.
 
     `runs` is the experiment whose runs are measured, trained where they are not; its own if not given. `baselines` are
-    rows that are made in another way.
+    rows that are made in another way. Every row is trained from all `seeds`.
     """
 
     name: str
@@ -99,6 +100,12 @@ class Experiment:
     measure: Callable[[Run, Tables], Measured] = lambda run, tables: Measured({})
     runs: str = ""
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    seeds: Sequence[int] = SEEDS
+
+    def trainings(self, rows: Iterable[str] = (), seeds: Iterable[int] = ()) -> tuple[Training, ...]:
+        """Some rows by some seeds; all where none are given."""
+        every = itertools.product(seeds or self.seeds, rows or self.rows)
+        return tuple(dict.fromkeys(self.training(row, seed) for seed, row in every))
 
     def training(self, row: str, seed: int) -> Training:
         """A row by a seed: 0 whatever is wanted where there is no chance."""
@@ -186,7 +193,7 @@ def parser(text: str) -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, required=True, help="folder for runs; the same one to go on")
     made.add_argument("--results", type=Path, help="folder for the rows; that of the runs, if not given")
     made.add_argument("--only", nargs="+", metavar="ROW", help="these rows; all, if not given")
-    made.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED", help="trainings of each row")
+    made.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="trainings of each row; all, if not given")
     made.add_argument("--threads", type=int, default=1, help="threads of each training")
     made.add_argument("--jobs", type=int, default=2, help="trainings side by side")
     made.add_argument("--trial", action="store_true", help="a hundredth of the data, to see that all works")
@@ -196,8 +203,8 @@ def parser(text: str) -> argparse.ArgumentParser:
 def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[str]) -> int:
     """Train and measure the missing rows; the exit code."""
     try:
-        rows = [choose("row", name, experiment.rows) for name in given.only or experiment.rows]
-        wanted = tuple(dict.fromkeys(experiment.training(row, seed) for seed in given.seeds for row in rows))
+        rows = [choose("row", name, experiment.rows) for name in given.only or ()]
+        wanted = experiment.trainings(rows, given.seeds or ())
         where = given.data, given.out, given.results or given.out
         job = Job(experiment, *where, wanted, given.threads, given.jobs, given.trial, tuple(command))
         missing = job.missing()

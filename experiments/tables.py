@@ -24,6 +24,7 @@ import drawings
 import exposure
 import finetuning_tables
 import overview
+import papers
 import samples_tables
 import specificity_tables
 import switches
@@ -238,7 +239,7 @@ def reader(results: Path, suffix: str = "") -> overview.Read:
     return lambda name, base="unadapted": Results.read(results, name + suffix, base)
 
 
-def papers(results: Path, suffix: str = "") -> dict[str, str]:
+def of_papers(results: Path, suffix: str = "") -> dict[str, str]:
     """Heading -> pictures and table: what there is, those of the TACL paper, then those of the thesis in its order."""
     read = reader(results, suffix)
     above = {heading: "".join(map(Picture.line, own)) for heading, own in drawings.pictures(read).items() if own}
@@ -252,6 +253,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
     scotus, reddit = read("scotus"), read("subreddits")
     subsets = with_both_ends(rows_of(read("variables", "none")), rows_of(scotus))
     made = {"Every table and figure": overview.table(read, printed)}
+    made["The whole in numbers"] = papers.whole(lambda name: rows_of(read(name)))
     beyond = {}
     for name, one in tacl.SETS.items():
         every = Results.of([*rows_of(read(f"tacl_{name}")), *rows_of(read(f"tacl_baselines_{name}"))])
@@ -288,13 +290,16 @@ def privacy(results: Path, suffix: str = "") -> dict[str, str]:
 
 
 def draw(results: Path, suffix: str, folder: Path) -> None:
-    """Write the pictures that there are."""
-    for picture in itertools.chain(*drawings.pictures(reader(results, suffix)).values()):
+    """Write the pictures that there are, in place of all that were there."""
+    every = list(itertools.chain(*drawings.pictures(reader(results, suffix)).values()))
+    for stale in set(folder.glob("*.svg")) - {folder / picture.file for picture in every}:
+        stale.unlink()
+    for picture in every:
         folder.mkdir(exist_ok=True)
         files.write(folder / picture.file, picture.svg().encode())
 
 
-PAGES = {"tables.md": papers, "privacy.md": privacy}
+PAGES = {"tables.md": of_papers, "privacy.md": privacy}
 
 
 def main(argv: Sequence[str], say: Callable[[str], object] = print) -> int:

@@ -47,14 +47,14 @@ EXPERIMENT = Experiment(
     {f"{kind} {number:02}": drawn(kind, number) for number in range(TRIALS) for kind in QUERIES.rows},
     thesis_queries.tables,
     measure,
+    seeds=(0,),
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Train what the arguments ask for."""
-    parser = study.parser("Figure 5.1: perplexity against reciprocal rank.")
-    parser.set_defaults(seeds=(0,))
-    return study.main(EXPERIMENT, parser.parse_args(argv), [__file__, *argv])
+    given = study.parser("Figure 5.1: perplexity against reciprocal rank.").parse_args(argv)
+    return study.main(EXPERIMENT, given, [__file__, *argv])
 
 
 if __name__ == "__main__":

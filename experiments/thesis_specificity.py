@@ -123,9 +123,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure what the arguments ask for."""
     parser = study.parser("Chapter 6: texts that fit their context.")
     parser.add_argument("set", choices=EXPERIMENTS, help="data set, and whether of the models of random sizes")
-    parser.set_defaults(seeds=None)
     given = parser.parse_args(argv)
-    given.seeds = given.seeds or ((0,) if given.set.endswith("_trials") else study.SEEDS)
     return study.main(EXPERIMENTS[given.set], given, [__file__, *argv])
 
 

@@ -28,8 +28,8 @@ def test_models_of_random_sizes() -> None:
     own = [row for row in rows if row["row"].startswith("concatcell")]
     assert points["concatcell"] == [(row["perplexity_known"], 100 * row["accuracy"]) for row in own]
     counts = {kind: len(found) for kind, found in ranked.panels[0].points.items()}
-    assert counts.pop("rank 0") == 16
-    assert sum(counts.values()) == 16
+    assert counts.pop("rank 0") == 14
+    assert sum(counts.values()) == 14
     ranks = [row["config"]["model"]["rank"] for row in rows if row["row"].startswith("factorcell")]
     assert counts["1 to 7"] == sum(rank <= 7 for rank in ranks)
 

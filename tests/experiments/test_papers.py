@@ -35,6 +35,28 @@ def test_every_table_has_its_command() -> None:
         assert commands.index(first) < commands.index(second)
 
 
+def test_the_whole_is_counted() -> None:
+    """Rows that are wanted and finished, and hours of what is trained; those measured in runs of others have none."""
+    rows = [
+        {"row": "unadapted", "seed": 1, "minutes": 30.0},
+        {"row": "unadapted", "seed": 7, "minutes": 30.0},
+        {"row": "of before", "seed": 0, "minutes": 0.0},
+    ]
+    wanted = {"tacl_hotels", "specificity_hotels"}
+    text = papers.whole(lambda name: rows if name in wanted else [])
+    lines = {line.split(" | ")[0][2:]: line.strip(" |").split(" | ")[1:] for line in text.splitlines()}
+    assert lines["`tacl hotels`"] == ["12", "1", "1.0"]
+    assert lines["`thesis_specificity hotels`"] == ["12", "1", "0.0"]
+    assert lines["`family`"][:2] == ["75", "0"]
+    every = [papers.experiment(*command) for command in papers.COMMANDS]
+    assert len({one.name for one in every}) == len(every)
+    assert lines["all"] == [f"{sum(len(one.trainings()) for one in every):,}", "2", "1.0"]
+    assert [len(papers.experiment("tacl_trials", "imdb").trainings()), len(every[0].trainings(["unadapted"]))] == [
+        42,
+        3,
+    ]
+
+
 def scripts(folder: Path, **codes: int) -> list[str]:
     """Scripts that end with these codes and write down their arguments."""
     for name, code in codes.items():

@@ -162,7 +162,7 @@ def test_four_models_beside_those_of_the_paper() -> None:
 
 def test_every_perplexity_has_its_unit_and_its_targets_in_its_head() -> None:
     """In all tables, of what is trained and of what is not; characters where the models read characters."""
-    made = tables.papers(study.HERE / "results")
+    made = tables.of_papers(study.HERE / "results")
     heads = {name: [line for line in text.splitlines() if line.startswith("|")][:1] for name, text in made.items()}
     cells_of = {name: head[0].strip("| ").split(" | ") for name, head in heads.items() if head}
     of_characters = {"Table 3.6", "Figure 5.1", "TACL, EuroTwitter (languages)", "TACL, GeoTwitter (tweets)"}
@@ -357,8 +357,9 @@ def test_the_pages_are_those_of_the_rows() -> None:
 
 def test_what_has_no_row_says_so(tmp_path: Path) -> None:
     """Every table, and every line of the first that stands for one."""
-    made = tables.papers(tmp_path)
-    first = made.pop("Every table and figure")
+    made = tables.of_papers(tmp_path)
+    first, whole = made.pop("Every table and figure"), made.pop("The whole in numbers")
+    assert {line[2] for line in cells(whole)} == {"0"}
     assert all("No row yet." in text or "Not trained yet." in text for text in made.values())
     assert all(line[4] == "cannot be told" for line in cells(first))
     assert not any(line[3].startswith(("+", "r ")) for line in cells(first))

@@ -184,7 +184,7 @@ def test_tweets_have_the_nearest_city(tmp_path: Path) -> None:
 
 def test_their_rows_stand_behind_the_models(made: Path) -> None:
     """With their gains over the unadapted model; what no paper prints has no printed figure."""
-    text = tables.papers(made)["TACL, AgNews (agnews)"]
+    text = tables.of_papers(made)["TACL, AgNews (agnews)"]
     lines = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
     assert list(lines)[2:] == ["unadapted", "softmaxbias", "concatcell", "factorcell", *tacl_baselines.ROWS]
     row = rows(made)["ngram", 0]
