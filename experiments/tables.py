@@ -40,7 +40,7 @@ from overview import LEAST, Published, accuracies, chosen, communities, gain, pe
 from pages import NO_ROW, empty, filled, markdown, shown, with_none
 from results import Results
 from study import HERE
-from thesis_queries import LATE
+from thesis_queries import LATE, NO_LAYER, OPTIMISERS
 from thesis_sixteen import PARTS
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES as VARIED
@@ -190,17 +190,26 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
     """Table 5.2: mean reciprocal ranks, over the texts of all users that no model was trained on."""
     kinds = ("seen", "unseen", "")
     lines = []
-    for name in published["large"]:
+    for name in (*published["large"], NO_LAYER):
         row, figure = ("unadapted", "mpc") if name == "mpc" else (name, "mrr")
         own = [found.shown(row, f"{figure}_{kind}".rstrip("_"), ".3f") for kind in kinds]
         own.append(found.shown(row, f"{figure}_late", ".3f"))
-        small, large = ([shown(value, ".3f") for value in published[size][name]] for size in ("small", "large"))
-        lines.append([name, *own, *small, *large])
+        every = [published[size].get(name, [None] * 3) for size in ("small", "large")]
+        lines.append([name, *own, *(shown(value, ".3f") for values in every for value in values)])
     sizes = [f"thesis, {size}: {kind or 'all'}" for size in ("small", "large") for kind in kinds]
     header = ["model", "seen", "unseen", "all", f"after {LATE} texts", *sizes]
     printed = {name: row[-1] for name, row in published["large"].items() if name != "mpc"}
-    said = f"All: {found.orders('mrr', printed)}" if found.candidates else NO_ROW
+    said = f"All: {found.orders('mrr', printed)}{learned(found)}" if found.candidates else NO_ROW
     return markdown(header, lines) + "\n" + said
+
+
+def learned(found: Results) -> str:
+    """What learning users brings on dev to the FactorCell, by the printed rule and by ours."""
+    shown = {how: found.shown("factor", f"dev_{how}") for how in ("none", *OPTIMISERS)}
+    if not all(shown.values()):
+        return ""
+    told = ", ".join(f"{value} by {how}" for how, value in shown.items() if how != "none")
+    return f"\nThe FactorCell on the users of dev: perplexity {shown['none']} where nothing is learned, {told}.\n"
 
 
 def family(found: Results) -> str:

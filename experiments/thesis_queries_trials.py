@@ -17,7 +17,7 @@ from corpora import Tables
 from factorcell.model.run import Run
 from study import Experiment, Measured, Options
 from thesis_queries import EXPERIMENT as QUERIES
-from thesis_queries import SPLIT, ranks, replayed
+from thesis_queries import ROWS, SPLIT, ranks, replayed
 
 TRIALS = 8  # of each kind
 SIZES = {"hidden_size": (50, 300), "embedding_size": (12, 32), "variable_size": (4, 30), "rank": (4, 50)}
@@ -27,10 +27,10 @@ EVERY = 9  # one text of so many is completed
 
 def drawn(kind: str, number: int) -> Options:
     """The options of a trial, the same on every machine."""
-    random = np.random.default_rng((list(QUERIES.rows).index(kind), number))
+    random = np.random.default_rng((list(ROWS).index(kind), number))
     sizes = {key: round(float(np.exp(random.uniform(*np.log(ends))))) for key, ends in SIZES.items()}
     passes = round(float(np.exp(random.uniform(*np.log(PASSES)))), 2)
-    model = {**QUERIES.rows[kind]["model"], **sizes, "context_size": sizes["variable_size"]}
+    model = {**ROWS[kind]["model"], **sizes, "context_size": sizes["variable_size"]}
     return {"model": model, "training": {"epochs": passes, "evaluations": 1}}
 
 
@@ -44,7 +44,7 @@ def measure(run: Run, tables: Tables) -> Measured:
 EXPERIMENT = Experiment(
     "queries_trials",
     QUERIES.recipe,
-    {f"{kind} {number:02}": drawn(kind, number) for number in range(TRIALS) for kind in QUERIES.rows},
+    {f"{kind} {number:02}": drawn(kind, number) for number in range(TRIALS) for kind in ROWS},
     thesis_queries.tables,
     measure,
     seeds=(0,),

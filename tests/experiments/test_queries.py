@@ -1,5 +1,6 @@
 """Completion for users that no model was trained on: whole users in each part, and what each adds to a mean."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def test_the_library_knows_every_option(row: str) -> None:
     model = thesis_queries.EXPERIMENT.config(study.Training(row, 1), 1).model
     assert model.adapt == (() if row == "unadapted" else (row,))
     assert model.output_bias == ()
+
+
+def test_the_user_vector_of_chapter_5_is_the_embedding_itself() -> None:
+    """But for that the model is the FactorCell."""
+    found = thesis_queries.EXPERIMENT.config(study.Training(thesis_queries.NO_LAYER, 0), 1)
+    assert found.model.context_layer == "none"
+    factor = thesis_queries.EXPERIMENT.config(study.Training("factor", 0), 1)
+    assert replace(found.model, context_layer=factor.model.context_layer) == factor.model
 
 
 def test_no_user_is_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,12 +120,18 @@ def test_the_table_of_ranks() -> None:
     printed = {name: [0.1, 0.2, 0.3 + n / 10] for n, name in enumerate(("mpc", *shares))}
     published = {"small": printed, "large": printed}
     text = tables.queries(found, published)
-    lines = [line for line in text.splitlines() if line.startswith(("| mpc", "| factor"))]
+    lines = [line for line in text.splitlines() if line.startswith(("| mpc |", "| factor |"))]
     assert len(lines) == 2
     assert all(cell.strip() for line in lines for cell in line.strip("|").split("|"))
     assert lines[1].startswith("| factor | 0.6") or lines[1].startswith("| factor | 0.5")
     assert "All: of 3 pairs told apart in print 3 differ here by more than chance, 3 of them as printed." in text
+    assert "where nothing is learned" not in text
     assert "No row yet." in tables.queries(Results.of([]), published)
+    told = {"dev_none": 4.0, "dev_adadelta": 3.5, "dev_adagrad": 3.25}
+    every = [{**one, **told} for name in shares for one in [row(name, 0, 0.3)]]
+    assert "perplexity 4.00 where nothing is learned, 3.50 by adadelta, 3.25 by adagrad." in tables.queries(
+        Results.of(every), published
+    )
 
 
 def row(name: str, share: float, seed: int) -> dict[str, Any]:
