@@ -247,6 +247,29 @@ def test_a_budget_is_checked(budget: dict[str, Any], text: str) -> None:
         Budget(**budget)
 
 
+@pytest.mark.parametrize(
+    ("minutes", "passes", "hidden", "dropout"), [(0.5, 2.42, 150, 0.0), (1.25, 4.85, 200, 0.1), (4.0, 12.0, 200, 0.2)]
+)
+def test_what_fits_the_passes_is_chosen_for_those_that_are_made(
+    minutes: float, passes: float, hidden: int, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 12 passes of the model for 12, 1.25 minutes hold 2.5; of the one for 2.5, which is faster, 4.85.
+
+    So much is forgotten as suits 4.85, and nobody makes more passes than the table deserves.
+    """
+    facts = rules.Facts(1000, 1_000_000, 5000, letters=False)
+    seconds = {150: 12.0, 200: 15.0, 300: 30.0}  # of a pass, by the size
+
+    def speed(config: Config, *_: Any) -> Speed:
+        return Speed(seconds[config.model.hidden_size], 1, 0.0)
+
+    monkeypatch.setattr(rules.Facts, "of", lambda *_: facts)
+    monkeypatch.setattr(plans, "speed", speed)
+    made = plan({"training": {"precision": "float32"}}, *read(), Budget(minutes)).config
+    assert made.training.epochs == pytest.approx(passes)
+    assert (made.model.hidden_size, made.model.dropout_recurrent) == (hidden, dropout)
+
+
 def test_epochs_or_minutes() -> None:
     said = {**SAID, "training": {"epochs": 2.0}}
     with pytest.raises(UserError, match="epochs and minutes are both given"):

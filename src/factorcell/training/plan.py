@@ -145,14 +145,19 @@ def plan(
     if budget.minutes is None or seconds <= budget.minutes * 60:
         return replace(made, seconds=seconds)
     allowed = budget.minutes * 60
-    affordable = made.config.training.epochs * allowed / seconds  # passes, for which another model may be the best
+    deserved = made.config.training.epochs
+    affordable = deserved * allowed / seconds  # passes, for which another model may be the best
     made = measure(_made(asked, facts, affordable))
-    return _in_time(made, speed(made.config, corpus, held, models, clock).shared(share), allowed)
+    found = speed(made.config, corpus, held, models, clock).shared(share)
+    more = _in_time(made, found, allowed, deserved).config.training.epochs  # than affordable, by a smaller model
+    again = _made(asked, facts, more, affordable)
+    precise = replace(again.config.training, precision=made.config.training.precision)
+    return _in_time(replace(made, config=replace(again.config, training=precise)), found, allowed, deserved)
 
 
-def _made(said: Said, facts: Facts, epochs: float) -> Plan:
-    """What is said, and for the rest what the rules say of so many passes."""
-    found, chosen = rules.options(facts, epochs), unsaid(said)
+def _made(said: Said, facts: Facts, epochs: float, sized_for: float | None = None) -> Plan:
+    """What is said, and for the rest what the rules say of so many passes, sizes as for another number if given."""
+    found, chosen = rules.options(facts, epochs, sized_for), unsaid(said)
     whole = {section: {**values} for section, values in said.items()}
     for section, values in found.items():
         free = {name: value for name, value in values.items() if name in chosen}
@@ -160,11 +165,11 @@ def _made(said: Said, facts: Facts, epochs: float) -> Plan:
     return Plan(Config.from_dict(whole), chosen)
 
 
-def _in_time(made: Plan, found: Speed, allowed: float) -> Plan:
-    """The plan with the passes that take the seconds that are allowed."""
+def _in_time(made: Plan, found: Speed, allowed: float, most: float) -> Plan:
+    """The plan with the passes that take the seconds that are allowed, or `most` of them."""
     training = made.config.training
     left = max(allowed * ENOUGH - found.evaluation * training.evaluations, allowed / 2)
-    epochs = float(f"{left / (found.step * found.steps):.3g}")
+    epochs = min(most, float(f"{left / (found.step * found.steps):.3g}"))
     config = replace(made.config, training=replace(training, epochs=epochs))
     return replace(made, config=config, seconds=found.seconds(config))
 

@@ -63,9 +63,9 @@ def passes(facts: Facts, preset: str) -> float:
     return float(f"{min(MOST if facts.letters else MOST_OF_WORDS, max(FEWEST, times)):.2g}")
 
 
-def options(facts: Facts, epochs: float) -> Options:
-    """The options of a training that reads the table so many times."""
-    seen = epochs * facts.targets
+def options(facts: Facts, epochs: float, sized_for: float | None = None) -> Options:
+    """The options of a training that reads the table so many times, with sizes for another number if that is given."""
+    seen = (epochs if sized_for is None else sized_for) * facts.targets
     model = _letters(seen) if facts.letters else _words(seen)
     return {
         "model": {**model, **_context(facts), **_dropout(facts, epochs)},
