@@ -51,6 +51,14 @@ def test_tensors_and_facts_come_back(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["w.safetensors"]
 
 
+def test_one_number_of_any_stride_comes_back(tmp_path: Path) -> None:
+    """A column of a table with one row, as the figures of a single development text are."""
+    alone = torch.zeros(1, 2, dtype=torch.double)[:, 1]
+    assert alone.stride() == (2,)
+    files.save_tensors(tmp_path / "t.safetensors", {"x": alone.as_strided((1,), (2,))}, {})
+    assert files.load_tensors(tmp_path / "t.safetensors")[0]["x"].tolist() == [0.0]
+
+
 def test_infinite_best_survives(tmp_path: Path) -> None:
     """A checkpoint before the first evaluation has no best perplexity yet."""
     files.save_tensors(tmp_path / "w", {}, {"best": float("inf")})
