@@ -10,9 +10,9 @@ from tacl_beyond import MODEL, experiment
 CLASSIFIERS = ("bayes", "linear", "fasttext")
 ACCURACY = "classifier_accuracy"
 HEADER = (
-    "gain over the FactorCell, known targets",
+    "gain, known targets",
     "accuracy, %",
-    "above the best classifier, points",
+    "above the best, points",
     "calibration error, %",
     "temperature",
 )
