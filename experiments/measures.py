@@ -35,8 +35,7 @@ def told_apart(run: Run, tables: Tables, target: str) -> Measured:
     row = {"candidates": len(names), "judged": metrics["texts"]}
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc", "calibration_error", "value_nats")}
     told = Measured(row, {"accuracy": judged_texts(found)})
-    priors = dict(zip(variable.values, map(float, variable.counts), strict=True))
-    return told | as_classifier(found, ask(tables["held"]), priors) if "held" in tables else told
+    return told | as_classifier(found, ask(tables["held"]), variable.counted) if "held" in tables else told
 
 
 def as_classifier(found: Classification, held: Classification, priors: Mapping[str, float]) -> Measured:

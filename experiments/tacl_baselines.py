@@ -29,6 +29,7 @@ from corpora import Tables
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.schema import Variable
 from factorcell.data.values import category_name
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification, judge, judged_texts
@@ -151,7 +152,7 @@ def scored(scorer: Scorer, tables: Tables) -> Measured:
 def separated(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
     """A model for each value."""
     runs = trained(config, tables, folder, name)
-    return costs(runs) | scored(runs, tables) | told_by_rule(runs, runs, tables, name)
+    return costs(runs) | scored(runs, tables) | told_by_rule(runs, runs.schema.categories[0], tables, name)
 
 
 def mixed(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
@@ -161,7 +162,7 @@ def mixed(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
     if not (folder / mixture.INDEX).exists():
         mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=target, unknown="group")
     made = Mixture.open(folder)
-    return costs(runs) | scored(made, tables) | told_by_rule(made, runs, tables, name)
+    return costs(runs) | scored(made, tables) | told_by_rule(made, runs.schema.categories[0], tables, name)
 
 
 def trained(config: Config, tables: Tables, folder: Path, name: str) -> Separate:
@@ -177,13 +178,13 @@ def costs(runs: Separate) -> Measured:
     return Measured({"parameters": parameters, "minutes": minutes})
 
 
-def told_by_rule(scorer: Scorer, runs: Separate, tables: Tables, name: str) -> Measured:
-    """What Bayes' rule tells by a scorer that knows the values of `runs`."""
-    variable = runs.schema.categories[0]
+def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, name: str) -> Measured:
+    """What Bayes' rule tells by a scorer that knows the values of a variable."""
     asked = Asked.of(name, tables, variable.values[1:])
+    if not asked.names:  # in a trial all of them may be rare
+        return Measured({})
     found, held = (asked.by_rule(scorer, tables[f"labelled_{part}"]) for part in ("judged", "held"))
-    priors = dict(zip(variable.values, map(float, variable.counts), strict=True))
-    return told(found) | as_classifier(found, held, priors)
+    return told(found) | as_classifier(found, held, variable.counted)
 
 
 # ---- classifiers ----

@@ -26,10 +26,10 @@ from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.fit import fit
 from factorcell.training.mixture import Mixture
-from measures import as_classifier, cities
+from measures import cities
 from study import Baseline, Experiment, Measured, Options
 from tacl import SETS
-from tacl_baselines import Asked, best_ngram, scored, tables, told
+from tacl_baselines import Asked, best_ngram, scored, tables, told, told_by_rule
 
 MODEL = "factorcell"
 WEIGHT, OTHERS = 1, 2  # of the nats of a text's true value, and other values that it is compared with in a step
@@ -61,13 +61,7 @@ def which(scorer: Scorer, run: Run, tables: Tables, name: str) -> Measured:
     if target is None:
         asked = Asked.of(name, tables, list(cities()))
         return told(asked.by_rule(scorer, tables["labelled_judged"], list(cities().values())))
-    variable = run.schema.variable(target)
-    asked = Asked.of(name, tables, variable.values[1:])
-    if not asked.names:  # in a trial all of them may be rare
-        return Measured({})
-    found, held = (asked.by_rule(scorer, tables[part]) for part in ("judged", "held"))
-    priors = dict(zip(variable.values, map(float, variable.counts), strict=True))
-    return told(found) | as_classifier(found, held, priors)
+    return told_by_rule(scorer, run.schema.variable(target), tables, name)
 
 
 def mixed(name: str) -> dict[str, Baseline]:

@@ -102,8 +102,7 @@ def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
     """Sentences in nine languages; that of the first texts of the test is asked for."""
     tables = corpora.parts(data, folder, "commonvoice9", share)
     count = max(20, round(LANGUAGES_JUDGED * share))
-    judged = folder / f"commonvoice9-judged-{count}.parquet"
-    return {**tables, "judged": corpora.kept(judged, lambda: corpora.read(tables["test"]).slice(0, count))}
+    return {**tables, "judged": corpora.first(tables["test"], count)}
 
 
 def reddit_tables(data: Path, folder: Path, share: float) -> Tables:

@@ -38,6 +38,7 @@ FOREIGN = {"--upgrade", "--index-url", "--extra-index-url", "--no-deps"}  # not 
 FOREIGN |= {"--nproc-per-node", "--max-restarts", "--prefixes"}
 FOREIGN |= {"--system", "--home-dir", "--create-home", "--shell", "--now"}  # of useradd and systemctl
 FOREIGN |= {"--format", "--table", "--file", "--clean", "--if-exists", "--dbname", "--rdb"}  # of databases
+FOREIGN |= {"--data", "--results"}  # of the scripts under experiments/
 FOREIGN |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colours and lengths of a web page
 
 

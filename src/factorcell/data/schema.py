@@ -50,6 +50,11 @@ class Variable:
         """The column that it is read from."""
         return self.column or self.name
 
+    @property
+    def counted(self) -> dict[str, float]:
+        """How often training has each value of a category."""
+        return dict(zip(self.values, map(float, self.counts), strict=True))
+
     def frequencies(self) -> list[float]:
         """The share of training texts of every value; uniform where nothing was counted."""
         total = sum(self.counts)

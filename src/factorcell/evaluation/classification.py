@@ -164,7 +164,7 @@ def classify(
     names = [category_name(value) for value in values] or list(variable.values[1:])
     for name in names:
         _choose_value(run, variable, name, variable.values[1:])
-    trained = dict(zip(variable.values, map(float, variable.counts), strict=True))
+    trained = variable.counted
     weights = priors if isinstance(priors, Mapping) else None
     if priors == "training":
         weights = trained
@@ -175,7 +175,7 @@ def classify(
     judged += [] if calibrate is None else [_judged(run, calibrate, target, names, (), unknown, drawn)]
 
     def given(weights: Mapping[str, float] | None) -> Classification:
-        found, *held = (one.under(weights) if weights else one for one in judged)
+        found, *held = (one if weights is None else one.under(weights) for one in judged)
         return found.at(held[0].fitted_temperature()) if held else found
 
     found = given(weights)
