@@ -85,6 +85,7 @@ def row(number: int) -> dict[str, Any]:
         "city": ("Oslo", "Nice")[number % 2],
         "country": ("NL", "DE", "GB")[number % 3],
         "language": ("Basque", "French")[number % 2],
+        "nights": 1 + number % 30,
         "lat": 50 + number % 10 + 0.25,
         "lon": 4 + number % 7 + 0.25,
         "age": 20 + number % 50 + 0.5,
@@ -150,7 +151,7 @@ def write_lists(folder: Path) -> None:
 def write_runs(folder: Path, main: Main) -> None:
     """The runs that pages read without having trained them; `folder` is the working folder."""
     runs = {
-        "reviews": "reviews.csv --text review --context stars --context city --context lat:number",
+        "reviews": "reviews.csv --text review --context stars --context city --context nights:number",
         "factorcell": "reviews.csv --text review --context stars --context city",
         "unadapted": "reviews.csv --text review --model unadapted",
         "hotels": "train.parquet --context hotel --context rating",

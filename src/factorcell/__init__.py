@@ -1,8 +1,14 @@
 """Language models that adapt to context: who is writing, where, when, about what."""
 
+import os
 from typing import TYPE_CHECKING
 
 from factorcell.lazy import lazy
+
+# PyTorch's threads then sleep while they wait for one another. Where other work takes a core they would turn in circles
+# for whole slices of its time, and a training be ten times as slow. Read once, when PyTorch is imported: whoever has
+# imported it before, has its threads as they were.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from factorcell.completion.blend import Blend

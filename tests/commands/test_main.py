@@ -380,13 +380,10 @@ def test_resume_refuses_other_options(trained: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("said", ["", "active"])
 def test_threads_that_wait_sleep_unless_one_says_otherwise(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command and from Python, in time: before PyTorch is imported."""
     monkeypatch.setenv("OMP_WAIT_POLICY", said)
     if not said:
         monkeypatch.delenv("OMP_WAIT_POLICY")
-    code = (
-        "import os, sys; from factorcell.__main__ import main; sys.argv = ['factorcell', '--version']\n"
-        "try: main()\nexcept SystemExit: pass\n"
-        "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    )
+    code = "import os, sys; import factorcell; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == f"{said or 'passive'} False"

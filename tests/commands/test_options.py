@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from factorcell.commands import options
+from factorcell.commands.main import main
 from factorcell.commands.parser import Parser
 from factorcell.config import Config, UserError
+from factorcell.data.cache import prepare
+from factorcell.model.run import Run
 
 NUMBERED = {"sparse_penalty": "0.5", "sparse_l1": "0.5", "tell_apart": "stars=2", "cutoffs": "500"}
 OF_USERS = ("anonymous", "max_user_texts", "min_users")  # options that need a user column
@@ -69,3 +72,17 @@ def test_unknown_names_are_refused() -> None:
     """An adapter that does not exist is named with those that do."""
     with pytest.raises(UserError, match="unknown adapt 'lora'; choose from concat, scale, scale_split, scale_printed"):
         parse("--adapt", "lora")
+
+
+def test_a_rare_value_given_by_hand_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, whatever the number of its texts to write; neither a frequent value is, nor one never seen."""
+    rows = [{"text": "a room", "city": city} for city in ("Oslo", "Oslo", "Nice", "Nice", "Riga")]
+    config = Config.from_dict({"data": {"context": ["city"], "min_count": 1, "min_context_count": 2}})
+    corpus = prepare(rows, config.data)
+    Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema).save_weights({})
+    for city, told in {"Riga": 1, "Oslo": 0}.items():
+        words = ["generate", str(tmp_path / "run"), "--context", f"city={city}", "--max-tokens", "2", "--number", "3"]
+        assert main(words) == 0
+        assert capsys.readouterr().err.count("city 'Riga' is read as a rare value") == told
+    options.tell_rare(corpus.schema, {"city": "Rome"}, {"stars": "5"})
+    assert not capsys.readouterr().err

@@ -195,14 +195,14 @@ def test_no_message_names_a_user() -> None:
     assert not prepare(ROWS, replace(config, anonymous=True)).schema.variables[0].grouped
 
 
-@pytest.mark.parametrize("count", [1, 10, 3000])
+@pytest.mark.parametrize("count", [1, 6, 10, 85, 100, 3000])
 def test_a_filter_holds_what_it_was_made_of_and_little_else(count: int) -> None:
-    """None is missed; of others under 2 % pass, where chance has under 1 %."""
+    """None is missed; of others under 1 % pass."""
     names = [f"name {number}" for number in range(count)]
     bits = bytes.fromhex(bloom_filter(names))
-    assert len(bits) <= max(8, 1.25 * count + 1)
+    assert len(bits) <= max(128, 1.5 * count + 1)
     assert all(holds(bits, name) for name in names)
-    assert sum(holds(bits, f"other {number}") for number in range(3000)) < 60
+    assert sum(holds(bits, f"other {number}") for number in range(10_000)) < 100
     assert not holds(bytes.fromhex(bloom_filter([])), "name 0")
 
 

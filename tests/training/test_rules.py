@@ -67,6 +67,14 @@ def test_few_words_are_not_read_over_and_over() -> None:
     assert dropout == [0.3, 0.2]
 
 
+def test_few_texts_make_small_batches() -> None:
+    """For hundreds of steps all the same; a batch follows from the table, however few the minutes."""
+    tables = [Facts(2000, targets, 20, letters=False) for targets in (1000, 12_000, 50_000, 10**6)]
+    assert [rules.options(facts, 12.0)["training"]["batch_tokens"] for facts in tables] == [100, 240, 1000, 1000]
+    assert rules.options(tables[1], 0.5)["training"]["batch_tokens"] == 240
+    assert rules.options(Facts(2000, 6000, 80, letters=True), 40.0)["training"]["batch_tokens"] == 400
+
+
 def test_facts_are_those_of_the_table() -> None:
     """Counted by hand: ten rows, of which each city and each number of stars has five or four."""
     data = DataConfig(context=CONTEXT, min_count=1, min_context_count=1)

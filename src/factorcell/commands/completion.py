@@ -29,6 +29,7 @@ def run_complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
     run = options.opened(Run.open, given.run, given)
     assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), options.context(given.context)
+    options.tell_rare(run.schema, context)
     user = _told(assistant, _somebody(assistant, context), given.history)
     if given.stdin:
         return _each_line(assistant, user, context, given)

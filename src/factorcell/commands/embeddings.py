@@ -39,6 +39,7 @@ def run_contexts(given: argparse.Namespace) -> None:
     if given.between:
         first, second = (options.context(text.split(";"), "--between") for text in given.between)
         asked.append(({**context, **first}, {**context, **second}))
+    options.tell_rare(opened.schema, *(context for pair in asked for context in pair))
     found["words"] = [_words(opened, one, against, given) for one, against in asked]
     if given.page:
         from factorcell.reports import embeddings as report

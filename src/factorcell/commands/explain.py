@@ -33,6 +33,7 @@ def run_explain(given: argparse.Namespace) -> None:
     runs = [_open(folder, given) for folder in (given.run, *given.ensemble)]
     beside = [_open(folder, given) for folder in given.beside]
     doubts = cautions([*runs, *beside])
+    options.tell_rare(runs[0].schema, *contexts.values())
     own = given.run.name + (f" and {len(given.ensemble)} more" if given.ensemble else "")
     rows = explain(runs, texts, contexts, unknown=given.unknown)
     if given.beside:

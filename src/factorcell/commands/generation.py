@@ -47,6 +47,7 @@ def run_generate(given: argparse.Namespace) -> None:
 def _generate(run: Run, given: argparse.Namespace) -> None:
     how = writing_options(given)
     contexts = expand(run, options.context(given.context), given.each)
+    options.tell_rare(run.schema, *contexts)
     if given.fill is not None and given.stream:
         raise UserError("--fill finds whole fillers: no --stream")
     if given.fill is not None:

@@ -14,9 +14,11 @@ from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands import terminal
 from factorcell.commands.parser import Parser
 from factorcell.config import DEVICES, EXTENSIBLE, MODELS, PRECISIONS, Config, UserError, said_in
+from factorcell.data.rare_values import holds
 from factorcell.extensions import NONE
 
 if TYPE_CHECKING:
+    from factorcell.data.schema import ContextSchema
     from factorcell.training.plan import Budget
 
 Model = TypeVar("Model")
@@ -216,3 +218,13 @@ def context(given: Sequence[str], option: str = "--context") -> dict[str, str]:
             raise UserError(f"{option} {name} is given twice")
         context[name] = value
     return context
+
+
+def tell_rare(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
+    """Say which values that somebody gave are read as rare ones, which a model takes for one and the same."""
+    for variable in schema.categories:
+        given = dict.fromkeys(context[variable.source] for context in contexts if variable.source in context)
+        for name in given:
+            if name not in variable.values and holds(bytes.fromhex(variable.grouped), name):
+                few = f"training had fewer than {variable.least} texts of it"
+                terminal.say(f"{variable.source} {name!r} is read as a rare value, like all others of them: {few}")

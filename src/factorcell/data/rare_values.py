@@ -9,9 +9,9 @@ name can ask it too, so it hides no name that can be guessed (docs/privacy.md).
 import hashlib
 from collections.abc import Collection
 
-BITS = 10  # for each value
-PROBES = 7  # the best number for so many bits
-FEWEST = 64  # bits of a filter, so that the probes of one value differ
+BITS = 12  # for each value
+PROBES = 7  # of every filter, also of those that are kept
+FEWEST = 1024  # bits of a filter: in a smaller one the probes of different values fall together
 
 
 def bloom_filter(names: Collection[str]) -> str:

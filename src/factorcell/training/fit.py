@@ -194,7 +194,7 @@ def summary(run: Run) -> str:
     best = run.best()
     assert best is not None  # a training ends with an evaluation
     gain = told_difference("gain", facts(run.folder).get("context") or {})
-    worth = "" if gain is None else f"; its context gains {gain}"
+    worth = "" if gain is None else f"; {gain} over itself without its context (over an unadapted run it is less)"
     return (
         f"development perplexity {best['perplexity']:.2f} ({best['perplexity_known']:.2f} without out-of-vocabulary "
         f"targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes{worth}"

@@ -20,7 +20,8 @@ EXACT = 3000  # tokens up to which the exact softmax costs little more than a sa
 FEW_TEXTS = 60  # of a value, from which little can be learned about it
 FEW_TARGETS = 150_000  # that are soon learned by heart
 SHARE = 0.1  # of a training that evaluations may take
-GENTLE_STEPS, LEAST_BATCH = 300, 100  # of a fine-tuning: steps, if its texts have so many batches of such a size
+BATCH, LEAST_BATCH = 1000, 100  # tokens; fewer where the texts, read most often, would not make so many steps:
+STEPS, GENTLE_STEPS = 600, 300  # of a training, of a fine-tuning
 
 Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
 
@@ -60,7 +61,12 @@ def passes(facts: Facts, preset: str) -> float:
     """How often a training deserves to read a table: the more often, the smaller it is."""
     choose("preset", preset, PRESETS)
     times = PASSES[preset] * (1e6 / max(1, facts.targets)) ** 0.35
-    return float(f"{min(MOST if facts.letters else MOST_OF_WORDS, max(FEWEST, times)):.2g}")
+    return float(f"{min(_most(facts), max(FEWEST, times)):.2g}")
+
+
+def _most(facts: Facts) -> float:
+    """Passes that no training exceeds."""
+    return MOST if facts.letters else MOST_OF_WORDS
 
 
 def options(facts: Facts, epochs: float, sized_for: float | None = None) -> Options:
@@ -113,9 +119,10 @@ def _dropout(facts: Facts, epochs: float) -> dict[str, Any]:
 
 def _steps(facts: Facts) -> dict[str, Any]:
     """Batches and rates: small batches, for many steps."""
+    batch = _batch(facts.targets, _most(facts), STEPS, BATCH)
     if facts.letters:
-        return {"batch_tokens": 1000, "learning_rate": 7e-3, "token_rate": 3.0, "weight_decay": 0.0}
-    return {"batch_tokens": 1000, "learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
+        return {"batch_tokens": batch, "learning_rate": 7e-3, "token_rate": 3.0, "weight_decay": 0.0}
+    return {"batch_tokens": batch, "learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
 
 
 def _loss(facts: Facts) -> dict[str, Any]:
@@ -139,4 +146,9 @@ def _evaluations(facts: Facts, epochs: float) -> dict[str, Any]:
 
 def gentle_batch(targets: int, epochs: float, most: int) -> int:
     """Tokens in a batch of a fine-tuning: a few hundred steps even of few texts, and no more than `most`."""
-    return max(1, min(most, max(LEAST_BATCH, round(targets * epochs / GENTLE_STEPS))))
+    return _batch(targets, epochs, GENTLE_STEPS, most)
+
+
+def _batch(targets: int, epochs: float, steps: int, most: int) -> int:
+    """Tokens in a batch of so many steps, within `LEAST_BATCH` and `most`."""
+    return max(1, min(most, max(LEAST_BATCH, round(targets * epochs / steps))))
