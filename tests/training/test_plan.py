@@ -170,10 +170,11 @@ def test_what_an_evaluation_begins_with_counts_once(
     assert plans.speed(Config.from_dict(SAID), corpus, held, clock=clock).evaluation == pytest.approx(seconds, rel=0.2)
 
 
-def test_of_several_models_the_slowest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    speeds = {"unadapted": Speed(1, 10, 0), "factorcell": Speed(3, 10, 0), "concatcell": Speed(2, 10, 0)}
+def test_several_models_have_their_minutes_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All make the same passes: together they take the minutes of all, the fast ones fewer, the slow ones more."""
+    speeds = {"unadapted": Speed(1, 10, 5), "factorcell": Speed(3.5, 10, 7), "concatcell": Speed(1.5, 10, 6)}
     monkeypatch.setattr(plans, "_speed", lambda config, corpus, held, clock: speeds[config.model_name])
-    assert plans.speed(Config.from_dict(SAID), *read(), list(speeds)) == Speed(3, 10, 0)
+    assert plans.speed(Config.from_dict(SAID), *read(), list(speeds)) == Speed(2, 10, 6)
 
 
 def test_processes_go_by_one_speed() -> None:

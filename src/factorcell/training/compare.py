@@ -35,7 +35,8 @@ def compare(
 ) -> Comparison:
     """Train the papers' models with the same options on the same texts; one row of results per model.
 
-    What `config` leaves open follows from the table and the `budget`, which each model has, as `fit` has it.
+    What `config` leaves open follows from the table and the `budget`, as `fit` has it: minutes of a model on average,
+    since all read the table as often.
     `target` names the context column to classify. Results are of `test`, else of `dev`. Each model is trained with
     `seeds` seeds, that of `config` and those after it. Finished runs are not trained again with `resume`.
     """

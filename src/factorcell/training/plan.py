@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,7 @@ from factorcell.training.trainer import Trainer
 
 WARM = 3  # first steps, which are slower
 MEASURED = 3.0  # seconds of steps by which their speed is known
-JUDGED, LONG = (
-    64,
-    0.5,
-)  # development texts by which the speed of an evaluation is known: twice as many, until it is LONG
+JUDGED, LONG = 64, 0.5  # development texts that show the speed of an evaluation: twice as many, until it is LONG
 ENOUGH = 0.97  # of the minutes: reading, checkpoints and the card take the rest
 
 Said = Mapping[str, Mapping[str, Any]]
@@ -197,9 +195,10 @@ def _precise(made: Plan, corpus: Corpus, held: Corpus, share: Callable[[float], 
 def speed(
     config: Config, corpus: Corpus, held: Corpus, models: Sequence[str] = (), clock: Clock = time.perf_counter
 ) -> Speed:
-    """That of this machine, on the first batches; of the slowest of `models`, if there are any."""
-    configs = [config.with_model(name) for name in models] or [config]
-    return max((_speed(one, corpus, held, clock) for one in configs), key=lambda found: found.step)
+    """That of this machine, on the first batches; of `models` on average, if there are any."""
+    found = [_speed(one, corpus, held, clock) for one in [config.with_model(name) for name in models] or [config]]
+    step, evaluation = (fmean(getattr(one, name) for one in found) for name in ("step", "evaluation"))
+    return Speed(step, found[0].steps, evaluation)
 
 
 def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:
