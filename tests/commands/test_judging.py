@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from factorcell import files
+from factorcell import files, progress
 from factorcell.commands.main import main
+from factorcell.evaluation import classification
+from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
@@ -78,3 +80,49 @@ def test_what_a_run_writes_has_a_caution_where_it_stopped_early(
             assert ("its training stopped after 50 of 1,000 steps" in capsys.readouterr().err) == (steps == 1000)
             if "--page" in command:
                 assert ('class="caution"' in page.read_text(encoding="utf-8")) == (steps == 1000)
+
+
+@pytest.mark.filterwarnings("always::factorcell.config.Notice")
+def test_evaluate_counts_empty_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, with their file."""
+    table, empty = folder / "test.jsonl", 3 * sum(row["text"] == "" for row in ROWS)
+    assert main(["evaluate", str(folder / "cell"), str(table), "--by", "city", "--top"]) == 0
+    told = f"Notice: {table}: {empty} of {3 * len(ROWS)} texts are empty; the end of an empty text is its only target"
+    assert [line for line in capsys.readouterr().err.splitlines() if "empty" in line] == [told]
+
+
+def test_classify_says_how_far_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of all texts under all candidates, known at once, the texts to calibrate on as well; in Python only if asked."""
+    for name in ("FIRST", "OFTEN", "SHARE"):
+        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(classification, "TOKENS", 30)
+    cell, table = folder / "cell", str(folder / "test.jsonl")
+    classify(Run.open(cell), table, "city")
+    assert capsys.readouterr().err == ""
+    total = len(ROWS) * 3 * len(Run.open(cell).schema.variable("city").values[1:])
+    assert main(["classify", str(cell), table, "--target", "city", "--calibrate", table]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("judging: ")]
+    assert len(told) > 4
+    assert all(f" of {total} likelihoods (" in line for line in told)
+    assert all(line.endswith(" left") != ("(100%)" in line) for line in told)
+    assert sum("(100%)" in line for line in told) == 2
+
+
+def test_named_points_say_how_far_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same for points."""
+    for name in ("FIRST", "OFTEN", "SHARE"):
+        monkeypatch.setattr(progress, name, 0.0)
+    run = make_run(tmp_path / "run", ("lat:number", "lon:number"))
+    run.save_weights({})
+    places = {"Oslo": {"lat": 59.9, "lon": 10.7}, "Nice": {"lat": 43.7, "lon": 7.3}, "Rome": {"lat": 41.9, "lon": 12.5}}
+    classify_points(run, ROWS, places)
+    assert capsys.readouterr().err == ""
+    files.write_rows(tmp_path / "points.jsonl", [{"name": name, **place} for name, place in places.items()])
+    files.write_rows(tmp_path / "test.jsonl", ROWS)
+    words = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--points", str(tmp_path / "points.jsonl")]
+    assert main(words) == 0
+    assert f" of {3 * len(ROWS)} likelihoods (100%)" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Flat arrays against plain lists: the same ids, the same contexts, every text in one batch, and the cache."""
 
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import DataConfig, UserError
+from factorcell import files
+from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import cache as caching
 from factorcell.data import tables, tokens
 from factorcell.data.cache import prepare
@@ -50,6 +52,25 @@ def test_ids_are_those_of_plain_lists(unit: str) -> None:
     assert lines_of(corpus) == expected_ids(ROWS, config)
     assert corpus.targets == sum(len(line) - 1 for line in lines_of(corpus))
     assert corpus.lengths.tolist() == [len(line) - 1 for line in lines_of(corpus)]
+
+
+def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
+    """In one line, read anew or from the cache; blanks are a text of letters, none of words; rows given say nothing."""
+    path, rows = tmp_path / "rows.jsonl", [*ROWS, {**ROWS[0], "text": "  "}]
+    files.write_rows(path, rows)
+    for unit, counted in (("word", "2 of 6 texts are"), ("char", "1 of 6 texts is")):
+        for _ in range(2):
+            with pytest.warns(Notice) as said:
+                corpus = prepare(path, DataConfig(unit=unit, max_tokens=1), cache=tmp_path / "cache")
+            assert [str(one.message) for one in said] == [
+                f"{path}: {counted} empty; the end of an empty text is its only target"
+            ]
+        assert lines_of(corpus)[2] == [START, END]
+    files.write_rows(path, [row for row in ROWS if row["text"]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(path, CONFIG, cache=tmp_path / "cache")
+        prepare(rows, CONFIG)
 
 
 @given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))

@@ -77,6 +77,7 @@ def run_classify(given: argparse.Namespace) -> None:
             samples=given.samples,
             proposal=given.proposal,
             calibrate=given.calibrate,
+            progress=True,
         )
     else:
         points = results.read_points(given.points)
@@ -88,6 +89,7 @@ def run_classify(given: argparse.Namespace) -> None:
             unknown=given.unknown,
             samples=given.samples,
             proposal=given.proposal,
+            progress=True,
         )
     metrics = result.metrics()
     terminal.judged(result, metrics, given.json)

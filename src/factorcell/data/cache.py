@@ -31,7 +31,7 @@ from factorcell.data.schema import ContextSchema
 from factorcell.data.tables import Table, line_count, open_table
 from factorcell.data.tokens import Ids, count, map_ids, tokenise
 from factorcell.data.values import CategoryColumn
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.vocabulary import END, Vocabulary
 from factorcell.progress import progress_bar
 
 CACHE_VERSION = 6  # of the arrays below; part of the key, so that older ones are not read
@@ -54,8 +54,8 @@ def prepare(
     Without `vocabulary` and `schema` they are made from this source (training); with them this source is read as that
     one was. `unknown` says what to do with a value the schema does not hold: an error, "group" (as a rare value) or
     "expected" (as a missing one); the `optional` variables are always read as "expected". Files are cached by content,
-    or stay in memory, with a `Notice`, where the cache cannot be written. `UserError` says what is wrong with the data,
-    and where.
+    or stay in memory, with a `Notice`, where the cache cannot be written. A `Notice` counts the empty texts of a file.
+    `UserError` says what is wrong with the data, and where.
     """
     table = open_table(source)
 
@@ -68,6 +68,7 @@ def prepare(
     else:
         key = _key(table.content, config, vocabulary, schema, (unknown, *optional))
         corpus = _cached(key, cache, read, table.name)
+        _tell_empty(corpus, table.name)
     if schema is not None:
         _tell_far(corpus, table.name)
     return corpus
@@ -85,6 +86,14 @@ def _cached(key: str, cache: Path | None, read: Callable[[Path | None], Corpus],
         why = f"{error.filename or 'the cache'}: {error.strerror or error}"
         warnings.warn(Notice(f"the cache cannot be written ({why}); {name} is kept in memory"), stacklevel=3)
     return read(None)
+
+
+def _tell_empty(corpus: Corpus, name: str) -> None:
+    """A `Notice` of texts without any token, if there are some."""
+    empty = int((corpus.tokens[corpus.offsets[:-1] + 1] == END).sum())
+    if empty:
+        of = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
+        warnings.warn(Notice(f"{name}: {of}; the end of an empty text is its only target"), stacklevel=3)
 
 
 def _tell_far(corpus: Corpus, name: str) -> None:

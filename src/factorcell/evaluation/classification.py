@@ -31,6 +31,7 @@ from factorcell.evaluation.text_figures import key_of
 from factorcell.model.language_model import Conditioned
 from factorcell.model.output import Samples
 from factorcell.model.run import TOKENS, Run
+from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -44,6 +45,7 @@ def log_likelihoods(
     samples: int = 0,
     seed: int = 0,
     proposal: str = "rank",
+    progress: bool = False,
 ) -> Floats:
     """log p(text given candidate) (B, K). A candidate sets some variables; each text keeps its other ones.
 
@@ -59,7 +61,8 @@ def log_likelihoods(
     result = np.zeros((len(corpus), len(candidates)))
     same = not (corpus.bags or corpus.vectors) and len(np.unique(_others(run, corpus, candidates[0]), axis=0)) == 1
     shared = None
-    with run.scoring():
+    bar = progress_bar(total=result.size, desc="judging", unit="likelihoods", show=progress)
+    with bar, run.scoring():
         if same:  # only the candidates matter: all of them are prepared once
             only = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
             shared = run.model.condition(_contexts(only, columns))
@@ -71,6 +74,7 @@ def log_likelihoods(
                 chosen = torch.arange(begin, begin + len(part), device=run.device)
                 prepared = shared.select(chosen) if shared else None
                 result[rows, begin : begin + width] = -_candidate_nats(run, batch, part, prepared, drawn)
+                bar.update(len(rows) * len(part))
     return result
 
 
@@ -148,6 +152,7 @@ def classify(
     seed: int = 0,
     proposal: str = "rank",
     calibrate: Any = None,
+    progress: bool = False,
 ) -> Classification:
     """Which value of the categorical variable `target` each text has, all its other variables known.
 
@@ -170,9 +175,9 @@ def classify(
         weights = trained
     elif weights is None:
         choose("priors", str(priors), PRIORS)
-    drawn: Any = {"samples": samples, "seed": seed, "proposal": proposal}
-    judged = [_judged(run, source, target, names, distractors, unknown, drawn)]
-    judged += [] if calibrate is None else [_judged(run, calibrate, target, names, (), unknown, drawn)]
+    how: Any = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
+    judged = [_judged(run, source, target, names, distractors, unknown, how)]
+    judged += [] if calibrate is None else [_judged(run, calibrate, target, names, (), unknown, how)]
 
     def given(weights: Mapping[str, float] | None) -> Classification:
         found, *held = (one if weights is None else one.under(weights) for one in judged)
@@ -191,13 +196,13 @@ def _judged(
     names: Sequence[str],
     distractors: Sequence[str],
     unknown: str,
-    drawn: Mapping[str, Any],
+    how: Mapping[str, Any],
 ) -> Classification:
     """The texts of a table, all candidates being as frequent."""
-    corpus = run.prepare(source, unknown=unknown, optional=(target,))
+    corpus = run.prepare(source, unknown=unknown, optional=(target,), progress=how["progress"])
     column = run.schema.variable(target).source
     truth = _names(source, column) if column in open_table(source).columns else [None] * len(corpus)
-    likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **drawn)
+    likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **how)
     missing = np.array([name is None for name in truth], dtype=bool)
     found = judge(names, likelihoods, corpus.lengths, truth, distractors)
     return replace(found, missing=missing, key=key_of(corpus, target, *names))
@@ -229,6 +234,7 @@ def classify_points(
     samples: int = 0,
     seed: int = 0,
     proposal: str = "rank",
+    progress: bool = False,
 ) -> Classification:
     """Which of named `points` (such as cities, by `lat` and `lon`) each text belongs to, by its numeric variables.
 
@@ -242,10 +248,11 @@ def classify_points(
     variables = tuple(next(iter(points.values())))
     for name in variables:
         choose("numeric context variable", name, [variable.name for variable in run.schema.numbers])
-    corpus = run.prepare(source, unknown=unknown, optional=variables if truth is not None else ())
+    corpus = run.prepare(source, unknown=unknown, optional=variables if truth is not None else (), progress=progress)
     names = list(points)
     candidates = list(points.values())
-    likelihoods = log_likelihoods(run, corpus, candidates, samples=samples, seed=seed, proposal=proposal)
+    how: Any = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
+    likelihoods = log_likelihoods(run, corpus, candidates, **how)
     if truth is None:
         index = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
         here = corpus.numbers[:, index].astype(np.float64)

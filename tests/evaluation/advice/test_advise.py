@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
+from factorcell import files, progress
 from factorcell.commands.main import main
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.cache import prepare
+from factorcell.evaluation.advice import conditional_ngram
 from factorcell.evaluation.advice import sample as advice_texts
 from factorcell.evaluation.advice.advise import advise, expected, measured, recommend
 from factorcell.evaluation.advice.sample import beginnings, columns_of, sample
@@ -330,3 +331,21 @@ def test_agreement_of_runs() -> None:
     runs = [{"expected": gain, "measured": gain**2} for gain in (0.1, 0.2, 0.3)] + [{"expected": None, "measured": 1.0}]
     assert advice_agreement(runs) == "rank correlation of expected and measured: 1.00 (3 runs)"
     assert advice_agreement(runs[2:]) == ""
+
+
+def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Within a column too; the whole is known at once and reached in the end; nothing unless it is asked for."""
+    for name in ("FIRST", "OFTEN", "SHARE"):
+        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(conditional_ngram, "BLOCK", 1000)
+    for columns in (("dialect",), ("dialect", "coin", "same")):
+        quiet = advise(table(300), data(*columns))
+        assert capsys.readouterr().err == ""
+        assert advise(table(300), data(*columns), progress=True) == quiet
+        lines = capsys.readouterr().err.splitlines()
+        assert any(line.startswith("counting: ") for line in lines)
+        told = [line.split() for line in lines if line.startswith("judging: ")]
+        assert len(told) > 10 * len(columns)
+        done = [int(words[1].replace(",", "")) for words in told]
+        assert done == sorted(done)
+        assert {words[3] for words in told} == {told[-1][1]}

@@ -15,8 +15,10 @@ def complete(verb: Parser) -> None:
     verb.add_argument("--stdin", action="store_true", help="complete each line of standard input: a row of JSON each")
     options.add_context(verb)
     verb.add_argument("--history", metavar="TEXT;TEXT", help="what the person wrote before, learned in order")
-    verb.add_argument("--explain", action="store_true", help="what each source adds, and what the history has changed")
-    verb.add_argument("--count", type=int, default=10, help="texts to suggest")
+    text = "what each source of a blend adds, and what the history has changed"
+    verb.add_argument("--explain", action="store_true", help=text)
+    text = "texts to suggest, each with the model's probability of what follows PREFIX"
+    verb.add_argument("--count", type=int, default=10, help=text)
     verb.add_argument("--seconds", type=float, help="time after which the best so far will do")
     verb.add_argument("--slips", type=int, default=0, help="typing errors to forgive, 0 to 2")
     options.computing(verb)
@@ -45,7 +47,8 @@ def replay(verb: Parser) -> None:
     verb.add_argument("--base", metavar="NAME", help="the system that others are compared to (default: the first)")
     text = "table of training texts, to tell seen prefixes from unseen ones"
     verb.add_argument("--train", type=Path, metavar="TABLE", help=text)
-    verb.add_argument("--user", default="user", metavar="COLUMN", help="column that names the user")
+    text = "column that names the user (default: the run's own; if it has none, user)"
+    verb.add_argument("--user", metavar="COLUMN", help=text)
     _streams(verb, "judge about one of N texts; all are learned")
     options.seed(verb, "the prefixes and the intervals")
     text = "places that a point of the curve joins"
@@ -55,8 +58,8 @@ def replay(verb: Parser) -> None:
 
 
 def _streams(verb: Parser, every: str) -> None:
-    text = "column of times or numbers that orders texts"
-    verb.add_argument("--time", default="time", metavar="COLUMN", help=text)
+    text = "column of times or numbers that orders texts (default: the run's own; if it has none, time)"
+    verb.add_argument("--time", metavar="COLUMN", help=text)
     verb.add_argument("--rows-per-user", type=int, help="the first N texts of each user (default: all)")
     verb.add_argument("--every", type=int, default=1, help=every)
     verb.add_argument("--seconds", type=float, help="time after which the best completions so far will do")

@@ -33,6 +33,8 @@ from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.data.tables import GIVEN, name_of
 from factorcell.evaluation import baselines
 from factorcell.evaluation.advice.conditional_ngram import (
+    ROUNDS,
+    Step,
     ValueNGram,
     exponents,
     inferred,
@@ -76,11 +78,12 @@ def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int 
     if len(corpus) < LEAST:
         raise UserError(f"{len(corpus)} rows are too few to judge a column; {LEAST} are the least")
     columns = columns_of(corpus)
-    split = Split.of(corpus, data, max(len(column.values) for column in columns), seed)
-    bar = progress_bar(columns, desc="judging", unit="columns", show=progress)
-    judged = [(column, *_judge(split, column, seed)) for column in bar]
-    judged.sort(key=lambda item: -item[1]["most"])
-    together = _together(split, [(column, model) for column, _, model in judged], [row for _, row, _ in judged])
+    split = Split.of(corpus, data, max(len(column.values) for column in columns), seed, progress)
+    with progress_bar(total=_work(split, len(columns)), desc="judging", unit="targets", show=progress) as bar:
+        judged = [(column, *_judge(split, column, seed, bar.update)) for column in columns]
+        judged.sort(key=lambda item: -item[1]["most"])
+        models = [(column, model) for column, _, model in judged]
+        together = _together(split, models, [row for _, row, _ in judged], bar.update)
     found = [row for _, row, _ in judged]
     for row in found:
         row["advice"], row["why"] = recommend(row)
@@ -93,18 +96,25 @@ def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int 
     return {**size, "columns": found, "all": together}
 
 
-def _judge(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGram]:
+def _work(split: Split, columns: int) -> int:
+    """How many targets are read to judge so many columns, each alone and then beside those before it."""
+    tune, test = len(split.tune.wanted), len(split.test.wanted)
+    alone, beside = (ROUNDS + 2) * tune + test, (ROUNDS + 1) * tune + test
+    return columns * alone + (columns - 1) * beside
+
+
+def _judge(split: Split, column: LabelColumn, seed: int, step: Step) -> tuple[Row, ValueNGram]:
     """The figures of one column, and what was counted."""
     train, tune, test = split.labels(column)
     model = ValueNGram(split.model, split.train, train, len(column.values))
     model.fit_prior(split.tune, tune)
     ratios = model.ratios()
-    model.beta = float(exponents(split.model, split.tune, [ratios], [tune])[0])
-    first = tilted(split.model, split.tune, [ratios], [tune], np.array([model.beta]))
+    model.beta = float(exponents(split.model, split.tune, [ratios], [tune], step)[0])
+    first = tilted(split.model, split.tune, [ratios], [tune], np.array([model.beta]), step)
     model.fit_longer(split.tune, tune, np.exp(first))
     counts = np.bincount(train[train < len(column.values)], minlength=len(column.values))
     prior = np.log((counts + 0.5) / (counts + 0.5).sum())
-    guesses = _guesses(split, model, prior, tune, test)
+    guesses = _guesses(split, model, prior, (tune, test), step)
     first, every = guesses.pop("first"), guesses.pop("every")
     known, own = split.test.each(test), np.arange(len(split.test.wanted))
     gains = every[own, known] - split.nothing
@@ -134,12 +144,16 @@ def _judge(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGra
     return row, model
 
 
-def _guesses(split: Split, model: ValueNGram, prior: Floats, tune: Ids, test: Ids) -> Row:
-    """Bayes' rule over the value's n-gram models: what it knows of the value after the first tokens and after all."""
-    logs = model.logs(split.tune)[1]
+def _guesses(split: Split, model: ValueNGram, prior: Floats, labels: tuple[Ids, Ids], step: Step) -> Row:
+    """Bayes' rule over the value's n-gram models: what it knows of the value after the first tokens and after all.
+
+    `labels` of the tune and the test texts.
+    """
+    tune, test = labels
+    logs = model.logs(split.tune, step)[1]
     told = {c: _information(posterior(logs, split.tune, prior, c), prior, tune) for c in COOL}
     exponent = max(told, key=lambda c: told[c])
-    first, every = model.logs(split.test)
+    first, every = model.logs(split.test, step)
     after = {str(n): posterior(every, split.test, prior, exponent, n) for n in FIRST}
     after["all"] = posterior(every, split.test, prior, exponent)
     return {
@@ -201,7 +215,7 @@ def _described(column: LabelColumn, counts: Ids) -> Row:
     }
 
 
-def _together(split: Split, models: Sequence[tuple[LabelColumn, ValueNGram]], rows: Sequence[Row]) -> Row:
+def _together(split: Split, models: Sequence[tuple[LabelColumn, ValueNGram]], rows: Sequence[Row], step: Step) -> Row:
     """The columns one after the other: what each adds to the stronger ones is kept in its row. All in the end.
 
     Their ratios are multiplied, with exponents fitted anew; then the longer histories of each have their say in turn.
@@ -212,9 +226,9 @@ def _together(split: Split, models: Sequence[tuple[LabelColumn, ValueNGram]], ro
     for count in range(2, len(rows) + 1):
         some = [model for _, model in models[:count]]
         tables = [model.ratios() for model in some]
-        beta = exponents(split.model, split.tune, tables, tunes[:count])
-        tune = np.exp(tilted(split.model, split.tune, tables, tunes[:count], beta))
-        test = np.exp(tilted(split.model, split.test, tables, tests[:count], beta))
+        beta = exponents(split.model, split.tune, tables, tunes[:count], step)
+        tune = np.exp(tilted(split.model, split.tune, tables, tunes[:count], beta, step))
+        test = np.exp(tilted(split.model, split.test, tables, tests[:count], beta, step))
         for model, fits, judges in zip(some, tunes, tests, strict=False):
             tune = model.fit_longer(split.tune, fits, tune)
             test = model.lengthen(split.test, judges, test)

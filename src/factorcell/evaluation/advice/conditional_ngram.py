@@ -10,7 +10,7 @@ vocabulary. Tune texts, which are neither counted nor tested on, fit alpha, beta
 Shapes: B texts, T targets, V vocabulary, K values (and K, one more, stands for a missing one), C columns.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,11 @@ ROUNDS, STEP = 6, 1e-3  # Newton's method on the exponents: most steps, and one 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Narrow = NDArray[np.float32]
+Step = Callable[[int], object]  # is told how many targets have been read
+
+
+def unwatched(targets: int) -> None:
+    """Nobody asks how far it is."""
 
 
 class Counted:
@@ -117,12 +122,12 @@ class ValueNGram:
         logs: Narrow = np.log(shares)
         return logs
 
-    def logs(self, texts: IndexedTexts) -> tuple[Narrow, Narrow]:
+    def logs(self, texts: IndexedTexts, step: Step = unwatched) -> tuple[Narrow, Narrow]:
         """log p(w | h, v) of every target and value (T, K + 1): with the first line alone, and with all."""
         ratios = self.beta * self.ratios()
         raised = np.exp(ratios).T
         first = np.empty((len(texts.wanted), self.size + 1), dtype=np.float32)
-        for rows, probabilities in blocks(self.model, texts):
+        for rows, probabilities in blocks(self.model, texts, step):
             normaliser = probabilities @ raised
             first[rows] = texts.base[rows, None] + ratios[:, texts.wanted[rows]].T - np.log(normaliser)
         return first, self._longer(texts, first)
@@ -166,24 +171,27 @@ class ValueNGram:
         return history, grams.with_value(texts.grams[level + 1], values)
 
 
-def blocks(model: NGram, texts: IndexedTexts) -> Iterator[tuple[slice, Narrow]]:
-    """p(w | h) of all tokens (t, V), for some targets at a time."""
+def blocks(model: NGram, texts: IndexedTexts, step: Step = unwatched) -> Iterator[tuple[slice, Narrow]]:
+    """p(w | h) of all tokens (t, V), for some targets at a time; each `step` is told when it is done with."""
     size = max(1, BLOCK // len(model.vocabulary))
     for begin in range(0, len(texts.wanted), size):
-        rows = slice(begin, begin + size)
+        rows = slice(begin, min(begin + size, len(texts.wanted)))
         yield rows, model.probabilities([history[rows] for history in texts.histories]).astype(np.float32)
+        step(rows.stop - rows.start)
 
 
-def exponents(model: NGram, texts: IndexedTexts, ratios: Sequence[Narrow], labels: Sequence[Ids]) -> Floats:
+def exponents(
+    model: NGram, texts: IndexedTexts, ratios: Sequence[Narrow], labels: Sequence[Ids], step: Step = unwatched
+) -> Floats:
     """The most likely beta (C,) of p(w | h) prod_c r_c(w)^beta_c / Z, by Newton's method: the likelihood is concave.
 
-    `ratios` (K_c + 1, V) and `labels` (B,) of every column.
+    `ratios` (K_c + 1, V) and `labels` (B,) of every column. To `step` rounds that are not needed are done.
     """
     beta = np.zeros(len(ratios))
     values = [texts.each(column) for column in labels]
-    for _ in range(ROUNDS):
+    for left in reversed(range(ROUNDS)):
         slope, curve = np.zeros(len(beta)), 1e-6 * np.eye(len(beta))
-        for rows, probabilities in blocks(model, texts):
+        for rows, probabilities in blocks(model, texts, step):
             logs = np.stack([ratio[value[rows]] for ratio, value in zip(ratios, values, strict=True)])  # (C, t, V)
             tilted = probabilities * np.exp(np.tensordot(beta.astype(np.float32), logs, 1))
             tilted /= tilted.sum(1, keepdims=True)
@@ -191,18 +199,26 @@ def exponents(model: NGram, texts: IndexedTexts, ratios: Sequence[Narrow], label
             own = np.take_along_axis(logs, texts.wanted[None, rows, None], 2)[:, :, 0]
             slope += (own - means).sum(1, dtype=np.float64)
             curve += np.einsum("tw,ctw,dtw->cd", tilted, logs, logs, optimize=True) - means @ means.T
-        step = np.linalg.solve(curve, slope)
-        beta = np.clip(beta + step, 0.0, 2.0)
-        if np.abs(step).max() < STEP:
+        change = np.linalg.solve(curve, slope)
+        beta = np.clip(beta + change, 0.0, 2.0)
+        if np.abs(change).max() < STEP:
+            step(left * len(texts.wanted))
             break
     return beta
 
 
-def tilted(model: NGram, texts: IndexedTexts, ratios: Sequence[Narrow], labels: Sequence[Ids], beta: Floats) -> Floats:
+def tilted(
+    model: NGram,
+    texts: IndexedTexts,
+    ratios: Sequence[Narrow],
+    labels: Sequence[Ids],
+    beta: Floats,
+    step: Step = unwatched,
+) -> Floats:
     """log p(w | h) prod_c r_c(w)^beta_c / Z of every target (T,), its text's values known."""
     values = [texts.each(column) for column in labels]
     logs = np.empty(len(texts.wanted))
-    for rows, probabilities in blocks(model, texts):
+    for rows, probabilities in blocks(model, texts, step):
         raised = sum(b * ratio[value[rows]] for b, ratio, value in zip(beta, ratios, values, strict=True))
         own = np.take_along_axis(raised, texts.wanted[rows, None], 1)[:, 0]
         logs[rows] = texts.base[rows] + own - np.log((probabilities * np.exp(raised)).sum(1))

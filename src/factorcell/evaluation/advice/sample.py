@@ -99,7 +99,7 @@ class Split:
     nothing: NDArray[np.float64]  # log probabilities of the targets of `test` (T,) by the model of a single value
 
     @classmethod
-    def of(cls, corpus: Corpus, data: DataConfig, values: int, seed: int) -> "Split":
+    def of(cls, corpus: Corpus, data: DataConfig, values: int, seed: int, progress: bool = False) -> "Split":
         """A split for columns of at most so many `values`; the more products a target costs, the fewer test texts."""
         order = np.random.default_rng(seed).permutation(len(corpus))
         held = min(MOST_HELD, max(4, int(HELD_OUT * len(corpus))))
@@ -107,7 +107,8 @@ class Split:
         few, more = order[: held // 2], order[held // 2 : held]
         rows = order[held:], _first(corpus, few, TUNED), _first(corpus, more, judging)
         parts = [corpus.select(part) for part in rows]
-        model = NGram(Path(), replace(data, context=()), corpus.vocabulary, ngram.count(parts[0], ORDERS[data.unit]))
+        counts = ngram.count(parts[0], ORDERS[data.unit], progress)
+        model = NGram(Path(), replace(data, context=()), corpus.vocabulary, counts)
         train, tune, test = (IndexedTexts.find(model, part, counted=part is parts[0]) for part in parts)
         return cls(corpus, model, rows, train, tune, test, _of_one_value(model, train, tune, test))
 
