@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
-from factorcell.data.tables import Table, listed
+from factorcell.data.tables import Table
 from factorcell.data.tokenizer import splitter
 from factorcell.data.values import (
     LARGEST,
@@ -188,9 +188,7 @@ def column_readers(
     policy = {v.name: _policy(v, config, unknown, optional) for v in schema.variables}
     for variable in schema.variables:
         if variable.source not in table.columns and policy[variable.name] != "expected":
-            have = listed(table.columns)
-            message = f"{table.name}: no column {variable.source!r}; it has {have}"
-            raise UserError(message, (("unknown", "expected"),))
+            raise table.lacks(variable.source, (("unknown", "expected"),))
     return [_reader(v, table.name, config, policy[v.name], known=True) for v in schema.variables]
 
 
@@ -229,7 +227,7 @@ def _new_readers(table: Table, config: DataConfig) -> list[Reader]:
     names = []
     for column, kind, _ in wanted:
         if column not in table.columns:
-            raise UserError(f"{table.name}: no column {column!r}; it has {listed(table.columns)}")
+            raise table.lacks(column)
         names.append(f"{column}.{kind}" if kind in TIMES or (kind and columns.count(column) > 1) else column)
         if names.count(names[-1]) > 1 or (kind is None and columns.count(column) > 1):
             raise UserError(f"context column {names[-1]!r} is named twice; each time needs a kind of its own")

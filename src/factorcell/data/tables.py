@@ -8,7 +8,7 @@ import csv as text_csv
 import json
 import lzma
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from factorcell.config import UserError
+from factorcell.data import csv_faults
 from factorcell.data.arrow import batches, one_line, plain
 from factorcell.data.content import COMPRESSIONS, ROW, Content
 from factorcell.visible import visible
@@ -35,7 +36,8 @@ Chunk = dict[str, list[Any]]
 class Table:
     """A source that can be read repeatedly: its `name` for messages, its columns, its chunks; of a file its `content`.
 
-    All that is read of a file is of one content: a `UserError` says that it has changed meanwhile.
+    All that is read of a file is of one content: a `UserError` says that it has changed meanwhile. A `fault` of its
+    header is told where a column is missing.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Table:
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
     content: Content | None = None
     rows: int | None = None
+    fault: str = ""
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -55,13 +58,18 @@ class Table:
         """Chunks of the named columns; `UserError` where a column is missing or the table is empty."""
         for name in columns:
             if name not in self.columns:
-                raise UserError(f"{self.name}: no column {name!r}; it has {listed(self.columns)}")
+                raise self.lacks(name)
         empty = True
         for chunk in self.read(tuple(dict.fromkeys(columns))):
             empty = False
             yield chunk
         if empty:
             raise UserError(f"{self.name}: no rows")
+
+    def lacks(self, column: str, remedies: Iterable[tuple[str, str]] = ()) -> UserError:
+        """The error about a `column` that is missing; a fault of the header has no `remedies`."""
+        message = f"{self.name}: no column {column!r}; it has {listed(self.columns)}{self.fault}"
+        return UserError(message, () if self.fault else remedies)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -217,7 +225,7 @@ def _csv(content: Content) -> Table:
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise UserError(f"{path}: damaged ({one_line(error)})") from None
 
-    return Table(str(path), names, read, content)
+    return Table(str(path), names, read, content, fault=csv_faults.of_header(names, delimiter))
 
 
 def _csv_batches(
