@@ -171,7 +171,7 @@ def test_means_on_a_circle() -> None:
         ("vector", [1, None], "not a list of numbers"),
         ("vector", [], "\\[\\], not a list of numbers"),
         ("vector", "7", "'7', not a list of numbers"),
-        ("vector", None, "empty, not a list of numbers"),
+        ("vector", None, "empty, not a list of numbers; fill it in or leave the row out"),
         ("vector", [1, 2, 3], "has 3 numbers; it must have 2, as in the first row"),
         ("category", [1, 2], "is a list, not the name of a category \\(a vector\\? say x:vector\\)"),
         ("category", np.zeros(2), "is a ndarray, not the name of a category"),

@@ -20,6 +20,7 @@ from factorcell.data.cache import prepare
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
 from factorcell.reports import search as trials
+from factorcell.training import fit as fitting
 from factorcell.training import search, search_space
 from factorcell.training.fit import fit, watched
 from factorcell.training.trials import ranked, told
@@ -315,7 +316,7 @@ def test_texts_are_read_once_for_each_count(tmp_path: Path, monkeypatch: pytest.
         reads.append(data.min_context_count)
         return prepare(source, data, **more)
 
-    monkeypatch.setattr(search, "prepare", counting)
+    monkeypatch.setattr(fitting, "prepare", counting)
     rows = searched(tmp_path, 6, ranges={"min_context_count": (1, 5)})
     assert sorted(reads) == [1, 1, 5, 5]
     for row in rows:

@@ -83,7 +83,7 @@ def run_tune_online(given: argparse.Namespace) -> None:
     for row in rows[len(shown) :]:
         terminal.show(f"mean reciprocal rank on {row['queries']:,} texts: blend {row['mrr']:.4f} (blend.json)")
         terminal.table(
-            [{"feature": key, "weight": f"{value:+.3f}"} for key, value in row["weights"].items()],
+            [{"feature": key, "weight": f"{value:+z.3f}"} for key, value in row["weights"].items()],
             ("feature", "weight"),
         )
     return None
@@ -159,7 +159,7 @@ def _show(rows: Sequence[dict[str, Any]], risen: Sequence[tuple[str, float]], gi
             "text": row["text"],
             "probability": None if row["probability"] is None else f"{row['probability']:.4f}",
             "slips": row["slips"] or None,
-            **({name: f"{row['parts'][name]:+.2f}" for name in row["parts"]} if given.explain else {}),
+            **({name: f"{row['parts'][name]:+z.2f}" for name in row["parts"]} if given.explain else {}),
         }
         for row in rows
     ]

@@ -8,7 +8,8 @@ category, has the expected value; a missing vector is an error unless the caller
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,9 +19,18 @@ from numpy.typing import NDArray
 from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
-from factorcell.data.tables import Table, listed
+from factorcell.data.tables import Table
 from factorcell.data.tokenizer import splitter
-from factorcell.data.values import LARGEST, CategoryColumn, NumberColumn, deviations, is_missing, quoted, to_number
+from factorcell.data.values import (
+    LARGEST,
+    CategoryColumn,
+    NumberColumn,
+    deviations,
+    empty,
+    is_missing,
+    quoted,
+    to_number,
+)
 
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
 FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
@@ -110,8 +120,8 @@ class VectorColumn:
             missing = is_missing(value)
             vector = None if missing else to_vector(value)
             if vector is None and not (missing and self.unknown == "expected"):
-                got = "empty" if missing else quoted(value)
-                raise UserError(f"{self.where} row {row}: {self.column} is {got}, not a list of numbers")
+                got = empty("not a list of numbers") if missing else f"{quoted(value)}, not a list of numbers"
+                raise UserError(f"{self.where} row {row}: {self.column} is {got}")
             if vector is not None:
                 self.size = self.size or len(vector)
                 if len(vector) != self.size:
@@ -178,10 +188,19 @@ def column_readers(
     policy = {v.name: _policy(v, config, unknown, optional) for v in schema.variables}
     for variable in schema.variables:
         if variable.source not in table.columns and policy[variable.name] != "expected":
-            have = listed(table.columns)
-            message = f"{table.name}: no column {variable.source!r}; it has {have}"
-            raise UserError(message, (("unknown", "expected"),))
+            raise table.lacks(variable.source, (("unknown", "expected"),))
     return [_reader(v, table.name, config, policy[v.name], known=True) for v in schema.variables]
+
+
+@contextmanager
+def as_in_training() -> Iterator[None]:
+    """Within it a table is read for a caller who offers no policy: an error says what helps in place of one."""
+    try:
+        yield
+    except UserError as error:
+        if not error.remedies:
+            raise
+        raise UserError(f"{error.message}; it must have every context column of training") from None
 
 
 def _policy(variable: Variable, config: DataConfig, unknown: str, optional: tuple[str, ...]) -> str:
@@ -208,7 +227,7 @@ def _new_readers(table: Table, config: DataConfig) -> list[Reader]:
     names = []
     for column, kind, _ in wanted:
         if column not in table.columns:
-            raise UserError(f"{table.name}: no column {column!r}; it has {listed(table.columns)}")
+            raise table.lacks(column)
         names.append(f"{column}.{kind}" if kind in TIMES or (kind and columns.count(column) > 1) else column)
         if names.count(names[-1]) > 1 or (kind is None and columns.count(column) > 1):
             raise UserError(f"context column {names[-1]!r} is named twice; each time needs a kind of its own")

@@ -8,7 +8,7 @@ import csv as text_csv
 import json
 import lzma
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from factorcell.config import UserError
+from factorcell.data import csv_faults
 from factorcell.data.arrow import batches, one_line, plain
 from factorcell.data.content import COMPRESSIONS, ROW, Content
 from factorcell.visible import visible
@@ -35,7 +36,8 @@ Chunk = dict[str, list[Any]]
 class Table:
     """A source that can be read repeatedly: its `name` for messages, its columns, its chunks; of a file its `content`.
 
-    All that is read of a file is of one content: a `UserError` says that it has changed meanwhile.
+    All that is read of a file is of one content: a `UserError` says that it has changed meanwhile. A `fault` of its
+    header is told where a column is missing.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Table:
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
     content: Content | None = None
     rows: int | None = None
+    fault: str = ""
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -55,13 +58,18 @@ class Table:
         """Chunks of the named columns; `UserError` where a column is missing or the table is empty."""
         for name in columns:
             if name not in self.columns:
-                raise UserError(f"{self.name}: no column {name!r}; it has {listed(self.columns)}")
+                raise self.lacks(name)
         empty = True
         for chunk in self.read(tuple(dict.fromkeys(columns))):
             empty = False
             yield chunk
         if empty:
             raise UserError(f"{self.name}: no rows")
+
+    def lacks(self, column: str, remedies: Iterable[tuple[str, str]] = ()) -> UserError:
+        """The error about a `column` that is missing; a fault of the header has no `remedies`."""
+        message = f"{self.name}: no column {column!r}; it has {listed(self.columns)}{self.fault}"
+        return UserError(message, () if self.fault else remedies)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -210,14 +218,18 @@ def _csv(content: Content) -> Table:
             if "Empty CSV file" in str(error):
                 return
             if ragged:
-                number, found = _ragged(content, delimiter, len(names)) or ragged[0]
-                has = f"{found} columns, the header has {len(names)} ({listed(names)})"
+                number, found, why = csv_faults.ragged(content, delimiter, len(names), ragged[0])
+                has = f"{found} columns, the header has {len(names)} ({listed(names)}){why}"
                 raise UserError(f"{path} line {number}: {has}") from None
-            raise UserError(_encoding(content, str(error))) from None
+            said = str(error)
+            if "straddling" in said:
+                *_, why = csv_faults.ragged(content, delimiter, len(names), (None, 0))
+                said = f"a row is longer than {PARSED:,} bytes{why or ' (a quote that is not closed?)'}"
+            raise UserError(_encoding(content, said)) from None
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise UserError(f"{path}: damaged ({one_line(error)})") from None
 
-    return Table(str(path), names, read, content)
+    return Table(str(path), names, read, content, fault=csv_faults.of_header(names, delimiter))
 
 
 def _csv_batches(
@@ -242,40 +254,30 @@ def _csv_batches(
 
 def _closed(parsed: Iterator[pa.RecordBatch], content: Content, column: str) -> Iterator[pa.RecordBatch]:
     """The batches; `UserError` where a quote opens in the last `column` and takes in the rest of the file."""
-    rows, last = 0, ""
+    last = ""
     for batch in parsed:
         yield batch
-        rows, last = rows + batch.num_rows, batch[column][-1].as_py()
-    if "\n" in last or "\r" in last:
-        *_, line = content.lines("utf-8")
-        if not line.rstrip().endswith('"'):
-            raise UserError(f"{content.path} row {rows}: {column} begins with a quote that is not closed")
+        last = batch[column][-1].as_py()
+    if line := csv_faults.open_at_the_end(content, last):
+        opens = f"{column} begins with a quote that is not closed: {csv_faults.CLOSE}"
+        raise UserError(f"{content.path} line {line}: {opens}")
 
 
 def _header(content: Content, delimiter: str) -> tuple[str, ...]:
     """The names of the columns of a CSV file, which its first line gives."""
+    reader = text_csv.reader(content.lines("utf-8-sig", ""), delimiter=delimiter)
     try:
-        names = tuple(next(text_csv.reader(content.lines("utf-8-sig", ""), delimiter=delimiter), ()))
+        names = tuple(next(reader, ()))
     except UnicodeDecodeError:
         raise UserError(_encoding(content, "not UTF-8")) from None
     except (OSError, EOFError, lzma.LZMAError, text_csv.Error) as error:
+        if isinstance(error, text_csv.Error) and reader.line_num > 1:
+            opens = f"a quote opens here that is not closed: {csv_faults.CLOSE}"
+            raise UserError(f"{content.path} line 1: {opens}") from None
         raise UserError(f"{content.path}: damaged ({one_line(error)})") from None
     if not names:
         raise UserError(f"{content.path} line 1: empty; it must name the columns")
     return names
-
-
-def _ragged(content: Content, delimiter: str, columns: int) -> tuple[int, int] | None:
-    """Line and columns of the first row that has not as many `columns`; Arrow counts rows, and not the empty ones."""
-    reader, begin = text_csv.reader(content.lines("utf-8", "", "replace"), delimiter=delimiter), 1
-    try:
-        for row in reader:
-            if row and len(row) != columns:
-                return begin, len(row)
-            begin = reader.line_num + 1
-    except text_csv.Error:  # a field beyond the limit of the csv module
-        return None
-    return None
 
 
 def _encoding(content: Content, error: str) -> str:
@@ -287,8 +289,6 @@ def _encoding(content: Content, error: str) -> str:
             place = len(line[: fault.start].encode("utf-8")) + 1
             byte = f"byte 0x{ord(line[fault.start]) - 0xDC00:02x} at column {place}"
             return f"{content.path} line {number}: not UTF-8 ({byte}); convert it first"
-    if "straddling" in error:
-        return f"{content.path}: a row is longer than {PARSED:,} bytes (a quote that is not closed?)"
     return f"{content.path}: {one_line(error)}"
 
 

@@ -192,6 +192,11 @@ class CategoryColumn:
         return np.array(final, dtype=np.int32)[np.concatenate(self.rows)]
 
 
+def empty(wrong: str) -> str:
+    """What an error says of an empty field, which is `wrong`."""
+    return f"empty, {wrong}; fill it in or leave the row out"
+
+
 TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
 # Per kind, how a value is read, and what an error says of one that cannot be read.
 READ: dict[str, tuple[Callable[[Any], float | None], str]] = {
@@ -224,7 +229,7 @@ class NumberColumn:
             if number is None and not (self.unknown == "expected" and is_missing(value)):
                 said = f"{quoted(value)}, {wrong}{self.hint}"
                 if is_missing(value):  # its kind is no mistake
-                    said = f"empty, {wrong.partition(' (')[0]}; fill it in or leave the row out"
+                    said = empty(wrong.partition(" (")[0])
                 raise UserError(f"{self.where} row {row}: {self.column} is {said}")
         array = np.array([math.nan if number is None else number for number in numbers])
         self.rows.append(array % self.period if self.period else array)

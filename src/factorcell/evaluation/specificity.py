@@ -17,6 +17,7 @@ import numpy as np
 
 from factorcell import files, limits
 from factorcell.config import UserError
+from factorcell.data.columns import as_in_training
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.bayes_rule import judged_texts
 from factorcell.evaluation.cautions import cautions
@@ -94,7 +95,8 @@ def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> tuple[Ro
     """All figures of one model, of its `texts` and of the real texts of the table `held`; and what every text adds."""
     target = judge.target
     judged, fits = judge.judge_each([{"text": row["text"], target: row["context"][target]} for row in texts])
-    corpus = run.prepare(held, unknown="group")
+    with as_in_training():
+        corpus = run.prepare(held, unknown="group")
     nats = run.nats(corpus)
     each = text_figures.of_nats(nats, corpus)
     wanted = hashlib.sha256(json.dumps([target, *(row["context"] for row in texts)]).encode()).hexdigest()

@@ -6,6 +6,7 @@ from typing import Any
 
 from factorcell import files, limits
 from factorcell.config import PAPER_MODELS, Config, UserError
+from factorcell.data.columns import as_in_training
 from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import Candidate, Comparison, compared
@@ -104,7 +105,8 @@ def common_plan(
 
 def _judged(run: Run, table: Any, target: str | None) -> Row:
     """The results of one run of a comparison, noted in its folder."""
-    corpus = run.prepare(table, unknown="group")
+    with as_in_training():
+        corpus = run.prepare(table, unknown="group")
     nats = run.nats(corpus)
     texts = text_figures.of_nats(nats, corpus)
     row: Row = {"kind": "compare", "table": name_of(table), "model": run.folder.name}

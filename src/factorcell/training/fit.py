@@ -8,6 +8,7 @@ from typing import Any
 from factorcell import files, lock
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
+from factorcell.data.columns import as_in_training
 from factorcell.data.corpus import Corpus, target_counts
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of
@@ -20,7 +21,7 @@ from factorcell.progress import progress_bar
 from factorcell.training import distributed
 from factorcell.training.distributed import World
 from factorcell.training.loop import rows_of
-from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
+from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config, unsaid
 from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.remarks import remarks
 from factorcell.training.trainer import Trainer
@@ -62,7 +63,7 @@ def fit(
             check_same(run, resumed(config, run.config).config, corpus)
         else:
             made = plan(config, corpus, held, budget, share=world.mean)
-            for line in made.lines():
+            for line in () if isinstance(config, Plan) else made.lines():  # whoever made a plan has told it
                 tell(say, line)
             make = Run.create if world.first else Run
             run = make(folder, made.config, corpus.vocabulary, corpus.schema)
@@ -111,7 +112,8 @@ def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corp
     corpus = prepare(source, config.data, progress=progress)
     if dev is None:
         return corpus.split(HELD_OUT, config.training.seed)
-    return corpus, prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
+    with as_in_training():
+        return corpus, prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
 
 
 def finish(

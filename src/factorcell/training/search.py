@@ -22,14 +22,13 @@ from factorcell import files, inputs, limits
 from factorcell.choices import PRUNERS, SAMPLERS
 from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import results
 from factorcell.evaluation.results import Row
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 from factorcell.training import search_space, trials
-from factorcell.training.fit import HELD_OUT, Say, finish, watched
+from factorcell.training.fit import Say, finish, read, watched
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config
 from factorcell.training.trials import ranked, told
 
@@ -190,13 +189,8 @@ class SearchTexts:
     def counted(self, least: int) -> tuple[Corpus, Corpus]:
         """Both corpora, values of fewer than `least` texts grouped."""
         if least not in self.read:
-            data = search_space.configured(self.config, {"min_context_count": least}).data
-            corpus = prepare(self.source, data, progress=self.progress)
-            if self.dev is None:
-                self.read[least] = corpus.split(HELD_OUT, self.config.training.seed)
-            else:
-                held = prepare(self.dev, data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
-                self.read[least] = corpus, held
+            config = search_space.configured(self.config, {"min_context_count": least})
+            self.read[least] = read(self.source, self.dev, config, progress=self.progress)
         return self.read[least]
 
 

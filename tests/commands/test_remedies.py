@@ -1,0 +1,66 @@
+"""Whatever an error proposes, the verb that was asked has."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from factorcell.commands.main import main
+from factorcell.config import Config, UserError
+from factorcell.files import write_rows
+from factorcell.training import compare as comparing
+from factorcell.training.fit import fit
+from tests.commands.test_main import QUICK, SMALL
+from tests.commands.verbs import parser
+from tests.small import ROWS, make_run
+
+CONFIG = Config.from_dict({"data": {"context": ["city", "stars"]}})
+BARE = [{"text": row["text"], "stars": row["stars"]} for row in ROWS]
+LACKS = "no column 'city'; it has text, stars"
+TRAINING = ["--context", "city", "--context", "stars", *SMALL, *QUICK]
+COMMANDS = {
+    "train": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "new", *TRAINING],
+    "tune": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "runs", "--trials", "1", *TRAINING],
+    "separate": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "runs", "--by", "city", *TRAINING],
+    "baseline bayes": ["whole.jsonl", "--test", "bare.jsonl", "--target", "city"],
+    "specificity": "run --train whole.jsonl --dev bare.jsonl --target stars --number 1 --out texts".split(),
+    "evaluate": ["run", "bare.jsonl"],
+    "score": ["run", "bare.jsonl"],
+    "finetune": ["run", "bare.jsonl", "--out", "tuned"],
+}
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a run, a whole table and one that lacks a column of its context."""
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run", ("city", "stars")).save_weights({})
+    write_rows(tmp_path / "whole.jsonl", ROWS * 13)
+    write_rows(tmp_path / "bare.jsonl", BARE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_a_verb_proposes_only_what_it_takes(tables: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a table that lacks a column: options of the verb, or what the table must have where the verb has none."""
+    assert main([*verb.split(), *COMMANDS[verb]]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    options = parser(*verb.split()).options
+    assert set(re.findall(r"--[a-z-]+", line)) == {"--unknown"}.intersection(options)
+    assert ("it must have every context column of training" in line) == ("--unknown" not in options)
+    assert "no column 'city'" in line
+
+
+def test_a_function_proposes_only_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fit` and `compare` have no `unknown`, `score` of a run has."""
+    run, must = make_run(tmp_path / "run", ("city", "stars")), "it must have every context column of training"
+    with pytest.raises(UserError) as error:
+        fit(ROWS, BARE, CONFIG, tmp_path / "fit")
+    assert str(error.value).endswith(f"{LACKS}; {must}")
+    monkeypatch.setattr(comparing, "fit", lambda *_, **__: run)
+    with pytest.raises(UserError) as error:
+        comparing.compare(ROWS, ROWS, BARE, CONFIG, tmp_path / "compared", models=["unadapted"])
+    assert str(error.value).endswith(f"{LACKS}; {must}")
+    with pytest.raises(UserError) as error:
+        run.score(BARE)
+    assert str(error.value).endswith(f'{LACKS}; unknown="expected" goes on all the same')
