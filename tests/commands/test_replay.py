@@ -124,6 +124,7 @@ def test_columns_are_those_of_the_run(folder: Path, capsys: pytest.CaptureFixtur
         files.write_rows(folder / "heldout.jsonl", [{k: v for k, v in row.items() if k != column} for row in dated])
         words = command(folder)
         words[1] = str(people)
+        capsys.readouterr()
         assert main(words) == 2
         error = capsys.readouterr().err
         assert f"heldout.jsonl: no column '{column}'; {option} names another (it has text, " in error
