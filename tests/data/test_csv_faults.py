@@ -26,7 +26,7 @@ SEPARATED = [
     ("t.tsv", "text,city\na,b\n", f"{TABS}, this header seems to be by commas: name the file .csv"),
     ("t.tsv", "text;city\na;b\n", f"{TABS}, this header seems to be by semicolons: save it with tabs, or with commas"),
 ]
-ROW = f"is not closed there: {CLOSE}"
+ROW = f"is not closed where its text ends: {CLOSE}"
 OPEN = [
     ("in a column of several", 'text,city\na,b\n"c,d\ne,f\n', f"line 3: 1 columns, the header has 2 .* line 3 {ROW}"),
     ("closed by a later one", 'text,city\n"a,b\nc,d\n"e, f",g\n', f"line 2: 3 columns, .* line 2 {ROW}"),
@@ -36,6 +36,7 @@ OPEN = [
     ("before empty lines", 'city,text\na,b\nc,"d\ne,f\n\n\n', "line 3: text begins with a quote"),
     ("behind whole ones", 'text,city\n"two\nlines",a\n"b,c\nd,e\n', f"line 4: 1 columns, .* line 4 {ROW}"),
     ("beside a whole one", 'text,city,of\n"two\nlines","a,b\nc,d,e\n', f"line 2: 2 columns, .* line 3 {ROW}"),
+    ("closed in its line", 'text,city\na,b\n"c,"d, e",f\n', f"line 3: 3 columns, .* line 3 {ROW}"),
     ("far from the end", 'text,city\na,b\n"c,d\n' + "e,f\n" * 50_000, f"line 3: 1 columns, .* line 3 {ROW}"),
     ("in the header", '"text,city\na,b\n', f"no column 'text'; .* line 1 {ROW}"),
     (
@@ -68,7 +69,7 @@ def test_other_separators_are_named(tmp_path: Path, name: str, content: str, sai
 )
 def test_a_header_that_is_separated_as_it_should_be_is_not_blamed(tmp_path: Path, name: str, content: str) -> None:
     """One column without marks, or several columns."""
-    assert "separated" not in fault(tmp_path / name, content)
+    assert "this header" not in fault(tmp_path / name, content)
 
 
 def test_a_fault_of_the_header_is_not_got_round(tmp_path: Path) -> None:
@@ -85,6 +86,12 @@ def test_a_fault_of_the_header_is_not_got_round(tmp_path: Path) -> None:
 def test_an_open_quote_is_named_with_its_line(tmp_path: Path, content: str, said: str) -> None:
     """Whatever it takes in, and wherever it ends."""
     assert re.search(said, fault(tmp_path / "t.csv", content))
+
+
+def test_quotes_that_close_are_not_blamed_for_a_row_of_too_many_columns(tmp_path: Path) -> None:
+    """Of one line or of several."""
+    for row in ('"c, d",e,f', '"c\nd",e,"f"'):
+        assert "perhaps" not in fault(tmp_path / "t.csv", f"text,city\na,b\n{row}\n")
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\n\n", "\r\n\r\n"])

@@ -183,7 +183,7 @@ def test_a_small_file_that_unpacks_to_a_large_one(
         (
             ".csv",
             PLAIN + b'"' + b"x\n" * 50_000,
-            "a row is longer than 4,096 bytes (perhaps since a quote that opens in line 6 is not closed there",
+            "a row is longer than 4,096 bytes (perhaps since a quote that opens in line 6 is not closed",
         ),
         (".csv", PLAIN + b"\xff" * 100_000, "line 6: longer than 4,096 characters"),
         (".csv", b"x" * 100_000, "line 1: longer than 4,096 characters"),

@@ -2,7 +2,7 @@
 
 import csv as text_csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from factorcell.data.content import Content
 
@@ -15,7 +15,7 @@ CLOSE = 'close it or take it out; a quote inside quotes is written ""'
 def of_header(names: Sequence[str], delimiter: str) -> str:
     """What an error adds about a header that lacks a column; empty where nothing is wrong with it."""
     if any(map(BREAK.search, names)):
-        return f"; a quote that opens in line 1 is not closed there: {CLOSE}"
+        return f"; {_not_closed(1)}"
     mark = max((mark for mark in SEPARATORS if mark != delimiter), key=names[0].count)
     if len(names) > 1 or mark not in names[0]:
         return ""
@@ -33,27 +33,44 @@ def ragged(
 
     `counted`: its number, if known, and its columns by Arrow, which counts rows, and not the empty ones.
     """
-    reader = text_csv.reader(content.lines("utf-8", "", "replace"), delimiter=delimiter)
+    held: list[str] = []  # the lines of a row
+    reader = text_csv.reader(_keeping(content.lines("utf-8", "", "replace"), held), delimiter=delimiter)
     number = begin = 1
     try:
         for row in reader:
             if row and len(row) != wanted:
-                return begin, len(row), _of_row(row, begin)
+                return begin, len(row), "" if _well_quoted(held, delimiter) else _of_row(row, begin)
             number, begin = number + bool(row), reader.line_num + 1
+            held.clear()
     except text_csv.Error:  # a field beyond the limit of the csv module
         if counted[0] in (None, number) and reader.line_num > begin:
-            return begin, counted[1], _not_closed(begin)
+            return begin, counted[1], f" (perhaps since {_not_closed(begin)})"
     return *counted, ""
 
 
+def _keeping(lines: Iterable[str], held: list[str]) -> Iterator[str]:
+    """The lines, each of them `held` as well."""
+    for line in lines:
+        held.append(line)
+        yield line
+
+
+def _well_quoted(lines: Iterable[str], delimiter: str) -> bool:
+    """Whether every quote that opens a field of a row closes it."""
+    try:
+        return bool(list(text_csv.reader(lines, delimiter=delimiter, strict=True)))
+    except text_csv.Error:
+        return False
+
+
 def _of_row(row: Sequence[str], begin: int) -> str:
-    """That the longest of the fields of several lines, in a row from line `begin` on, may have an open quote."""
+    """What an error adds of a row from line `begin` on: the field of the most lines is the one with the open quote."""
     breaks = [len(BREAK.findall(field)) for field in row]
-    return _not_closed(begin + sum(breaks[: breaks.index(max(breaks))])) if any(breaks) else ""
+    return f" (perhaps since {_not_closed(begin + sum(breaks[: breaks.index(max(breaks))]))})"
 
 
 def _not_closed(line: int) -> str:
-    return f" (perhaps since a quote that opens in line {line} is not closed there: {CLOSE})"
+    return f"a quote that opens in line {line} is not closed where its text ends: {CLOSE}"
 
 
 def open_at_the_end(content: Content, last: str) -> int | None:
