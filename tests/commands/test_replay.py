@@ -100,6 +100,39 @@ def test_options_are_heeded(folder: Path) -> None:
     assert files.read_json(whole / "summary.json")["window"] == 1
 
 
+def test_columns_are_those_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of user and time, unless an option names others; which is missing is said, and by what to name another."""
+    people = folder / "people"
+    save(people, data={"user": "city", "context": (), "min_user_count": 1})
+    config = files.read_json(people / "config.json")
+    files.write_json(people / "config.json", {**config, "data": {**config["data"], "time": "day"}})
+    rows = files.read_rows(folder / "heldout.jsonl")
+    dated = [{**row, "day": row["time"], "time": "2026-01-01"} for row in rows]  # by `time` they are in another order
+    files.write_rows(folder / "dated.jsonl", dated)
+
+    def replayed(out: str, *more: str) -> list[dict[str, Any]]:
+        words = ["replay", str(people), str(folder / "dated.jsonl"), "--out", str(folder / out), "--compare", "online"]
+        assert main([*words, "--threads", "1", *more]) == 0
+        return rows_of(folder / out / "rows.jsonl")
+
+    own = replayed("own")
+    assert {row["user"] for row in own} == {"Oslo"}
+    assert own == replayed("same", "--user", "city", "--time", "day")
+    assert own != replayed("others", "--time", "time")
+    assert {row["user"] for row in replayed("users", "--user", "user")} == {f"user {number}" for number in range(5)}
+    capsys.readouterr()
+    for column, option in (("city", "--user"), ("day", "--time")):
+        files.write_rows(folder / "heldout.jsonl", [{k: v for k, v in row.items() if k != column} for row in dated])
+        words = command(folder)
+        words[1] = str(people)
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert f"heldout.jsonl: no column '{column}'; {option} names another (it has text, " in error
+        assert error.count("\n") == 1
+    assert main(["tune-online", str(people), str(folder / "heldout.jsonl"), "--threads", "1"]) == 2
+    assert "no column 'day'; --time names another (it has text, user, time, city)" in capsys.readouterr().err
+
+
 def test_runs_of_a_folder_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(folder / "runs" / "unadapted", adapt=[])
     save(folder / "runs" / "factorcell")

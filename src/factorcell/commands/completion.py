@@ -5,6 +5,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from factorcell.choices import ONLINE_OPTIMISERS
@@ -20,6 +21,7 @@ from factorcell.completion.replay import tuning
 from factorcell.completion.replay.streams import PrefixDraw, Stream
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY
+from factorcell.data.tables import listed, open_table
 from factorcell.model.run import Run
 
 RISEN = 1500  # popular texts that are compared before and after a history (thesis 2018, section 5.4.2)
@@ -48,7 +50,7 @@ def run_tune_online(given: argparse.Namespace) -> None:
         given.dev,
         run.config.data,
         user=name,
-        moment=given.time,
+        moment=column_of(given.dev, "--time", given.time, run.config.data.time),
         others=run.schema.columns(without=name),
         most_rows=given.rows_per_user,
         draw=PrefixDraw(given.every),
@@ -86,6 +88,18 @@ def _blended(
     completer, popularity = Completer(run, unknown=given.unknown, seconds=given.seconds), Popularity.of(run)
     lists = list(tuning.proposals(completer, Learner(run, rule), popularity, streams, progress=True))
     weights = BlendWeights.fit(lists)
+def column_of(source: Path, option: str, given: str | None, own: str) -> str:
+    """The column that an `option` names; if it is not `given`, the run's `own`, if any, or that of the option's name.
+
+    `UserError` where the table has none that was not given.
+    """
+    name = given or own or option.removeprefix("--")
+    table = open_table(source)
+    if not given and name not in table.columns:
+        raise UserError(f"{table.name}: no column {name!r}; {option} names another (it has {listed(table.columns)})")
+    return name
+
+
     weights.save(run)
     mrr = tuning.reciprocal_rank(Blend(completer, popularity, weights), lists)
     return [{"queries": len(lists), "mrr": mrr, "weights": dict(weights.values)}]

@@ -5,6 +5,7 @@ from typing import Any
 
 from factorcell import files
 from factorcell.commands import terminal
+from factorcell.commands.completion import column_of
 from factorcell.completion.replay import summary as replay_summary
 from factorcell.completion.replay import systems
 from factorcell.completion.replay.streams import PrefixDraw, known_prefixes, read, replay
@@ -19,12 +20,15 @@ def run_replay(given: argparse.Namespace) -> None:
     base = names[0] if given.base is None else given.base
     if base not in names:
         raise UserError(f"--base {base}: it must be one of --compare ({', '.join(names)})")
-    data, columns = systems.reading(given.run, names, given.user)
+    own = systems.who_and_when(given.run, names)
+    user = column_of(given.heldout, "--user", given.user, own[0])
+    moment = column_of(given.heldout, "--time", given.time, own[1])
+    data, columns = systems.reading(given.run, names, user)
     streams = read(
         given.heldout,
         data,
-        user=given.user,
-        moment=given.time,
+        user=user,
+        moment=moment,
         others=columns,
         most_rows=given.rows_per_user,
         draw=PrefixDraw(given.every, given.seed),
@@ -33,7 +37,7 @@ def run_replay(given: argparse.Namespace) -> None:
     made = systems.systems(
         given.run,
         names,
-        user=given.user,
+        user=user,
         unknown=given.unknown,
         seconds=given.seconds,
         device=given.device,

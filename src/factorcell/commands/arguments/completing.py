@@ -45,7 +45,8 @@ def replay(verb: Parser) -> None:
     verb.add_argument("--base", metavar="NAME", help="the system that others are compared to (default: the first)")
     text = "table of training texts, to tell seen prefixes from unseen ones"
     verb.add_argument("--train", type=Path, metavar="TABLE", help=text)
-    verb.add_argument("--user", default="user", metavar="COLUMN", help="column that names the user")
+    text = "column that names the user (default: the run's own; if it has none, user)"
+    verb.add_argument("--user", metavar="COLUMN", help=text)
     _streams(verb, "judge about one of N texts; all are learned")
     options.seed(verb, "the prefixes and the intervals")
     text = "places that a point of the curve joins"
@@ -55,8 +56,8 @@ def replay(verb: Parser) -> None:
 
 
 def _streams(verb: Parser, every: str) -> None:
-    text = "column of times or numbers that orders texts"
-    verb.add_argument("--time", default="time", metavar="COLUMN", help=text)
+    text = "column of times or numbers that orders texts (default: the run's own; if it has none, time)"
+    verb.add_argument("--time", metavar="COLUMN", help=text)
     verb.add_argument("--rows-per-user", type=int, help="the first N texts of each user (default: all)")
     verb.add_argument("--every", type=int, default=1, help=every)
     verb.add_argument("--seconds", type=float, help="time after which the best completions so far will do")

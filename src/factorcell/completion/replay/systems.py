@@ -145,11 +145,10 @@ def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, 
 
     Where no run is among them, it is the way of the first run of the folder.
     """
-    found = runs(folder)
-    chosen = _opened(found, names)
+    chosen = _opened(runs(folder), names)
     ways: dict[tuple[str, bool | None], tuple[str, DataConfig]] = {}
     columns: list[str] = []
-    for name, path in (chosen or dict(list(found.items())[:1])).items():
+    for name, path in _asked(folder, names).items():
         data = read_config(path).data
         ways.setdefault((data.text, data.lowercase), (name, data))
         schema = ContextSchema.load(path / "schema.json")
@@ -161,6 +160,12 @@ def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, 
         )
     (_, data), *_ = ways.values()
     return data, list(dict.fromkeys(columns))
+
+
+def who_and_when(folder: Path, names: Sequence[str]) -> tuple[str, str]:
+    """The columns of user and time that the runs of the systems `names` were trained with, empty where none was."""
+    found = [read_config(path).data for path in _asked(folder, names).values()]
+    return next((data.user for data in found if data.user), ""), next((data.time for data in found if data.time), "")
 
 
 def systems(
@@ -209,6 +214,12 @@ def _opened(found: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
         if name in found or name == "blend":
             opened[name] = latest
     return opened
+
+
+def _asked(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """The runs that the systems `names` open; where they open none, the first run of the folder."""
+    found = runs(folder)
+    return _opened(found, names) or dict(list(found.items())[:1])
 
 
 def _of_run(completer: Completer, user: str, learns: bool) -> System:
