@@ -69,6 +69,11 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     shown = capsys.readouterr().out.splitlines()[1:]
     found = Completer(Run.open(folder)).complete("a", context={"city": "Oslo"})
     assert [line.split()[0] for line in shown] == [one.text for one in found], "a known user has no history to blend"
+    assert main([*command, "--context", "city=Oslo", "--explain"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].split() == ["text", "probability"]
+    assert said.err.splitlines()[-1].startswith("--explain: nothing is blended")
+    assert said.err.endswith("--context names the user, and only a new one has texts to blend\n")
     for wrong, message in (
         (["--context", "city=Oslo", "--history", "a"], "--history is for a new user"),
         (["--context", "city=Olso"], "city 'Olso' was never seen in training"),
@@ -77,6 +82,44 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
         assert message in capsys.readouterr().err
     assert main(["complete", str(folder)]) == 2
     assert "the input is no terminal" in capsys.readouterr().err
+
+
+def test_probability_is_the_models_whoever_types(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For somebody of training and for a new user, of whom it is no share of what is blended; the same in the menu."""
+    run = Run.open(folder)
+    command, completer, learner = ["complete", str(folder), "a", "--threads", "1"], Completer(run), Learner(run)
+    user = learn_one(run, User.new(run), "acca")
+
+    def nats(text: str, who: User | None) -> float:
+        """Of the whole text."""
+        known = run.score({"text": text, "city": "Oslo"})[0]["nats"]
+        return float(known if who is None else learner.nats(who.vector[None], [text])[0])
+
+    for more, who, context in ((["--context", "city=Oslo"], None, {"city": "Oslo"}), (["--history", "acca"], user, {})):
+        best = completer.complete("a", who, context, k=1)[0]
+        typed = nats(best.text, who) + best.log_probability  # nats of the "a" that all texts begin with
+        assert main([*command, *more, "--json"]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert len(rows) == 10
+        wanted = [np.exp(typed - nats(row["text"], who)) for row in rows]
+        assert [row["probability"] for row in rows] == pytest.approx(wanted, abs=1e-5)
+        assert main([*command, *more]) == 0
+        shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+        assert [[row["text"], f"{row['probability']:.4f}"] for row in rows] == shown
+        menu = Menu(Assistant.of(run), who, context, 10)
+        found = list(menu.get_completions(Document("a"), CompleteEvent()))
+        assert [one.display_meta_text for one in found] == [f"{100 * row['probability']:.1f} %" for row in rows]
+    shares = np.exp([row["log_probability"] for row in rows])
+    assert not np.allclose(shares, [row["probability"] for row in rows], atol=0.01)
+
+
+def test_explain_says_why_nothing_is_blended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run may tell users apart and keep no popular texts."""
+    made = make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8)
+    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run.save_weights({})
+    assert main(["complete", str(run.folder), "a", "--threads", "1", "--history", "acca", "--explain"]) == 0
+    assert capsys.readouterr().err.endswith("the model alone suggests these: the run keeps no popular texts\n")
 
 
 def test_lines_in_the_terminal_are_learned(folder: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.completion.completer import Completer
+from factorcell.completion.online import User, learn_one
 from factorcell.completion.search import SearchRequest, beam, search
 from factorcell.config import UserError
 from factorcell.data.vocabulary import SPECIALS
@@ -24,6 +25,7 @@ from tests.completion.test_search import CLOSE, typed_in, written_out
 from tests.elsewhere import DEVICE, Elsewhere
 from tests.small import inside, make_letters, make_run
 
+USERS = {"user": "city", "context": (), "min_user_count": 1}  # people are cities
 NASTY = {
     "nothing": "",
     "unknown": "zß",
@@ -65,6 +67,26 @@ def test_suggestions_are_the_most_probable_whole_texts() -> None:
     assert expected not in best.values()
     assert len(completer.complete("a", k=10_000)) == 3 + 9 + 27 + 81
     assert completer.complete("abcab") == []
+
+
+def test_the_model_says_how_probable_any_text_is() -> None:
+    """Of all that it could suggest, in a context and by a person, what the search found; of nothing else a number."""
+    run = make_letters(seed=2, spread=0.8, data={"max_tokens": 6})
+    told = make_letters(seed=2, spread=0.8, data={**USERS, "max_tokens": 6})
+    user = learn_one(told, User.new(told), "abca")
+    for of, who, context in ((run, None, {"city": "Oslo"}), (told, None, {"city": "Nice"}), (told, user, None)):
+        completer = Completer(of)
+        found = completer.complete("a", who, context, k=10_000)
+        assert len(found) == 3 + 9 + 27 + 81
+        said = completer.log_probabilities("a", [one.text for one in found], who, context)
+        assert said == pytest.approx([one.log_probability for one in found], abs=CLOSE)
+        assert Completer(of, slips=1).log_probabilities("a", ["abc"], who, context) == pytest.approx(
+            completer.log_probabilities("a", ["abc"], who, context)
+        )
+        assert completer.log_probabilities("a", [], who, context) == []
+        assert np.isnan(completer.log_probabilities("a", ["ba", "b", "abcabc"], who, context)).all()
+    with pytest.raises(UserError, match="a user of 2 numbers"):
+        Completer(make_letters(data=USERS, variable_size=3)).log_probabilities("a", ["ab"], user)
 
 
 @pytest.mark.parametrize("unit", ["char", "grapheme"])
@@ -236,7 +258,13 @@ def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str
     assert [line.split() for line in lines] == [[one.text, f"{np.exp(one.log_probability):.4f}"] for one in found]
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    probabilities = [row.pop("probability") for row in rows]
+    assert probabilities == pytest.approx([np.exp(one.log_probability) for one in found], abs=CLOSE)
     assert [replace(found[0], **row) for row in rows] == found
+    assert main([*command, "--explain"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].split() == ["text", "probability"]
+    assert "the model alone suggests these: the run does not tell users apart" in said.err
     assert main(["complete", str(folder), "", "--threads", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 11
     assert main([*command, "--seconds", "0"]) == 0

@@ -341,6 +341,8 @@ def test_slips_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [line.split()[::2] for line in lines] == [[one.text, str(one.slips or "-")] for one in found]
     assert main([*command, "1", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    probabilities = [row.pop("probability") for row in rows]
+    assert [one is None for one in probabilities] == [one.slips > 0 for one in found], "only what is typed is given"
     assert [Suggestion(**row) for row in rows] == found
     assert main([*command, "0"]) == 0
     assert "slips" not in capsys.readouterr().out

@@ -13,7 +13,7 @@ from factorcell.commands import options, streams, terminal
 from factorcell.completion import online
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import SOURCES, Blend, BlendWeights
-from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule, User
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay import streams as progressive
@@ -38,8 +38,17 @@ def run_complete(given: argparse.Namespace) -> None:
         return _talk(assistant, user, context, given.count)
     written = assistant.type(assistant.begin(user, context), given.prefix)
     found = assistant.suggest(written, given.count)
+    logs = assistant.suggester.log_probabilities(given.prefix, [one.text for one in found.suggestions], user, context)
+    rows = [
+        {**dataclasses.asdict(one), "probability": None if math.isnan(log) else math.exp(log)}
+        for one, log in zip(found.suggestions, logs, strict=True)
+    ]
     risen = _risen(assistant, user, given.count) if given.explain else []
-    return _show(found, risen, given)
+    if found.cut:
+        terminal.say(f"cut after {found.rows:,} hypotheses: there may be better ones")
+    if given.explain and rows and not rows[0]["parts"]:
+        terminal.say(f"--explain: nothing is blended, the model alone suggests these: {_unblended(assistant)}")
+    return _show(rows, risen, given)
 
 
 def run_tune_online(given: argparse.Namespace) -> None:
@@ -79,15 +88,6 @@ def run_tune_online(given: argparse.Namespace) -> None:
     return None
 
 
-def _blended(
-    run: Run, rule: LearningRule, streams: Sequence[Stream], given: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Fit and keep the weights of the blend, where the run has popular texts."""
-    if not (run.folder / POPULARITY).exists():
-        return []
-    completer, popularity = Completer(run, unknown=given.unknown, seconds=given.seconds), Popularity.of(run)
-    lists = list(tuning.proposals(completer, Learner(run, rule), popularity, streams, progress=True))
-    weights = BlendWeights.fit(lists)
 def column_of(source: Path, option: str, given: str | None, own: str) -> str:
     """The column that an `option` names; if it is not `given`, the run's `own`, if any, or that of the option's name.
 
@@ -100,6 +100,15 @@ def column_of(source: Path, option: str, given: str | None, own: str) -> str:
     return name
 
 
+def _blended(
+    run: Run, rule: LearningRule, streams: Sequence[Stream], given: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Fit and keep the weights of the blend, where the run has popular texts."""
+    if not (run.folder / POPULARITY).exists():
+        return []
+    completer, popularity = Completer(run, unknown=given.unknown, seconds=given.seconds), Popularity.of(run)
+    lists = list(tuning.proposals(completer, Learner(run, rule), popularity, streams, progress=True))
+    weights = BlendWeights.fit(lists)
     weights.save(run)
     mrr = tuning.reciprocal_rank(Blend(completer, popularity, weights), lists)
     return [{"queries": len(lists), "mrr": mrr, "weights": dict(weights.values)}]
@@ -130,10 +139,16 @@ def _risen(assistant: Assistant, user: User | None, count: int) -> list[tuple[st
     return learner.risen(user, popularity.top(RISEN), count)
 
 
-def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argparse.Namespace) -> None:
-    if found.cut:
-        terminal.say(f"cut after {found.rows:,} hypotheses: there may be better ones")
-    rows = [dataclasses.asdict(suggestion) for suggestion in found.suggestions]
+def _unblended(assistant: Assistant) -> str:
+    """Why the model alone suggests."""
+    if assistant.learner is None:
+        return "the run does not tell users apart"
+    if assistant.popularity is None:
+        return "the run keeps no popular texts"
+    return "--context names the user, and only a new one has texts to blend"
+
+
+def _show(rows: Sequence[dict[str, Any]], risen: Sequence[tuple[str, float]], given: argparse.Namespace) -> None:
     if given.json:
         return terminal.lines([*rows, *({"risen": text, "nats": nats} for text, nats in risen)])
     if not rows:
@@ -141,7 +156,7 @@ def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argpars
     shown = [
         {
             "text": row["text"],
-            "probability": f"{math.exp(row['log_probability']):.4f}",
+            "probability": None if row["probability"] is None else f"{row['probability']:.4f}",
             "slips": row["slips"] or None,
             **({name: f"{row['parts'][name]:+.2f}" for name in row["parts"]} if given.explain else {}),
         }

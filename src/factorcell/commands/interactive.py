@@ -30,17 +30,16 @@ class Menu(Completer):
         self.written = assistant.begin(user, context)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-        """The suggestions below a line; none where it cannot be completed."""
+        """The suggestions below a line, each with the model's probability; none where it cannot be completed."""
         try:
             self.written = self.assistant.type(self.written, document.text)
-            found = self.assistant.suggest(self.written, self.count).suggestions
+            found = [one.text for one in self.assistant.suggest(self.written, self.count).suggestions]
+            logs = self.assistant.suggester.log_probabilities(document.text, found, self.user, self.context)
         except UserError:
             return
-        for one in found:
-            share = f"{100 * math.exp(one.log_probability):.1f} %"
-            yield Completion(
-                one.text, start_position=-len(document.text), display=visible(one.text), display_meta=share
-            )
+        for text, log in zip(found, logs, strict=True):
+            share = "" if math.isnan(log) else f"{100 * math.exp(log):.1f} %"
+            yield Completion(text, start_position=-len(document.text), display=visible(text), display_meta=share)
 
     def enter(self, line: str) -> None:
         """Learn a line, and begin anew."""

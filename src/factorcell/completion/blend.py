@@ -147,6 +147,12 @@ class Blend:
         """See `Completer`."""
         return self.completer.fits(prefix)
 
+    def log_probabilities(
+        self, prefix: str, texts: Sequence[str], user: User | None = None, context: Mapping[str, Any] | None = None
+    ) -> list[float]:
+        """See `Completer`."""
+        return self.completer.log_probabilities(prefix, texts, user, context)
+
     def suggest(
         self, written: TypedText, k: int = 10, seconds: float | None = None, stop: Stop | None = None
     ) -> Suggestions:

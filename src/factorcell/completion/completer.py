@@ -112,15 +112,18 @@ class Completer:
 
         `UserError` for a column or value that the run does not know, and for a user of another run.
         """
-        override = {}
-        if user is not None:
-            user.check(self.run)
-            override = {user_variable(self.run).name: torch.from_numpy(user.vector)[None]}
+        own = self._own(user)
         given = self._context(context or {})
         with self.run.scoring():
-            own = {name: vector.to(self.run.device) for name, vector in override.items()}
             plain = PlainEngine(self.run.model).begin(given, own) if self.slips.most else None
             return TypedText((), self.engine.begin(given, own), user, plain)
+
+    def _own(self, user: User | None) -> dict[str, torch.Tensor]:
+        """The vector (1, k) of `user` by the name of the variable that it stands for; none of nobody told apart."""
+        if user is None:
+            return {}
+        user.check(self.run)
+        return {user_variable(self.run).name: torch.from_numpy(user.vector)[None].to(self.run.device)}
 
     def _context(self, columns: Mapping[str, Any]) -> Context:
         """What the run makes of column -> value, where the model is."""
@@ -151,6 +154,26 @@ class Completer:
         `seconds` bounds this search instead of that of the completer; `stop` may end it early.
         """
         return self.suggest_all([written], k, seconds=seconds, stop=stop)[0]
+
+    def log_probabilities(
+        self, prefix: str, texts: Sequence[str], user: User | None = None, context: Mapping[str, Any] | None = None
+    ) -> list[float]:
+        """What the model alone says of each of `texts`, by `user` in `context` as `begin`, whoever suggests it.
+
+        log p of what follows `prefix`, the end of the text counted, by floats. NaN of a text that begins otherwise, or
+        is longer than the run completes.
+        """
+        if not texts:
+            return []
+        tokens, parts = self._tokens(prefix), [self._tokens(text) for text in texts]
+        corpus = self.run.read(texts, [context or {}] * len(texts), unknown=self.unknown)
+        own = {name: vector.expand(len(texts), -1) for name, vector in self._own(user).items()}
+        with torch.inference_mode():
+            batch = self.run.batch(corpus, np.arange(len(texts)))
+            nats = self.run.model(batch, self.run.model.condition(batch.context, own))
+            follows = nats[:, len(tokens) :].double().sum(1).tolist()
+        goes_on = [part[: len(tokens)] == tokens and len(part) <= self.most for part in parts]
+        return [-one if so else math.nan for one, so in zip(follows, goes_on, strict=True)]
 
     def suggest_all(
         self,

@@ -15,8 +15,10 @@ def complete(verb: Parser) -> None:
     verb.add_argument("--stdin", action="store_true", help="complete each line of standard input: a row of JSON each")
     options.add_context(verb)
     verb.add_argument("--history", metavar="TEXT;TEXT", help="what the person wrote before, learned in order")
-    verb.add_argument("--explain", action="store_true", help="what each source adds, and what the history has changed")
-    verb.add_argument("--count", type=int, default=10, help="texts to suggest")
+    text = "what each source of a blend adds, and what the history has changed"
+    verb.add_argument("--explain", action="store_true", help=text)
+    text = "texts to suggest, each with the model's probability of what follows PREFIX"
+    verb.add_argument("--count", type=int, default=10, help=text)
     verb.add_argument("--seconds", type=float, help="time after which the best so far will do")
     verb.add_argument("--slips", type=int, default=0, help="typing errors to forgive, 0 to 2")
     options.computing(verb)
