@@ -218,10 +218,14 @@ def _csv(content: Content) -> Table:
             if "Empty CSV file" in str(error):
                 return
             if ragged:
-                number, found = _ragged(content, delimiter, len(names)) or ragged[0]
-                has = f"{found} columns, the header has {len(names)} ({listed(names)})"
+                number, found, why = csv_faults.ragged(content, delimiter, len(names), ragged[0])
+                has = f"{found} columns, the header has {len(names)} ({listed(names)}){why}"
                 raise UserError(f"{path} line {number}: {has}") from None
-            raise UserError(_encoding(content, str(error))) from None
+            said = str(error)
+            if "straddling" in said:
+                *_, why = csv_faults.ragged(content, delimiter, len(names), (None, 0))
+                said = f"a row is longer than {PARSED:,} bytes{why or ' (a quote that is not closed?)'}"
+            raise UserError(_encoding(content, said)) from None
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise UserError(f"{path}: damaged ({one_line(error)})") from None
 
@@ -250,40 +254,30 @@ def _csv_batches(
 
 def _closed(parsed: Iterator[pa.RecordBatch], content: Content, column: str) -> Iterator[pa.RecordBatch]:
     """The batches; `UserError` where a quote opens in the last `column` and takes in the rest of the file."""
-    rows, last = 0, ""
+    last = ""
     for batch in parsed:
         yield batch
-        rows, last = rows + batch.num_rows, batch[column][-1].as_py()
-    if "\n" in last or "\r" in last:
-        *_, line = content.lines("utf-8")
-        if not line.rstrip().endswith('"'):
-            raise UserError(f"{content.path} row {rows}: {column} begins with a quote that is not closed")
+        last = batch[column][-1].as_py()
+    if line := csv_faults.open_at_the_end(content, last):
+        opens = f"{column} begins with a quote that is not closed: {csv_faults.CLOSE}"
+        raise UserError(f"{content.path} line {line}: {opens}")
 
 
 def _header(content: Content, delimiter: str) -> tuple[str, ...]:
     """The names of the columns of a CSV file, which its first line gives."""
+    reader = text_csv.reader(content.lines("utf-8-sig", ""), delimiter=delimiter)
     try:
-        names = tuple(next(text_csv.reader(content.lines("utf-8-sig", ""), delimiter=delimiter), ()))
+        names = tuple(next(reader, ()))
     except UnicodeDecodeError:
         raise UserError(_encoding(content, "not UTF-8")) from None
     except (OSError, EOFError, lzma.LZMAError, text_csv.Error) as error:
+        if isinstance(error, text_csv.Error) and reader.line_num > 1:
+            opens = f"a quote opens here that is not closed: {csv_faults.CLOSE}"
+            raise UserError(f"{content.path} line 1: {opens}") from None
         raise UserError(f"{content.path}: damaged ({one_line(error)})") from None
     if not names:
         raise UserError(f"{content.path} line 1: empty; it must name the columns")
     return names
-
-
-def _ragged(content: Content, delimiter: str, columns: int) -> tuple[int, int] | None:
-    """Line and columns of the first row that has not as many `columns`; Arrow counts rows, and not the empty ones."""
-    reader, begin = text_csv.reader(content.lines("utf-8", "", "replace"), delimiter=delimiter), 1
-    try:
-        for row in reader:
-            if row and len(row) != columns:
-                return begin, len(row)
-            begin = reader.line_num + 1
-    except text_csv.Error:  # a field beyond the limit of the csv module
-        return None
-    return None
 
 
 def _encoding(content: Content, error: str) -> str:
@@ -295,8 +289,6 @@ def _encoding(content: Content, error: str) -> str:
             place = len(line[: fault.start].encode("utf-8")) + 1
             byte = f"byte 0x{ord(line[fault.start]) - 0xDC00:02x} at column {place}"
             return f"{content.path} line {number}: not UTF-8 ({byte}); convert it first"
-    if "straddling" in error:
-        return f"{content.path}: a row is longer than {PARSED:,} bytes (a quote that is not closed?)"
     return f"{content.path}: {one_line(error)}"
 
 
