@@ -37,6 +37,16 @@ def test_evaluate_says_how_sure_a_gain_is(folder: Path, capsys: pytest.CaptureFi
     assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
 
 
+def test_a_sure_token_costs_no_negative_nats(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-log 1 is a zero, without a minus sign."""
+    sure = {"row": 0, "nats": -0.0, "targets": 1, "perplexity": 1.0, "tokens": [{"token": "a", "nats": -0.0}]}
+    monkeypatch.setattr(Run, "score", lambda *_, **__: [sure])
+    assert main(["score", str(folder / "cell"), str(folder / "test.jsonl"), "--tokens"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["1\t0.0000\t1\t1.0000\t", "1\t0.0000\t\t\ta"]
+
+
 def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The gain of a model over itself is none; over another it is that of their perplexities."""
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))

@@ -65,6 +65,14 @@ def test_from_lists_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert page.read_text().count("<svg") == 1
 
 
+def test_a_weight_of_zero_has_no_minus_sign(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a fit may leave it."""
+    kept = folder / "weights.json"
+    ScoreWeights({"acoustic": 1.0, "lm": 0.5, "model": 0.5, "words": -0.0}).save(kept)
+    assert main(command(folder, "--weights", str(kept))) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "weights: acoustic 1, lm 0.5, model 0.5, words 0"
+
+
 def test_share_of_zero_is_the_first_pass(folder: Path) -> None:
     """Sorted by its own scores, the first pass stands; a share of one does not."""
     rows = [

@@ -27,6 +27,12 @@ def test_classified_values_stand_in_their_order(
     }  # fmt: skip
 
 
+def test_a_zero_has_no_minus_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the cells of any column, nor where a small number below it is rounded; other numbers keep theirs."""
+    terminal.table([{"nats": -0.0, "auc": -1e-9, "gain": -1e-9, "least": -0.5}], ["nats", "auc", "gain", "least"])
+    assert capsys.readouterr().out.split()[4:] == ["0.00", "0.0000", "+0.0%", "-0.50"]
+
+
 def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
     """As a value that a row lacks."""
     terminal.table(

@@ -71,7 +71,7 @@ def run_tune_online(given: argparse.Namespace) -> None:
     for row in rows[len(shown) :]:
         terminal.show(f"mean reciprocal rank on {row['queries']:,} texts: blend {row['mrr']:.4f} (blend.json)")
         terminal.table(
-            [{"feature": key, "weight": f"{value:+.3f}"} for key, value in row["weights"].items()],
+            [{"feature": key, "weight": f"{value:+z.3f}"} for key, value in row["weights"].items()],
             ("feature", "weight"),
         )
     return None
@@ -129,7 +129,7 @@ def _show(found: Suggestions, risen: Sequence[tuple[str, float]], given: argpars
             "text": row["text"],
             "probability": f"{math.exp(row['log_probability']):.4f}",
             "slips": row["slips"] or None,
-            **({name: f"{row['parts'][name]:+.2f}" for name in row["parts"]} if given.explain else {}),
+            **({name: f"{row['parts'][name]:+z.2f}" for name in row["parts"]} if given.explain else {}),
         }
         for row in rows
     ]

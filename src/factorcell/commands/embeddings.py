@@ -95,7 +95,7 @@ def _show(found: Row, given: argparse.Namespace) -> None:
         if "accuracy" in row:
             terminal.show("", f"{of}: accuracy {row['accuracy']:.1%}, the largest group {row['majority']:.1%}")
         else:
-            terminal.show("", f"{of}: R² {row['r2']:.3f}, correlation {row['correlation']:.3f}")
+            terminal.show("", f"{of}: R² {row['r2']:z.3f}, correlation {row['correlation']:z.3f}")
     if given.page:
         terminal.say(f"the page: {given.page}")
     return None
@@ -123,7 +123,7 @@ def _show_neighbours(rows: Sequence[Row], measure: str) -> None:
         return terminal.table(rows, ("near", "count", measure))
     width = max(map(len, values), default=0)
     for value in values:
-        near = ", ".join(f"{row['near']} {row[measure]:.2f}" for row in rows if row["value"] == value)
+        near = ", ".join(f"{row['near']} {row[measure]:z.2f}" for row in rows if row["value"] == value)
         terminal.show(f"{value:<{width}}  {near}")
     return None
 

@@ -121,7 +121,7 @@ def _show(rows: Sequence[Row], words: Sequence[Row], between: Sequence[str], col
             gap = " " if row["unit"] in ("word", "space") else ""
             marks = [marked(readable(token["token"]), token["ratio"], colour) for token in row["tokens"]]
             terminal.show(terminal.joined(gap, marks))
-            terminal.show(f"{row['ratio']:+.2f} nats in all; {between[0]} has {row['posterior'][between[0]]:.1%}")
+            terminal.show(f"{row['ratio']:+z.2f} nats in all; {between[0]} has {row['posterior'][between[0]]:.1%}")
             if strange := [readable(token["token"]) for token in row["tokens"] if not token["known"]]:
                 terminal.show(f"read as unknown: {', '.join(dict.fromkeys(strange))}")
             continue
@@ -133,7 +133,7 @@ def _show(rows: Sequence[Row], words: Sequence[Row], between: Sequence[str], col
     if words:
         terminal.show("")
         shares = [
-            {"word": readable(word["token"]), "nats": f"{word['ratio']:+.2f}", "expected": f"{word['count']:.1f}"}
+            {"word": readable(word["token"]), "nats": f"{word['ratio']:+z.2f}", "expected": f"{word['count']:.1f}"}
             for word in words
         ]
         terminal.table(shares, ("word", "nats", "expected"))
@@ -189,7 +189,7 @@ def _show_units(target: str, rows: Sequence[Row], drawn: Sequence[Row], regressi
             "hidden_unit": str(row["hidden_unit"]),
             "is": "high" if row["sign"] > 0 else "low",
             "auc": row["auc"],
-            "correlation": None if row["correlation"] is None else f"{row['correlation']:+.2f}",
+            "correlation": None if row["correlation"] is None else f"{row['correlation']:+z.2f}",
             "texts": row["texts"],
         }
         for row in rows
@@ -198,7 +198,7 @@ def _show_units(target: str, rows: Sequence[Row], drawn: Sequence[Row], regressi
     for row in drawn:
         terminal.show("", f"{drawn_unit(row)}")
         terminal.table(
-            [{"token": readable(token["token"]), "value": f"{token['value']:+.3f}"} for token in row["tokens"]],
+            [{"token": readable(token["token"]), "value": f"{token['value']:+z.3f}"} for token in row["tokens"]],
             ("token", "value"),
         )
     if regression:

@@ -115,7 +115,7 @@ def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:
     if given.json:
         return terminal.lines(rows)
     names = list(rows[0]["context"]) if rows else []
-    shown = [{**row["context"], "filler": row["filler"], "log p": f"{row['log_probability']:.2f}"} for row in rows]
+    shown = [{**row["context"], "filler": row["filler"], "log p": f"{row['log_probability']:z.2f}"} for row in rows]
     terminal.table(shown, (*names, "filler", "log p"))
     return None
 

@@ -105,7 +105,7 @@ def run_score(given: argparse.Namespace) -> None:
     terminal.fields("row", "nats", "targets", "perplexity", *(["token"] if given.tokens else []))
     for row in rows:
         number, empty = f"{row['row']}", [""] if given.tokens else []
-        terminal.fields(number, f"{row['nats']:.4f}", f"{row['targets']}", f"{row['perplexity']:.4f}", *empty)
+        terminal.fields(number, f"{row['nats']:z.4f}", f"{row['targets']}", f"{row['perplexity']:.4f}", *empty)
         for token in row.get("tokens", ()):
-            terminal.fields(number, f"{token['nats']:.4f}", "", "", token["token"])
+            terminal.fields(number, f"{token['nats']:z.4f}", "", "", token["token"])
     return None

@@ -99,7 +99,7 @@ def _plain(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Score
 
 
 def _show(rows: list[dict[str, Any]], summary: list[dict[str, Any]], weights: ScoreWeights) -> None:
-    terminal.show("weights: " + ", ".join(f"{name} {value:.4g}" for name, value in weights.values.items()))
+    terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
     if summary:
         cells, columns = rescoring_table(summary[: SHOWN + 1])
         terminal.table(cells, columns)

@@ -122,8 +122,8 @@ def _cell(name: str, value: Any) -> str:
         return "-"
     if isinstance(value, float):
         if name == "gain":
-            return f"{value:+.1%}"
-        return f"{value:.4f}" if name in ("accuracy", "precision", "recall", "f1", "auc") else f"{value:.2f}"
+            return f"{value:+z.1%}"
+        return f"{value:z.4f}" if name in ("accuracy", "precision", "recall", "f1", "auc") else f"{value:z.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -172,10 +172,10 @@ def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
 
 def _calibration(metrics: Row) -> str:
     """How sure a classifier may be."""
-    told = f"calibration error {metrics['calibration_error']:.4f}, {metrics['value_nats']:.4f} nats of a true value"
+    told = f"calibration error {metrics['calibration_error']:.4f}, {metrics['value_nats']:z.4f} nats of a true value"
     if "temperature" not in metrics:
         return told
-    before = f"{metrics['calibration_error_at_1']:.4f} and {metrics['value_nats_at_1']:.4f} without"
+    before = f"{metrics['calibration_error_at_1']:.4f} and {metrics['value_nats_at_1']:z.4f} without"
     if "accuracy_at_1" in metrics:
         before += f", and an accuracy of {metrics['accuracy_at_1']:.4f}"
     return f"{told} at temperature {metrics['temperature']:.3f} ({before})"

@@ -117,7 +117,7 @@ def _kinds(row: Row) -> str:
 
 
 def _weights(weights: Mapping[str, float]) -> str:
-    return elements.table(("score", "weight"), [(name, (value, f"{value:.4g}")) for name, value in weights.items()])
+    return elements.table(("score", "weight"), [(name, (value, f"{value:z.4g}")) for name, value in weights.items()])
 
 
 def _changes(rows: Sequence[Row]) -> str:
