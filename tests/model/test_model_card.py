@@ -52,6 +52,11 @@ def test_the_example_on_the_card_runs(run: Run, capsys: pytest.CaptureFixture[st
     assert "perplexity" in capsys.readouterr().out
 
 
+def test_the_example_has_numbers_for_people(run: Run) -> None:
+    """Of four digits."""
+    assert "'lat': 53.26, 'lon': 9.2}" in model_card.text(run)
+
+
 HOSTILE = [
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",

@@ -120,4 +120,4 @@ def _example(variable: Variable) -> Any:
         return variable.values[0]
     if variable.kind in TIMES:
         return "2026-11-21T15:55"
-    return variable.values[1] if variable.values[1:] else variable.mean
+    return variable.values[1] if variable.values[1:] else float(f"{variable.mean:.4g}")
