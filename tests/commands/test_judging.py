@@ -47,6 +47,22 @@ def test_a_sure_token_costs_no_negative_nats(
     assert capsys.readouterr().out.splitlines()[1:] == ["1\t0.0000\t1\t1.0000\t", "1\t0.0000\t\t\ta"]
 
 
+@pytest.mark.parametrize("more", [[], ["--baseline", "plain"]])
+def test_the_numbers_of_products_are_said_once_and_last(
+    folder: Path, more: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many runs there are, and not before a mistake in what is given."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: 2.0)
+    assert main(["evaluate", "cell", "test.jsonl", *more]) == 0
+    line = "products of bfloat16 (bfloat16 is 2.0 times as fast here); --precision chooses"
+    assert capsys.readouterr().err.splitlines() == [line]
+    assert main(["evaluate", "cell", "none.jsonl", *more]) == 2
+    assert "products of" not in capsys.readouterr().err
+    assert main(["evaluate", "cell", "test.jsonl", *more, "--precision", "float32"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The gain of a model over itself is none; over another it is that of their perplexities."""
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))

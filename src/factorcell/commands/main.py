@@ -219,3 +219,4 @@ def _run(verb: Verb, run: Callable[[argparse.Namespace], None], given: argparse.
         options.threads(getattr(given, "threads", 0))
         options.max_memory(getattr(given, "max_memory", None))
         run(given)
+        terminal.say(*getattr(given, "computed", ()))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from factorcell import memory
 from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
-from factorcell.commands import terminal
 from factorcell.commands.parser import Parser
 from factorcell.config import DEVICES, EXTENSIBLE, MODELS, PRECISIONS, Config, UserError, said_in
 from factorcell.extensions import NONE
@@ -171,16 +170,16 @@ def computing(verb: Parser) -> None:
 
 
 def opened(open_model: Callable[..., Model], folder: Path, given: argparse.Namespace) -> Model:
-    """The model in a folder, as `computing` has it; it is said where other numbers than floats are faster, and taken.
+    """The model in a folder, as `computing` has it; what is to be said of the numbers it computes with is kept.
 
-    Other models of the same command compute with the same one: differences of models are not to be those of numbers.
+    Other models of the same command compute with the same ones: differences of models are not to be those of numbers.
     """
     from factorcell.model import precision
 
     model = open_model(folder, device=given.device, precision=given.precision)
     given.precision = getattr(model, "precision", given.precision)
     if given.precision != precision.SINGLE:
-        terminal.say(*precision.told(getattr(model, "gain", 1.0)))
+        given.computed = getattr(given, "computed", None) or precision.told(getattr(model, "gain", 1.0))
     return model
 
 

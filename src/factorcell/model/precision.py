@@ -54,4 +54,4 @@ def told(gained: float) -> list[str]:
     if gained == 1.0:
         return []
     name = chosen(gained)
-    return [f"computing in {name} (bfloat16 is {gained:.1f} times as fast here); --precision chooses"]
+    return [f"products of {name} (bfloat16 is {gained:.1f} times as fast here); --precision chooses"]
