@@ -12,6 +12,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.model.run import Run, facts
 from factorcell.training.compare import compare
+from factorcell.training.plan import Plan
 from tests.small import ROWS
 
 CONFIG = Config.from_dict(
@@ -28,6 +29,16 @@ MODELS = ("unadapted", "factorcell")
 def compared(folder: Path, **more: Any) -> Any:
     """The two models, on rows in memory."""
     return compare(TRAIN, ROWS, HELD, CONFIG, folder, models=MODELS, target="city", **more)
+
+
+def test_what_was_chosen_is_said_once(tmp_path: Path) -> None:
+    """For all models, whose options are the same."""
+    said: list[str] = []
+    made = Plan(CONFIG, ("rank", "epochs"))
+    compare(TRAIN, ROWS, HELD, made, tmp_path, models=MODELS, say=said.append)
+    (chosen,) = (line for line in said if line.startswith("chosen: "))
+    assert chosen.startswith("chosen: rank 2, epochs 2")
+    assert said.index(chosen) < said.index(f"unadapted -> {tmp_path / 'unadapted'}")
 
 
 def test_seeds_add_trainings_to_a_comparison_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

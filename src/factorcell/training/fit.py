@@ -21,7 +21,7 @@ from factorcell.progress import progress_bar
 from factorcell.training import distributed
 from factorcell.training.distributed import World
 from factorcell.training.loop import rows_of
-from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
+from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config, unsaid
 from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.remarks import remarks
 from factorcell.training.trainer import Trainer
@@ -63,7 +63,7 @@ def fit(
             check_same(run, resumed(config, run.config).config, corpus)
         else:
             made = plan(config, corpus, held, budget, share=world.mean)
-            for line in made.lines():
+            for line in () if isinstance(config, Plan) else made.lines():  # whoever made a plan has told it
                 tell(say, line)
             make = Run.create if world.first else Run
             run = make(folder, made.config, corpus.vocabulary, corpus.schema)
