@@ -128,6 +128,15 @@ def test_bad_targets_are_refused_in_one_line(run: Run) -> None:
             classify(run, ROWS, target, **options)  # type: ignore[arg-type]
 
 
+def test_a_run_that_is_not_adapted_tells_nothing_apart(tmp_path: Path) -> None:
+    """One line in place of the first value for every text."""
+    run = make_run(tmp_path / "plain", adapt=(), output_bias=())
+    with pytest.raises(UserError, match=r"^plain is not adapted: .* there is nothing to tell apart$"):
+        classify(run, ROWS, "city")
+    with pytest.raises(UserError, match=r"^plain is not adapted"):
+        classify_points(run, ROWS, {"Oslo": {"lat": 59.9, "lon": 10.8}, "Nice": {"lat": 43.7, "lon": 7.3}})
+
+
 def test_points_by_great_circle(run: Run) -> None:
     """The nearest point is the truth, texts beyond the limit are left out, each point's numbers are put in."""
     points = {"Oslo": {"lat": 59.91, "lon": 10.75}, "Nice": {"lat": 43.7, "lon": 7.26}}

@@ -50,10 +50,13 @@ def log_likelihoods(
     `candidates` are dicts from variable to value, such as `{"stars": "5"}` or `{"lat": 48.9, "lon": 2.4}`.
     With `samples` the softmax is over that many draws, the same for all texts and candidates, in place of all tokens
     (thesis, section 3.4): faster, good enough to compare candidates, and no measure of perplexity. They are drawn by a
-    `proposal` of `evaluation.negatives`.
+    `proposal` of `evaluation.negatives`. `UserError` where the run is not adapted: all candidates would be as likely.
     """
     limits.check(samples=samples, seed=seed)
     choose("proposal", proposal, PROPOSALS)
+    if not run.model.adapted:
+        alike = "it reads texts alike in every context, so there is nothing to tell apart"
+        raise UserError(f"{run.folder.name} is not adapted: {alike}")
     drawn = negatives.draw(run, samples, seed, proposal) if samples else None
     columns = [_candidate(run, candidate) for candidate in candidates]
     result = np.zeros((len(corpus), len(candidates)))
