@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from factorcell import memory
 from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
+from factorcell.commands import terminal
 from factorcell.commands.parser import Parser
 from factorcell.config import DEVICES, EXTENSIBLE, MODELS, PRECISIONS, Config, UserError, said_in
 from factorcell.data.rare_values import holds
