@@ -57,6 +57,23 @@ def test_plain_has_no_completion_of_what_is_too_long() -> None:
     assert kind.nats(None, {**ROW, "city": "Rome"}) == kind.nats(None, {**ROW, "city": None})
 
 
+def test_people_in_contexts_never_seen(tmp_path: Path) -> None:
+    """Are judged and learned where the caller says what such a value is read as."""
+    reads = {"user": "who", "unit": "char", "min_user_count": 1, "max_tokens": 12}
+    rows = [{"text": text, "city": city, "who": "ann"} for text in ("abc", "cab") for city in ("Oslo", "Nice")]
+    config = Config.from_dict({"data": {**reads, "context": ["city"], "min_count": 1, "min_context_count": 1}})
+    corpus = prepare(rows, config.data)
+    run = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
+    run.save_weights({})
+    new = {"text": "abc", "city": "Rome"}
+    for system in systems(run.folder, ["plain", "online"], user="who", unknown="expected").values():
+        held = system.start("bob")
+        assert system.nats(held, new) == system.nats(held, {**new, "city": None})
+        system.learn(held, new)
+    with pytest.raises(UserError, match="Rome"):
+        systems(run.folder, ["online"], user="who")["online"].nats(held, new)
+
+
 def test_mpc_is_the_same_for_all_and_history_is_ones_own() -> None:
     popular = Popularity.fit(["abc", "abc", "abd", "b"], min_count=1)
     mpc, own = MostPopular(popular), OwnHistory("text")

@@ -99,11 +99,14 @@ class Unpersonalised:
 
 
 class Personalised:
-    """A run whose user is learned online, or stays new where it never `learns`; its completer or blend suggests."""
+    """A run whose user is learned online, or stays new where it never `learns`; its completer or blend suggests.
 
-    def __init__(self, run: Run, suggester: Completer | Blend, learns: bool = True) -> None:
+    `unknown` as `Completer` has it, for texts that are judged and learned.
+    """
+
+    def __init__(self, run: Run, suggester: Completer | Blend, learns: bool = True, unknown: str = "error") -> None:
         self.suggester, self.learns = suggester, learns
-        self.text, self.learner = run.config.data.text, Learner(run)
+        self.text, self.learner = run.config.data.text, Learner(run, unknown=unknown)
         self.columns = self.learner.columns
 
     def start(self, user: str) -> User:
@@ -120,7 +123,7 @@ class Personalised:
         """For the user as it is now."""
         texts, contexts = [row[self.text]], [{name: row[name] for name in self.columns}]
         nats = self.learner.nats(held.vector[None], texts, contexts)
-        return float(nats[0]), self.learner.run.read(texts, contexts).targets
+        return float(nats[0]), self.learner.run.read(texts, contexts, unknown=self.learner.unseen).targets
 
     def learn(self, held: User, row: Row) -> User:
         """The user moves by one text."""
@@ -200,7 +203,7 @@ def systems(
             made[name] = OwnHistory(reading(folder, names, user)[0].text)
         elif name == "blend":
             own = completer(opened[name])
-            made[name] = Personalised(own.run, Blend(own, Popularity.of(own.run)))
+            made[name] = Personalised(own.run, Blend(own, Popularity.of(own.run)), unknown=unknown)
         else:
             made[name] = _of_run(completer(opened[name]), user, learns=name != "plain")
     return made
@@ -225,7 +228,7 @@ def _asked(folder: Path, names: Sequence[str]) -> dict[str, Path]:
 def _of_run(completer: Completer, user: str, learns: bool) -> System:
     """Of a run that tells users apart, or of one that does not."""
     if tells_apart(completer.run):
-        return Personalised(completer.run, completer, learns)
+        return Personalised(completer.run, completer, learns, completer.unknown)
     return Unpersonalised(completer, user)
 
 
