@@ -283,3 +283,26 @@ def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content if count else gzip.compress(csv_bytes()))
         assert tables.line_count(open_table(tmp_path / name)) == count
     assert tables.line_count(open_table(ROWS)) is None
+
+
+def test_nothing_of_a_csv_is_read_once_nobody_wants_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow reads ahead on a thread of its own, which would abort the process if Python ended meanwhile."""
+    sizes: list[int] = []
+    read = tables._ReadAhead.read
+
+    def counted(self: tables._ReadAhead, size: int = -1) -> bytes:
+        found = read(self, size)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(tables._ReadAhead, "read", counted)
+    monkeypatch.setattr(tables, "PARSED", 2000)
+    (tmp_path / "t.csv").write_text("text,city\n" + "the sun is warm,Nice\n" * 20_000, encoding="utf-8")
+    chunks = open_table(tmp_path / "t.csv").chunks(["text"])
+    next(chunks)
+    chunks.close()  # type: ignore[attr-defined]
+    assert sizes[-1] == 0
+    done = len(sizes)
+    assert sum(sizes) < (tmp_path / "t.csv").stat().st_size
+    time.sleep(0.2)
+    assert len(sizes) == done

@@ -9,6 +9,7 @@ import json
 import lzma
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,8 +236,9 @@ def _csv(content: Content) -> Table:
 def _csv_batches(
     stream: Any, columns: Sequence[str], delimiter: str, refuse: Callable[[Any], str], skip_empty: bool
 ) -> Iterator[pa.RecordBatch]:
+    ahead = _ReadAhead(stream)
     reader = csv.open_csv(
-        stream,
+        ahead,
         read_options=csv.ReadOptions(use_threads=False, block_size=PARSED),
         parse_options=csv.ParseOptions(
             delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse, ignore_empty_lines=skip_empty
@@ -247,9 +249,32 @@ def _csv_batches(
             strings_can_be_null=False,
         ),
     )
-    for batch in reader:
-        for begin in range(0, batch.num_rows, CHUNK):
-            yield batch.slice(begin, CHUNK)
+    try:
+        for batch in reader:
+            for begin in range(0, batch.num_rows, CHUNK):
+                yield batch.slice(begin, CHUNK)
+    finally:
+        ahead.over = True
+        with suppress(Exception):  # what was read ahead is wanted no more, whatever is wrong with it
+            for _ in reader:
+                pass
+
+
+class _ReadAhead:
+    """A stream of which Arrow's own thread reads the next blocks, until it is `over`.
+
+    A thread that still reads while Python ends would abort the process, or wait forever.
+    """
+
+    mode, closed = "rb", False
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.over = stream, False
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, as of a file; none once it is over."""
+        found: bytes = b"" if self.over else self.stream.read(size)
+        return found
 
 
 def _closed(parsed: Iterator[pa.RecordBatch], content: Content, column: str) -> Iterator[pa.RecordBatch]:
