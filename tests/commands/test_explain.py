@@ -157,7 +157,6 @@ def test_contexts_are_parsed() -> None:
         (["nowhere.txt"], ("stars=5", "stars=1"), "nowhere.txt: there is no such file"),
         (["--text", "a", "--words", "3"], ("stars=5", "stars=1", "city=Oslo"), "--words 3 with 3 contexts"),
         (["--text", "a", "--words", "-3"], ("stars=5", "stars=1"), "words is -3; it must be at least 0"),
-        (["--text", "a", "--words", "3"], ("stars=5", "stars=1"), "no word is expected even once"),
         (["--text", "a", "--over", "table"], ("stars=5", "stars=1"), "--over is for --words; say how many"),
         (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: not a run folder"),
     ],
@@ -169,6 +168,17 @@ def test_mistakes_are_one_line(
     *_, error = capsys.readouterr().err.splitlines()
     assert error.startswith("factorcell: ")
     assert message in error
+
+
+def test_a_table_is_read_by_its_column_of_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not as lines; and texts that are too few for --words are explained all the same."""
+    assert main(command(folder, str(folder / "table.jsonl"), "--json")) == 0
+    found = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert found == ["the sea sun", "the sea cold"]
+    assert main(command(folder, "--text", "a", "--words", "3")) == 0
+    said = capsys.readouterr()
+    assert "nats in all; stars=5 has" in said.out
+    assert "--words: no word is expected even once in these few places" in said.err
 
 
 def test_files_that_are_no_texts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,7 +230,7 @@ def test_units_to_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         (["--value", "sum"], "unknown value of kind 'sum' (did you mean 'sun'?)"),
         (["--examples", "7"], "fewer than two values have 8 texts or more (cold 6, sun 6)"),
-        (["--target", "king"], "no column 'king'; it has text, kind"),
+        (["--target", "king"], "no column 'king' (did you mean 'kind'?); it has text, kind"),
         (["--repeats", "0"], "repeats is 0; it must be at least 1"),
     ],
 )

@@ -30,7 +30,7 @@ def test_evaluate_says_how_sure_a_gain_is(folder: Path, capsys: pytest.CaptureFi
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--by", "city"]) == 0
     said = capsys.readouterr().out
-    assert re.search(rf"gain over the same model without context, \d+\.\d\d: {DIFFERENCE}", said)
+    assert re.search(rf"gain over the same model without its context, \d+\.\d\d: {DIFFERENCE}", said)
     assert "perplexity  without context" in said
     assert len(re.findall(rf"(?:Oslo|Nice) .*{DIFFERENCE}", said)) == 2
     assert main(["evaluate", cell, table, "--baseline", plain]) == 0

@@ -271,6 +271,16 @@ def test_many_columns_take_no_longer_than_they_must(kind: str, mark: Any, tmp_pa
     assert time.process_time() - begin < 10
 
 
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [("citty", " (did you mean 'city'?)"), ("text,city", " (name each column by itself)"), ("stars", "")],
+)
+def test_a_column_that_is_missing_is_looked_for(asked: str, hint: str) -> None:
+    with pytest.raises(UserError) as error:
+        list(open_table(ROWS).chunks([asked]))
+    assert str(error.value) == f"the rows given: no column {asked!r}{hint}; it has text, city"
+
+
 def test_columns_of_a_frame_that_nobody_reads_may_be_anything() -> None:
     """Mixed types in one, a number for the name of another."""
     frame = pd.DataFrame({"text": ["a", "b"], "stars": [5, "5"], 7: [1, 2]})

@@ -42,3 +42,9 @@ def test_a_column_of_rare_values_alone() -> None:
     (line,) = remarks(*corpora(TEXTS, TEXTS[:2], least=3), "word")
     assert line == "city says nothing: no value has 3 texts, the least (--min-context-count or --min-user-count)"
     assert list(remarks(*corpora([*TEXTS, TEXTS[0]], TEXTS[:2], least=3), "word")) == []
+
+
+def test_a_column_of_one_value() -> None:
+    """As all texts have it, nothing can be learned from it."""
+    (line,) = remarks(*corpora(TEXTS[:1], TEXTS[2:3], least=1), "char")
+    assert line == "city says nothing: all texts have 'Oslo', or no value"

@@ -10,7 +10,7 @@ from typing import Any
 from factorcell import files, inputs
 from factorcell.commands import options, terminal
 from factorcell.config import UserError, choose
-from factorcell.data.tables import name_of
+from factorcell.data.tables import FORMATS, name_of
 from factorcell.evaluation import probing
 from factorcell.evaluation.cautions import cautions
 from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, raised, strength
@@ -29,8 +29,8 @@ def run_explain(given: argparse.Namespace) -> None:
     contexts = contexts_between(given.between, options.context(given.context))
     if given.over and not given.words:
         raise UserError("--over is for --words; say how many")
-    texts = _texts(given)
     runs = [_open(folder, given) for folder in (given.run, *given.ensemble)]
+    texts = _texts(given, runs[0].config.data.text)
     beside = [_open(folder, given) for folder in given.beside]
     doubts = cautions([*runs, *beside])
     options.tell_rare(runs[0].schema, *contexts.values())
@@ -65,7 +65,7 @@ def _words(
     places = texts if given.over is None else column_texts(given.over, runs[0].config.data.text)
     found = raised(runs, places, *contexts.values(), unknown=given.unknown, progress=not given.json)
     if not found:
-        raise UserError("no word is expected even once in these few places; give more texts with --over TABLE")
+        terminal.say("--words: no word is expected even once in these few places; give more texts with --over TABLE")
     up, down = ([row for row in found if sign * row["ratio"] > 0] for sign in (1, -1))
     return [*up[: given.words], *down[-given.words :]]
 
@@ -89,12 +89,14 @@ def _open(folder: Path, given: argparse.Namespace) -> Run:
     return options.opened(Run.open, folder, given)
 
 
-def _texts(given: argparse.Namespace) -> list[str]:
-    """The texts of a command, each once: of --text, or the lines of a file that are not empty."""
+def _texts(given: argparse.Namespace, column: str) -> list[str]:
+    """The texts of a command, each once: of --text, the `column` of a table, or a file's lines that are not empty."""
     if (given.file is None) == (not given.text):
         raise UserError("give either a FILE of texts, one a line, or --text")
     if given.text:
         return list(dict.fromkeys(given.text))
+    if Path(given.file).suffix.lower() in FORMATS:
+        return list(dict.fromkeys(column_texts(given.file, column)))
     try:
         content = sys.stdin.read() if given.file == "-" else inputs.text(Path(given.file))
     except UnicodeDecodeError as error:

@@ -33,14 +33,15 @@ def run_evaluate(given: argparse.Namespace) -> None:
 def _show(rows: dict[str, Any], given: argparse.Namespace, baseline: Scorer | None) -> None:
     """The perplexities as a person reads them."""
     whole = rows["evaluation"]
-    over = f"gain over {baseline.folder if baseline else 'the same model without context'}"
+    over = f"gain over {baseline.folder if baseline else 'the same model without its context'}"
     terminal.show(
         f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)",
         f"perplexity {whole['perplexity']:.2f} of all targets, "
         f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones",
     )
     if gain := told_difference("gain", whole):
-        terminal.show(f"{over}, {whole['perplexity_without']:.2f}: {gain}")
+        less = "" if baseline else " (over an unadapted run it is less: --baseline RUN)"
+        terminal.show(f"{over}, {whole['perplexity_without']:.2f}: {gain}{less}")
     if given.top:
         terminal.show("next token right" + "".join(f", {whole[f'top_{n}']:.4f} among {n}" for n in TOP))
     for name in given.by:

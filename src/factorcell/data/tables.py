@@ -5,6 +5,7 @@ A chunk is a dict from column name to a list of at most `CHUNK` plain values. Te
 """
 
 import csv as text_csv
+import difflib
 import json
 import lzma
 from collections import Counter
@@ -69,7 +70,11 @@ class Table:
 
     def lacks(self, column: str, remedies: Iterable[tuple[str, str]] = ()) -> UserError:
         """The error about a `column` that is missing; a fault of the header has no `remedies`."""
-        message = f"{self.name}: no column {column!r}; it has {listed(self.columns)}{self.fault}"
+        near = difflib.get_close_matches(column, self.columns, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near and not self.fault else ""
+        if "," in column and set(column.split(",")) <= set(self.columns):
+            hint = " (name each column by itself)"
+        message = f"{self.name}: no column {column!r}{hint}; it has {listed(self.columns)}{self.fault}"
         return UserError(message, () if self.fault else remedies)
 
 

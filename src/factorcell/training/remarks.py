@@ -10,7 +10,7 @@ MUCH = 0.2  # share of targets out of vocabulary from which a model of words say
 
 
 def remarks(corpus: Corpus, dev: Corpus, unit: str) -> Iterator[str]:
-    """A line for each: development texts learned from, words that are too rare, columns of rare values alone.
+    """A line for each: development texts learned from, words that are too rare, columns of one value or none.
 
     `unit` is the unit of text of both.
     """
@@ -22,6 +22,8 @@ def remarks(corpus: Corpus, dev: Corpus, unit: str) -> Iterator[str]:
             f"{unknown:.0%} of the development targets are out of vocabulary; a model of letters knows all: --unit char"
         )
     for variable in corpus.schema.categories:
+        if not variable.rare and len(variable.values) == 2:
+            yield f"{variable.name} says nothing: all texts have {variable.values[1]!r}, or no value"
         if variable.rare and len(variable.values) == 1:
             least = f"{variable.least} texts, the least (--min-context-count or --min-user-count)"
             yield f"{variable.name} says nothing: no value has {least}"

@@ -10,7 +10,7 @@ from factorcell.commands.parser import Parser
 def explain(verb: Parser) -> None:
     """`factorcell explain`."""
     options.run(verb)
-    verb.add_argument("file", metavar="FILE", nargs="?", help="texts, one a line; -: standard input")
+    verb.add_argument("file", metavar="FILE", nargs="?", help="texts, one a line, or a table; -: standard input")
     verb.add_argument("--text", action="append", default=[], help="a text (repeatable), instead of FILE")
     text = "two contexts, or more: rating=5 rating=1; several columns of one as 'rating=5; city=Oslo'"
     verb.add_argument("--between", nargs="+", required=True, metavar="NAME=VALUE", help=text)
