@@ -163,7 +163,7 @@ def test_values_of_a_table(run: Run) -> None:
         {"text": "a", "kind": 1},
     ]
     assert labelled(run, rows, "kind") == (["ab", "c", "a"], ["1", "2", "1"])
-    with pytest.raises(UserError, match="no column 'king'; it has text, kind"):
+    with pytest.raises(UserError, match=r"no column 'king' .did you mean 'kind'\?.; it has text, kind"):
         labelled(run, rows, "king")
     found = indicators(run, ["ab", "b", "a", "ca", "c"], ["x", "y", "x", "y", "alone"])
     assert {row["value"]: row["texts"] for row in found} == {"x": 2, "y": 2}

@@ -46,5 +46,5 @@ def test_a_column_of_rare_values_alone() -> None:
 
 def test_a_column_of_one_value() -> None:
     """As all texts have it, nothing can be learned from it."""
-    (line,) = remarks(*corpora(TEXTS[:1], TEXTS[2:3], least=1), "char")
+    (line,) = remarks(*corpora(TEXTS[:1], TEXTS[2:3], "char", least=1), "char")
     assert line == "city says nothing: all texts have 'Oslo', or no value"
