@@ -47,9 +47,14 @@ def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     names = list(valid)
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise UserError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names) or 'nothing: there are none'}")
+    known = ", ".join(names) or "nothing: there are none"
+    raise UserError(f"unknown {kind} {name!r}{nearest(name, names)}; choose from {known}")
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """What an error adds about a `name` that is not there: the nearest of those that are, if one is near."""
+    near = difflib.get_close_matches(name, list(valid), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def check_format(number: Any, newest: int, what: object) -> None:

@@ -5,7 +5,6 @@ A chunk is a dict from column name to a list of at most `CHUNK` plain values. Te
 """
 
 import csv as text_csv
-import difflib
 import json
 import lzma
 from collections import Counter
@@ -23,6 +22,7 @@ from factorcell.config import UserError
 from factorcell.data import csv_faults
 from factorcell.data.arrow import batches, one_line, plain
 from factorcell.data.content import COMPRESSIONS, ROW, Content
+from factorcell.limits import nearest
 from factorcell.visible import visible
 
 CHUNK = 8192
@@ -70,8 +70,7 @@ class Table:
 
     def lacks(self, column: str, remedies: Iterable[tuple[str, str]] = ()) -> UserError:
         """The error about a `column` that is missing; a fault of the header has no `remedies`."""
-        near = difflib.get_close_matches(column, self.columns, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near and not self.fault else ""
+        hint = "" if self.fault else nearest(column, self.columns)
         if "," in column and set(column.split(",")) <= set(self.columns):
             hint = " (name each column by itself)"
         message = f"{self.name}: no column {column!r}{hint}; it has {listed(self.columns)}{self.fault}"
