@@ -15,17 +15,18 @@ MANY = 1_000_000_000  # rows, tokens, values: more than any table here has, and 
 LARGEST = 1e38  # which 32-bit floats hold
 SHORT = 100  # a range up to here is shown whole
 SEEDS = 1 << 43  # training multiplies a seed by a million, and 63 bits hold that
+GOES_ON = "goes on all the same"
 
 
 class UserError(ValueError):
     """A mistake in what the user gave: one line that says what was got, where, and what is valid.
 
-    `remedies` are options, name and value, each of which goes on all the same; they are spelled as in Python.
+    `remedies` are options, name and value, spelled as in Python; `outcome` is what each of them does.
     """
 
-    def __init__(self, message: str = "", remedies: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, message: str = "", remedies: Iterable[tuple[str, str]] = (), outcome: str = GOES_ON) -> None:
         super().__init__(message)
-        self.message, self.remedies = message, tuple(remedies)
+        self.message, self.remedies, self.outcome = message, tuple(remedies), outcome
 
     def __str__(self) -> str:
         return self._with([f'{name}="{value}"' for name, value in self.remedies])
@@ -36,10 +37,10 @@ class UserError(ValueError):
 
     def saying(self, message: str) -> "UserError":
         """An error of another message with the same remedies."""
-        return UserError(message, self.remedies)
+        return UserError(message, self.remedies, self.outcome)
 
     def _with(self, remedies: list[str]) -> str:
-        return f"{self.message}; {' or '.join(remedies)} goes on all the same" if remedies else self.message
+        return f"{self.message}; {' or '.join(remedies)} {self.outcome}" if remedies else self.message
 
 
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:

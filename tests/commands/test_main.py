@@ -175,21 +175,23 @@ def test_classify_among_points(trained: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_compare_makes_a_table_and_a_page_and_resumes(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Four runs, one row each, one page; with --resume nothing is trained twice."""
+    """Four runs and an n-gram model, one row each, one page; with --resume nothing is trained twice."""
     files = [str(tables / "train.csv"), "--dev", str(tables / "dev.csv"), "--test", str(tables / "test.csv")]
     command = ["compare", *files, "--out", str(tables / "all"), "--text", "review", "--context", "dialect"]
     command += ["--target", "dialect", *SMALL, *QUICK]
     assert main(command) == 0
     table = capsys.readouterr().out
-    for model in ("unadapted", "softmaxbias", "concatcell", "factorcell"):
-        assert model in table
+    models = ["unadapted", "softmaxbias", "concatcell", "factorcell", "ngram"]
+    assert [line.split()[0] for line in table.splitlines()[1:6]] == models
     assert "<svg" in (tables / "all" / "report.html").read_text(encoding="utf-8")
     before = {path: path.stat().st_mtime_ns for path in (tables / "all").glob("*/weights.safetensors")}
     assert main([*command, "--resume"]) == 0
     assert capsys.readouterr().out == table
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert main([*command, "--resume", "--models", "unadapted", "factorcell", "--seeds", "2"]) == 0
-    assert "±" in capsys.readouterr().out
+    assert main([*command, "--resume", "--models", "unadapted", "factorcell", "--seeds", "2", "--no-ngram"]) == 0
+    table = capsys.readouterr().out
+    assert "±" in table
+    assert "ngram" not in table
     page = (tables / "all" / "report.html").read_text(encoding="utf-8")
     assert "factorcell-seed-1" in page
 

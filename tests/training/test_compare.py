@@ -10,8 +10,11 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
+from factorcell.evaluation.ngram import USUAL, NGram, count
 from factorcell.model.run import Run, facts
+from factorcell.reports.runs import report_page
 from factorcell.training.compare import compare
+from factorcell.training.fit import HELD_OUT, read
 from factorcell.training.plan import Plan
 from tests.small import ROWS
 
@@ -26,9 +29,9 @@ TRAIN, HELD = ROWS * 3, [*ROWS, {**ROWS[0], "text": "the sun is cold"}]
 MODELS = ("unadapted", "factorcell")
 
 
-def compared(folder: Path, **more: Any) -> Any:
+def compared(folder: Path, ngram: bool = False, **more: Any) -> Any:
     """The two models, on rows in memory."""
-    return compare(TRAIN, ROWS, HELD, CONFIG, folder, models=MODELS, target="city", **more)
+    return compare(TRAIN, ROWS, HELD, CONFIG, folder, models=MODELS, target="city", ngram=ngram, **more)
 
 
 def test_what_was_chosen_is_said_once(tmp_path: Path) -> None:
@@ -78,6 +81,45 @@ def _factorcells() -> list[str]:
 def _accuracy(folder: Path) -> float:
     (row,) = (row for row in files.read_rows(folder / "results.jsonl") if row["kind"] == "compare")
     return float(row["accuracy"])
+
+
+@pytest.mark.parametrize("dev", [ROWS, None])
+def test_the_last_row_is_an_n_gram_model_of_what_the_runs_learn_from(tmp_path: Path, dev: Any) -> None:
+    """The same tokens, without the texts held out; measured from the first row; counted once."""
+    found = compare(TRAIN, dev, HELD, CONFIG, tmp_path, models=MODELS, seeds=2)
+    first, _, row = found
+    run, model = Run.open(tmp_path / "unadapted"), NGram.open(tmp_path / "ngram")
+    corpus, _ = read(TRAIN, dev, CONFIG, progress=False)
+    assert len(corpus) == len(TRAIN) - (0 if dev else round(len(TRAIN) * HELD_OUT))
+    assert model.vocabulary.tokens == run.vocabulary.tokens
+    for ours, counted in zip(model.grams, count(corpus, len(model.grams)), strict=True):
+        assert np.array_equal(ours.counts, counted.counts)
+    assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, USUAL["word"])
+    assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, HELD)["perplexity"])
+    assert row["gain"] == pytest.approx(1 - row["perplexity"] / first["perplexity"])
+    assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+    again = compare(TRAIN, dev, HELD, CONFIG, tmp_path, models=MODELS, seeds=2, resume=True)
+    assert [dict(one) for one in again] == [dict(one) for one in found]
+    page = report_page(sorted(tmp_path / name for name in (*MODELS, "ngram")))
+    assert "gain over unadapted" in page, "whatever their names are, an n-gram model is the last"
+    assert f"{row['perplexity']:.2f}" in page
+
+
+def test_all_tables_are_looked_at_before_the_first_training(tmp_path: Path) -> None:
+    """A test table without a context column stops a comparison at once."""
+    bare = [{"text": row["text"]} for row in ROWS]
+    with pytest.raises(UserError, match="no column 'city'"):
+        compare(TRAIN, ROWS, bare, CONFIG, tmp_path / "compared", models=MODELS)
+    assert not (tmp_path / "compared").exists()
+
+
+def test_all_trainings_together_are_told(tmp_path: Path) -> None:
+    """The minutes of one are told by its plan."""
+    said: list[str] = []
+    compare(TRAIN, ROWS, HELD, CONFIG.to_dict(), tmp_path, models=MODELS, seeds=2, say=said.append)
+    (line,) = (line for line in said if " trainings, which take about " in line)
+    assert line.startswith("4 trainings, which take about ")
+    assert line.endswith(" in all")
 
 
 def test_results_without_figures_of_texts_are_made_anew(tmp_path: Path) -> None:

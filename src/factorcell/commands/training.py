@@ -7,7 +7,7 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.training import distributed, search, search_space
 from factorcell.training.check import check
-from factorcell.training.compare import compare, trainings
+from factorcell.training.compare import NGRAM, compare, trainings
 from factorcell.training.fit import fit, summary
 from factorcell.training.plan import Plan, said_config
 
@@ -35,6 +35,7 @@ def run_compare(given: argparse.Namespace) -> None:
         models=given.models,
         target=given.target,
         seeds=given.seeds,
+        ngram=given.ngram,
         resume=given.resume,
         say=terminal.say,
     )
@@ -43,6 +44,7 @@ def run_compare(given: argparse.Namespace) -> None:
     page = given.out / "report.html"
     made = Plan(said_config(said))
     folders = [path for model in given.models for path, _ in trainings(given.out, made, model, given.seeds)]
+    folders += [given.out / NGRAM] if given.ngram else []
     files.write(page, report_page(folders).encode())
     terminal.say(f"the page: {page}")
 

@@ -59,6 +59,9 @@ def prepare(
     """
     table = open_table(source)
 
+    if schema is None and config.text not in table.columns:
+        raise table.lacks_text(config.text)
+
     def read(folder: Path | None) -> Corpus:
         readers = column_readers(table, config, schema, unknown, optional)
         return _build(table, config, vocabulary, schema, readers, progress, folder)

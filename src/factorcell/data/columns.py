@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
-from factorcell.data.tables import Table
+from factorcell.data.tables import Table, open_table
 from factorcell.data.tokenizer import splitter
 from factorcell.data.values import (
     LARGEST,
@@ -33,6 +33,7 @@ from factorcell.data.values import (
 )
 
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
+EVERY = "it must have every context column of training"
 FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
 
 
@@ -192,6 +193,15 @@ def column_readers(
     return [_reader(v, table.name, config, policy[v.name], known=True) for v in schema.variables]
 
 
+def must_have(source: Any, config: DataConfig) -> None:
+    """`UserError` if a table lacks the text or a context column of training: at once, before all else is read."""
+    table = open_table(source)
+    for name in (config.text, *(parse_column(text)[0] for text in config.columns)):
+        if name not in table.columns:
+            lacking = table.lacks(name)
+            raise lacking if name == config.text else UserError(f"{lacking.message}; {EVERY}")
+
+
 @contextmanager
 def as_in_training() -> Iterator[None]:
     """Within it a table is read for a caller who offers no policy: an error says what helps in place of one."""
@@ -200,7 +210,7 @@ def as_in_training() -> Iterator[None]:
     except UserError as error:
         if not error.remedies:
             raise
-        raise UserError(f"{error.message}; it must have every context column of training") from None
+        raise UserError(f"{error.message}; {EVERY}") from None
 
 
 def _policy(variable: Variable, config: DataConfig, unknown: str, optional: tuple[str, ...]) -> str:

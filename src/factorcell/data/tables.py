@@ -22,7 +22,7 @@ from factorcell.config import UserError
 from factorcell.data import csv_faults
 from factorcell.data.arrow import batches, one_line, plain
 from factorcell.data.content import COMPRESSIONS, ROW, Content
-from factorcell.limits import nearest
+from factorcell.limits import GOES_ON, nearest
 from factorcell.visible import visible
 
 CHUNK = 8192
@@ -68,13 +68,17 @@ class Table:
         if empty:
             raise UserError(f"{self.name}: no rows")
 
-    def lacks(self, column: str, remedies: Iterable[tuple[str, str]] = ()) -> UserError:
+    def lacks(self, column: str, remedies: Iterable[tuple[str, str]] = (), outcome: str = GOES_ON) -> UserError:
         """The error about a `column` that is missing; a fault of the header has no `remedies`."""
         hint = "" if self.fault else nearest(column, self.columns)
         if "," in column and set(column.split(",")) <= set(self.columns):
             hint = " (name each column by itself)"
         message = f"{self.name}: no column {column!r}{hint}; it has {listed(self.columns)}{self.fault}"
-        return UserError(message, () if self.fault else remedies)
+        return UserError(message, () if self.fault else remedies, outcome)
+
+    def lacks_text(self, column: str) -> UserError:
+        """The same where nobody has read such a table before."""
+        return self.lacks(column, (("text", "COLUMN"),), "says which one has the texts")
 
 
 def listed(names: Sequence[str]) -> str:

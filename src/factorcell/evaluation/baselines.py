@@ -23,7 +23,7 @@ from factorcell import limits
 from factorcell.choices import PRIORS
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
-from factorcell.data.columns import as_in_training
+from factorcell.data.columns import as_in_training, must_have
 from factorcell.data.corpus import Corpus, target_offsets, targets
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.bayes_rule import Classification, judge
@@ -50,6 +50,7 @@ def read(
 ) -> tuple[Corpus, Corpus]:
     """Training and test texts with one context variable, the category `target`; `vocabulary` as in `data.prepare`."""
     data = replace(data, context=(f"{target}:category",))
+    must_have(table, data)
     train = prepare(source, data, vocabulary=vocabulary, progress=progress)
     if len(train.schema.variable(target).values) < 3:
         raise UserError(f"{target} has fewer than two values with {data.min_context_count} texts or more: no choice")

@@ -31,6 +31,7 @@ from factorcell.data.vocabulary import Vocabulary
 from factorcell.progress import progress_bar
 
 ORDERS = range(1, 8)
+USUAL = {"word": 4, "space": 4, "char": 7, "grapheme": 7}  # the order for each unit; longer ones gain little
 TOKENS = 1 << 20  # of a corpus that are looked up at once
 CELLS = 4_000_000  # probabilities that exist at one time, 32 MB
 FALLBACK = (0.5, 1.0, 1.5)  # discounts where a corpus has too few n-grams to estimate them
@@ -140,19 +141,23 @@ class NGram:
         data: DataConfig,
         folder: str | Path,
         *,
-        order: int = 4,
+        order: int | None = None,
         vocabulary: Vocabulary | None = None,
         progress: bool = False,
     ) -> "NGram":
         """Count the texts of `source`, read as `data` says, and keep the model in `folder`, which must be new.
 
-        `vocabulary` is that of another model, so that the two have the same targets; else it is made from `source`.
+        A corpus has been read so, and has its vocabulary. `vocabulary` is that of another model, so that the two have
+        the same targets; else it is made from `source`. Without an `order` it is the usual one of the unit.
         """
         folder, data = Path(folder), replace(data, context=())
+        order = USUAL[data.unit] if order is None else order
         limits.check(order=order)
         with lock.writing(folder):
             files.new_folder(folder, "choose another folder", (TABLES, VOCABULARY))
-            corpus = prepare(source, data, vocabulary=vocabulary, progress=progress)
+            corpus = source
+            if not isinstance(source, Corpus):
+                corpus = prepare(source, data, vocabulary=vocabulary, progress=progress)
             model = cls(folder, data, corpus.vocabulary, count(corpus, order, progress))
             model._save()
         return model

@@ -1,6 +1,7 @@
 """Results of a model, kept in its run folder: the model of a folder, its figures, what it predicted."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,16 @@ def open_model(folder: Path, device: str = "cpu", precision: str = "float32") ->
     return Run.open(folder, device=device, precision=precision)
 
 
-def reading(like: Path | None, config: Path | None) -> tuple[DataConfig, Vocabulary | None]:
-    """How the model in the folder `like` reads texts, with its vocabulary; or how the file `config` says, with none."""
-    if like is None:
-        return (Config.load(config) if config else Config()).data, None
-    model = open_model(like)
-    return (model.data if isinstance(model, NGram) else model.config.data), model.vocabulary
+def reading(like: Path | None, config: Path | None, text: str | None = None) -> tuple[DataConfig, Vocabulary | None]:
+    """How the model in the folder `like` reads texts, with its vocabulary; or how the file `config` says, with none.
+
+    `text` names the column of the texts anew.
+    """
+    data, vocabulary = (Config.load(config) if config else Config()).data, None
+    if like is not None:
+        model = open_model(like)
+        data, vocabulary = model.data if isinstance(model, NGram) else model.config.data, model.vocabulary
+    return (data if text is None else replace(data, text=text)), vocabulary
 
 
 def note(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> str | None:

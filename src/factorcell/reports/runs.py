@@ -1,11 +1,12 @@
 """The page about runs side by side: figures, curves, gains, confusions, options."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from factorcell import files
+from factorcell.evaluation import ngram
 from factorcell.evaluation.cautions import cautions
 from factorcell.evaluation.comparison import Candidate, compared, figure, told_difference
 from factorcell.evaluation.results import kept_texts
@@ -20,10 +21,12 @@ def report_page(folders: Sequence[str | Path]) -> str:
 
 
 def _read(folder: Path) -> Row:
-    """What a run folder holds for the page."""
-    run = Run.open(folder)
+    """What the folder of a run, or of an n-gram model, holds for the page."""
     results = files.read_rows(folder / "results.jsonl")
     last = {row["kind"]: row for row in results}
+    if (folder / ngram.FILE).is_file():
+        return _counted(folder, last)
+    run = Run.open(folder)
     trained = facts(folder)
     shown = last.get("evaluate", {}).get("evaluation") or last.get("compare") or run.best() or {}
     classified = last.get("classify")
@@ -41,6 +44,13 @@ def _read(folder: Path) -> Row:
         "trained": [key, *(trained.get(name) for name in ("texts", "source", "finetuned"))],
         "cautions": cautions([run]),
     }
+
+
+def _counted(folder: Path, last: Mapping[str, Row]) -> Row:
+    """What the folder of an n-gram model holds: the perplexity that was measured last."""
+    shown = last.get("evaluate", {}).get("evaluation") or last.get("compare") or {}
+    texts = kept_texts(folder, shown.get("texts_key"))
+    return {"folder": str(folder), "title": folder.name, "config": {}, "evaluation": shown or None, "texts": texts}
 
 
 def run_report(runs: Sequence[Row]) -> str:
@@ -65,14 +75,16 @@ def run_report(runs: Sequence[Row]) -> str:
             for x in ("minutes", "tokens")
         ]
         sections.append(("Learning curves", '<div class="grid">' + "\n".join(figures) + "</div>"))
-    shared = not alone and all(run.get("schema") == firsts[0].get("schema") for run in firsts)
-    if shared and firsts[0].get("schema"):
-        sections.append(("Context", _context(firsts[0])))
+    learned = [run for run in firsts if "schema" in run]  # an n-gram model has neither options nor context
+    shared = not alone and all(run.get("schema") == learned[0].get("schema") for run in learned)
+    if shared and learned and learned[0].get("schema"):
+        sections.append(("Context", _context(learned[0])))
     for index, (run, title) in enumerate(zip(firsts, titles, strict=True)):
         content = ("" if shared else _context(run)) + _judged(run, index)
         sections += [("Context" if alone else title, content)] if content else []
     if any(run["config"] for run in firsts):
-        sections.append(("Options", _options(firsts, titles)))
+        named = [title for run, title in zip(firsts, titles, strict=True) if "schema" in run]
+        sections.append(("Options", _options(learned, named)))
     name = titles[0] if alone else f"{len(runs)} runs side by side"
     lines = [line for run in runs for line in run.get("cautions") or ()]
     return document(name, sections, kicker="factorcell report", cautions=lines)
@@ -81,7 +93,8 @@ def run_report(runs: Sequence[Row]) -> str:
 def _by_model(runs: Sequence[Row]) -> list[list[Row]]:
     """The trainings of each model: runs with the same options but for the seed, of the same texts.
 
-    Models that are not adapted come first, since the others are measured from the first; trainings by their seed.
+    Models that are not adapted come first, since the others are measured from the first, and n-gram models last;
+    trainings by their seed.
     """
     models: dict[str, list[Row]] = {}
     for place, run in enumerate(runs):
@@ -92,11 +105,13 @@ def _by_model(runs: Sequence[Row]) -> list[list[Row]]:
         models.setdefault(key, []).append(run)
     for trainings in models.values():
         trainings.sort(key=lambda run: run["config"].get("training", {}).get("seed", 0))
-    return sorted(models.values(), key=lambda trainings: _adapted(trainings[0]["config"].get("model", {})))
+    return sorted(models.values(), key=lambda trainings: _place(trainings[0]))
 
 
-def _adapted(model: Row) -> bool:
-    return bool(model.get("adapt") or model.get("output_bias"))
+def _place(run: Row) -> tuple[bool, bool]:
+    """Where a model stands: whether it is an n-gram model, and whether it is adapted."""
+    model = run["config"].get("model", {})
+    return "schema" not in run, bool(model.get("adapt") or model.get("output_bias"))
 
 
 # A column of the table of runs: its title, where its number is, how it reads.

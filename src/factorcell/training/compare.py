@@ -1,22 +1,25 @@
 """The papers' models side by side, trained on the same texts with the same options, once or with several seeds."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from factorcell import files, limits
 from factorcell.config import PAPER_MODELS, Config, UserError
-from factorcell.data.columns import as_in_training
+from factorcell.data.columns import as_in_training, must_have
 from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import Candidate, Comparison, compared
+from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.results import note, told_apart
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import ADVICE, BEGINNING, Run
 from factorcell.training.fit import Say, fit, read, tell
-from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config
+from factorcell.training.plan import Asked, Budget, Plan, duration, plan, resumed, said_config
 
 Row = dict[str, Any]
+NGRAM = "ngram"  # the row and the folder of what every language model has to beat
 SCORES = ("accuracy", "macro_f1", "auc")
 
 
@@ -31,6 +34,7 @@ def compare(
     models: Sequence[str] = PAPER_MODELS,
     target: str | None = None,
     seeds: int = 1,
+    ngram: bool = True,
     resume: bool = False,
     say: Say | None = None,
 ) -> Comparison:
@@ -39,7 +43,8 @@ def compare(
     What `config` leaves open follows from the table and the `budget`, as `fit` has it: minutes of a model on average,
     since all read the table as often.
     `target` names the context column to classify. Results are of `test`, else of `dev`. Each model is trained with
-    `seeds` seeds, that of `config` and those after it. Finished runs are not trained again with `resume`.
+    `seeds` seeds, that of `config` and those after it. With `ngram` an n-gram model of the same tokens is the last row:
+    what counting alone reaches. Finished runs are not trained again with `resume`.
     """
     folder = Path(folder)
     limits.check(seeds=seeds)
@@ -47,9 +52,13 @@ def compare(
         raise UserError("compare needs a development or a test table to report on (--dev, --test)")
     if not resume and not files.is_new(folder, BEGINNING):
         raise UserError(f"{folder}: exists already; {ADVICE}")
-    made = common_plan(source, dev, config, folder, budget, models=models, say=say)
-    candidates = []
     table = dev if test is None else test
+    must_have(table, said_config(config).data)
+    made = common_plan(source, dev, config, folder, budget, models=models, say=say)
+    if made.seconds is not None and len(models) * seeds > 1:
+        times = len(models) * seeds
+        tell(say, f"{times} trainings, which take about {duration(times * made.seconds)} in all")
+    candidates = []
     for model in models:
         rows, texts = [], []
         for path, chosen in trainings(folder, made.of(model), model, seeds):
@@ -59,6 +68,10 @@ def compare(
             rows.append(row)
             texts.append(texts_of(path, row))
         candidates.append(Candidate(model, rows, texts))
+    if ngram:
+        path = folder / NGRAM
+        row = (_kept(path, table) if resume else None) or _counted(source, dev, made.config, path, table)
+        candidates.append(Candidate(NGRAM, [row], [texts_of(path, row)]))
     return compared(candidates)
 
 
@@ -105,17 +118,35 @@ def common_plan(
 
 def _judged(run: Run, table: Any, target: str | None) -> Row:
     """The results of one run of a comparison, noted in its folder."""
-    with as_in_training():
-        corpus = run.prepare(table, unknown="group")
-    nats = run.nats(corpus)
-    texts = text_figures.of_nats(nats, corpus)
-    row: Row = {"kind": "compare", "table": name_of(table), "model": run.folder.name}
-    row |= perplexity.summarised(nats, corpus)
+    row, texts = _scored(run, table)
     row |= {"parameters": run.model.parameter_count(), "minutes": run.minutes()}
-    row["texts_key"] = texts["perplexity"].key
     if target and run.model.adapted:
         metrics, judged = told_apart(run, table, target)
         row |= {key: value for key, value in metrics.items() if key in SCORES}
         row["accuracy_key"] = judged["accuracy"].key
     note(run, row, texts)
     return row
+
+
+def _counted(source: Any, dev: Any, config: Config, folder: Path, table: Any) -> Row:
+    """The results of an n-gram model of the texts that the runs learn from; its parameters are its n-grams."""
+    begun = time.perf_counter()
+    if folder.exists():
+        model = NGram.open(folder)
+    else:
+        model = NGram.fit(read(source, dev, config, progress=False)[0], config.data, folder)
+    minutes = (time.perf_counter() - begun) / 60
+    row, texts = _scored(model, table)
+    row |= {"parameters": sum(len(grams.keys) for grams in model.grams), "minutes": minutes}
+    note(model, row, texts)
+    return row
+
+
+def _scored(model: Run | NGram, table: Any) -> tuple[Row, Figures]:
+    """The perplexities of a model of a comparison, and what every text adds to them."""
+    with as_in_training():
+        corpus = model.prepare(table, unknown="group")
+    nats = model.nats(corpus)
+    texts = text_figures.of_nats(nats, corpus)
+    row: Row = {"kind": "compare", "table": name_of(table), "model": model.folder.name}
+    return {**row, **perplexity.summarised(nats, corpus), "texts_key": texts["perplexity"].key}, texts

@@ -8,7 +8,7 @@ from typing import Any
 from factorcell import files, lock
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.columns import as_in_training
+from factorcell.data.columns import as_in_training, must_have
 from factorcell.data.corpus import Corpus, target_counts
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of
@@ -109,6 +109,8 @@ def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, 
 
 def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
     """Training and development texts; without `dev` the latter are held out."""
+    if dev is not None:
+        must_have(dev, config.data)
     corpus = prepare(source, config.data, progress=progress)
     if dev is None:
         return corpus.split(HELD_OUT, config.training.seed)

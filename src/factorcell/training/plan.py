@@ -102,7 +102,7 @@ class Plan:
             lines.append(f"chosen: {self.config.told(self.chosen)}; say {flag} or another to choose otherwise")
         lines += precisions.told(self.gain)
         if self.seconds is not None:
-            lines.append(f"{self.config.training.epochs:g} passes, which take about {_duration(self.seconds)} here")
+            lines.append(f"{self.config.training.epochs:g} passes, which take about {duration(self.seconds)} here")
         return lines
 
 
@@ -272,7 +272,7 @@ def _of_precision(config: Config, kept: Config) -> Config:
     return replace(config, training=replace(config.training, precision=found))
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Seconds as a person says them."""
     if seconds < 90:
         return f"{max(1, round(seconds))} seconds"

@@ -57,7 +57,8 @@ def baseline_ngram(verb: Parser) -> None:
     """`factorcell baseline ngram`."""
     options.table(verb, "train")
     verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the model")
-    verb.add_argument("--order", type=int, default=4, help="tokens of the longest n-gram")
+    text = "tokens of the longest n-gram (default: 4 words or 7 characters)"
+    verb.add_argument("--order", type=int, help=text)
     _like(verb)
 
 
@@ -91,6 +92,8 @@ def _like(verb: Parser) -> None:
     how = verb.add_mutually_exclusive_group()
     how.add_argument("--like", type=Path, metavar="RUN", help="read texts as this run does, with its vocabulary")
     how.add_argument("--config", type=Path, help="TOML or JSON file that says in [data] how texts are read")
+    text = "column that has the texts (default: as in RUN or the file, else text)"
+    verb.add_argument("--text", metavar="COLUMN", help=text)
 
 
 def advise(verb: Parser) -> None:

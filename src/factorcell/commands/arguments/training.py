@@ -1,5 +1,6 @@
 """What the verbs take that train and compare."""
 
+from argparse import BooleanOptionalAction
 from pathlib import Path
 
 from factorcell.choices import GENTLE, PARTS, PRUNERS, SAMPLERS
@@ -26,6 +27,8 @@ def compare(verb: Parser) -> None:
     verb.add_argument("--target", metavar="COLUMN", help="context column to classify by Bayes' rule")
     text = "trainings of each model, to measure how far they spread: --seed and those after it"
     verb.add_argument("--seeds", type=int, default=1, help=text)
+    text = "also an n-gram model of the same tokens: what counting alone reaches"
+    verb.add_argument("--ngram", action=BooleanOptionalAction, default=True, help=text)
     verb.add_argument("--resume", action="store_true", help="go on where --out was left")
     options.add(verb)
 
