@@ -1,6 +1,5 @@
 """The documentation site: Sphinx over Markdown, built offline by `make docs`, where a broken link is an error."""
 
-import dataclasses
 import os
 from importlib.metadata import version as installed
 from typing import Any
@@ -13,7 +12,6 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from factorcell import Config
 from factorcell.commands.main import GROUPS, find, parser_of
 
 project = "factorcell"
@@ -83,35 +81,8 @@ class Verbs(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
 
 
-class Options(SphinxDirective):
-    """Every option with its default and its meaning, a table for each section of the config."""
-
-    def run(self) -> list[nodes.Node]:
-        """The sections."""
-        parts = []
-        for section in dataclasses.fields(Config):
-            parts.append(f"## {section.name}\n\n| option | default | meaning |\n|---|---|---|")
-            for field in dataclasses.fields(section.default):
-                meaning = field.metadata["help"]
-                if field.metadata["choices"]:
-                    meaning += f" ({', '.join(field.metadata['choices'])})"
-                parts.append(f"| `{field.name}` | {shown(field.default)} | {meaning} |")
-            parts.append("")
-        return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
-
-
-def shown(value: Any) -> str:
-    """A default as a table shows it."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "by unit"}[value]
-    if isinstance(value, tuple):
-        return ", ".join(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def setup(app: Sphinx) -> None:
     """Draw equations as MathML, and know the blocks of our own."""
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
     app.add_directive("verbs", Verbs)
-    app.add_directive("options", Options)
     app.add_lexer("order", TextLexer)  # the order of layers in architecture.md

@@ -8,6 +8,7 @@ a small tree that has exactly that fault. A block of code that is not run says w
 import glob
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from tests import docs_world
 ROOT = Path(__file__).parent.parent
 WIDTH, README_LINES = 120, 160
 
-MADE = re.compile(r"^<!-- ([^\n]+) -->\n.*?^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL)  # by `make tables`
+MADE = re.compile(r"^<!-- ([^\n]+) -->\n.*?^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL)  # by a program
 REASON = re.compile(r"<!-- not run: .+ -->")
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -252,6 +253,12 @@ def test_nothing_is_silent_broken_or_long() -> None:
 def test_verbs_and_options_exist(options_of_verbs: dict[str, set[str]]) -> None:
     """The README's table has every verb, and no page an option that is not there."""
     assert wrong_verbs(ROOT, options_of_verbs) + unknown_options(ROOT, options_of_verbs) == []
+
+
+def test_the_page_of_options_is_that_of_the_config() -> None:
+    """As `python docs/options.py` writes it."""
+    made = runpy.run_path(str(ROOT / "docs" / "options.py"))
+    assert made["PAGE"].read_text(encoding="utf-8") == made["page"]()
 
 
 def test_tables_that_are_made_may_be_wide(tmp_path: Path) -> None:

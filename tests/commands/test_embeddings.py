@@ -78,13 +78,15 @@ def test_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["value"] for row in rows_of(capsys, folder)} == set(known.values[:10])
     assert rows_of(capsys, folder, "--near", "5")[0]["near"] == "1"
     assert {row["value"] for row in rows_of(capsys, folder, "--variable", "stars")} == {"1", "5"}
-    header, first, *_ = text_of(capsys, folder, "--near", "<city 3>").splitlines()
+    title, header, first, *_ = text_of(capsys, folder, "--near", "<city 3>").splitlines()
+    assert title == "city: what is nearest to <city 3> by cosine"
     assert header.split() == ["near", "count", "cosine"]
     assert first.startswith(str(near[0]["near"]))
     lines = text_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "2").splitlines()
     shown = ", ".join(f"{row['near']} {row['cosine']:.2f}" for row in near[:2])
-    assert lines[0] == f"<city 3>  {shown}"
-    assert len(lines) == 2
+    assert lines[0].startswith("city: what is nearest to 2 of ")
+    assert lines[1] == f"<city 3>  {shown}"
+    assert len(lines) == 3
 
 
 def test_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,6 +120,15 @@ def test_grouped_help_has_every_verb_once(capsys: pytest.CaptureFixture[str]) ->
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize("words", [[], ["baseline"]])
+def test_no_verb_shows_which_there_are(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As the help does; a script that forgot it goes no further."""
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert main([*words, "--help"]) == 0
+    assert shown == capsys.readouterr()
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """The command and the package say the same; of a verb it is no option."""
     assert main(["--version"]) == 0
@@ -256,7 +265,7 @@ def test_completion(tmp_path: Path) -> None:
     assert completed("factorcell train --epo", tmp_path) == ["--epochs"]
     assert completed("factorcell train x.csv --unit ", tmp_path) == list(UNITS)
     assert completed("factorcell train x.csv --adapt sc", tmp_path) == ["scale", "scale_split", "scale_printed"]
-    assert completed("factorcell baseline linear --te", tmp_path) == ["--test"]
+    assert completed("factorcell baseline linear --tes", tmp_path) == ["--test"]
     assert completed("factorcell train r", tmp_path) == ["rows.csv", "runs/"]
     assert completed("factorcell score r", tmp_path) == ["runs/"]
     assert completed("factorcell train --text r", tmp_path) == []

@@ -14,10 +14,8 @@ from tests.commands.verbs import LEAVES, parser
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "factorcell: missing: VERB (factorcell --help lists all)"),
         (["trian"], "factorcell: unknown verb 'trian'; did you mean 'train'? (factorcell --help lists all)"),
         (["--vers"], "factorcell: unknown option --vers (factorcell --help lists all)"),
-        (["baseline"], "factorcell baseline: missing: VERB (factorcell baseline --help lists all)"),
         (
             ["baseline", "ngrams"],
             "factorcell baseline: unknown verb 'ngrams'; did you mean 'ngram'? (factorcell baseline --help lists all)",

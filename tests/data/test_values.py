@@ -153,6 +153,11 @@ def test_values_never_seen() -> None:
     rows = [{"city": "Nice", "lat": 1}, {"city": "Olso", "lat": 2}]
     with pytest.raises(UserError, match=r"row 2: city 'Olso' was never seen in training.*2 values \(Oslo"):
         read_known(rows, "error")
+    many = [{"city": city, "lat": 1} for city in ("Olso", "Nice", "Rome", "Olso")]
+    with pytest.raises(UserError, match=r"row 1: city 'Olso' .* \(2 such values in 3 of 4 rows\); it knows"):
+        read_known(many, "error")
+    with pytest.raises(UserError, match=r"row 1: city 'Olso' .* \(this value in 2 of 3 rows\); it knows"):
+        read_known([many[0], many[1], many[3]], "error")
     assert read_known(rows, "group") == [[2, 0], [1, 2]]
     assert read_known(rows, "expected") == [[2, MISSING], [1, 2]]
     assert read_known(rows, "error", ("city",)) == [[2, MISSING], [1, 2]]

@@ -122,6 +122,7 @@ def test_bad_targets_are_refused_in_one_line(run: Run) -> None:
         ("town", {}, "unknown context variable 'town'"),
         ("lat", {}, "lat is a number"),
         ("city", {"values": ["Olso"]}, "did you mean 'Oslo'"),
+        ("city", {"values": ["Oslo"]}, "city has one value here: there is nothing to tell apart"),
         ("city", {"priors": "flat"}, "unknown priors 'flat'"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -17,6 +17,8 @@ from factorcell import DataConfig, Run, UserError
 from factorcell.completion.replay import streams
 from tests.faults.tables import ROLES, ROWS, Expected, Write, delimited, file, json_lines, judge, parquet, scores, zstd
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* is far outside of training:factorcell.config.Notice")
+
 TEXTUAL: dict[str, Write] = {  # for values that are text
     "csv": file("t.csv", delimited),
     "tsv": file("t.tsv", lambda rows: delimited(rows, "\t")),

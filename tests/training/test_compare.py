@@ -39,8 +39,9 @@ def test_what_was_chosen_is_said_once(tmp_path: Path) -> None:
     said: list[str] = []
     made = Plan(CONFIG, ("rank", "epochs"))
     compare(TRAIN, ROWS, HELD, made, tmp_path, models=MODELS, say=said.append)
-    (chosen,) = (line for line in said if line.startswith("chosen: "))
-    assert chosen.startswith("chosen: rank 2, epochs 2")
+    chosen, more = (line for line in said if line.startswith("chosen, "))
+    assert chosen == "chosen, model: rank 2"
+    assert more.startswith("chosen, training: epochs 2")
     assert said.index(chosen) < said.index(f"unadapted -> {tmp_path / 'unadapted'}")
 
 
@@ -103,6 +104,8 @@ def test_the_last_row_is_an_n_gram_model_of_what_the_runs_learn_from(tmp_path: P
     page = report_page(sorted(tmp_path / name for name in (*MODELS, "ngram")))
     assert "gain over unadapted" in page, "whatever their names are, an n-gram model is the last"
     assert f"{row['perplexity']:.2f}" in page
+    every = sorted(path.parent for name in ("config.json", "ngram.json") for path in tmp_path.glob(f"*/{name}"))
+    assert report_page([tmp_path]) == report_page(every), "a folder of runs stands for all of them"
 
 
 def test_all_tables_are_looked_at_before_the_first_training(tmp_path: Path) -> None:

@@ -198,10 +198,11 @@ def test_a_run_says_what_was_chosen(tmp_path: Path) -> None:
     lines: list[str] = []
     said = {**SAID, "training": {"epochs": 1.0, "batch_tokens": 20}}
     run = fit(ROWS, ROWS, said, tmp_path / "run", say=lines.append)
-    assert lines[0].startswith("chosen: layer_norm false, context_size 8,")
-    assert "epochs" not in lines[0]
-    assert lines[0].endswith("; say --layer-norm or another to choose otherwise")
-    assert lines[1].startswith("1 passes, which take about ")
+    assert lines[0].startswith("chosen, model: layer_norm false, context_size 8,")
+    assert lines[1].startswith("chosen, training: learning_rate ")
+    assert "epochs" not in lines[1]
+    assert lines[1].endswith("; say --layer-norm or another to choose otherwise")
+    assert lines[2].startswith("1 passes, which take about ")
     assert facts(run.folder)["chosen"] == list(unsaid(said))
     assert "- chosen by the table: `layer_norm false, context_size 8" in (run.folder / "README.md").read_text("utf-8")
     assert "chosen" not in facts(fit(ROWS, ROWS, run.config, tmp_path / "plain").folder)

@@ -1,5 +1,6 @@
 """What is said of tables before a training, and what is not."""
 
+import numpy as np
 import pytest
 
 from factorcell.config import DataConfig
@@ -42,6 +43,16 @@ def test_a_column_of_rare_values_alone() -> None:
     (line,) = remarks(*corpora(TEXTS, TEXTS[:2], least=3), "word")
     assert line == "city says nothing: no value has 3 texts, the least (--min-context-count or --min-user-count)"
     assert list(remarks(*corpora([*TEXTS, TEXTS[0]], TEXTS[:2], least=3), "word")) == []
+
+
+@pytest.mark.parametrize(("largest", "said"), [(400.0, 1), (9.0, 0), (-400.0, 0)])
+def test_numbers_of_which_a_few_are_far_larger(largest: float, said: int) -> None:
+    """One of 400 texts; a number below zero has no logarithm."""
+    rows = [{"text": "a red room", "size": largest if i == 7 else i % 10 / 4} for i in range(400)]
+    corpus = prepare(rows, DataConfig(context=("size:number",), min_count=1))
+    found = list(remarks(corpus, corpus.select(np.arange(3)), "word"))
+    assert len(found) == said
+    assert all(line.startswith("size: a few values are far larger than all others, up to 400 where") for line in found)
 
 
 def test_a_column_of_one_value() -> None:

@@ -83,7 +83,7 @@ def _prediction(known: Embeddings, name: str, given: argparse.Namespace) -> Row:
 def _show(found: Row, given: argparse.Namespace) -> None:
     if given.json:
         return terminal.lines(_rows(found))
-    _show_neighbours(found["neighbours"], given.measure)
+    _show_neighbours(found, given.measure)
     for entry in found["words"]:
         terminal.show("", f"{entry['context']} against {entry['against']}")
         _show_words(entry["rows"])
@@ -117,9 +117,13 @@ def _rows(found: Row) -> list[Row]:
     return rows + [{"kind": "prediction", **row} for row in found["predictions"]]
 
 
-def _show_neighbours(rows: Sequence[Row], measure: str) -> None:
+def _show_neighbours(found: Row, measure: str) -> None:
     """One value as a table, several in a line each."""
+    rows = found["neighbours"]
     values = list(dict.fromkeys(row["value"] for row in rows))
+    if values:
+        of = values[0] if len(values) == 1 else f"{len(values):,} of {found['values']:,} values"
+        terminal.show(terminal.bold(f"{found['variable']}: what is nearest to {of} by {measure}"))
     if len(values) == 1:
         return terminal.table(rows, ("near", "count", measure))
     width = max(map(len, values), default=0)

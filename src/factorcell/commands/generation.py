@@ -41,6 +41,7 @@ def run_generate(given: argparse.Namespace) -> None:
     """`factorcell generate`."""
     run = options.opened(Run.open, given.run, given)
     _generate(run, given)
+    _tell_expected(run, options.context(given.context), given.each)
     terminal.say(*cautions([run]))
 
 
@@ -54,8 +55,6 @@ def _generate(run: Run, given: argparse.Namespace) -> None:
         return _fill(run, contexts, given)
     if given.stream:
         return _stream(run, contexts, how, given)
-    if not run.model.adapted and contexts[0]:
-        terminal.say(f"{given.run} is not adapted: it writes alike in every context")
     count, done = len(contexts) * given.number, _done(given, origin(run, how, given.prompt), contexts)
     rows = generate(
         run,
@@ -81,6 +80,16 @@ def _generate(run: Run, given: argparse.Namespace) -> None:
     if given.out:
         terminal.say(f"{given.out}: {written:,} texts")
     return None
+
+
+def _tell_expected(run: Run, context: dict[str, str], each: Sequence[str]) -> None:
+    """Say which columns nobody gave, or that none of them matters."""
+    given = {*context, *each}
+    columns = dict.fromkeys(variable.source for variable in run.schema.variables)
+    if given and not run.model.adapted:
+        terminal.say(f"{run.folder} is not adapted: it writes alike in every context")
+    elif run.model.adapted and (others := [name for name in columns if name not in given]):
+        terminal.say(f"not given, and so as expected of all texts: {', '.join(others)}")
 
 
 def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[str, str]]:

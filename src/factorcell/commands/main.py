@@ -181,14 +181,12 @@ def _named(path: Sequence[Verb]) -> str:
 
 
 def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
-    """Show the verbs there are, if that is what is asked; otherwise say what is wrong."""
+    """Show the verbs there are, if that is what is asked, or nothing at all; otherwise say what is wrong."""
     prog, names = " ".join(verb.name for verb in path), [verb.name for verb in path[-1].kinds]
-    if not words:
-        parser.fail(prog, "missing: VERB")
-    if words[0] == "--version" and path == [ALL]:
+    if words and words[0] == "--version" and path == [ALL]:
         terminal.show(f"{PROG} {importlib.import_module('factorcell.version').__version__}")
         return 0
-    if words[0] not in ("-h", "--help"):
+    if words and words[0] not in ("-h", "--help"):
         parser.fail(prog, parser.unknown("option" if words[0].startswith("-") else "verb", words[0], names))
     groups = {"": path[-1].kinds} if len(path) > 1 else {title: verbs for title, (_, verbs) in GROUPS.items()}
     terminal.manual(f"usage: {prog} VERB [options]\n\n{path[-1].text}\n")
@@ -197,7 +195,7 @@ def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
     terminal.show(f"{prog} VERB --help lists the options of a verb.")
     if path == [ALL]:
         terminal.show(f"{prog} --version says which version this is.")
-    return 0
+    return 0 if words else 2
 
 
 def _loaded(path: Sequence[Verb]) -> Callable[[argparse.Namespace], None]:

@@ -90,7 +90,9 @@ class Completer:
         limits.check(seconds=seconds)
         data = run.config.data
         if data.unit not in UNITS:
-            raise UserError(f"{run.folder}: its unit is {data.unit}; completion needs {' or '.join(UNITS)}")
+            raise UserError(
+                f"{run.folder}: its unit is {data.unit}; completion needs {' or '.join(UNITS)} (train with --unit char)"
+            )
         self.run, self.unknown, self.seconds = run, unknown, seconds
         self.slips, self.allowed = Slips.of(slips), allowed
         self.tokenizer: Tokenizer = run.tokenizer

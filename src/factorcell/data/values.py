@@ -134,6 +134,7 @@ class CategoryColumn:
         self.grouped = bytes.fromhex(known.grouped) if known else b""
         self.ids = _Names()
         self.rows: list[NDArray[np.int32]] = []
+        self.never: dict[str, int] = {}  # values that are an error, and the rows where they first stand
 
     def add(self, values: list[Any], before: int) -> None:
         """Take one chunk; `before` rows came earlier."""
@@ -150,13 +151,23 @@ class CategoryColumn:
         if self.known and self.unknown == "error" and len(self.ids.names) > seen:
             for name in islice(self.ids.names, seen, None):
                 if name not in self.valid and not holds(self.grouped, name):
-                    row = before + int(np.flatnonzero(rows == self.ids.names[name])[0]) + 1
-                    raise UserError(self._never(name, row), (("unknown", "group"), ("unknown", "expected")))
+                    self.never[name] = before + int(np.flatnonzero(rows == self.ids.names[name])[0]) + 1
 
-    def _never(self, name: str, row: int) -> str:
+    def _refuse(self) -> None:
+        """`UserError` of the first value that was never seen, and how many more such rows there are."""
+        name, row = next(iter(self.never.items()))
+        counts = np.bincount(np.concatenate(self.rows), minlength=len(self.ids.names) + 1)
+        of = sum(int(counts[self.ids.names[value]]) for value in self.never)
+        more = ""
+        if of > 1:
+            all_of_them = f"{len(self.never):,} such values" if len(self.never) > 1 else "this value"
+            more = f" ({all_of_them} in {of:,} of {counts.sum():,} rows)"
+        raise UserError(self._never(name, row, more), (("unknown", "group"), ("unknown", "expected")))
+
+    def _never(self, name: str, row: int, more: str) -> str:
         values = self.known.values[1:] if self.known else ()
         rare = " or is a rare one" if self.known and self.known.rare and not self.grouped else ""
-        said = f"{self.where} row {row}: {self.column} {name!r} was never seen in training{rare}; it knows "
+        said = f"{self.where} row {row}: {self.column} {name!r} was never seen in training{rare}{more}; it knows "
         if self.private:
             return f"{said}{len(values):,} values"
         near = difflib.get_close_matches(name, values, n=3) or values[:5]
@@ -185,7 +196,9 @@ class CategoryColumn:
         return np.concatenate(self.rows)
 
     def array(self, variable: Variable) -> NDArray[np.int32]:
-        """The ids of all rows in `variable`."""
+        """The ids of all rows in `variable`; `UserError` of values never seen, if they are one."""
+        if self.never:
+            self._refuse()
         index = {name: row for row, name in enumerate(variable.values)}
         other = MISSING if self.unknown == "expected" else 0
         final = [MISSING, *(index.get(name, other) for name in self.ids.names)]

@@ -172,6 +172,8 @@ def classify(
     names = [category_name(value) for value in values] or list(variable.values[1:])
     for name in names:
         _choose_value(run, variable, name, variable.values[1:])
+    if len({*names, *distractors}) < 2:
+        raise UserError(f"{target} has {'one value' if names else 'no value'} here: there is nothing to tell apart")
     trained = variable.counted
     weights = priors if isinstance(priors, Mapping) else None
     if priors == "training":

@@ -81,8 +81,15 @@ class Embeddings:
             for known in order
             if variable in ("", known.name)
         ]
-        names = set(map(category_name, values))
-        return next((one for one in found if names.issubset(one.values)), found[0])
+        names = list(dict.fromkeys(map(category_name, values)))
+        knowing = [one for one in found if set(names).intersection(one.values)]
+        for one in knowing:
+            if set(names).issubset(one.values):
+                return one
+        if len(knowing) > 1 and all(any(name in one.values for one in knowing) for name in names):
+            known = (f"{one.variable} knows {', '.join(n for n in names if n in one.values)}" for one in knowing)
+            raise UserError(f"no variable knows all of these values: {'; '.join(known)}; ask of one at a time")
+        return next((one for one in [*knowing, *found] if any(map(one.like, names))), found[0])
 
     def row(self, value: object) -> int:
         """The place of a value, or a `UserError` that names the nearest ones, if they are no people."""
@@ -94,12 +101,16 @@ class Embeddings:
             f"it knows {len(self.values):,} values{'' if self.people else f' ({self._hint(name)})'}"
         )
 
-    def _hint(self, name: str) -> str:
-        """The values that are most like `name`, or else the most frequent ones."""
+    def like(self, name: str) -> list[str]:
+        """The values that are most like `name` and not the same, if there are some."""
         folded = {known.casefold(): known for known in reversed(self.values)}
         begun = [folded[text] for text in sorted(folded, key=len) if text.startswith(name.casefold())]
         alike = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3)]
-        near = list(dict.fromkeys([*begun[:3], *alike]))[:3]
+        return [known for known in dict.fromkeys([*begun[:3], *alike]) if known != name][:3]
+
+    def _hint(self, name: str) -> str:
+        """The values that are most like `name`, or else the most frequent ones."""
+        near = self.like(name)
         return f"did you mean {' or '.join(map(repr, near))}?" if near else f"such as {', '.join(self.values[:5])}"
 
     def neighbours(self, values: Sequence[object], count: int = 10, measure: str = "cosine") -> list[Row]:

@@ -16,8 +16,16 @@ from factorcell.reports.elements import Row, ahead, chart, document, escaped, fo
 
 
 def report_page(folders: Sequence[str | Path]) -> str:
-    """The HTML page about run folders: their last results, logs and options."""
-    return run_report([_read(Path(folder)) for folder in folders])
+    """The HTML page about run folders, and all in folders of them: their last results, logs and options."""
+    return run_report([_read(path) for folder in folders for path in _runs_in(Path(folder))])
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs and n-gram models in a folder as `compare` makes it, or else the folder itself."""
+    if (folder / "config.json").exists() or (folder / ngram.FILE).exists():
+        return [folder]
+    inside = (path for name in ("config.json", ngram.FILE) for path in folder.glob(f"*/{name}"))
+    return sorted(path.parent for path in inside) or [folder]
 
 
 def _read(folder: Path) -> Row:

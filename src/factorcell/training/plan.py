@@ -97,9 +97,11 @@ class Plan:
     def lines(self) -> list[str]:
         """What was chosen and how long it takes, to be read before the training begins."""
         lines = []
+        for section, names in CHOSEN.items():
+            if chosen := [name for name in self.chosen if name in names]:
+                lines.append(f"chosen, {section}: {self.config.told(chosen)}")
         if self.chosen:
-            flag = f"--{self.chosen[0].replace('_', '-')}"
-            lines.append(f"chosen: {self.config.told(self.chosen)}; say {flag} or another to choose otherwise")
+            lines[-1] += f"; say --{self.chosen[0].replace('_', '-')} or another to choose otherwise"
         lines += precisions.told(self.gain)
         if self.seconds is not None:
             lines.append(f"{self.config.training.epochs:g} passes, which take about {duration(self.seconds)} here")

@@ -6,6 +6,7 @@ import numpy as np
 
 from factorcell.data.corpus import Corpus, known_targets
 
+FAR = 15.0  # deviations that the largest of a column's numbers lies off their mean
 MUCH = 0.2  # share of targets out of vocabulary from which a model of words says little
 
 
@@ -21,6 +22,12 @@ def remarks(corpus: Corpus, dev: Corpus, unit: str) -> Iterator[str]:
         yield (
             f"{unknown:.0%} of the development targets are out of vocabulary; a model of letters knows all: --unit char"
         )
+    for variable in corpus.schema.numbers:
+        if variable.low >= 0 and variable.high > variable.mean + FAR * variable.deviation:
+            yield (
+                f"{variable.name}: a few values are far larger than all others, up to {variable.high:.4g} "
+                f"where the mean is {variable.mean:.4g}; a column of their logarithms says more"
+            )
     for variable in corpus.schema.categories:
         if not variable.rare and len(variable.values) == 2:
             yield f"{variable.name} says nothing: all texts have {variable.values[1]!r}, or no value"

@@ -86,7 +86,7 @@ def mix(verb: Parser) -> None:
 
 def report(verb: Parser) -> None:
     """`factorcell report`."""
-    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
+    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of them")
     verb.add_argument("--out", required=True, type=Path, metavar="HTML", help="the HTML file")
 
 

@@ -46,7 +46,7 @@ def read(name: str) -> bytes:
 def _route(name: str, hint: str) -> Route:
     content = read(name)
     if name == START:
-        content = content.replace(HINT.encode(), html.escape(hint).encode())
+        content = content.replace(HINT.encode(), html.escape(hint).encode(errors="replace"))
     tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
     headers = {
         "Cache-Control": "no-cache",
