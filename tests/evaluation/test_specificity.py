@@ -10,7 +10,8 @@ from factorcell.commands import main
 from factorcell.config import UserError
 from factorcell.evaluation import classification, perplexity, specificity
 from factorcell.evaluation.judge import Judge, JudgeOptions
-from factorcell.evaluation.specificity import Design, examples, find_runs, measure, write
+from factorcell.evaluation.results import find_models
+from factorcell.evaluation.specificity import Design, examples, measure, write
 from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
@@ -38,10 +39,10 @@ def judge(runs: list[Path]) -> Judge:
 def test_runs_are_found_in_folders(runs: list[Path], tmp_path: Path) -> None:
     """A run is itself, a folder is its trained runs, each once; an empty one is a mistake."""
     parent = runs[0].parent
-    assert find_runs([parent]) == sorted(runs)
-    assert find_runs([runs[1], parent]) == [runs[1], *(run for run in sorted(runs) if run != runs[1])]
+    assert find_models([parent]) == sorted(runs)
+    assert find_models([runs[1], parent]) == [runs[1], *(run for run in sorted(runs) if run != runs[1])]
     with pytest.raises(UserError, match="no trained run"):
-        find_runs([tmp_path])
+        find_models([tmp_path])
 
 
 def test_contexts_are_as_many_for_each_value(runs: list[Path]) -> None:

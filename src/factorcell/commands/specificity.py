@@ -8,6 +8,7 @@ from factorcell.commands import generation, options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import specificity
 from factorcell.evaluation.judge import Judge, JudgeOptions, correlations
+from factorcell.evaluation.results import find_models
 from factorcell.model.run import Run
 from factorcell.reports import specificity as specificity_report
 
@@ -16,7 +17,7 @@ Row = dict[str, Any]
 
 def run_specificity(given: argparse.Namespace) -> None:
     """`factorcell specificity`."""
-    how, folders = generation.writing_options(given), specificity.find_runs(given.runs)
+    how, folders = generation.writing_options(given), find_models(given.runs)
     design = specificity.Design(given.number, options.context(given.context), given.draw)
     if given.out.exists() and any(given.out.iterdir()) and not given.resume:
         raise UserError(f"{given.out}: exists already; choose another folder, or --resume to go on with it")

@@ -8,8 +8,7 @@ category, has the expected value; a missing vector is an error unless the caller
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,7 +32,6 @@ from factorcell.data.values import (
 )
 
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
-EVERY = "it must have every context column of training"
 FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
 
 
@@ -194,23 +192,16 @@ def column_readers(
 
 
 def must_have(source: Any, config: DataConfig) -> None:
-    """`UserError` if a table lacks the text or a context column of training: at once, before all else is read."""
+    """`UserError` if a table lacks the text or a context column of training: at once, before anything is read.
+
+    For callers who offer no policy for what is missing.
+    """
     table = open_table(source)
     for name in (config.text, *(parse_column(text)[0] for text in config.columns)):
         if name not in table.columns:
             lacking = table.lacks(name)
-            raise lacking if name == config.text else UserError(f"{lacking.message}; {EVERY}")
-
-
-@contextmanager
-def as_in_training() -> Iterator[None]:
-    """Within it a table is read for a caller who offers no policy: an error says what helps in place of one."""
-    try:
-        yield
-    except UserError as error:
-        if not error.remedies:
-            raise
-        raise UserError(f"{error.message}; {EVERY}") from None
+            every = "it must have every context column of training"
+            raise lacking if name == config.text else UserError(f"{lacking.message}; {every}")
 
 
 def _policy(variable: Variable, config: DataConfig, unknown: str, optional: tuple[str, ...]) -> str:

@@ -23,7 +23,7 @@ from factorcell import limits
 from factorcell.choices import PRIORS
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
-from factorcell.data.columns import as_in_training, must_have
+from factorcell.data.columns import must_have
 from factorcell.data.corpus import Corpus, target_offsets, targets
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.bayes_rule import Classification, judge
@@ -54,8 +54,7 @@ def read(
     train = prepare(source, data, vocabulary=vocabulary, progress=progress)
     if len(train.schema.variable(target).values) < 3:
         raise UserError(f"{target} has fewer than two values with {data.min_context_count} texts or more: no choice")
-    with as_in_training():
-        return train, prepare(table, data, vocabulary=train.vocabulary, schema=train.schema, unknown="group")
+    return train, prepare(table, data, vocabulary=train.vocabulary, schema=train.schema, unknown="group")
 
 
 def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:

@@ -29,6 +29,21 @@ def open_model(folder: Path, device: str = "cpu", precision: str = "float32") ->
     return Run.open(folder, device=device, precision=precision)
 
 
+def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
+    """The run folders among `folders` and right below them, as a search or a comparison leaves them.
+
+    Besides runs, folders with a file of one of `names`.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        inside = sorted(path.parent for name in ("weights.safetensors", *names) for path in folder.glob(f"*/{name}"))
+        models = [folder] if any((folder / name).is_file() for name in ("config.json", *names)) else inside
+        if not models:
+            raise UserError(f"{folder}: no trained run, nor a folder of runs")
+        found += models
+    return list(dict.fromkeys(found))
+
+
 def reading(like: Path | None, config: Path | None, text: str | None = None) -> tuple[DataConfig, Vocabulary | None]:
     """How the model in the folder `like` reads texts, with its vocabulary; or how the file `config` says, with none.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from factorcell import files, limits
 from factorcell.config import UserError
-from factorcell.data.columns import as_in_training
+from factorcell.data.columns import must_have
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.bayes_rule import judged_texts
 from factorcell.evaluation.cautions import cautions
@@ -31,18 +31,6 @@ from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
-
-
-def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The run folders among `folders` and right below them, as a search or a comparison leaves them."""
-    found: list[Path] = []
-    for folder in folders:
-        inside = [path.parent for path in sorted(folder.glob("*/weights.safetensors"))]
-        runs = [folder] if (folder / "config.json").is_file() else inside
-        if not runs:
-            raise UserError(f"{folder}: no trained run, nor a folder of runs")
-        found += runs
-    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
@@ -95,8 +83,7 @@ def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> tuple[Ro
     """All figures of one model, of its `texts` and of the real texts of the table `held`; and what every text adds."""
     target = judge.target
     judged, fits = judge.judge_each([{"text": row["text"], target: row["context"][target]} for row in texts])
-    with as_in_training():
-        corpus = run.prepare(held, unknown="group")
+    corpus = run.prepare(held, unknown="group")
     nats = run.nats(corpus)
     each = text_figures.of_nats(nats, corpus)
     wanted = hashlib.sha256(json.dumps([target, *(row["context"] for row in texts)]).encode()).hexdigest()
@@ -133,6 +120,7 @@ def compare(
     out.mkdir(parents=True, exist_ok=True)
     for folder in folders:
         run = Run.open(folder)
+        must_have(held, run.config.data)
         wanted = design.contexts(run, judge.target, options.seed)
         yield measure(run, judge, write(run, wanted, options, out / _file(folder), progress=progress), held)
 

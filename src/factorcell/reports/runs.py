@@ -9,7 +9,7 @@ from factorcell import files
 from factorcell.evaluation import ngram
 from factorcell.evaluation.cautions import cautions
 from factorcell.evaluation.comparison import Candidate, compared, figure, told_difference
-from factorcell.evaluation.results import kept_texts
+from factorcell.evaluation.results import find_models, kept_texts
 from factorcell.model.run import Run, facts
 from factorcell.reports import charts
 from factorcell.reports.elements import Row, ahead, chart, document, escaped, formatted, number_in, table
@@ -17,15 +17,7 @@ from factorcell.reports.elements import Row, ahead, chart, document, escaped, fo
 
 def report_page(folders: Sequence[str | Path]) -> str:
     """The HTML page about run folders, and all in folders of them: their last results, logs and options."""
-    return run_report([_read(path) for folder in folders for path in _runs_in(Path(folder))])
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """The runs and n-gram models in a folder as `compare` makes it, or else the folder itself."""
-    if (folder / "config.json").exists() or (folder / ngram.FILE).exists():
-        return [folder]
-    inside = (path for name in ("config.json", ngram.FILE) for path in folder.glob(f"*/{name}"))
-    return sorted(path.parent for path in inside) or [folder]
+    return run_report([_read(folder) for folder in find_models(list(map(Path, folders)), ngram.FILE)])
 
 
 def _read(folder: Path) -> Row:

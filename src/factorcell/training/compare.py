@@ -7,7 +7,7 @@ from typing import Any
 
 from factorcell import files, limits
 from factorcell.config import PAPER_MODELS, Config, UserError
-from factorcell.data.columns import as_in_training, must_have
+from factorcell.data.columns import must_have
 from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import Candidate, Comparison, compared
@@ -144,8 +144,7 @@ def _counted(source: Any, dev: Any, config: Config, folder: Path, table: Any) ->
 
 def _scored(model: Run | NGram, table: Any) -> tuple[Row, Figures]:
     """The perplexities of a model of a comparison, and what every text adds to them."""
-    with as_in_training():
-        corpus = model.prepare(table, unknown="group")
+    corpus = model.prepare(table, unknown="group")
     nats = model.nats(corpus)
     texts = text_figures.of_nats(nats, corpus)
     row: Row = {"kind": "compare", "table": name_of(table), "model": model.folder.name}

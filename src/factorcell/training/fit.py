@@ -8,7 +8,7 @@ from typing import Any
 from factorcell import files, lock
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.columns import as_in_training, must_have
+from factorcell.data.columns import must_have
 from factorcell.data.corpus import Corpus, target_counts
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of
@@ -114,8 +114,7 @@ def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corp
     corpus = prepare(source, config.data, progress=progress)
     if dev is None:
         return corpus.split(HELD_OUT, config.training.seed)
-    with as_in_training():
-        return corpus, prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
+    return corpus, prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
 
 
 def finish(
