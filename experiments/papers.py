@@ -22,7 +22,9 @@ from study import Experiment, Row
 
 DRAWN = ("dbpedia", "hotels", "imdb", "languages")  # sets of figures 4.2, 4.4 and 4.5, and of chapter 6
 COMMANDS: tuple[tuple[str, ...], ...] = (
-    *(("tacl", name) for name in tacl.SETS),
+    *((script, name) for name in tacl.SETS for script in ("tacl", "tacl_baselines", "tacl_beyond")),
+    *(("switches", name) for name in switches.EXPERIMENTS),
+    *(("thesis_specificity", name) for name in thesis_specificity.SETS),
     *(("thesis_sixteen", name) for name in thesis_sixteen.EXPERIMENTS),
     ("thesis_variables",),
     ("thesis_subreddits",),
@@ -30,10 +32,6 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("thesis_queries_trials",),
     ("thesis_sparse",),
     ("thesis_finetuning",),
-    *(("thesis_specificity", name) for name in thesis_specificity.SETS),
-    *(("tacl_baselines", name) for name in tacl.SETS),
-    *(("tacl_beyond", name) for name in tacl.SETS),
-    *(("switches", name) for name in switches.EXPERIMENTS),
     ("family",),
     *(("tacl_trials", name) for name in DRAWN),
     *(("thesis_specificity", f"{name}_trials") for name in thesis_specificity.SETS),
