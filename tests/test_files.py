@@ -254,3 +254,20 @@ def test_json_comes_back(tmp_path: Path) -> None:
     content = {"name": "São Tomé\n", "values": [1, 2.5, None], "inner": {"a": True}}
     files.write_json(tmp_path / "a.json", content)
     assert files.read_json(tmp_path / "a.json") == content
+
+
+@pytest.mark.parametrize("asked", ["exists", "is_dir"])
+def test_a_folder_that_another_process_makes_meanwhile_is_new(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after a question about it that was answered with no; all processes of a training look at the same time."""
+    question = getattr(Path, asked)
+
+    def answered(path: Path) -> bool:
+        found: bool = question(path)
+        if not found:
+            path.mkdir()
+        return found
+
+    monkeypatch.setattr(Path, asked, answered)
+    assert files.is_new(tmp_path / "run")

@@ -98,8 +98,10 @@ def is_new(folder: Path, beginning: Collection[str] = ()) -> bool:
 
     That is a manifest, which is written first, and then files of `beginning`, by their names, or parts of files.
     """
+    if not folder.exists():  # the first question, since another process may make the folder before the next one
+        return True
     if not folder.is_dir():
-        return not folder.exists()
+        return False
     names = {path.name for path in folder.rglob("*") if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
     if digests.FILE in names:
         names = {name for name in names if not name.endswith(PARTIAL)} - {digests.FILE, *beginning}

@@ -10,7 +10,6 @@ Shapes: U rows of a sparse gradient, E the size of a row.
 
 import os
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,8 +79,12 @@ class World:
         ours = {id(parameter) for parameter in apart}
         named = [name for name, p in module.named_parameters(remove_duplicate=False) if id(p) in ours]
         together: Any = nn.parallel.DistributedDataParallel
+        group: Any = dist.group.WORLD
         together._set_params_and_buffers_to_ignore_for_model(module, constants + named)
         wrapped: nn.Module = together(module, static_graph=True)
+        # Where its reducer, which is C++, is the last to hold the group, it waits for the group's threads and keeps the
+        # GIL, which one of them may wait for. This goes after it, being set after it, and waits without the GIL.
+        wrapped.last = group._get_backend(CPU)
         return wrapped
 
     def sum(self, values: Tensor) -> Tensor:
@@ -189,9 +192,6 @@ def join(device: str) -> Iterator[World]:
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=WAIT)
     try:
         yield World(rank, size, here)
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # what a failed step holds of the group must go before it
-        raise
     finally:
         dist.destroy_process_group()
 
