@@ -15,7 +15,7 @@ import tacl
 import tacl_baselines
 import thesis_sparse
 from factorcell import files
-from factorcell.config import UserError
+from factorcell.config import PAPER_MODELS, UserError
 from factorcell.evaluation.text_figures import TextSums
 from pages import empty, filled, markdown, shown
 from results import Orders, Results
@@ -353,6 +353,23 @@ def test_the_pages_are_those_of_the_rows() -> None:
     for name, make in tables.PAGES.items():
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert filled(page, make(study.HERE / "results")) == page, f"docs/{name}: run `make tables`"
+
+
+def test_the_front_page_has_the_sets_that_are_whole(tmp_path: Path) -> None:
+    """A line each, in which the last model's gain is that over the first; a set with a row too few is left out."""
+    for name, models in (("agnews", PAPER_MODELS), ("hotels", PAPER_MODELS[:-1])):
+        rows = [
+            one
+            for place, model in enumerate(models)
+            for one in seeds(model, *(40.0 - 4 * place + seed / 10 for seed in range(3)), accuracy=0.5, candidates=4)
+        ]
+        files.write_rows(tmp_path / f"tacl_{name}.jsonl", rows)
+    ((what, *figures, gained, told),) = cells(tables.front(tmp_path)["Results"])
+    assert what == "AG News, words; topic"
+    assert figures[0] == "40.10 ± 0.10"
+    assert figures[-1].startswith("**28.10")
+    assert gained.startswith("+29.9% [")
+    assert told == "50.0 ± 0.0 of 4"
 
 
 def test_what_has_no_row_says_so(tmp_path: Path) -> None:
