@@ -28,7 +28,7 @@ help:
 	@echo 'make test        lint, types and tests'
 	@echo 'make check-slow  the tests that take minutes'
 	@echo 'make faults      hostile inputs and faults, fast and slow, and a table of what came of them'
-	@echo 'make bench       every measurement in benchmarks/, into $(BENCH) and runs/speed.md; on a quiet machine'
+	@echo 'make bench       speed and memory side by side, into $(BENCH) and runs/speed.md; on a quiet machine'
 	@echo 'make tables      the tables and figures of the papers in docs/, from the rows in experiments/results/'
 	@echo 'make docs        the documentation site, into site/; a broken link is an error'
 	@echo 'make wheel       source distribution and wheel in dist/, for manylinux if auditwheel can'

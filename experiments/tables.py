@@ -317,10 +317,10 @@ def front(results: Path, suffix: str = "") -> dict[str, str]:
         if min(row.get("trainings", 0) for row in rows) < SEEDS:
             continue
         best = rows[-1]
-        told = f"{found.shown(MODEL, 'accuracy', '.1f', 100.0)} of {best['candidates']}"
+        told = f"{found.shown(MODEL, 'accuracy', '.1f', 100.0)} ({best['candidates']} values)"
         figures = [found.shown(model, "perplexity_known") for model in PAPER_MODELS]
         lines.append([what, *figures, found.gain(MODEL), told])
-    header = ["texts; context", *PAPER_MODELS, "gain of the last", "accuracy, %"]
+    header = ["texts; context", *PAPER_MODELS, f"gain of {MODEL}", "its accuracy, %"]
     return {"Results": with_none(header, lines)}
 
 

@@ -107,6 +107,18 @@ def test_learning_and_kept_scores(folder: Path, capsys: pytest.CaptureFixture[st
     assert "utterance test-0: who 'zoe' was never seen" in capsys.readouterr().err
 
 
+def test_weights_of_learning_are_fitted_on_new_speakers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who is new is nobody before anything is learned; another value that was never seen stays an error."""
+    rows = [{**row, "who": "zoe"} for row in files.read_rows(folder / "tune.jsonl")]
+    files.write_rows(folder / "new.jsonl", rows)
+    assert main(command(folder, "--tune", str(folder / "new.jsonl"), "--learn")) == 0
+    assert main(command(folder, "--tune", str(folder / "new.jsonl"))) == 2
+    assert "who 'zoe' was never seen" in capsys.readouterr().err
+    files.write_rows(folder / "new.jsonl", [{**row, "role": "bailiff"} for row in rows])
+    assert main(command(folder, "--tune", str(folder / "new.jsonl"), "--learn")) == 2
+    assert "role 'bailiff' was never seen" in capsys.readouterr().err
+
+
 def test_kaldi_lists_with_references_and_contexts_from_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lists = folder / "kaldi"
     lists.mkdir()

@@ -369,7 +369,7 @@ def test_the_front_page_has_the_sets_that_are_whole(tmp_path: Path) -> None:
     assert figures[0] == "40.10 ± 0.10"
     assert figures[-1].startswith("**28.10")
     assert gained.startswith("+29.9% [")
-    assert told == "50.0 ± 0.0 of 4"
+    assert told == "50.0 ± 0.0 (4 values)"
 
 
 def test_what_has_no_row_says_so(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def run_tune_online(given: argparse.Namespace) -> None:
         draw=PrefixDraw(given.every),
     )
     rows = []
-    for row in tuning.rates(run, streams, given.optimiser or ONLINE_OPTIMISERS, True, given.reach):
+    for row in tuning.rates(run, streams, given.optimiser or ONLINE_OPTIMISERS, True, given.reach, given.unknown):
         rows.append(row)
         terminal.say(f"{row['optimiser']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
     best = min(rows[1:], key=lambda row: float(row["perplexity"]))
@@ -108,7 +108,7 @@ def _blended(
     if not (run.folder / POPULARITY).exists():
         return []
     completer, popularity = Completer(run, unknown=given.unknown, seconds=given.seconds), Popularity.of(run)
-    lists = list(tuning.proposals(completer, Learner(run, rule), popularity, streams, progress=True))
+    lists = list(tuning.proposals(completer, Learner(run, rule, given.unknown), popularity, streams, progress=True))
     weights = BlendWeights.fit(lists)
     weights.save(run)
     mrr = tuning.reciprocal_rank(Blend(completer, popularity, weights), lists)

@@ -73,7 +73,8 @@ def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Sco
     tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given.format)
     if tune.names != lists.names:
         raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
-    weights, reached = rescore.fit(_plain(given, model, tune), given.objective, seed=given.seed, progress=True)
+    first = speakers.without_new(model, tune) if given.learn and isinstance(model, Run) else tune
+    weights, reached = rescore.fit(_plain(given, model, first), given.objective, seed=given.seed, progress=True)
     if given.learn:
         weights, reached = rescore.fit(
             _scored(given, model, tune, weights), given.objective, seed=given.seed, progress=True

@@ -109,6 +109,19 @@ def test_what_is_no_file_of_keys(file: Path, content: str, said: str) -> None:
         KeyRing(file)
 
 
+def test_a_file_whose_last_key_is_deleted_refuses_everybody(file: Path) -> None:
+    """As one meant who deleted it; what is no file of keys changes nothing."""
+    key = keys.add(file, "a", ["complete"])
+    ring = KeyRing(file)
+    file.write_text("[[key", encoding="utf-8")
+    with pytest.raises(UserError, match="not a file of keys"):
+        ring.refresh()
+    assert ring.find(key)
+    file.write_text("", encoding="utf-8")
+    ring.refresh()
+    assert ring.find(key) is None
+
+
 def test_rate(service: Service, file: Path) -> None:
     key = keys.add(file, "slow", ["complete"], 0.5)
     with TestClient(application(Site(service, Settings(deadline=5.0), KeyRing(file)))) as client:

@@ -38,7 +38,7 @@ def perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = Fal
             texts, contexts = [row[text] for row in rows], [{name: row[name] for name in others} for row in rows]
             after, nats = learner.learn([users[stream.user] for stream in part], texts, contexts)
             users |= {stream.user: user for stream, user in zip(part, after, strict=True)}
-            total += Tally(float(nats.sum()), learner.run.read(texts, contexts).targets)
+            total += Tally(float(nats.sum()), learner.run.read(texts, contexts, unknown=learner.unseen).targets)
     return total.perplexity
 
 
@@ -48,29 +48,32 @@ def rates(
     optimisers: Sequence[str],
     progress: bool = False,
     reach: float = LearningRule.reach,
+    unknown: str = "error",
 ) -> Generator[Row]:
     """A row for every rule of this `reach` that is tried: `optimiser`, `rate`, `perplexity`; the first learns nothing.
 
-    `UserError` for a reach that cannot be, and where there is no text.
+    `unknown` as `Learner` has it. `UserError` for a reach that cannot be, and where there is no text.
     """
     if not any(stream.rows for stream in streams):
         raise UserError("no stream has a text: nothing to find a rate on")
     yield {
         "optimiser": "none",
         "rate": 0.0,
-        "perplexity": perplexity(Learner(run, LearningRule("sgd", 0.0)), streams, progress),
+        "perplexity": perplexity(Learner(run, LearningRule("sgd", 0.0), unknown), streams, progress),
     }
     for name in optimisers:
-        yield from _climb(run, streams, LearningRule(name, STARTS[name], reach), progress)
+        yield from _climb(Learner(run, LearningRule(name, STARTS[name], reach), unknown), streams, progress)
 
 
-def _climb(run: Run, streams: Sequence[Stream], start: LearningRule, progress: bool) -> Iterator[Row]:
+def _climb(learner: Learner, streams: Sequence[Stream], progress: bool) -> Iterator[Row]:
     """Rates of one optimiser: from the best so far a step up and down, smaller steps where neither is better."""
+    start = learner.rule
     tried: dict[float, float] = {}
 
     def attempt(rate: float) -> Iterator[Row]:
         if rate not in tried:
-            tried[rate] = perplexity(Learner(run, replace(start, rate=rate)), streams, progress)
+            other = Learner(learner.run, replace(start, rate=rate), learner.unseen)
+            tried[rate] = perplexity(other, streams, progress)
             yield {"optimiser": start.optimiser, "rate": rate, "perplexity": tried[rate]}
 
     yield from attempt(start.rate)

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.completion.online import Learner, LearningRule, User
+from factorcell.completion.online import Learner, LearningRule, User, user_variable
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import MISSING
 from factorcell.data.values import category_name, is_missing
-from factorcell.evaluation.rescoring.nbest import MODEL, WORDS, NBest
+from factorcell.evaluation.rescoring.nbest import MODEL, WORDS, NBest, Utterance
 from factorcell.evaluation.rescoring.rescore import (
     Floats,
     Scored,
@@ -34,6 +34,19 @@ from factorcell.model.run import TOKENS, Run
 from factorcell.progress import progress_bar
 
 Ids = NDArray[np.int64]
+
+
+def without_new(run: Run, nbest: NBest) -> NBest:
+    """The lists with nobody in place of speakers that training never saw, as those who begin are not known yet."""
+    variable = user_variable(run)
+    name, known = variable.source, set(variable.values)
+
+    def fits(one: Utterance) -> bool:
+        value = one.columns.get(name)
+        return run.config.data.anonymous or is_missing(value) or category_name(value) in known
+
+    kept = (one if fits(one) else replace(one, columns={**one.columns, name: None}) for one in nbest.utterances)
+    return replace(nbest, utterances=tuple(kept))
 
 
 def learn(

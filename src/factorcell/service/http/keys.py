@@ -110,12 +110,15 @@ class KeyRing:
         self.keys: tuple[Key, ...] = ()
         self._allowances: dict[Key, Allowance] = {}
         self.refresh()
+        if not self.keys:
+            raise UserError(f"{self.path}: has no key; `factorcell users key` adds one")
 
     def refresh(self) -> None:
-        """Take the keys that the file has now. `UserError`, with the keys as they were, if it is no file of keys."""
+        """Take the keys that the file has now. `UserError`, with the keys as they were, if it is no file of keys.
+
+        A file without keys refuses everybody: whoever deleted the last one means it.
+        """
         keys = read(self.path)
-        if not keys:
-            raise UserError(f"{self.path}: has no key; `factorcell users key` adds one")
         self._allowances = {
             key: self._allowances.get(key) or Allowance(key.rate * self.share) for key in keys if key.rate is not None
         }
