@@ -70,7 +70,7 @@ class Orders:
     def why(self) -> str:
         """What the verdict rests on."""
         if self.lacking:
-            return f"{self.lacking} rows lacking"
+            return f"{self.lacking} {'row' if self.lacking == 1 else 'rows'} lacking"
         if self.verdict == UNTOLD:
             return f"{self.sure} of {self.printed} differ"
         return f"{self.same} of {self.sure} as printed"

@@ -131,7 +131,7 @@ def test_more_is_better_of_accuracies() -> None:
         ((100, 60, 56, 0), "disagrees", "56 of 60 as printed"),
         ((7, 3, 3, 0), "cannot be told", "3 of 7 differ"),
         ((0, 0, 0, 0), "cannot be told", "0 of 0 differ"),
-        ((6, 6, 6, 1), "cannot be told", "1 rows lacking"),
+        ((6, 6, 6, 1), "cannot be told", "1 row lacking"),
     ],
 )
 def test_verdicts_follow_from_pairs(counts: tuple[int, int, int, int], verdict: str, why: str) -> None:
@@ -317,7 +317,7 @@ def test_what_is_said_follows_from_rows() -> None:
     alike = said({"tacl_dbpedia": four_models(70.0, 70.0, 70.0, 70.0, accuracies=(0.5, 0.5, 0.5))})[key]
     assert alike[1:] == ["+0.0% (+14.5%)", "cannot be told", "0 of 8 differ"]
     few = said({"tacl_dbpedia": four_models(100.0, 90.0, 80.0, 70.0)[:-1]})[key]
-    assert few[2:] == ["cannot be told", "1 rows lacking"]
+    assert few[2:] == ["cannot be told", "1 row lacking"]
 
 
 def test_communities_agree_by_their_ranks() -> None:
