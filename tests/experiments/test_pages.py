@@ -1,0 +1,89 @@
+"""Pages of the documentation, whose tables are made of rows."""
+
+from pathlib import Path
+
+import pytest
+
+import study
+import tables
+from factorcell import files
+from factorcell.config import PAPER_MODELS, UserError
+from pages import empty, filled, markdown, shown
+from tests import ROOT
+from tests.experiments.test_tables import cells, row, seeds
+
+
+def test_a_table_in_markdown() -> None:
+    assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| :-- | --: |\n| x | 1 |\n"
+    mixed = [["x", "1", "", "two", "N"], ["y", "**-1.5** ± 2", "+3% [1%, 2%]", "3", "Y"]]
+    marks = markdown(["a", "b", "c", "d", "e"], mixed).splitlines()[1]
+    assert marks == "| :-- | --: | --: | :-- | :-- |"
+    assert markdown(["a", "b"], []) == "| a | b |\n| :-- | --: |\n"
+    assert (shown(None), shown(float("nan")), shown(1.234)) == ("", "", "1.23")
+
+
+def test_the_pages_are_those_of_the_rows() -> None:
+    """What `make tables` would write stands in the documentation already."""
+    for name, make in tables.PAGES.items():
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert filled(page, make(study.HERE / "results")) == page, f"docs/{name}: run `make tables`"
+
+
+def test_the_front_page_has_the_sets_that_are_whole(tmp_path: Path) -> None:
+    """A line each, in which the last model's gain is that over the first; a set with a row too few is left out."""
+    for name, models in (("agnews", PAPER_MODELS), ("hotels", PAPER_MODELS[:-1])):
+        rows = [
+            one
+            for place, model in enumerate(models)
+            for one in seeds(model, *(40.0 - 4 * place + seed / 10 for seed in range(3)), accuracy=0.5, candidates=4)
+        ]
+        files.write_rows(tmp_path / f"tacl_{name}.jsonl", rows)
+    ((what, *figures, gained, told),) = cells(tables.front(tmp_path)["Results"])
+    assert what == "AG News, words; topic"
+    assert figures[0] == "40.10 ± 0.10"
+    assert figures[-1].startswith("**28.10")
+    assert gained.startswith("+29.9% [")
+    assert told == "50.0 ± 0.0 (4 values)"
+
+
+def test_what_has_no_row_says_so(tmp_path: Path) -> None:
+    """Every table, and every line of the first that stands for one."""
+    made = tables.of_papers(tmp_path)
+    first, whole = made.pop("Every table and figure"), made.pop("The whole in numbers")
+    assert {line[2] for line in cells(whole)} == {"0"}
+    assert all("No row yet." in text or "Not trained yet." in text for text in made.values())
+    assert all(line[4] == "cannot be told" for line in cells(first))
+    assert not any(line[3].startswith(("+", "r ")) for line in cells(first))
+
+
+def test_tables_go_into_pages_again_and_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is written around them stays; a page without a place for one is an error; a second time changes nothing."""
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    results.mkdir()
+    docs.mkdir()
+    files.write_rows(results / "scotus.jsonl", [row("unadapted", 40.0)])
+    arguments = ["--results", str(results), "--docs", str(docs)]
+    assert tables.main(arguments) == 2
+    assert "tables.md: there is no such page" in capsys.readouterr().err
+    for name, make in tables.PAGES.items():
+        (docs / name).write_text("Before.\n\n" + empty(make(results)) + "And this.\n", encoding="utf-8")
+    assert tables.main(arguments) == 0
+    page = docs / "tables.md"
+    first = page.read_text(encoding="utf-8")
+    assert first.count("| 41.00 | 40.00 |") == 2  # tables 3.7 and 3.8
+    files.append_row(results / "scotus.jsonl", row("hash", 31.5))
+    assert tables.main(arguments) == 0
+    second = page.read_text(encoding="utf-8")
+    assert second.startswith("Before.\n\n## Every table and figure")
+    assert second.endswith("And this.\n")
+    assert "| **32.50** | **31.50** | +20.7% [" in second  # of all targets
+    assert tables.main(arguments) == 0
+    assert page.read_text(encoding="utf-8") == second
+    printed: list[str] = []
+    assert tables.main(["--results", str(results), "--trial"], printed.append) == 0
+    assert "| 41.00 | 40.00 |" not in printed[0]
+    page.write_text(second.replace("<!-- end of Table 3.7 -->", ""), encoding="utf-8")
+    assert tables.main(arguments) == 2
+    assert "no place for Table 3.7" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no place for x"):
+        filled("", {"x": "y"})
