@@ -41,7 +41,14 @@ def factorcells(config: Config, tables: Tables, folder: Path, seeds: Sequence[in
     here = folder.parent.parent
     runs = here.with_name(here.name.replace("beyond_", "")) / MODEL
     every = {seed: replace(config, training=replace(config.training, seed=seed)) for seed in seeds}
-    return [fit(tables["train"], tables["dev"], one, runs / str(seed), resume=True) for seed, one in every.items()]
+    return [factorcell(one, tables, runs / str(seed)) for seed, one in every.items()]
+
+
+def factorcell(config: Config, tables: Tables, folder: Path) -> Run:
+    """That in a folder, which is trained if it is not yet; of a trained one rows side by side may read."""
+    if (folder / "training.json").is_file():
+        return Run.open(folder)
+    return fit(tables["train"], tables["dev"], config, folder, resume=True)
 
 
 def together(config: Config, tables: Tables, folder: Path, name: str, seeds: Sequence[int], ngram: bool) -> Measured:

@@ -19,7 +19,7 @@ import tables
 import tacl
 import tacl_baselines
 import tacl_beyond
-from factorcell import files
+from factorcell import files, lock
 from factorcell.config import PAPER_MODELS, Config
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.classification import classify
@@ -297,3 +297,13 @@ def test_the_page_has_what_goes_beyond(made: Path) -> None:
     assert lines["ensemble"][2] != ""
     assert lines["fasttext"][1:6] == [""] * 5
     assert beyond_tables.table("agnews", "word", Results.of([])).endswith("No row yet.\n")
+
+
+def test_a_trained_run_is_read_while_another_row_holds_it(tmp_path: Path) -> None:
+    """Two rows of one script may need the same FactorCell, and neither trains it again."""
+    run = make_run(tmp_path / "run", ("city",))
+    run.save_weights({})
+    files.write_json(run.folder / "training.json", {})
+    with lock.writing(run.folder):
+        found = tacl_beyond.factorcell(run.config, {}, run.folder)
+    assert found.folder == run.folder
