@@ -316,8 +316,7 @@ def front(results: Path, suffix: str = "") -> dict[str, str]:
         rows = [found.row(model) for model in PAPER_MODELS]
         if min(row.get("trainings", 0) for row in rows) < SEEDS:
             continue
-        best = rows[-1]
-        told = f"{found.shown(MODEL, 'accuracy', '.1f', 100.0)} ({best['candidates']} values)"
+        told = f"{found.shown(MODEL, 'accuracy', '.1f', 100.0)} ({found.row(MODEL)['candidates']} values)"
         figures = [found.shown(model, "perplexity_known") for model in PAPER_MODELS]
         lines.append([what, *figures, found.gain(MODEL), told])
     header = ["texts; context", *PAPER_MODELS, f"gain of {MODEL}", "its accuracy, %"]

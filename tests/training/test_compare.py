@@ -108,6 +108,15 @@ def test_the_last_row_is_an_n_gram_model_of_what_the_runs_learn_from(tmp_path: P
     assert report_page([tmp_path]) == report_page(every), "a folder of runs stands for all of them"
 
 
+def test_an_n_gram_model_that_was_not_finished_is_counted_anew(tmp_path: Path) -> None:
+    """A comparison that was stopped while it counted leaves a folder without a model."""
+    once = compared(tmp_path)
+    (tmp_path / "ngram").mkdir()
+    *models, row = compared(tmp_path, ngram=True, resume=True)
+    assert [one["perplexity"] for one in models] == [one["perplexity"] for one in once]
+    assert row["perplexity"] == pytest.approx(perplexity.evaluate(NGram.open(tmp_path / "ngram"), HELD)["perplexity"])
+
+
 def test_all_tables_are_looked_at_before_the_first_training(tmp_path: Path) -> None:
     """A test table without a context column stops a comparison at once."""
     bare = [{"text": row["text"]} for row in ROWS]

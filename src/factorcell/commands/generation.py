@@ -85,10 +85,9 @@ def _generate(run: Run, given: argparse.Namespace) -> None:
 def _tell_expected(run: Run, context: dict[str, str], each: Sequence[str]) -> None:
     """Say which columns nobody gave, or that none of them matters."""
     given = {*context, *each}
-    columns = dict.fromkeys(variable.source for variable in run.schema.variables)
     if given and not run.model.adapted:
         terminal.say(f"{run.folder} is not adapted: it writes alike in every context")
-    elif run.model.adapted and (others := [name for name in columns if name not in given]):
+    elif run.model.adapted and (others := [name for name in run.schema.columns() if name not in given]):
         terminal.say(f"not given, and so as expected of all texts: {', '.join(others)}")
 
 

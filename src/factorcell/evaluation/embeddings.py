@@ -82,14 +82,14 @@ class Embeddings:
             if variable in ("", known.name)
         ]
         names = list(dict.fromkeys(map(category_name, values)))
-        knowing = [one for one in found if set(names).intersection(one.values)]
-        for one in knowing:
-            if set(names).issubset(one.values):
-                return one
-        if len(knowing) > 1 and all(any(name in one.values for one in knowing) for name in names):
-            known = (f"{one.variable} knows {', '.join(n for n in names if n in one.values)}" for one in knowing)
-            raise UserError(f"no variable knows all of these values: {'; '.join(known)}; ask of one at a time")
-        return next((one for one in [*knowing, *found] if any(map(one.like, names))), found[0])
+        known = {one.variable: [name for name in names if name in one.values] for one in found}
+        best = max(found, key=lambda one: len(known[one.variable]))
+        if not known[best.variable]:
+            return next((one for one in found if any(map(one.like, names))), best)
+        if len(known[best.variable]) < len(names) == len(set().union(*known.values())):
+            told = (f"{name} knows {', '.join(own)}" for name, own in known.items() if own)
+            raise UserError(f"no variable knows all of these values: {'; '.join(told)}; ask of one at a time")
+        return best
 
     def row(self, value: object) -> int:
         """The place of a value, or a `UserError` that names the nearest ones, if they are no people."""

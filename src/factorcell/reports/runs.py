@@ -1,7 +1,7 @@
 """The page about runs side by side: figures, curves, gains, confusions, options."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ def _read(folder: Path) -> Row:
     """What the folder of a run, or of an n-gram model, holds for the page."""
     results = files.read_rows(folder / "results.jsonl")
     last = {row["kind"]: row for row in results}
+    shown = last.get("evaluate", {}).get("evaluation") or last.get("compare") or {}
     if (folder / ngram.FILE).is_file():
-        return _counted(folder, last)
+        texts = kept_texts(folder, shown.get("texts_key"))
+        return {"folder": str(folder), "title": folder.name, "config": {}, "evaluation": shown or None, "texts": texts}
     run = Run.open(folder)
     trained = facts(folder)
-    shown = last.get("evaluate", {}).get("evaluation") or last.get("compare") or run.best() or {}
+    shown = shown or run.best() or {}
     classified = last.get("classify")
     key = shown.get("texts_key", trained.get("development_key"))
     return {
@@ -44,13 +46,6 @@ def _read(folder: Path) -> Row:
         "trained": [key, *(trained.get(name) for name in ("texts", "source", "finetuned"))],
         "cautions": cautions([run]),
     }
-
-
-def _counted(folder: Path, last: Mapping[str, Row]) -> Row:
-    """What the folder of an n-gram model holds: the perplexity that was measured last."""
-    shown = last.get("evaluate", {}).get("evaluation") or last.get("compare") or {}
-    texts = kept_texts(folder, shown.get("texts_key"))
-    return {"folder": str(folder), "title": folder.name, "config": {}, "evaluation": shown or None, "texts": texts}
 
 
 def run_report(runs: Sequence[Row]) -> str:

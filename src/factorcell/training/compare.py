@@ -11,6 +11,7 @@ from factorcell.data.columns import must_have
 from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import Candidate, Comparison, compared
+from factorcell.evaluation.ngram import FILE as COUNTED
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.results import note, told_apart
 from factorcell.evaluation.text_figures import Figures
@@ -55,8 +56,8 @@ def compare(
     table = dev if test is None else test
     must_have(table, said_config(config).data)
     made = common_plan(source, dev, config, folder, budget, models=models, say=say)
-    if made.seconds is not None and len(models) * seeds > 1:
-        times = len(models) * seeds
+    times = len(models) * seeds
+    if made.seconds is not None and times > 1:
         tell(say, f"{times} trainings, which take about {duration(times * made.seconds)} in all")
     candidates = []
     for model in models:
@@ -131,7 +132,7 @@ def _judged(run: Run, table: Any, target: str | None) -> Row:
 def _counted(source: Any, dev: Any, config: Config, folder: Path, table: Any) -> Row:
     """The results of an n-gram model of the texts that the runs learn from; its parameters are its n-grams."""
     begun = time.perf_counter()
-    if folder.exists():
+    if (folder / COUNTED).is_file():
         model = NGram.open(folder)
     else:
         model = NGram.fit(read(source, dev, config, progress=False)[0], config.data, folder)
