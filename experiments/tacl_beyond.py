@@ -2,7 +2,7 @@
 
     python experiments/tacl_beyond.py agnews --data DATA --out OUT     # after tacl.py agnews
 
-- told: a FactorCell that learns to tell contexts apart too (--tell-apart 1), on four of the sets
+- told: the FactorCell of the same seed, which has learned in the end to tell contexts apart (--tell-apart)
 - with ngram: the FactorCell of the same seed and an n-gram model, with weights that suit dev
 - ensemble: the FactorCells of all seeds, each with the same weight
 - ensemble with ngram: those and the n-gram model, with weights that suit dev
@@ -21,9 +21,11 @@ import numpy as np
 import study
 import tacl
 from corpora import Tables
-from factorcell.config import Config
+from factorcell.config import Config, TrainingConfig
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
+from factorcell.training import telling
+from factorcell.training.finetuning import finetune
 from factorcell.training.fit import fit
 from factorcell.training.mixture import Mixture
 from measures import cities
@@ -32,15 +34,16 @@ from tacl import SETS
 from tacl_baselines import Asked, best_ngram, scored, tables, told, told_by_rule
 
 MODEL = "factorcell"
-WEIGHT, OTHERS = 1, 2  # of the nats of a text's true value, and other values that it is compared with in a step
+WEIGHT, OTHERS = 10, 4  # of the nats of a text's true value, and other values that it is compared with in a step
 TELLING = ("agnews", "hotels", "imdb", "languages")
 
 
 def factorcells(config: Config, tables: Tables, folder: Path, seeds: Sequence[int]) -> list[Run]:
-    """The FactorCells of a set by their seeds, trained to their end; their options are those of the rows here."""
-    here = folder.parent.parent
+    """The FactorCells of a set by their seeds, trained to their end; but for telling, they have the options given."""
+    here, plain = folder.parent.parent, TrainingConfig()
+    untold = replace(config.training, tell_apart=plain.tell_apart, tell_values=plain.tell_values)
     runs = here.with_name(here.name.replace("beyond_", "")) / MODEL
-    every = {seed: replace(config, training=replace(config.training, seed=seed)) for seed in seeds}
+    every = {seed: replace(config, training=replace(untold, seed=seed)) for seed in seeds}
     return [factorcell(one, tables, runs / str(seed)) for seed, one in every.items()]
 
 
@@ -49,6 +52,16 @@ def factorcell(config: Config, tables: Tables, folder: Path) -> Run:
     if (folder / "training.json").is_file():
         return Run.open(folder)
     return fit(tables["train"], tables["dev"], config, folder, resume=True)
+
+
+def taught(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
+    """The FactorCell of the seed, trained on as `fit` ends a training with `tell_apart`."""
+    [old] = factorcells(config, tables, folder, [config.training.seed])
+    training = telling.options(config.training)
+    given = tables["train"], tables["dev"], folder
+    run = finetune(old, *given, parts=telling.PARTS, training=training, unknown="group", resume=True)
+    row = {"minutes": old.minutes() + run.minutes(), "parameters": run.model.parameter_count()}
+    return Measured(row) | study.tested(run, tables["test"]) | tacl.told(run, tables, name)
 
 
 def together(config: Config, tables: Tables, folder: Path, name: str, seeds: Sequence[int], ngram: bool) -> Measured:
@@ -71,32 +84,33 @@ def which(scorer: Scorer, run: Run, tables: Tables, name: str) -> Measured:
     return told_by_rule(scorer, run.schema.variable(target), tables, name)
 
 
-def mixed(name: str) -> dict[str, Baseline]:
-    """The rows that are no single run; what trains runs for others comes first."""
+def made(name: str) -> dict[str, Baseline]:
+    """The rows, which begin with runs of tacl.py; what trains runs for others comes first."""
 
     def of(seeds: Sequence[int], ngram: bool) -> Callable[..., Measured]:
         return partial(together, name=name, seeds=seeds, ngram=ngram)
 
     alone = "with ngram"
+    told = {"told": Baseline(partial(taught, name=name), after=alone)} if name in TELLING else {}
     return {
+        **told,
         alone: Baseline(of((), ngram=True)),
         "ensemble": Baseline(of(study.SEEDS, ngram=False), seeded=False, after=alone),
         "ensemble with ngram": Baseline(of(study.SEEDS, ngram=True), seeded=False, after=alone),
     }
 
 
-def telling(name: str) -> dict[str, Options]:
-    """The row that learns to tell contexts apart, if there is one of a set."""
+def options(name: str, row: str) -> Options:
+    """What a row adds to the recipe of a set."""
     told = {"tell_apart": [f"{SETS[name].target}={WEIGHT}"], "tell_values": OTHERS}
-    return {"told": {**tacl.options(MODEL), "training": told}} if name in TELLING else {}
+    return {**tacl.options(MODEL), **({"training": told} if row == "told" else {})}
 
 
 def experiment(name: str) -> Experiment:
     """All of them on a set."""
-    rows = {**telling(name), **dict.fromkeys(mixed(name), tacl.options(MODEL))}
-    measure, texts = partial(tacl.told, name=name), partial(tables, name)
-    of = tacl.experiment(name)
-    return replace(of, name=f"tacl_beyond_{name}", rows=rows, tables=texts, measure=measure, baselines=mixed(name))
+    rows = {row: options(name, row) for row in made(name)}
+    of, texts = tacl.experiment(name), partial(tables, name)
+    return replace(of, name=f"tacl_beyond_{name}", rows=rows, tables=texts, baselines=made(name))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -31,6 +31,7 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.training import distributed
 from factorcell.training.distributed import World
+from factorcell.training.proximal import PARTS, StartingPoint
 from factorcell.training.trainer import Trainer
 from tests import synthetic
 
@@ -108,7 +109,7 @@ def begin(folder: Path, loss: str, tell_apart: Sequence[str] = (), **model: Any)
         "learning_rate": 1e-2,
         "clip": 0.5,
     }
-    how |= {"weight_decay": 0.1, "tell_apart": list(tell_apart)}
+    how |= {"weight_decay": 0.1, "tell_apart": list(tell_apart), "tell_dropout": 0.0}
     config = Config.from_dict(
         {
             "data": {"context": ["dialect"], "min_count": 1, "min_context_count": 1},
@@ -123,9 +124,18 @@ def begin(folder: Path, loss: str, tell_apart: Sequence[str] = (), **model: Any)
     return run, corpus, dev
 
 
+def start_all(run: Run) -> None:
+    """Put a start into the folder of a run, from its weights as they are, from which all parts move."""
+    values = {name: tensor.detach().clone() for name, tensor in run.model.kept().items()}
+    StartingPoint(values, tuple(PARTS), 0.0).write(run.folder)
+
+
 def weights(folder: Path, world: World) -> None:
     """A whole training; each process leaves its weights, what it saw and what it measured."""
     run, corpus, dev = begin(folder, **TRAININGS[folder.name])
+    with world.first_goes_ahead():
+        if world.first and run.config.training.tell_apart:
+            start_all(run)
     trainer = Trainer(run, corpus, dev, world)
     seen = []
     for batch in trainer.batches():

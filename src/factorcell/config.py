@@ -80,9 +80,9 @@ def real(default: float, text: str, low: float = 0.0, high: float = LARGEST, *, 
     return option(default, text, limits=Limits(low, high, whole=False), rare=rare)
 
 
-def drop_rate(text: str, *, rare: bool = False) -> Any:
+def drop_rate(text: str, default: float = 0.0, *, rare: bool = False) -> Any:
     """The field of a share that is dropped: not all, and by default nothing."""
-    return option(0.0, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
+    return option(default, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
 
 
 def _check(section: Any) -> None:
@@ -274,9 +274,11 @@ class TrainingConfig:
     weight_decay: float = real(0.0, "decoupled weight decay of the matrices", rare=True)
     tell_apart: tuple[str, ...] = option(
         (),
-        "learn as well to tell values apart: weight of the nats of a text's true value (repeatable for columns)",
+        "learn in the end to tell values apart: weight of the nats of a text's true value (repeatable for columns)",
         metavar="[COLUMN=]WEIGHT",
     )
+    tell_dropout: float = drop_rate("share of a text's targets by which its value is not told apart", 0.5, rare=True)
+    tell_epochs: float = real(1.0, "passes over the training data in which values are told apart", rare=True)
     tell_values: int = whole(8, "other values that a text's own is compared with in a step, at most", 1, rare=True)
     sparse_l1: tuple[str, ...] = option(
         ("1e-4",),

@@ -251,7 +251,7 @@ def test_an_ngram_model_beside_it_is_no_worse_on_dev(made: Path) -> None:
     assert found["with ngram", 0]["dev"]["perplexity"] <= single["dev"]["perplexity"] + 1e-6
     assert found["ensemble with ngram", 0]["dev"]["perplexity"] <= found["ensemble", 0]["dev"]["perplexity"] + 1e-6
     assert sum(found["ensemble with ngram", 0]["weights"]) == pytest.approx(1)
-    assert found["told", 0]["config"]["training"]["tell_apart"] == ["section=1"]
+    assert found["told", 0]["config"]["training"]["tell_apart"] == ["section=10"]
     for row in found.values():
         assert set(row["sums"]) == {"perplexity", "perplexity_known", "accuracy", "classifier_accuracy"}
         assert row["sums"]["accuracy"]["key"] == single["sums"]["accuracy"]["key"]

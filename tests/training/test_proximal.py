@@ -44,7 +44,10 @@ def test_every_parameter_has_a_part(
     found = {name: part_of(name) for name, _ in model.named_parameters()}
     assert set(found.values()) == set(PARTS) - (set() if adapt or output_bias else {"context"})
     assert found["embedding"] == "embedding"
-    assert {found[name] for name in found if name.startswith("cell")} == {"recurrent"}
+    cells = {name: part for name, part in found.items() if name.startswith("cell")}
+    assert {part for name, part in cells.items() if ".adapters." in name} == ({"context"} & set(cells.values()))
+    assert {part for name, part in cells.items() if ".adapters." not in name} == {"recurrent"}
+    assert ("context" in cells.values()) == (bool(adapt) and adapt != ("prefix",))
     assert {found[name] for name in found if "bias" in name and name.startswith("output")} == {"output_bias"}
     assert found["output.projection"] == "projection"
     assert parts_named(model, ["all"]) == tuple(part for part in PARTS if part in found.values())

@@ -13,7 +13,7 @@ from factorcell import files
 from factorcell.interrupts import Stop, Stopped
 from factorcell.model.run import Run
 from factorcell.training import loop, trainer
-from factorcell.training.fit import watched
+from factorcell.training.loop import watched
 from factorcell.training.trainer import Row, Trainer
 from tests.training import test_resume
 from tests.training.test_resume import config, same, texts, timeless
@@ -224,7 +224,7 @@ def test_the_bar_knows_its_total_before_the_first_step(tmp_path: Path, monkeypat
         bars.append(Bar(**given))
         return bars[-1]
 
-    monkeypatch.setattr("factorcell.training.fit.progress_bar", bar)
+    monkeypatch.setattr("factorcell.training.loop.progress_bar", bar)
     corpus, dev = texts(config(**SMALL))
     run = Run.create(tmp_path / "run", config(**SMALL), corpus.vocabulary, corpus.schema)
     with pytest.raises(Stopped):

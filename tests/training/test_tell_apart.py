@@ -21,6 +21,7 @@ from factorcell.training.fit import fit
 from factorcell.training.objective import Objective, Question, ToldColumn, told_columns
 from factorcell.training.trainer import Trainer
 from tests import small, synthetic
+from tests.processes import start_all
 
 STRANGE = [
     {**small.ROWS[0], "city": None},
@@ -111,6 +112,25 @@ def test_gradients_by_finite_differences(tmp_path: Path) -> None:
     assert silent == []
 
 
+def test_some_targets_tell_nothing(tmp_path: Path) -> None:
+    """While training, the nats of a value are those of the targets that were drawn, the same ones for all values."""
+    told = {"tell_apart": ["city=1"], "tell_dropout": 0.5}
+    run = small.make_run(tmp_path / "run", ("city",), training=told)
+    corpus = run.prepare(small.ROWS)
+    batch = corpus.batch(np.arange(len(corpus)))
+    [question] = asked(run, batch)
+    run.model.train()
+    torch.manual_seed(3)
+    found = Objective(run.model)(batch, None, questions=[question])[:, -1].detach()
+    torch.manual_seed(3)
+    nats = run.model(batch)  # without dropout, so that no other random number comes before
+    telling = torch.rand_like(nats) >= 0.5
+    other = run.model(replace(batch, context=question.with_other(batch.context, 0)))
+    torch.testing.assert_close(found, question.nats(-(nats * telling).sum(1), [-(other * telling).sum(1)]))
+    run.model.eval()
+    assert not torch.allclose(found, value_nats(run, batch, [question])[:, 0]), "otherwise all of them tell"
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_drawn_values_stand_for_all(most: int, tmp_path: Path) -> None:
     """Over all draws the sum in Bayes' rule is right on average; with all values it is right at once."""
@@ -165,6 +185,7 @@ def trained(folder: Path, training: dict[str, Any], **model: Any) -> tuple[Train
     torch.manual_seed(1)
     options = {"epochs": 3, "batch_tokens": 40, "samples": 6, **training}
     run = small.make_run(folder, training=options, dropout_recurrent=0.2, dropout_input=0.2, **model)
+    start_all(run)
     trainer = Trainer(run, run.prepare(small.ROWS), run.prepare(small.ROWS))
     for batch in trainer.batches():
         trainer.step(batch)

@@ -177,9 +177,9 @@ class Run:
         return files.read_rows(self.log_path)
 
     def best(self) -> dict[str, Any] | None:
-        """The row of the log with the lowest development perplexity; none before the first evaluation."""
-        rows = [row for row in self.log() if row["split"] == "dev"]
-        return min(rows, key=lambda row: float(row["perplexity"]), default=None)
+        """The row of the log whose weights are kept, the best of its training; none before the first evaluation."""
+        rows = [row for row in self.log() if row["split"] == "dev" and row["perplexity"] == row["best"]]
+        return rows[-1] if rows else None
 
     def minutes(self) -> float:
         """How long it was trained, up to the last row of the log."""

@@ -140,10 +140,10 @@ def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: i
     of_text *= ranked(model) and bool(schema.variables)
     drawn = training.samples * (texts if training.loss == "sampled_text" else 1) if training.loss != "full" else 0
     read = KEPT * parameters(shapes(model, vocabulary, schema))
-    return FLOAT * (read + _passes(training, schema) * (tokens * of_token + texts * of_text) + 6 * drawn)
+    return FLOAT * (read + times_read(training, schema) * (tokens * of_token + texts * of_text) + 6 * drawn)
 
 
-def _passes(training: TrainingConfig, schema: ContextSchema) -> int:
+def times_read(training: TrainingConfig, schema: ContextSchema) -> int:
     """How often a step reads its texts: once, and with every other value that theirs are told apart from."""
     named = {assignments.parsed("tell_apart", text)[0] for text in training.tell_apart}
     asked = [one for one in schema.categories if "" in named or one.name in named]

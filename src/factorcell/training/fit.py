@@ -1,7 +1,7 @@
 """One training from a table to a run folder: read, train, keep what it was trained on."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,12 @@ from factorcell.evaluation.comparison import told_difference
 from factorcell.evaluation.text_figures import key_of
 from factorcell.model import model_card
 from factorcell.model.run import ADVICE, BEGINNING, Run, facts
-from factorcell.progress import progress_bar
-from factorcell.training import distributed
+from factorcell.training import distributed, telling
 from factorcell.training.distributed import World
-from factorcell.training.loop import rows_of
+from factorcell.training.loop import watched
 from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config, unsaid
 from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.remarks import remarks
-from factorcell.training.trainer import Trainer
 
 HELD_OUT = 0.05  # of the training rows, where no development table is given
 
@@ -68,8 +66,9 @@ def fit(
             make = Run.create if world.first else Run
             run = make(folder, made.config, corpus.vocabulary, corpus.schema)
         learn(run, corpus, held, world, resume=going_on, say=say)
+        told = telling.teach(run, corpus, held, progress=say is not None, world=world)
         if world.first:
-            finish(run, corpus, held, source, chosen=unsaid(config))
+            finish(run, corpus, held, source, told=told, chosen=unsaid(config))
     return run
 
 
@@ -118,12 +117,19 @@ def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corp
 
 
 def finish(
-    run: Run, corpus: Corpus, held: Corpus, source: Any, *, finetuned: Row | None = None, chosen: Sequence[str] = ()
+    run: Run,
+    corpus: Corpus,
+    held: Corpus,
+    source: Any,
+    *,
+    finetuned: Row | None = None,
+    told: Row | None = None,
+    chosen: Sequence[str] = (),
 ) -> None:
     """Keep in the folder of a trained run what it was trained on, from which run it came, and write its card.
 
-    Also what its context gains on the development texts `held`, and the key that they have. `chosen` are the options
-    that nobody said.
+    Also what its context gains on the development texts `held`, and the key that they have, and the row `told` of the
+    passes in which it learned to tell values apart. `chosen` are the options that nobody said.
     """
     kept: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
     kept |= {"development_key": key_of(held), "context": context_gain(run, held)}
@@ -131,9 +137,12 @@ def finish(
         kept["chosen"] = list(chosen)
     if finetuned:
         kept["finetuned"] = finetuned
+    if told:
+        kept["told"] = told
     if bias := sparse_bias_of(run):
         kept["sparse_bias"] = bias.counts()
     files.write_json(run.folder / "training.json", kept)
+    telling.clear(run.folder)
     run.save_unigrams(target_counts(corpus))
     if corpus.frequent is not None:
         data = run.config.data
@@ -169,27 +178,6 @@ def check_same(run: Run, config: Config, corpus: Corpus) -> None:
                 )
     if run.vocabulary.tokens != corpus.vocabulary.tokens or run.schema != corpus.schema:
         raise UserError(f"{run.folder} was begun with other training data; nothing resumed")
-
-
-def watched(
-    run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, progress: bool
-) -> Generator[Row]:
-    """The rows of `train` under a progress bar: tokens a second, time left, present and best perplexity."""
-    trainer, name = Trainer(run, corpus, dev, world), run.folder.name
-    if resume:
-        trainer.load()
-    bar = progress_bar(
-        desc=name, unit="steps", show=progress, leave=None, total=trainer.steps, initial=trainer.progress.step
-    )
-    with bar, closing(rows_of(trainer, bar.update, aloud=progress)) as rows:
-        for row in rows:
-            if row["split"] == "dev":
-                bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
-            elif row["split"] == "early":
-                bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (early, of {row['texts']:,} texts)")
-            else:
-                bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
-            yield row
 
 
 def summary(run: Run) -> str:

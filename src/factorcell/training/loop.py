@@ -7,12 +7,14 @@ which comes by the clock, changes nothing but the log.
 
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 
 import torch
 
 from factorcell.data.corpus import Corpus
 from factorcell.interrupts import Stop, Stopped
 from factorcell.model.run import Run
+from factorcell.progress import progress_bar
 from factorcell.training.distributed import World
 from factorcell.training.trainer import Row, Trainer
 
@@ -35,6 +37,34 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world:
     if resume:
         trainer.load()
     yield from rows_of(trainer)
+
+
+def watched(
+    run: Run,
+    corpus: Corpus,
+    dev: Corpus,
+    world: World | None = None,
+    *,
+    resume: bool,
+    progress: bool,
+    name: str | None = None,
+) -> Generator[Row]:
+    """The rows of `train` under a progress bar: tokens a second, time left, present and best perplexity."""
+    trainer, name = Trainer(run, corpus, dev, world), name or run.folder.name
+    if resume:
+        trainer.load()
+    bar = progress_bar(
+        desc=name, unit="steps", show=progress, leave=None, total=trainer.steps, initial=trainer.progress.step
+    )
+    with bar, closing(rows_of(trainer, bar.update, aloud=progress)) as rows:
+        for row in rows:
+            if row["split"] == "dev":
+                bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
+            elif row["split"] == "early":
+                bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (early, of {row['texts']:,} texts)")
+            else:
+                bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
+            yield row
 
 
 def rows_of(trainer: Trainer, each: Callable[[], object] = lambda: None, *, aloud: bool = False) -> Generator[Row]:

@@ -12,6 +12,10 @@ too small (Jensen). A text has no such nats where its value is missing, rare or 
 
 All passes over a text have the same dropout: a difference between values is one of the values.
 
+A training has seen its texts before, so it would be too sure of their values to learn from them. Therefore, as in the
+dropout of words of a classifier (Wager et al. 2014, "Altitude training"), each target of a text is left out of both
+p(text | v) and p(text | u) at random.
+
 Shapes: B texts, T targets of the longest, N other values that a text is compared with.
 """
 
@@ -38,11 +42,12 @@ class Question:
     """Which value of the category `column` has each text? `known` (B,): those that are asked.
 
     `priors` (B,) and `other_priors` (B, N) are logarithms, of the true values and of those in `others` (B, N), which
-    stand for all others.
+    stand for all others. The share `left_out` of the targets tells nothing.
     """
 
     column: int
     weight: float
+    left_out: float
     known: Tensor
     others: Tensor
     priors: Tensor
@@ -57,6 +62,10 @@ class Question:
         every = torch.stack([own, *(one + priors[:, n] for n, one in enumerate(others))])
         return (self.weight * (torch.logsumexp(every, 0) - own)).masked_fill(~self.known, 0.0)
 
+    def telling(self, nats: Tensor) -> Tensor:
+        """Which of the targets of `nats` (B, T) tell something: 1, or 0."""
+        return (torch.rand_like(nats) >= self.left_out).to(nats.dtype)
+
     def with_other(self, context: Context, number: int) -> Context:
         """The contexts with the other value of that number."""
         categories = context.categories.clone()
@@ -68,21 +77,23 @@ class Question:
 class ToldColumn:
     """A category column whose values are told apart: its place, the weight, and the log priors (K + 1,).
 
-    Value 0 stands for rare ones and is not among those that are told. At most `most` others are compared at once.
+    Value 0 stands for rare ones and is not among those that are told. At most `most` others are compared at once, by
+    all targets but the share `left_out`.
     """
 
     column: int
     weight: float
     priors: Tensor
     most: int
+    left_out: float = 0.0
 
     @classmethod
-    def of(cls, column: int, variable: Variable, weight: float, most: int) -> "ToldColumn":
+    def of(cls, column: int, variable: Variable, weight: float, most: int, left_out: float = 0.0) -> "ToldColumn":
         """`UserError` for a column with less than two values."""
         counts = torch.tensor(variable.counts, dtype=torch.double)
         if len(counts) < 3:
             raise UserError(f"tell_apart: {variable.name} has {len(counts) - 1} values; there is nothing to tell apart")
-        return cls(column, weight, (counts / counts[1:].sum()).log(), most)
+        return cls(column, weight, (counts / counts[1:].sum()).log(), most, left_out)
 
     def ask(self, context: Context, random: np.random.Generator) -> Question:
         """The question about the texts with `context`; of many others the same steps from value to value for all."""
@@ -94,7 +105,7 @@ class ToldColumn:
         others = 1 + (true[:, None] - 1 + steps) % values
         priors = self.priors.to(device)
         share = math.log((values - 1) / count)
-        return Question(self.column, self.weight, known, others, priors[true], priors[others] + share)
+        return Question(self.column, self.weight, self.left_out, known, others, priors[true], priors[others] + share)
 
 
 def told_columns(run: Run) -> tuple[ToldColumn, ...]:
@@ -111,7 +122,8 @@ def told_columns(run: Run) -> tuple[ToldColumn, ...]:
             raise UserError(f"tell_apart is {text!r}; it must be {valid}")
     weights = assignments.numbers("tell_apart", config.tell_apart, names)
     asked = zip(range(len(names)), categories, weights, strict=True)
-    found = [ToldColumn.of(place, one, weight, config.tell_values) for place, one, weight in asked if weight]
+    how = config.tell_values, config.tell_dropout
+    found = [ToldColumn.of(place, one, weight, *how) for place, one, weight in asked if weight]
     return tuple(found) if run.model.adapted else ()
 
 
@@ -144,13 +156,13 @@ class Objective(nn.Module):
         nats = nats_of(batch)
         columns = [nats]
         for question in questions:
-            others = []
+            others, telling = [], question.telling(nats) if self.model.training else torch.ones_like(nats)
             for number in range(question.others.shape[1]):
                 assert again is not None
                 again()
                 other = replace(batch, context=question.with_other(batch.context, number))
-                others.append(-nats_of(other).sum(1))
-            columns.append(question.nats(-nats.sum(1), others)[:, None])
+                others.append(-(nats_of(other) * telling).sum(1))
+            columns.append(question.nats(-(nats * telling).sum(1), others)[:, None])
         return torch.cat(columns, dim=1) if questions else nats
 
 

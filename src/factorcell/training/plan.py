@@ -22,7 +22,7 @@ from factorcell.data.corpus import Batch, Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.devices import find_device
 from factorcell.model.run import Run
-from factorcell.training import rules
+from factorcell.training import rules, telling
 from factorcell.training.rules import Facts
 from factorcell.training.trainer import Trainer
 
@@ -59,11 +59,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a step, how many steps a pass has, and seconds of an evaluation."""
+    """Seconds of a step, how many steps a pass has, and seconds of an evaluation.
+
+    Telling values apart takes as long as so many passes `more`.
+    """
 
     step: float
     steps: int
     evaluation: float
+    more: float = 0.0
 
     def shared(self, share: Callable[[float], float]) -> "Speed":
         """The speed that all processes go by."""
@@ -71,7 +75,8 @@ class Speed:
 
     def seconds(self, config: Config) -> float:
         """How long a training takes."""
-        return self.step * self.steps * config.training.epochs + self.evaluation * config.training.evaluations
+        passes = config.training.epochs + self.more
+        return self.step * self.steps * passes + self.evaluation * config.training.evaluations
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,9 @@ class Plan:
             lines[-1] += f"; say --{self.chosen[0].replace('_', '-')} or another to choose otherwise"
         lines += precisions.told(self.gain)
         if self.seconds is not None:
-            lines.append(f"{self.config.training.epochs:g} passes, which take about {duration(self.seconds)} here")
+            training = self.config.training
+            more = f" and {training.tell_epochs:g} to tell values apart" if training.tell_apart else ""
+            lines.append(f"{training.epochs:g} passes{more}, which take about {duration(self.seconds)} here")
         return lines
 
 
@@ -169,7 +176,8 @@ def _in_time(made: Plan, found: Speed, allowed: float, most: float) -> Plan:
     """The plan with the passes that take the seconds that are allowed, or `most` of them."""
     training = made.config.training
     left = max(allowed * ENOUGH - found.evaluation * training.evaluations, allowed / 2)
-    epochs = min(most, float(f"{left / (found.step * found.steps):.3g}"))
+    passes = left / (found.step * found.steps)
+    epochs = min(most, float(f"{max(passes - found.more, passes / 4):.3g}"))  # first of all it learns to write
     config = replace(made.config, training=replace(training, epochs=epochs))
     return replace(made, config=config, seconds=found.seconds(config))
 
@@ -200,7 +208,7 @@ def speed(
     """That of this machine, on the first batches; of `models` on average, if there are any."""
     found = [_speed(one, corpus, held, clock) for one in [config.with_model(name) for name in models] or [config]]
     step, evaluation = (fmean(getattr(one, name) for one in found) for name in ("step", "evaluation"))
-    return Speed(step, found[0].steps, evaluation)
+    return Speed(step, found[0].steps, evaluation, fmean(one.more for one in found))
 
 
 def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:
@@ -213,7 +221,8 @@ def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:
         elif number > WARM and clock() - begun > MEASURED:
             break
     step = (clock() - begun) / max(1, number - WARM)
-    return Speed(step, trainer.steps, _evaluation(trainer.run, held, clock))
+    more = telling.passes(config.training, corpus.schema) if trainer.run.model.adapted else 0.0
+    return Speed(step, trainer.steps, _evaluation(trainer.run, held, clock), more)
 
 
 class _Measured(Trainer):

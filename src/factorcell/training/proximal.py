@@ -13,6 +13,7 @@ A value stays exactly at w0 unless the gradient of its nats, as Adam smoothes it
 bias this gradient is by how much the share of a token in all targets differs from what the model expects.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +30,13 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.output_bias import OneHotBias
 from factorcell.model.run import Run
 
-# Parts of a model by how the names of their parameters begin. The first that fits counts.
+# Parts of a model by the beginnings of their parameters' names. The first that fits counts.
 PARTS = {
-    "embedding": ("embedding",),
-    "context": ("encoder.", "prefix."),
-    "recurrent": ("cells.",),
-    "output_bias": ("output.bias", "output.adapters.", "output.hashed."),
-    "projection": ("output.",),
+    "embedding": r"embedding",
+    "context": r"encoder\.|prefix\.|cells\.\d+\.adapters\.",
+    "recurrent": r"cells\.",
+    "output_bias": r"output\.(bias|adapters\.|hashed\.)",
+    "projection": r"output\.",
 }
 ALL = "all"
 
@@ -44,7 +45,7 @@ Row = dict[str, Any]
 
 def part_of(parameter: str) -> str:
     """The part that the parameter of this name belongs to."""
-    return next(part for part, beginnings in PARTS.items() if parameter.startswith(beginnings))
+    return next(part for part, beginning in PARTS.items() if re.match(beginning, parameter))
 
 
 def parts_named(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:

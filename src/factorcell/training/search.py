@@ -27,8 +27,9 @@ from factorcell.evaluation import results
 from factorcell.evaluation.results import Row
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
-from factorcell.training import search_space, trials
-from factorcell.training.fit import Say, finish, read, watched
+from factorcell.training import search_space, telling, trials
+from factorcell.training.fit import Say, finish, read
+from factorcell.training.loop import watched
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config
 from factorcell.training.trials import ranked, told
 
@@ -307,7 +308,8 @@ class Search:
                 if row["split"] == "dev" and self._hopeless(trial, row, config):
                     pruned = True
                     break
-        finish(run, corpus, held, self.texts.source)
+        told = None if pruned else telling.teach(run, corpus, held, progress=progress)
+        finish(run, corpus, held, self.texts.source, told=told)
         best = run.best()
         if best is None or not math.isfinite(best["perplexity"]):
             raise UserError(f"{folder}: no finite perplexity on the development texts")

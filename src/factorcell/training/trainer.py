@@ -114,7 +114,8 @@ class Trainer:
                 smoothed = (counts + 1) / (counts + 1).sum()
                 run.model.output.begin(torch.from_numpy(np.log(smoothed)))
         self.penalties = proximal.penalties(run, self.start)
-        self.told = told_columns(run)
+        told = told_columns(run)
+        self.told = told if self.start else ()  # who tells values apart has learned to write before
         some = self.proposal and not self.penalties and (not self.start or self.start.takes_rows(run.model))
         hashed = self.told and run.model.output.hashed is not None  # the buckets of other values are read too
         self.rows = self._rows() if some and not hashed else []
@@ -259,14 +260,15 @@ class Trainer:
     def evaluate(self) -> Row:
         """Perplexities on the development set; the best weights so far go into the run folder.
 
-        A stop that is asked for drops the evaluation (`Stopped`).
+        Of a training that tells values apart those are the last: perplexity is not all that it minimises. A stop that
+        is asked for drops the evaluation (`Stopped`).
         """
         self.catch_up()
         with self._left_alone():
             row = self.development.evaluate(self.run)
         self.evaluated = self.progress.step
         better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
-        if better:
+        if better or self.told:
             self.progress.best, self.progress.worse = row["perplexity"], 0
             if self.world.first:
                 self.run.save_weights({"step": self.progress.step, **row})

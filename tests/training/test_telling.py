@@ -1,0 +1,176 @@
+"""The passes that end a training with `tell_apart`: what moves, what is kept, and that they are made once."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from factorcell import files, finetune
+from factorcell.config import Config, UserError
+from factorcell.evaluation.perplexity import evaluate
+from factorcell.interrupts import Stopped
+from factorcell.model.run import Run, facts
+from factorcell.training import fit as fitting
+from factorcell.training import telling
+from factorcell.training.compare import compare
+from factorcell.training.fit import fit, summary
+from factorcell.training.plan import plan, speed
+from factorcell.training.proximal import part_of
+from factorcell.training.search import SearchOptions, search
+from factorcell.training.trainer import Trainer
+from tests import synthetic
+
+TEXTS, DEV = synthetic.two_dialects(200, 1)[0], synthetic.two_dialects(40, 2)[0]
+
+
+def config(*told: str, **training: Any) -> Config:
+    """A small FactorCell of words; what it is told of dialects."""
+    sizes = {"hidden_size": 12, "embedding_size": 8, "rank": 2, "context_size": 4, "variable_size": 4}
+    how = {"epochs": 3, "batch_tokens": 200, "learning_rate": 0.01, "evaluations": 2, "log_every": 1, **training}
+    return Config.from_dict(
+        {
+            "data": {"context": ["dialect"], "min_count": 1, "min_context_count": 1},
+            "model": sizes,
+            "training": {**how, "tell_apart": list(told), "loss": "sampled", "samples": 9},
+        }
+    )
+
+
+def weights(run: Run) -> dict[str, Tensor]:
+    """All that is learned."""
+    return {name: value.detach().clone() for name, value in run.model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that was told nothing."""
+    return fit(TEXTS, DEV, config(), tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same, that learned to tell dialects apart in the end."""
+    return fit(TEXTS, DEV, config("20"), tmp_path_factory.mktemp("told") / "run")
+
+
+def test_only_what_depends_on_the_context_moves(plain: Run, told: Run) -> None:
+    """All else is, bit for bit, what a training without `tell_apart` ends with."""
+    before, after = weights(plain), weights(told)
+    parts: dict[str, bool] = {}
+    for name, value in after.items():
+        parts[part_of(name)] = parts.get(part_of(name), False) or not torch.equal(value, before[name])
+    assert parts == {name: name in telling.PARTS for name in parts}
+    assert set(telling.PARTS) < set(parts)
+
+
+def test_the_log_ends_with_the_weights_that_are_kept(plain: Run, told: Run) -> None:
+    """One row more than without, whose perplexity the weights have; the folder of the last passes is gone."""
+    log = told.log()
+    assert [row["step"] for row in log[:-1]] == [row["step"] for row in plain.log()]
+    assert log[-1] == told.best() == facts(told.folder)["told"]
+    passes = config("20").training
+    steps = log[-2]["steps"]
+    assert log[-1]["step"] == log[-1]["steps"] == pytest.approx(steps * (1 + passes.tell_epochs / passes.epochs), abs=2)
+    assert log[-1]["seconds"] == 60 * told.minutes() > log[-2]["seconds"]
+    assert evaluate(told, DEV)["perplexity"] == pytest.approx(log[-1]["perplexity"], rel=1e-5)
+    assert f"at step {log[-1]['step']} of" in summary(told)
+    assert not (told.folder / telling.FOLDER).exists()
+    assert {path.name for path in told.folder.iterdir()} == {path.name for path in plain.folder.iterdir()}
+    opened = Run.open(told.folder)
+    assert all(torch.equal(value, weights(told)[name]) for name, value in weights(opened).items())
+
+
+def stopping(at: int) -> Callable[..., list[bool]]:
+    """The steps of a trainer, of which that number stops the training."""
+    step, count = Trainer.step, [0]
+
+    def stepped(self: Trainer, batch: Any, *asked: bool) -> list[bool]:
+        count[0] += 1
+        if count[0] == at:
+            self.stop.asked = True
+        return step(self, batch, self.stop.asked, *asked[1:])
+
+    return stepped
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_stop_while_telling_leads_to_the_same_end(after: int, told: Run, tmp_path: Path) -> None:
+    """So do a stop and a start between the two, and a second start after the end, which trains nothing."""
+    steps = told.log()[-2]["steps"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", stopping(steps + after))
+        with pytest.raises(Stopped, match=f"stopped at step {after} of"):
+            fit(TEXTS, DEV, config("20"), tmp_path / "run")
+    assert (tmp_path / "run" / telling.FOLDER).is_dir()
+    with pytest.raises(UserError, match="exists already"):
+        fit(TEXTS, DEV, config("20"), tmp_path / "run")
+    for _ in range(2):
+        run = fit(TEXTS, DEV, config("20"), tmp_path / "run", resume=True)
+        assert all(torch.equal(value, weights(told)[name]) for name, value in weights(run).items())
+        assert [row["split"] for row in run.log()] == [row["split"] for row in told.log()]
+        assert run.best() == facts(run.folder)["told"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "step", lambda *_: pytest.fail("a training that has ended goes on"))
+            fit(TEXTS, DEV, config("20"), tmp_path / "run", resume=True)
+
+
+def test_a_kill_before_the_first_step_of_telling(told: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only a part of its folder was written, or all and the weights were taken, the end is the same."""
+    for place, name in enumerate(("create", "load_weights")):
+        folder, made, count = tmp_path / name, getattr(Run, name), [0]
+
+        def dying(*given: Any, _made: Any = made, _count: list[int] = count, _name: str = name, **more: Any) -> Any:
+            _count[0] += 1
+            found = _made(*given, **more)
+            if _count[0] == {"create": 2, "load_weights": 3}[_name]:
+                raise RuntimeError("killed")
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Run, name, dying if place else staticmethod(dying))
+            with pytest.raises(RuntimeError, match="killed"):
+                fit(TEXTS, DEV, config("20"), folder)
+        assert (folder / telling.FOLDER).is_dir()
+        run = fit(TEXTS, DEV, config("20"), folder, resume=True)
+        assert all(torch.equal(value, weights(told)[name]) for name, value in weights(run).items())
+
+
+def test_a_fine_tuning_keeps_its_last_weights(plain: Run, tmp_path: Path) -> None:
+    """Perplexity would choose those before; without `tell_apart` it does."""
+    training = {"tell_apart": ("20",), "epochs": 2, "learning_rate": 2.0, "evaluations": 2, "patience": 1}
+    run = finetune(plain, TEXTS, DEV, tmp_path / "told", parts=telling.PARTS, training=training)
+    rows = [row for row in run.log() if row["split"] == "dev"]
+    assert [row["perplexity"] for row in rows] == [row["best"] for row in rows]
+    assert run.best() == rows[-1]
+    assert rows[-1]["perplexity"] > rows[0]["perplexity"]
+    assert evaluate(run, DEV)["perplexity"] == pytest.approx(rows[-1]["perplexity"], rel=1e-5)
+    worse = finetune(plain, TEXTS, DEV, tmp_path / "worse", training={**training, "tell_apart": ()})
+    assert worse.best() == worse.log()[0]
+
+
+def test_every_way_to_train_tells(tmp_path: Path) -> None:
+    """`compare` and `tune` too; what is not adapted learns nothing more, and says nothing of it."""
+    compare(TEXTS, None, DEV, config("20"), tmp_path / "compared", models=("unadapted", "factorcell"), ngram=False)
+    runs = {name: tmp_path / "compared" / name for name in ("unadapted", "factorcell")}
+    assert {name: "told" in facts(folder) for name, folder in runs.items()} == {"unadapted": False, "factorcell": True}
+    search(TEXTS, DEV, config("20"), tmp_path / "tuned", SearchOptions(trials=1, models=("factorcell",)))
+    [trial] = (tmp_path / "tuned").glob("trial-*")
+    assert "told" in facts(trial)
+    assert files.read_rows(trial / "log.jsonl")[-1] == facts(trial)["told"]
+
+
+def test_time_is_set_aside(plain: Run) -> None:
+    """What is planned has the last passes in it, unless there is nothing to tell."""
+    corpus, held = fitting.read(TEXTS, DEV, config(), progress=False)
+    one, more = (speed(config(*told), corpus, held, clock=iter(range(10**6)).__next__) for told in ((), ("20",)))
+    assert one.more == 0
+    assert more.more == pytest.approx(telling.PACE * 2)  # two dialects
+    assert more.seconds(config()) - one.seconds(config()) == pytest.approx(one.step * one.steps * more.more)
+    longer = replace(config("20").training, tell_epochs=3.0)
+    assert telling.passes(longer, corpus.schema) == pytest.approx(3 * telling.PACE * 2)
+    said = {"data": {"context": ["dialect"], "min_count": 1}, "training": {"tell_apart": ["20"], "epochs": 2}}
+    assert plan(said, corpus, held).lines()[-1].startswith("2 passes and 1 to tell values apart, which take about")
