@@ -15,14 +15,16 @@ from factorcell.evaluation.perplexity import evaluate
 from factorcell.interrupts import Stopped
 from factorcell.model.run import Run, facts
 from factorcell.training import fit as fitting
+from factorcell.training import plan as plans
 from factorcell.training import telling
 from factorcell.training.compare import compare
 from factorcell.training.fit import fit, summary
-from factorcell.training.plan import plan, speed
+from factorcell.training.plan import Budget, plan, speed
 from factorcell.training.proximal import part_of
 from factorcell.training.search import SearchOptions, search
 from factorcell.training.trainer import Trainer
 from tests import synthetic
+from tests.training.test_plan import Clock
 
 TEXTS, DEV = synthetic.two_dialects(200, 1)[0], synthetic.two_dialects(40, 2)[0]
 
@@ -172,5 +174,26 @@ def test_time_is_set_aside(plain: Run) -> None:
     assert more.seconds(config()) - one.seconds(config()) == pytest.approx(one.step * one.steps * more.more)
     longer = replace(config("20").training, tell_epochs=3.0)
     assert telling.passes(longer, corpus.schema) == pytest.approx(3 * telling.PACE * 2)
-    said = {"data": {"context": ["dialect"], "min_count": 1}, "training": {"tell_apart": ["20"], "epochs": 2}}
-    assert plan(said, corpus, held).lines()[-1].startswith("2 passes and 1 to tell values apart, which take about")
+    said: dict[str, Any] = {"data": {"context": ["dialect"], "min_count": 1}, "training": {"tell_apart": ["20"]}}
+    passes = {"training": {**said["training"], "epochs": 2}}
+    told = plan({**said, **passes}, corpus, held).lines()[-1]
+    assert told.startswith("2 passes and 1 to tell values apart, which take about")
+
+
+def test_little_time_is_for_writing_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Telling has a part of the minutes, however long it would take, and all of it ends in time."""
+    said: dict[str, Any] = {"data": {"context": ["dialect"], "min_count": 1}, "training": {"precision": "float32"}}
+    corpus, held = fitting.read(TEXTS, DEV, Config.from_dict(said), progress=False)
+    clock = Clock(monkeypatch, step=1.0)
+    said["training"] |= {"tell_apart": ["20"], "tell_epochs": 50.0}
+    made = plan(said, corpus, held, Budget(minutes=2), clock=clock)
+    training = made.config.training
+    more = telling.passes(training, corpus.schema)
+    assert more == pytest.approx(plans.TELLING * (training.epochs + more), rel=0.01)
+    assert made.seconds is not None
+    assert 110 < made.seconds <= 120
+    assert 0 < training.tell_epochs < 50
+    plenty = plan(
+        {**said, "training": {**said["training"], "tell_epochs": 0.1}}, corpus, held, Budget(minutes=2), clock=clock
+    )
+    assert plenty.config.training.tell_epochs == 0.1

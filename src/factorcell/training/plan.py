@@ -29,6 +29,7 @@ from factorcell.training.trainer import Trainer
 WARM = 3  # first steps, which are slower
 MEASURED = 3.0  # seconds of steps by which their speed is known
 JUDGED, LONG = 64, 0.5  # development texts that show the speed of an evaluation: twice as many, until it is LONG
+TELLING = 0.4  # of the passes that there is time for, at most
 ENOUGH = 0.97  # of the minutes: reading, checkpoints and the card take the rest
 
 Said = Mapping[str, Mapping[str, Any]]
@@ -173,12 +174,15 @@ def _made(said: Said, facts: Facts, epochs: float, sized_for: float | None = Non
 
 
 def _in_time(made: Plan, found: Speed, allowed: float, most: float) -> Plan:
-    """The plan with the passes that take the seconds that are allowed, or `most` of them."""
+    """The plan with the passes that take the seconds that are allowed, or `most` of them; most are for writing."""
     training = made.config.training
     left = max(allowed * ENOUGH - found.evaluation * training.evaluations, allowed / 2)
     passes = left / (found.step * found.steps)
-    epochs = min(most, float(f"{max(passes - found.more, passes / 4):.3g}"))  # first of all it learns to write
-    config = replace(made.config, training=replace(training, epochs=epochs))
+    share = min(1.0, TELLING * passes / found.more) if found.more else 1.0
+    found = replace(found, more=found.more * share)
+    epochs = min(most, float(f"{passes - found.more:.3g}"))
+    told = float(f"{training.tell_epochs * share:.3g}")
+    config = replace(made.config, training=replace(training, epochs=epochs, tell_epochs=told))
     return replace(made, config=config, seconds=found.seconds(config))
 
 
