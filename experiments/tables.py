@@ -23,6 +23,7 @@ import completion_tables
 import drawings
 import exposure
 import finetuning_tables
+import front_tables
 import overview
 import papers
 import samples_tables
@@ -38,9 +39,8 @@ from factorcell.config import PAPER_MODELS, UserError
 from family import EXPERIMENT as FAMILY
 from overview import LEAST, Published, accuracies, chosen, communities, gain, perplexities, rows_of, with_both_ends
 from pages import NO_ROW, empty, filled, markdown, shown, with_none
-from results import SEEDS, Results
+from results import Results
 from study import HERE
-from tacl_beyond import MODEL
 from thesis_queries import LATE, NO_LAYER, OPTIMISERS
 from thesis_sixteen import PARTS
 from thesis_sparse import EXPERIMENT as SPARSE
@@ -49,15 +49,6 @@ from thesis_subreddits import NEAREST, NEIGHBOURS_OF
 from thesis_variables import SUBSETS, VARIABLES
 
 SHOWN = 9  # communities at each end of table 3.5
-FRONT = {  # sets of the README, and what they are
-    "agnews": "AG News, words; topic",
-    "dbpedia": "DBpedia, words; category",
-    "hotels": "short hotel reviews, words; hotel, rating",
-    "hotels13": "long hotel reviews, words; hotel, rating",
-    "imdb": "film reviews, words; rating",
-    "languages": "spoken sentences, characters; language",
-    "tweets": "tweets, characters; latitude, longitude",
-}
 KNOWN, ALL = "known targets", "all targets"
 
 
@@ -308,21 +299,6 @@ def privacy(results: Path, suffix: str = "") -> dict[str, str]:
     return {"exposure": exposure.table(files.read_rows(results / f"exposure{suffix}.jsonl"))}
 
 
-def front(results: Path, suffix: str = "") -> dict[str, str]:
-    """The paper's models on the sets that are trained whole, a line each."""
-    lines = []
-    for name, what in FRONT.items():
-        found = Results.read(results, f"tacl_{name}{suffix}")
-        rows = [found.row(model) for model in PAPER_MODELS]
-        if min(row.get("trainings", 0) for row in rows) < SEEDS:
-            continue
-        told = f"{found.shown(MODEL, 'accuracy', '.1f', 100.0)} ({found.row(MODEL)['candidates']} values)"
-        figures = [found.shown(model, "perplexity_known") for model in PAPER_MODELS]
-        lines.append([what, *figures, found.gain(MODEL), told])
-    header = ["texts; context", *PAPER_MODELS, f"gain of {MODEL}", "its accuracy, %"]
-    return {"Results": with_none(header, lines)}
-
-
 def draw(results: Path, suffix: str, folder: Path) -> None:
     """Write the pictures that there are, in place of all that were there."""
     every = list(itertools.chain(*drawings.pictures(reader(results, suffix)).values()))
@@ -333,7 +309,12 @@ def draw(results: Path, suffix: str, folder: Path) -> None:
         files.write(folder / picture.file, picture.svg().encode())
 
 
-PAGES = {"tables.md": of_papers, "privacy.md": privacy, "../README.md": front}
+PAGES = {
+    "tables.md": of_papers,
+    "results.md": front_tables.results,
+    "privacy.md": privacy,
+    "../README.md": front_tables.front,
+}
 
 
 def main(argv: Sequence[str], say: Callable[[str], object] = print) -> int:

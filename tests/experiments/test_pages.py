@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+import front_tables
 import study
 import tables
 from factorcell import files
 from factorcell.config import PAPER_MODELS, UserError
 from pages import empty, filled, markdown, shown
 from tests import ROOT
-from tests.experiments.test_tables import cells, row, seeds
+from tests.experiments.test_tables import by_name, cells, row, seeds
 
 
 def test_a_table_in_markdown() -> None:
@@ -38,12 +39,29 @@ def test_the_front_page_has_the_sets_that_are_whole(tmp_path: Path) -> None:
             for one in seeds(model, *(40.0 - 4 * place + seed / 10 for seed in range(3)), accuracy=0.5, candidates=4)
         ]
         files.write_rows(tmp_path / f"tacl_{name}.jsonl", rows)
-    ((what, *figures, gained, told),) = cells(tables.front(tmp_path)["Results"])
+    ((what, *figures, gained, told),) = cells(front_tables.front(tmp_path)["Results"])
     assert what == "AG News, words; topic"
     assert figures[0] == "40.10 ± 0.10"
     assert figures[-1].startswith("**28.10")
     assert gained.startswith("+29.9% [")
     assert told == "50.0 ± 0.0 (4 values)"
+
+
+def test_the_results_of_all_sets_stand_beside_each_other(tmp_path: Path) -> None:
+    """Words and characters apart; a line of what any set has, empty where one lacks it; the best in bold."""
+    for name in ("agnews", "hotels", "languages"):
+        rows = [one for place, model in enumerate(PAPER_MODELS) for one in seeds(model, *[40.0 - 4 * place] * 3)]
+        files.write_rows(tmp_path / f"tacl_{name}.jsonl", rows)
+    files.write_rows(tmp_path / "tacl_baselines_hotels.jsonl", [row("linear", 9.0, classifier_accuracy=0.5)])
+    files.write_rows(tmp_path / "tacl_beyond_agnews.jsonl", [row("with ngram", 20.0), row("told", 31.0)])
+    made = front_tables.results(tmp_path)
+    words = by_name(made["Perplexity per word"])
+    assert made["Perplexity per word"].startswith("| model | agnews | hotels |\n")
+    assert list(words) == [*PAPER_MODELS, "factorcell and n-grams"]
+    assert words["factorcell and n-grams"] == ["**20.00**", ""]
+    assert words["factorcell"] == ["28.00 ± 0.00"] * 2
+    assert list(by_name(made["Perplexity per character"])) == list(PAPER_MODELS)
+    assert by_name(made["Accuracy"]) == {"linear": ["", "50.0", ""]}
 
 
 def test_what_has_no_row_says_so(tmp_path: Path) -> None:
