@@ -81,6 +81,8 @@ def test_the_log_ends_with_the_weights_that_are_kept(plain: Run, told: Run) -> N
     assert evaluate(told, DEV)["perplexity"] == pytest.approx(log[-1]["perplexity"], rel=1e-5)
     assert f"at step {log[-1]['step']} of" in summary(told)
     assert not (told.folder / telling.FOLDER).exists()
+    card = (told.folder / "README.md").read_text(encoding="utf-8")
+    assert 'learned in the end to tell values apart: `tell_apart ["20"], tell_epochs 1' in card
     assert {path.name for path in told.folder.iterdir()} == {path.name for path in plain.folder.iterdir()}
     opened = Run.open(told.folder)
     assert all(torch.equal(value, weights(told)[name]) for name, value in weights(opened).items())
