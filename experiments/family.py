@@ -6,7 +6,6 @@ All share the recipe agnews_words.toml, cut to one pass. The section of the text
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +58,7 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 EXPERIMENT = Experiment(
     "family", "agnews_words.toml", rows(), tables, lambda run, tables: told_apart(run, tables, "section")
 )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    given = study.parser("Every mechanism on news.").parse_args(argv)
-    return study.main(EXPERIMENT, given, [__file__, *argv])
-
+main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -41,10 +41,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 def experiment(script: str, *names: str) -> Experiment:
     """What a command trains and measures."""
     module = importlib.import_module(script)
-    if not names:
-        found = module.EXPERIMENT
-    else:
-        found = module.EXPERIMENTS[names[0]] if hasattr(module, "EXPERIMENTS") else module.experiment(*names)
+    found = module.EXPERIMENTS[names[0]] if names else module.EXPERIMENT
     assert isinstance(found, Experiment)
     return found
 

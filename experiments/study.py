@@ -200,6 +200,20 @@ def parser(text: str) -> argparse.ArgumentParser:
     return made
 
 
+def script(file: str, text: str, experiments: Experiment | Mapping[str, Experiment]) -> Callable[[Sequence[str]], int]:
+    """The `main` of a script of that file and docstring: of one experiment, or of that which its argument names."""
+
+    def main_of(argv: Sequence[str]) -> int:
+        options = parser(text.partition("\n")[0])
+        if isinstance(experiments, Experiment):
+            return main(experiments, options.parse_args(argv), [file, *argv])
+        options.add_argument("set", choices=experiments, help="data set")
+        given = options.parse_args(argv)
+        return main(experiments[given.set], given, [file, *argv])
+
+    return main_of
+
+
 def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[str]) -> int:
     """Train and measure the missing rows; the exit code."""
     try:

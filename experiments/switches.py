@@ -12,7 +12,7 @@ Trainings are short; the recipe is that of tacl.py.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -75,15 +75,7 @@ def experiment(name: str) -> Experiment:
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {name: experiment(name) for name in EPOCHS}
-
-
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    parser = study.parser("Parts as the papers print them beside ours.")
-    parser.add_argument("set", choices=EXPERIMENTS, help="data set")
-    given = parser.parse_args(argv)
-    return study.main(EXPERIMENTS[given.set], given, [__file__, *argv])
-
+main = study.script(__file__, __doc__, EXPERIMENTS)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

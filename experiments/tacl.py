@@ -7,7 +7,6 @@ hotels the rows have figures 2 and 6 and table 5 as well (hotels.py).
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,13 +78,8 @@ def experiment(name: str) -> Experiment:
     return Experiment(f"tacl_{name}", f"tacl_{name}.toml", rows, texts, partial(measure, name=name))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    parser = study.parser("Tables 3 and 4 of the TACL paper.")
-    parser.add_argument("set", choices=SETS, help="data set")
-    given = parser.parse_args(argv)
-    return study.main(experiment(given.set), given, [__file__, *argv])
-
+EXPERIMENTS = {name: experiment(name) for name in SETS}
+main = study.script(__file__, __doc__, EXPERIMENTS)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -113,13 +113,8 @@ def experiment(name: str) -> Experiment:
     return replace(of, name=f"tacl_beyond_{name}", rows=rows, tables=texts, baselines=made(name))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train and measure what the arguments ask for."""
-    parser = study.parser("Beyond a single FactorCell, on the sets of tables 3 and 4 of the TACL paper.")
-    parser.add_argument("set", choices=SETS, help="data set")
-    given = parser.parse_args(argv)
-    return study.main(experiment(given.set), given, [__file__, *argv])
-
+EXPERIMENTS = {name: experiment(name) for name in SETS}
+main = study.script(__file__, __doc__, EXPERIMENTS)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,6 @@ for its passes, of which they make fewer. A model has one seed, as in the paper:
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -50,13 +49,8 @@ def experiment(name: str) -> Experiment:
     return replace(of, name=f"tacl_trials_{name}", rows=rows, measure=measure, seeds=(0,))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    parser = study.parser("Figures 1, 3 and 5 of the TACL paper: models of random sizes.")
-    parser.add_argument("set", choices=tacl.SETS, help="data set")
-    given = parser.parse_args(argv)
-    return study.main(experiment(given.set), given, [__file__, *argv])
-
+EXPERIMENTS = {name: experiment(name) for name in tacl.SETS}
+main = study.script(__file__, __doc__, EXPERIMENTS)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

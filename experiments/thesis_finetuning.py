@@ -7,7 +7,7 @@ whole of it or its softmax bias alone, with penalties of so many nats, until the
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -92,13 +92,7 @@ def told(run: Run, tables: Tables) -> tuple[Row, text_figures.TextSums]:
 
 
 EXPERIMENT = Experiment("finetuned", SPARSE.recipe, {"none": SPARSE.rows["none"]}, tables, measure, runs=SPARSE.name)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Measure what the arguments ask for."""
-    given = study.parser("Section A.2: fine-tuning with a penalty.").parse_args(argv)
-    return study.main(EXPERIMENT, given, [__file__, *argv])
-
+main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

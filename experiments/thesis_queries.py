@@ -185,13 +185,7 @@ def ranks(rows: Sequence[Row], streams: Sequence[Stream], name: str, kinds: Mapp
 
 WITHOUT: Options = {"model": {"adapt": ["factor"], "context_layer": "none"}}
 EXPERIMENT = Experiment("queries", "commits_small.toml", {**ROWS, NO_LAYER: WITHOUT}, tables, measure)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    given = study.parser("Chapter 5: completion for new users.").parse_args(argv)
-    return study.main(EXPERIMENT, given, [__file__, *argv])
-
+main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,6 @@ are drawn. A model has one seed: what is told of them is of all together.
 """
 
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -49,13 +48,7 @@ EXPERIMENT = Experiment(
     measure,
     seeds=(0,),
 )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    given = study.parser("Figure 5.1: perplexity against reciprocal rank.").parse_args(argv)
-    return study.main(EXPERIMENT, given, [__file__, *argv])
-
+main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

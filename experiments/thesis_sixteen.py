@@ -153,15 +153,7 @@ EXPERIMENTS = {
         of_languages,
     ),
 }
-
-
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    parser = study.parser("Tables 3.3, 3.6 and 3.7: sixteen ways to adapt.")
-    parser.add_argument("set", choices=EXPERIMENTS, help="data set")
-    given = parser.parse_args(argv)
-    return study.main(EXPERIMENTS[given.set], given, [__file__, *argv])
-
+main = study.script(__file__, __doc__, EXPERIMENTS)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

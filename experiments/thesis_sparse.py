@@ -8,7 +8,6 @@ the table. Beside it is the threshold as the thesis prints it, which nearly ever
 
 import random
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,13 +77,7 @@ def measure(run: Run, tables: Tables) -> Measured:
 
 
 EXPERIMENT = Experiment("sparse", "thesis_hotels.toml", rows(), tables, measure)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    given = study.parser("Table A.1: sparse softmax biases.").parse_args(argv)
-    return study.main(EXPERIMENT, given, [__file__, *argv])
-
+main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

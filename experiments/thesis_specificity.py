@@ -11,7 +11,6 @@ their rating, which every model was given; hotels for the class of their chain, 
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -117,15 +116,7 @@ def experiment(name: str, trials: bool) -> Experiment:
 
 
 EXPERIMENTS = {f"{name}{'_trials' * trials}": experiment(name, trials) for trials in (False, True) for name in SETS}
-
-
-def main(argv: Sequence[str]) -> int:
-    """Measure what the arguments ask for."""
-    parser = study.parser("Chapter 6: texts that fit their context.")
-    parser.add_argument("set", choices=EXPERIMENTS, help="data set, and whether of the models of random sizes")
-    given = parser.parse_args(argv)
-    return study.main(EXPERIMENTS[given.set], given, [__file__, *argv])
-
+main = study.script(__file__, __doc__, EXPERIMENTS)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -80,13 +80,7 @@ def measure(run: Run, tables: Tables) -> Measured:
 
 
 EXPERIMENT = Experiment("subreddits", "thesis_reddit.toml", ROWS, tables, measure)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    given = study.parser("Tables 3.4 and 3.5: communities.").parse_args(argv)
-    return study.main(EXPERIMENT, given, [__file__, *argv])
-
+main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

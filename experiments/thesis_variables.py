@@ -7,7 +7,6 @@ The rows without a variable and with all three are those of thesis_sixteen.py sc
 
 import itertools
 import sys
-from collections.abc import Sequence
 
 import study
 from study import Experiment
@@ -19,13 +18,7 @@ SUBSETS = tuple(
 )
 ROWS = {"+".join(subset): {"data": {"context": list(subset)}, **combined(PARTS)} for subset in SUBSETS[1:-1]}
 EXPERIMENT = Experiment("variables", "thesis_scotus.toml", ROWS, scotus_tables)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    given = study.parser("Table 3.8: context variables of the oral arguments.").parse_args(argv)
-    return study.main(EXPERIMENT, given, [__file__, *argv])
-
+main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
