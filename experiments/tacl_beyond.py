@@ -103,7 +103,7 @@ def made(name: str) -> dict[str, Baseline]:
 def options(name: str, row: str) -> Options:
     """What a row adds to the recipe of a set."""
     told = {"tell_apart": [f"{SETS[name].target}={WEIGHT}"], "tell_values": OTHERS}
-    return {**tacl.options(MODEL), **({"training": told} if row == "told" else {})}
+    return {**tacl.experiment(name).rows[MODEL], **({"training": told} if row == "told" else {})}
 
 
 def experiment(name: str) -> Experiment:
