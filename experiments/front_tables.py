@@ -9,7 +9,7 @@ from pathlib import Path
 
 from factorcell.config import PAPER_MODELS
 from overview import rows_of
-from pages import with_none
+from pages import NO_ROW, markdown, with_none
 from results import SEEDS, Results
 from tacl import SETS
 
@@ -23,7 +23,7 @@ FRONT = {  # sets, and what they are
     "languages": "spoken sentences, characters; language",
     "tweets": "tweets, characters; latitude, longitude",
 }
-KINDS = ("tacl", "tacl_baselines", "tacl_beyond")
+OTHERS = ("tacl_baselines", "tacl_beyond")
 SCORERS = {  # rows that have a perplexity -> what they are, in this order
     **{model: model for model in PAPER_MODELS},
     "prefix": "control codes",
@@ -69,9 +69,9 @@ def front(results: Path, suffix: str = "") -> dict[str, str]:
 def results(folder: Path, suffix: str = "") -> dict[str, str]:
     """All that was trained on each set: perplexities, and accuracies as a classifier has them."""
     every = {}
-    for name in whole(folder, suffix):
-        rows = (rows_of(Results.read(folder, f"{kind}_{name}{suffix}")) for kind in KINDS)
-        every[name] = Results.of(list(itertools.chain(*rows)))
+    for name, found in whole(folder, suffix).items():
+        others = (rows_of(Results.read(folder, f"{kind}_{name}{suffix}")) for kind in OTHERS)
+        every[name] = Results.of(list(itertools.chain(rows_of(found), *others)))
     made = {}
     for unit in ("word", "character"):
         sets = {name: found for name, found in every.items() if SETS[name].unit == unit}
@@ -85,4 +85,4 @@ def _matrix(sets: Mapping[str, Results], rows: Mapping[str, str], key: str, form
     for row, what in rows.items():
         figures = [found.shown(row, key, form, scale) for found in sets.values()]
         lines += [[what, *figures]] if any(figures) else []
-    return with_none(["model", *sets], lines)
+    return markdown(["model", *sets], lines) if lines else NO_ROW

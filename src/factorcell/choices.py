@@ -47,6 +47,7 @@ GENTLE: dict[str, Any] = {
     "token_rate": 1.0,
     "weight_decay": 0.0,
     "loss": "full",
+    "tell_apart": (),
     "evaluations": 20,
     "patience": 3,
 }

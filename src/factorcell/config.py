@@ -277,8 +277,8 @@ class TrainingConfig:
         "learn in the end to tell values apart: weight of the nats of a text's true value (repeatable for columns)",
         metavar="[COLUMN=]WEIGHT",
     )
-    tell_dropout: float = drop_rate("share of a text's targets by which its value is not told apart", 0.5, rare=True)
-    tell_epochs: float = real(1.0, "passes over the training data in which values are told apart", rare=True)
+    tell_dropout: float = drop_rate("share of a text's targets dropped as evidence of its value", 0.5, rare=True)
+    tell_epochs: float = real(1.0, "passes in which values are told apart", 0, 1_000_000, rare=True)
     tell_values: int = whole(8, "other values that a text's own is compared with in a step, at most", 1, rare=True)
     sparse_l1: tuple[str, ...] = option(
         ("1e-4",),

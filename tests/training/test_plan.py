@@ -287,3 +287,19 @@ def test_a_loss_that_is_not_finite_is_told_by_the_training(tmp_path: Path, monke
         fit(ROWS, ROWS, SAID, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_table_of_a_few_steps_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which precision is faster takes more steps than a pass over it has."""
+    asked: list[str] = []
+
+    def slow(work: Any, *_: Any) -> float:
+        for name in ("float32", "bfloat16") * 9:
+            work(name)
+            asked.append(name)
+        return 1.0
+
+    monkeypatch.setattr(precisions, "gain", slow)
+    said = {**SAID, "training": {"loss": "sampled", "samples": 4, "batch_tokens": 4000}}
+    assert plan(said, *read(said)).config.training.precision == "float32"
+    assert len(asked) == 18

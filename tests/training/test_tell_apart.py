@@ -112,7 +112,7 @@ def test_gradients_by_finite_differences(tmp_path: Path) -> None:
     assert silent == []
 
 
-def test_some_targets_tell_nothing(tmp_path: Path) -> None:
+def test_some_targets_are_no_evidence(tmp_path: Path) -> None:
     """While training, the nats of a value are those of the targets that were drawn, the same ones for all values."""
     told = {"tell_apart": ["city=1"], "tell_dropout": 0.5}
     run = small.make_run(tmp_path / "run", ("city",), training=told)
@@ -124,9 +124,9 @@ def test_some_targets_tell_nothing(tmp_path: Path) -> None:
     found = Objective(run.model)(batch, None, questions=[question])[:, -1].detach()
     torch.manual_seed(3)
     nats = run.model(batch)  # without dropout, so that no other random number comes before
-    telling = torch.rand_like(nats) >= 0.5
+    evidence = torch.rand_like(nats) >= 0.5
     other = run.model(replace(batch, context=question.with_other(batch.context, 0)))
-    torch.testing.assert_close(found, question.nats(-(nats * telling).sum(1), [-(other * telling).sum(1)]))
+    torch.testing.assert_close(found, question.nats(-(nats * evidence).sum(1), [-(other * evidence).sum(1)]))
     run.model.eval()
     assert not torch.allclose(found, value_nats(run, batch, [question])[:, 0]), "otherwise all of them tell"
 

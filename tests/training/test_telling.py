@@ -1,5 +1,6 @@
 """The passes that end a training with `tell_apart`: what moves, what is kept, and that they are made once."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from factorcell import files, finetune
 from factorcell.config import Config, UserError
+from factorcell.evaluation import text_figures
+from factorcell.evaluation.cautions import cautions, context_gain
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.interrupts import Stopped
 from factorcell.model.run import Run, facts
@@ -18,8 +21,9 @@ from factorcell.training import fit as fitting
 from factorcell.training import plan as plans
 from factorcell.training import telling
 from factorcell.training.compare import compare
+from factorcell.training.finetuning import gentle
 from factorcell.training.fit import fit, summary
-from factorcell.training.plan import Budget, plan, speed
+from factorcell.training.plan import Budget, Speed, plan, speed
 from factorcell.training.proximal import part_of
 from factorcell.training.search import SearchOptions, search
 from factorcell.training.trainer import Trainer
@@ -88,6 +92,25 @@ def test_the_log_ends_with_the_weights_that_are_kept(plain: Run, told: Run) -> N
     assert all(torch.equal(value, weights(told)[name]) for name, value in weights(opened).items())
 
 
+def test_what_every_text_adds_is_of_the_weights_that_are_kept(told: Run) -> None:
+    """So is the gain of its context, which is made from it."""
+    kept = text_figures.read(told.folder, facts(told.folder)["development_key"])
+    assert kept["perplexity"].ratio == pytest.approx(math.log(told.log()[-1]["perplexity"]), rel=1e-6)
+    assert facts(told.folder)["context"] == pytest.approx(context_gain(told, told.prepare(DEV)))
+
+
+def test_patience_ends_the_first_part_alone(tmp_path: Path) -> None:
+    """The steps of the log are those that were made; with no pass to tell in, nothing is told."""
+    patient = {"patience": 1, "evaluations": 6, "learning_rate": 0.4}
+    run = fit(TEXTS, DEV, config("20", **patient), tmp_path / "run")
+    first, last = run.log()[-2:]
+    assert first["step"] < first["steps"]
+    assert last["step"] == last["steps"] > first["step"]
+    assert [one for one in cautions([run]) if "stopped after" in one] == []
+    plain = fit(TEXTS, DEV, config("20", tell_epochs=0.0), tmp_path / "plain")
+    assert "told" not in facts(plain.folder)
+
+
 def stopping(at: int) -> Callable[..., list[bool]]:
     """The steps of a trainer, of which that number stops the training."""
     step, count = Trainer.step, [0]
@@ -143,8 +166,8 @@ def test_a_kill_before_the_first_step_of_telling(told: Run, tmp_path: Path, monk
         assert all(torch.equal(value, weights(told)[name]) for name, value in weights(run).items())
 
 
-def test_a_fine_tuning_keeps_its_last_weights(plain: Run, tmp_path: Path) -> None:
-    """Perplexity would choose those before; without `tell_apart` it does."""
+def test_a_fine_tuning_keeps_its_last_weights(plain: Run, told: Run, tmp_path: Path) -> None:
+    """Perplexity would choose those before; without `tell_apart` it does, also from a run that had it."""
     training = {"tell_apart": ("20",), "epochs": 2, "learning_rate": 2.0, "evaluations": 2, "patience": 1}
     run = finetune(plain, TEXTS, DEV, tmp_path / "told", parts=telling.PARTS, training=training)
     rows = [row for row in run.log() if row["split"] == "dev"]
@@ -154,6 +177,7 @@ def test_a_fine_tuning_keeps_its_last_weights(plain: Run, tmp_path: Path) -> Non
     assert evaluate(run, DEV)["perplexity"] == pytest.approx(rows[-1]["perplexity"], rel=1e-5)
     worse = finetune(plain, TEXTS, DEV, tmp_path / "worse", training={**training, "tell_apart": ()})
     assert worse.best() == worse.log()[0]
+    assert gentle(told.config.training).tell_apart == (), "unless it is asked for"
 
 
 def test_every_way_to_train_tells(tmp_path: Path) -> None:
@@ -173,7 +197,9 @@ def test_time_is_set_aside(plain: Run) -> None:
     one, more = (speed(config(*told), corpus, held, clock=iter(range(10**6)).__next__) for told in ((), ("20",)))
     assert one.more == 0
     assert more.more == pytest.approx(telling.PACE * 2)  # two dialects
-    assert more.seconds(config()) - one.seconds(config()) == pytest.approx(one.step * one.steps * more.more)
+    assert more.seconds(config()) - one.seconds(config()) == pytest.approx(
+        one.step * one.steps * more.more + telling.EVALUATIONS * one.evaluation
+    )
     longer = replace(config("20").training, tell_epochs=3.0)
     assert telling.passes(longer, corpus.schema) == pytest.approx(3 * telling.PACE * 2)
     said: dict[str, Any] = {"data": {"context": ["dialect"], "min_count": 1}, "training": {"tell_apart": ["20"]}}
@@ -195,7 +221,11 @@ def test_little_time_is_for_writing_first(monkeypatch: pytest.MonkeyPatch) -> No
     assert made.seconds is not None
     assert 110 < made.seconds <= 120
     assert 0 < training.tell_epochs < 50
-    plenty = plan(
+    few = plan(
         {**said, "training": {**said["training"], "tell_epochs": 0.1}}, corpus, held, Budget(minutes=2), clock=clock
     )
-    assert plenty.config.training.tell_epochs == 0.1
+    assert few.config.training.tell_epochs == 0.1
+    found = Speed(1.0, 10, 0.0, more=30.0)
+    enough = plans._in_time(made, found, 300 / plans.ENOUGH, 3.0)
+    assert enough.config.training.epochs == 3, "all that is deserved"
+    assert enough.seconds == pytest.approx(300, rel=0.01), "and telling has the rest"

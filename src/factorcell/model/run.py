@@ -178,8 +178,11 @@ class Run:
 
     def best(self) -> dict[str, Any] | None:
         """The row of the log whose weights are kept, the best of its training; none before the first evaluation."""
-        rows = [row for row in self.log() if row["split"] == "dev" and row["perplexity"] == row["best"]]
-        return rows[-1] if rows else None
+        kept: dict[str, Any] | None = None
+        for row in self.log():
+            if row["split"] == "dev" and (kept is None or row["best"] != kept["best"]):
+                kept = row
+        return kept
 
     def minutes(self) -> float:
         """How long it was trained, up to the last row of the log."""

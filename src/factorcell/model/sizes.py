@@ -145,7 +145,8 @@ def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: i
 
 def times_read(training: TrainingConfig, schema: ContextSchema) -> int:
     """How often a step reads its texts: once, and with every other value that theirs are told apart from."""
-    named = {assignments.parsed("tell_apart", text)[0] for text in training.tell_apart}
+    parsed = [assignments.parsed("tell_apart", text) for text in training.tell_apart]
+    named = {name for name, weight in parsed if weight}
     asked = [one for one in schema.categories if "" in named or one.name in named]
     return 1 + sum(min(training.tell_values, len(one.values) - 2) for one in asked)
 

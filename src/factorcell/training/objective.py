@@ -42,12 +42,12 @@ class Question:
     """Which value of the category `column` has each text? `known` (B,): those that are asked.
 
     `priors` (B,) and `other_priors` (B, N) are logarithms, of the true values and of those in `others` (B, N), which
-    stand for all others. The share `left_out` of the targets tells nothing.
+    stand for all others. The share `dropout` of the targets is no evidence.
     """
 
     column: int
     weight: float
-    left_out: float
+    dropout: float
     known: Tensor
     others: Tensor
     priors: Tensor
@@ -62,9 +62,9 @@ class Question:
         every = torch.stack([own, *(one + priors[:, n] for n, one in enumerate(others))])
         return (self.weight * (torch.logsumexp(every, 0) - own)).masked_fill(~self.known, 0.0)
 
-    def telling(self, nats: Tensor) -> Tensor:
-        """Which of the targets of `nats` (B, T) tell something: 1, or 0."""
-        return (torch.rand_like(nats) >= self.left_out).to(nats.dtype)
+    def evidence(self, nats: Tensor) -> Tensor:
+        """Which of the targets of `nats` (B, T) are evidence: 1, or 0."""
+        return (torch.rand_like(nats) >= self.dropout).to(nats.dtype)
 
     def with_other(self, context: Context, number: int) -> Context:
         """The contexts with the other value of that number."""
@@ -78,22 +78,22 @@ class ToldColumn:
     """A category column whose values are told apart: its place, the weight, and the log priors (K + 1,).
 
     Value 0 stands for rare ones and is not among those that are told. At most `most` others are compared at once, by
-    all targets but the share `left_out`.
+    all targets but the share `dropout`.
     """
 
     column: int
     weight: float
     priors: Tensor
     most: int
-    left_out: float = 0.0
+    dropout: float = 0.0
 
     @classmethod
-    def of(cls, column: int, variable: Variable, weight: float, most: int, left_out: float = 0.0) -> "ToldColumn":
+    def of(cls, column: int, variable: Variable, weight: float, most: int, dropout: float = 0.0) -> "ToldColumn":
         """`UserError` for a column with less than two values."""
         counts = torch.tensor(variable.counts, dtype=torch.double)
         if len(counts) < 3:
             raise UserError(f"tell_apart: {variable.name} has {len(counts) - 1} values; there is nothing to tell apart")
-        return cls(column, weight, (counts / counts[1:].sum()).log(), most, left_out)
+        return cls(column, weight, (counts / counts[1:].sum()).log(), most, dropout)
 
     def ask(self, context: Context, random: np.random.Generator) -> Question:
         """The question about the texts with `context`; of many others the same steps from value to value for all."""
@@ -105,7 +105,7 @@ class ToldColumn:
         others = 1 + (true[:, None] - 1 + steps) % values
         priors = self.priors.to(device)
         share = math.log((values - 1) / count)
-        return Question(self.column, self.weight, self.left_out, known, others, priors[true], priors[others] + share)
+        return Question(self.column, self.weight, self.dropout, known, others, priors[true], priors[others] + share)
 
 
 def told_columns(run: Run) -> tuple[ToldColumn, ...]:
@@ -156,13 +156,13 @@ class Objective(nn.Module):
         nats = nats_of(batch)
         columns = [nats]
         for question in questions:
-            others, telling = [], question.telling(nats) if self.model.training else torch.ones_like(nats)
+            others, evidence = [], question.evidence(nats) if self.model.training else torch.ones_like(nats)
             for number in range(question.others.shape[1]):
                 assert again is not None
                 again()
                 other = replace(batch, context=question.with_other(batch.context, number))
-                others.append(-(nats_of(other) * telling).sum(1))
-            columns.append(question.nats(-(nats * telling).sum(1), others)[:, None])
+                others.append(-(nats_of(other) * evidence).sum(1))
+            columns.append(question.nats(-(nats * evidence).sum(1), others)[:, None])
         return torch.cat(columns, dim=1) if questions else nats
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from factorcell import limits
 from factorcell.choices import CHOSEN, PRESETS
-from factorcell.config import Config
+from factorcell.config import Config, TrainingConfig
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.devices import find_device
@@ -77,20 +77,26 @@ class Speed:
     def seconds(self, config: Config) -> float:
         """How long a training takes."""
         passes = config.training.epochs + self.more
-        return self.step * self.steps * passes + self.evaluation * config.training.evaluations
+        return self.step * self.steps * passes + self.evaluation * self.evaluations(config.training)
+
+    def evaluations(self, training: TrainingConfig) -> int:
+        """How many there are."""
+        return training.evaluations + (telling.EVALUATIONS if self.more else 0)
 
 
 @dataclass(frozen=True)
 class Plan:
     """A config of which the options `chosen` follow from the table, and the seconds that a training takes, if known.
 
-    `gain` is how many times as fast bfloat16 was found to be, 1 where nobody looked.
+    `gain` is how many times as fast bfloat16 was found to be, 1 where nobody looked. Telling values apart takes as long
+    as so many passes `more`.
     """
 
     config: Config
     chosen: tuple[str, ...] = ()
     seconds: float | None = None
     gain: float = 1.0
+    more: float = 0.0
 
     def of(self, model: str) -> "Plan":
         """The same plan of a named model."""
@@ -111,7 +117,7 @@ class Plan:
         lines += precisions.told(self.gain)
         if self.seconds is not None:
             training = self.config.training
-            more = f" and {training.tell_epochs:g} to tell values apart" if training.tell_apart else ""
+            more = f" and {training.tell_epochs:g} to tell values apart" if self.more else ""
             lines.append(f"{training.epochs:g} passes{more}, which take about {duration(self.seconds)} here")
         return lines
 
@@ -151,7 +157,7 @@ def plan(
     found = speed(made.config, corpus, held, models, clock).shared(share)
     seconds = found.seconds(made.config)
     if budget.minutes is None or seconds <= budget.minutes * 60:
-        return replace(made, seconds=seconds)
+        return replace(made, seconds=seconds, more=found.more)
     allowed = budget.minutes * 60
     deserved = made.config.training.epochs
     affordable = deserved * allowed / seconds  # passes, for which another model may be the best
@@ -176,14 +182,14 @@ def _made(said: Said, facts: Facts, epochs: float, sized_for: float | None = Non
 def _in_time(made: Plan, found: Speed, allowed: float, most: float) -> Plan:
     """The plan with the passes that take the seconds that are allowed, or `most` of them; most are for writing."""
     training = made.config.training
-    left = max(allowed * ENOUGH - found.evaluation * training.evaluations, allowed / 2)
+    left = max(allowed * ENOUGH - found.evaluation * found.evaluations(training), allowed / 2)
     passes = left / (found.step * found.steps)
-    share = min(1.0, TELLING * passes / found.more) if found.more else 1.0
+    share = min(1.0, max(TELLING * passes, passes - most) / found.more) if found.more else 1.0
     found = replace(found, more=found.more * share)
     epochs = min(most, float(f"{passes - found.more:.3g}"))
     told = float(f"{training.tell_epochs * share:.3g}")
     config = replace(made.config, training=replace(training, epochs=epochs, tell_epochs=told))
-    return replace(made, config=config, seconds=found.seconds(config))
+    return replace(made, config=config, seconds=found.seconds(config), more=found.more)
 
 
 def _precise(made: Plan, corpus: Corpus, held: Corpus, share: Callable[[float], float], clock: Clock) -> Plan:
@@ -198,6 +204,7 @@ def _precise(made: Plan, corpus: Corpus, held: Corpus, share: Callable[[float], 
 
     def step(name: str) -> None:
         trainer, batch = probe()
+        trainer.progress.step = 0  # of a small table there are fewer steps than are measured
         trainer.config = replace(trainer.config, precision=name)
         trainer.step(batch)
 
@@ -212,7 +219,7 @@ def speed(
     """That of this machine, on the first batches; of `models` on average, if there are any."""
     found = [_speed(one, corpus, held, clock) for one in [config.with_model(name) for name in models] or [config]]
     step, evaluation = (fmean(getattr(one, name) for one in found) for name in ("step", "evaluation"))
-    return Speed(step, found[0].steps, evaluation, fmean(one.more for one in found))
+    return Speed(step, found[0].steps, evaluation, fmean(one.step * one.more for one in found) / step)
 
 
 def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:

@@ -308,8 +308,8 @@ class Search:
                 if row["split"] == "dev" and self._hopeless(trial, row, config):
                     pruned = True
                     break
-        told = None if pruned else telling.teach(run, corpus, held, progress=progress)
-        finish(run, corpus, held, self.texts.source, told=told)
+        taught = None if pruned else telling.teach(run, corpus, held, progress=progress)
+        finish(run, corpus, held, self.texts.source, told=taught)
         best = run.best()
         if best is None or not math.isfinite(best["perplexity"]):
             raise UserError(f"{folder}: no finite perplexity on the development texts")

@@ -17,6 +17,7 @@ from factorcell import files
 from factorcell.config import TrainingConfig
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema
+from factorcell.evaluation import text_figures
 from factorcell.model import sizes
 from factorcell.model.run import ADVICE, BEGINNING, Run, facts
 from factorcell.training.distributed import World
@@ -27,7 +28,8 @@ from factorcell.training.proximal import StartingPoint
 FOLDER = "telling"  # of the run's folder, until the training has ended
 PARTS = ("context", "output_bias")  # those that move
 RATE = 2e-3  # of Adam, at its peak
-PACE = 0.6  # of a step's time, for each time that it reads its texts: less is learned than in other steps
+EVALUATIONS = 2  # one before, one after
+PACE = 0.6  # of a step's time, for each time that it reads its texts: it has fewer gradients than others
 
 Row = dict[str, Any]
 
@@ -48,29 +50,28 @@ def teach(run: Run, corpus: Corpus, dev: Corpus, *, progress: bool, world: World
 
     What was stopped goes on; what has ended before is not done again.
     """
-    if not told_columns(run):
+    if not (told_columns(run) and run.config.training.tell_epochs):
         return None
     world = world or World()
     told: Row | None = facts(run.folder).get("told")
     if told is None:
         before, last = run.log()[-1], _taught(run, corpus, dev, world, progress)
-        sums = {key: before[key] + last[key] for key in ("step", "steps", "tokens", "seconds")}
-        told = {**last, **sums}
+        told = {**last, **{key: before[key] + last[key] for key in ("step", "tokens", "seconds")}}
+        told["steps"] = told["step"]  # patience may have ended the first part early
     if world.first:
         files.append_row(run.log_path, told)
     return told
 
 
 def _taught(run: Run, corpus: Corpus, dev: Corpus, world: World, progress: bool) -> Row:
-    """Train in a folder of its own, and take the weights; the row of the last evaluation."""
+    """Train in a folder of its own, and take its weights and figures; the row of the last evaluation."""
     folder = run.folder / FOLDER
     config = replace(run.config, training=options(run.config.training))
     with world.first_goes_ahead():
         if world.first and StartingPoint.read(folder) is None:
             files.new_folder(folder, ADVICE, BEGINNING)
             Run.create(folder, config, corpus.vocabulary, corpus.schema)
-            values = {name: tensor.detach().cpu().clone() for name, tensor in run.model.kept().items()}
-            StartingPoint(values, PARTS, 0.0).write(folder)
+            StartingPoint({**run.model.kept()}, PARTS, 0.0).write(folder)
     pupil = Run(folder, config, corpus.vocabulary, corpus.schema)
     name = f"{run.folder.name}, {FOLDER}"
     for _ in watched(pupil, corpus, dev, world, resume=True, progress=progress, name=name):
@@ -80,6 +81,7 @@ def _taught(run: Run, corpus: Corpus, dev: Corpus, world: World, progress: bool)
     with world.first_goes_ahead():
         if world.first:
             files.save_tensors(run.folder / "weights.safetensors", pupil.model.kept(), last)
+            text_figures.keep(run.folder, text_figures.read(folder, text_figures.key_of(dev)))
         run.load_weights()
     return last
 
