@@ -64,7 +64,9 @@ def test_the_four_models_of_a_set_differ_in_what_they_adapt_alone(name: str) -> 
     made = tacl.experiment(name)
     configs = [made.config(study.Training(row, 1), 1).to_dict() for row in made.rows]
     assert [config["model"]["adapt"] for config in configs] == [(), (), ("concat",), ("concat", "factor")]
-    rest = [{**one["model"], "adapt": (), "output_bias": ()} | one["data"] | one["training"] for one in configs]
+    assert configs[-1]["model"]["rank"] == (tacl.SETS[name].rank or configs[0]["model"]["rank"])
+    alike = {"adapt": (), "output_bias": (), "rank": 0}  # a rank is the FactorCell's alone
+    rest = [{**one["model"], **alike} | one["data"] | one["training"] for one in configs]
     assert all(one == rest[0] for one in rest)
     target, unit = tacl.SETS[name].target, "char" if tacl.SETS[name].unit == "character" else rest[0]["unit"]
     assert (target or "lat:number") in rest[0]["context"]

@@ -241,7 +241,8 @@ def save(folder: Path, perplexity: float | None, **model: Any) -> Path:
     """An untrained run whose log says so."""
     run = make_run(folder, ("city", "stars"), **model)
     if perplexity is not None:
-        files.write_rows(run.log_path, [{"split": "dev", "perplexity": perplexity + more} for more in (2.0, 0.0, 1.0)])
+        rows = [(perplexity + more, perplexity + best) for more, best in ((2.0, 2.0), (0.0, 0.0), (1.0, 0.0))]
+        files.write_rows(run.log_path, [{"split": "dev", "perplexity": one, "best": best} for one, best in rows])
     return folder
 
 
