@@ -35,7 +35,6 @@ from tacl_baselines import Asked, best_ngram, scored, tables, told, told_by_rule
 
 MODEL = "factorcell"
 WEIGHT, OTHERS = 10, 4  # of the nats of a text's true value, and other values that it is compared with in a step
-TELLING = ("agnews", "hotels", "imdb", "languages")
 
 
 def factorcells(config: Config, tables: Tables, folder: Path, seeds: Sequence[int]) -> list[Run]:
@@ -91,7 +90,7 @@ def made(name: str) -> dict[str, Baseline]:
         return partial(together, name=name, seeds=seeds, ngram=ngram)
 
     alone = "with ngram"
-    told = {"told": Baseline(partial(taught, name=name), after=alone)} if name in TELLING else {}
+    told = {"told": Baseline(partial(taught, name=name), after=alone)} if SETS[name].target else {}
     return {
         **told,
         alone: Baseline(of((), ngram=True)),
