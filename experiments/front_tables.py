@@ -12,8 +12,8 @@ from overview import rows_of
 from pages import NO_ROW, markdown, with_none
 from results import SEEDS, Results
 from tacl import SETS
+from tacl_beyond import MODEL
 
-FACTORCELL = PAPER_MODELS[-1]
 FRONT = {  # sets, and what they are
     "agnews": "AG News, words; topic",
     "dbpedia": "DBpedia, words; category",
@@ -59,10 +59,10 @@ def front(results: Path, suffix: str = "") -> dict[str, str]:
     """The paper's models: perplexities, the FactorCell's gain and its accuracy."""
     lines = []
     for name, found in whole(results, suffix).items():
-        told = f"{found.shown(FACTORCELL, 'accuracy', '.1f', 100.0)} ({found.row(FACTORCELL)['candidates']} values)"
+        told = f"{found.shown(MODEL, 'accuracy', '.1f', 100.0)} ({found.row(MODEL)['candidates']} values)"
         figures = [found.shown(model, "perplexity_known") for model in PAPER_MODELS]
-        lines.append([FRONT[name], *figures, found.gain(FACTORCELL), told])
-    header = ["texts; context", *PAPER_MODELS, f"gain of {FACTORCELL}", "its accuracy, %"]
+        lines.append([FRONT[name], *figures, found.gain(MODEL), told])
+    header = ["texts; context", *PAPER_MODELS, f"gain of {MODEL}", "its accuracy, %"]
     return {"Results": with_none(header, lines)}
 
 

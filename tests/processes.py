@@ -126,8 +126,7 @@ def begin(folder: Path, loss: str, tell_apart: Sequence[str] = (), **model: Any)
 
 def start_all(run: Run) -> None:
     """Put a start into the folder of a run, from its weights as they are, from which all parts move."""
-    values = {name: tensor.detach().clone() for name, tensor in run.model.kept().items()}
-    StartingPoint(values, tuple(PARTS), 0.0).write(run.folder)
+    StartingPoint(run.model.kept(), tuple(PARTS), 0.0).write(run.folder)
 
 
 def weights(folder: Path, world: World) -> None:

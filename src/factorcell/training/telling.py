@@ -71,7 +71,7 @@ def _taught(run: Run, corpus: Corpus, dev: Corpus, world: World, progress: bool)
         if world.first and StartingPoint.read(folder) is None:
             files.new_folder(folder, ADVICE, BEGINNING)
             Run.create(folder, config, corpus.vocabulary, corpus.schema)
-            StartingPoint({**run.model.kept()}, PARTS, 0.0).write(folder)
+            StartingPoint(run.model.kept(), PARTS, 0.0).write(folder)
     pupil = Run(folder, config, corpus.vocabulary, corpus.schema)
     name = f"{run.folder.name}, {FOLDER}"
     for _ in watched(pupil, corpus, dev, world, resume=True, progress=progress, name=name):
@@ -80,7 +80,8 @@ def _taught(run: Run, corpus: Corpus, dev: Corpus, world: World, progress: bool)
     assert last is not None  # it ends with an evaluation
     with world.first_goes_ahead():
         if world.first:
-            files.save_tensors(run.folder / "weights.safetensors", pupil.model.kept(), last)
+            run.model.load_state_dict(pupil.model.state_dict())
+            run.save_weights(last)
             text_figures.keep(run.folder, text_figures.read(folder, text_figures.key_of(dev)))
         run.load_weights()
     return last
