@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+import advice
 import beyond_tables
 import completion_tables
 import drawings
@@ -299,6 +300,11 @@ def privacy(results: Path, suffix: str = "") -> dict[str, str]:
     return {"exposure": exposure.table(files.read_rows(results / f"exposure{suffix}.jsonl"))}
 
 
+def foreseen(results: Path, suffix: str = "") -> dict[str, str]:
+    """What the advice expects beside what models gain."""
+    return {"advice": advice.table(reader(results, suffix))}
+
+
 def draw(results: Path, suffix: str, folder: Path) -> None:
     """Write the pictures that there are, in place of all that were there."""
     every = list(itertools.chain(*drawings.pictures(reader(results, suffix)).values()))
@@ -313,6 +319,7 @@ PAGES = {
     "tables.md": of_papers,
     "results.md": front_tables.results,
     "privacy.md": privacy,
+    "advice.md": foreseen,
     "../README.md": front_tables.front,
 }
 
