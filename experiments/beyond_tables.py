@@ -8,7 +8,7 @@ from results import Results
 from tacl_beyond import MODEL, experiment
 
 CLASSIFIERS = ("bayes", "linear", "fasttext")
-ACCURACY = "classifier_accuracy"
+ACCURACY, CHOSEN_BY = "classifier_accuracy", "classifier_dev_accuracy"
 HEADER = (
     "gain, known targets",
     "accuracy, %",
@@ -19,9 +19,9 @@ HEADER = (
 
 
 def best_classifier(found: Results) -> str | None:
-    """The classifier of the highest accuracy on the test; None where none is trained."""
-    there = [name for name in CLASSIFIERS if found.row(name).get(ACCURACY) is not None]
-    return max(there, key=lambda name: found.row(name)[ACCURACY], default=None)
+    """The classifier of the highest accuracy on dev; None where none is trained."""
+    there = [name for name in CLASSIFIERS if found.row(name).get(CHOSEN_BY) is not None]
+    return max(there, key=lambda name: found.row(name)[CHOSEN_BY], default=None)
 
 
 def read(reader: overview.Read, name: str) -> Results:

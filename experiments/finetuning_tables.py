@@ -44,11 +44,14 @@ def sums(found: Results, key: str) -> list[TextSums]:
 
 
 def gained(found: Results, name: str, way: str) -> Interval | None:
-    """What the penalty above zero that suits dev best gains over none; None without rows."""
+    """What the penalty above zero that suits dev best gains over none; None without rows.
+
+    A seed's run is tuned in both ways.
+    """
     if not found.candidates:
         return None
     rows = [row["finetuned"] for row in found.candidates[0].rows]
     keys = [f"{name}, {way}, {l1}" for l1 in PENALTIES]
     best = min(keys[1:], key=lambda key: float(np.mean([row[key]["dev"] for row in rows])))
     both = Ratios.of([sums(found, keys[0]), sums(found, best)])
-    return None if both is None else gain(both.difference(0, 1))
+    return None if both is None else gain(both.difference(0, 1, paired=True))

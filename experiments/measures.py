@@ -38,11 +38,19 @@ def told_apart(run: Run, tables: Tables, target: str) -> Measured:
     return told | as_classifier(found, ask(tables["held"]), variable.counted) if "held" in tables else told
 
 
-def as_classifier(found: Classification, held: Classification, priors: Mapping[str, float]) -> Measured:
-    """The same texts under the priors of training, what they say at the temperature that suits the texts `held`."""
-    told = found.under(priors).at(held.under(priors).fitted_temperature())
+def as_classifier(found: Classification, held: Classification, priors: Mapping[str, float] | None) -> Measured:
+    """The same texts under the priors of training, what they say at the temperature that suits the texts `held`.
+
+    Without priors for what has learned how frequent the values are. The accuracy of the texts `held` stands in the row
+    too, to choose a classifier by.
+    """
+    if priors is not None:
+        found, held = found.under(priors), held.under(priors)
+    temperature = held.fitted_temperature()
+    told, held = found.at(temperature), held.at(temperature)
     metrics = told.metrics()
     row = {name: metrics[name] for name in ("accuracy", "calibration_error", "value_nats", "temperature")}
+    row["dev_accuracy"] = held.metrics()["accuracy"]
     return Measured(classifier(row), classifier({"accuracy": judged_texts(told)}))
 
 

@@ -31,6 +31,7 @@ NO_ROW, NO_COMMAND = "no row", "none yet"
 WORDS = "words, no figures"  # why nothing can be told of texts that a model writes, and of neighbours
 OPPOSED = ("dbpedia", "hotels", "imdb")  # where the thesis says so of its figure 4.2
 LEAST = 50  # titles of a community whose perplexity is told
+USERS, TEXTS = 30, 300  # of whom, and of which, a verdict on a kind of texts needs so many
 
 Published = Mapping[str, list[float]]
 Names = Mapping[str, str] | None
@@ -94,14 +95,14 @@ def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             reddit,
             printed["subreddits"],
         ),
-        measured(
+        *both(
             Line("T3.6, 2017 T6", "languages", "thesis_sixteen commonvoice9"),
             read("commonvoice9"),
             printed["commonvoice9"],
             "concat+low_rank+hash",
         ),
         Line("F3.1, 2017 F1", "a hidden unit for Spanish", "thesis_sixteen commonvoice9"),
-        measured(
+        *both(
             Line("T3.7, 2017 T7", "oral arguments", "thesis_sixteen scotus"),
             scotus,
             printed["scotus"],
@@ -124,8 +125,8 @@ def chapter_4(read: Read, printed: Mapping[str, Published]) -> list[Line]:
         long = one.printed.endswith("Twitter")
         where = "T4.4, TACL T4" if long else "T4.3, TACL T3"
         line = Line(where, f"{name} for {one.printed}", f"tacl {name}")
-        (character if long else word).append(
-            measured(line, read(f"tacl_{name}"), printed[one.printed], PAPER_MODELS[-1], KNOWN)
+        (character if long else word).extend(
+            both(line, read(f"tacl_{name}"), printed[one.printed], PAPER_MODELS[-1], KNOWN)
         )
     return [
         Line("F4.1", "the FactorCell", why="a drawing"),
@@ -152,7 +153,7 @@ def chapter_4(read: Read, printed: Mapping[str, Published]) -> list[Line]:
 def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
     """Completion, which is the ACL paper too; generation; sparse biases."""
     sparse, queries = read("sparse", "none"), read("queries")
-    ranks = {name: row[-1] for name, row in printed["completion"]["large"].items() if name != "mpc"}
+    ranks = {name: row[-1] for name, row in printed["completion"]["small"].items() if name != "mpc"}
     kinds = {kind: chosen(sparse, kind) for kind in printed["sparse"]}
     return [
         Line("T5.1, ACL", "completions, cold and warm", "thesis_queries"),
@@ -222,6 +223,11 @@ def written(read: Read) -> dict[str, list[Row]]:
     return {name: specificity_tables.joined(*map(rows_of, pair)) for name, pair in pairs.items()}
 
 
+def both(line: Line, found: Results, printed: Published, row: str, key: str = "perplexity") -> list[Line]:
+    """Two lines of rows: of perplexities, and of how often the right value is told, where print has that."""
+    return [measured(line, found, printed, row, key), *right(line, found, printed, row)]
+
+
 def measured(
     line: Line, found: Results, printed: Published, row: str, key: str = "perplexity", names: Names = None
 ) -> Line:
@@ -234,11 +240,21 @@ def measured(
     if not found.candidates:
         return line._replace(ours=NO_ROW, printed=theirs, why="not trained")
     orders = found.orders(key, perplexities(printed), names)
-    if told := accuracies(printed):
-        orders += found.orders("accuracy", told, names)
     own = Interval.of(found.row(names.get(row, row) if names else row), COMPARED[key][0])
     ours = NO_ROW if own is None else f"{own.point:+.1%}"
     return line._replace(ours=ours, printed=theirs, verdict=orders.verdict, why=orders.why)
+
+
+def right(line: Line, found: Results, printed: Published, row: str) -> list[Line]:
+    """A line of how often the rows tell the right value, that of `row`; none where print has no accuracies."""
+    told = accuracies(printed)
+    line = line._replace(what=f"{line.what}, told apart", printed=f"{told.get(row, 0.0):.1f}%")
+    if not told:
+        return []
+    if not found.candidates:
+        return [line._replace(ours=NO_ROW, why="not trained")]
+    orders, ours = found.orders("accuracy", told), found.row(row).get("accuracy")
+    return [line._replace(ours=shown(ours, ".1%") or NO_ROW, verdict=orders.verdict, why=orders.why)]
 
 
 def correlated(line: Line, found: Results, printed: Published) -> Line:
@@ -278,12 +294,15 @@ def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
 
 def penalised(line: Line, found: Results) -> Line:
     """A line of fine-tunings: that no penalty is better than none by a margin, as the thesis found."""
-    cases = [finetuning_tables.gained(found, *case) for case in finetuning_tables.CASES]
-    gains = [case.sign > 0 and case.point > MARGIN for case in cases if case is not None]
+    every = [finetuning_tables.gained(found, *case) for case in finetuning_tables.CASES]
+    cases = [case for case in every if case is not None]
+    gains = [case.sign > 0 and case.point > MARGIN for case in cases]
+    none = all(case.high is not None and case.high < MARGIN for case in cases)
     if not gains or len(found.candidates[0].rows) < SEEDS:
         return line._replace(ours=NO_ROW, why="not trained" if not gains else f"fewer than {SEEDS} seeds")
     told = f"{sum(gains)} of {len(gains)} gain {MARGIN:.0%}"
-    return line._replace(ours=told, verdict=DISAGREES if any(gains) else AGREES, why="of domains and parts")
+    verdict = DISAGREES if any(gains) else AGREES if none else UNTOLD
+    return line._replace(ours=told, verdict=verdict, why="of domains and parts")
 
 
 def grouped(line: Line, found: Results, column: str) -> Line:
@@ -310,8 +329,10 @@ def further(line: Line, found: Results, key: str) -> Line:
         return line._replace(ours=NO_ROW, why="not trained")
     if any(len(one.rows) < SEEDS for one in found.candidates if one.name in ("factor", "unadapted")):
         return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
-    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[gained.sign]
-    return line._replace(ours=f"{gained.point:+.1%}", verdict=verdict, why="over the unadapted one")
+    users, texts = found.units("factor", key)
+    few = users < USERS or texts < TEXTS
+    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[0 if few else gained.sign]
+    return line._replace(ours=f"{gained.point:+.1%}", verdict=verdict, why=f"of {texts:,} texts")
 
 
 def ranked(line: Line, rows: Sequence[Row]) -> Line:

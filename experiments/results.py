@@ -39,24 +39,22 @@ def apart(key: str, one: float, other: float) -> bool:
 
 @dataclass(frozen=True)
 class Orders:
-    """Pairs of rows that a paper tells apart, of these those that differ here (`sure`), and of those the `same` order.
+    """Pairs of rows that a paper tells apart, and of these those that differ here (`sure`).
 
+    Of all pairs of two printed figures, however close, so many `differ` here, and of those have the `same` order.
     `lacking` rows have fewer than `SEEDS` trainings.
     """
 
     printed: int = 0
     sure: int = 0
+    differ: int = 0
     same: int = 0
     lacking: int = 0
 
-    def __add__(self, other: "Orders") -> "Orders":
-        lacking = max(self.lacking, other.lacking)
-        return Orders(self.printed + other.printed, self.sure + other.sure, self.same + other.same, lacking)
-
     def __str__(self) -> str:
         return (
-            f"of {self.printed} pairs told apart in print {self.sure} differ here by more than chance, "
-            f"{self.same} of them as printed.\n"
+            f"of {self.printed} pairs told apart in print {self.sure} differ here by more than chance; "
+            f"of all {self.differ} that differ here {self.same} stand as printed.\n"
         )
 
     @property
@@ -64,7 +62,7 @@ class Orders:
         """What our rows say of the printed order."""
         if self.lacking or not self.sure or self.sure < ENOUGH * self.printed:
             return UNTOLD
-        return AGREES if self.same >= NEARLY_ALL * self.sure else DISAGREES
+        return AGREES if self.same >= NEARLY_ALL * self.differ else DISAGREES
 
     @property
     def why(self) -> str:
@@ -73,7 +71,7 @@ class Orders:
             return f"{self.lacking} {'row' if self.lacking == 1 else 'rows'} lacking"
         if self.verdict == UNTOLD:
             return f"{self.sure} of {self.printed} differ"
-        return f"{self.same} of {self.sure} as printed"
+        return f"{self.same} of {self.differ} as printed"
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Results:
         found = {
             name: sorted((row for row in rows if row["row"] == name), key=lambda row: row["seed"]) for name in names
         }
-        return cls([Candidate(name, found[name], [study.ungrouped(row) for row in found[name]]) for name in names])
+        return cls([candidate(name, found[name]) for name in names])
 
     @cached_property
     def averaged(self) -> Mapping[str, Row]:
@@ -153,34 +151,47 @@ class Results:
     def _pair(self, name: str, key: str, base: str) -> Ratios | None:
         """The figures of the row `base` and of a row, by texts that are drawn again."""
         rows = {one.name: one for one in self.candidates}
-        sums = [self._sums(rows[each], key) for each in (base, name) if each in rows]
-        return Ratios.of(sums) if len(sums) == 2 and all(sums) else None
+        both = [rows[each] for each in (base, name) if each in rows]
+        sums = [self._sums(one, key) for one in both]
+        exact = {place for place, one in enumerate(both) if one.exact}
+        return Ratios.of(sums, exact=exact) if len(sums) == 2 and all(sums) else None
+
+    def units(self, name: str, key: str) -> tuple[int, int]:
+        """Of how many groups of users or texts a figure of a row is, and of how many texts."""
+        texts = next(one.texts for one in self.candidates if one.name == name)[0][key]
+        return int(np.count_nonzero(texts.below)), int(texts.below.sum())
 
     def first(self, name: str) -> Row:
         """The row of the first seed; nothing if it is not finished."""
         return next((dict(one.rows[0]) for one in self.candidates if one.name == name), {})
 
     def orders(self, key: str, printed: Mapping[str, float], named: Mapping[str, str] | None = None) -> "Orders":
-        """The pairs that a paper tells apart by `printed`, and what our rows, by the names `named`, say of them."""
+        """What our rows, by the names `named`, say of the order of the figures `printed`."""
         named = named or {name: name for name in printed}
         rows = {one.name: one for one in self.candidates}
         own = {name: self._sums(rows[named[name]], key) for name in printed if named.get(name) in rows}
         own = {name: sums for name, sums in own.items() if sums}
         drawn = Ratios.of(list(own.values())) if len(own) > 1 else None
         places = {name: place for place, name in enumerate(own)}
-        pairs = [(a, b) for a, b in itertools.combinations(printed, 2) if apart(key, printed[a], printed[b])]
+        far = {(a, b) for a, b in itertools.combinations(printed, 2) if apart(key, printed[a], printed[b])}
         signs = {
             (a, b): drawn.difference(places[a], places[b]).sign
-            for a, b in pairs
-            if drawn is not None and a in places and b in places
+            for a, b in itertools.combinations(own, 2)
+            if drawn is not None and printed[a] != printed[b]
         }
-        same = sum(sign == np.sign(printed[a] - printed[b]) for (a, b), sign in signs.items())
+        differ = {pair: sign for pair, sign in signs.items() if sign}
+        same = sum(sign == np.sign(printed[a] - printed[b]) for (a, b), sign in differ.items())
         lacking = sum(len(own.get(name, ())) < SEEDS for name in printed)
-        return Orders(len(pairs), sum(map(abs, signs.values())), int(same), lacking)
+        return Orders(len(far), len(far & differ.keys()), len(differ), int(same), lacking)
 
     @staticmethod
     def _sums(candidate: Candidate, key: str) -> list[TextSums]:
         return [texts[key] for texts in candidate.texts] if all(key in texts for texts in candidate.texts) else []
+
+
+def candidate(name: str, rows: Sequence[Row]) -> Candidate:
+    """The trainings of a row."""
+    return Candidate(name, rows, [study.ungrouped(row) for row in rows], exact=rows[0].get("exact", False))
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> Row:

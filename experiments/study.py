@@ -76,13 +76,13 @@ class Measured:
 class Baseline:
     """A row that is no single run of the recipe: how it is measured, of its options, the texts and a folder of its own.
 
-    What has no chance in it has one seed. Runs that the row `after` trains, by any seed, are there when this one is
-    made.
+    What is `exact` has no chance in it. Runs that the row `after` trains, by any seed, are there when this one is made.
     """
 
     measure: Callable[[Config, Tables, Path], Measured]
     seeded: bool = True
     after: str = ""
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Experiment:
         return tuple(dict.fromkeys(self.training(row, seed) for seed, row in every))
 
     def training(self, row: str, seed: int) -> Training:
-        """A row by a seed: 0 whatever is wanted where there is no chance."""
+        """A row by a seed: 0 whatever is wanted where the row has no seeds."""
         return Training(row, seed if row not in self.baselines or self.baselines[row].seeded else 0)
 
     def config(self, training: Training, threads: int) -> Config:
@@ -251,6 +251,7 @@ def finish(job: Job, training: Training, tables: Tables) -> None:
         "commit": commit(),
         "machine": machine(),
         **found.row,
+        **({"exact": True} if baseline and baseline.exact else {}),
         "sums": {name: grouped(sums) for name, sums in found.figures.items()},
         "config": config.to_dict(),
     }

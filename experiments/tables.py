@@ -200,7 +200,7 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
         lines.append([name, *own, *(shown(value, ".3f") for values in every for value in values)])
     sizes = [f"thesis, {size}: {kind or 'all'}" for size in ("small", "large") for kind in kinds]
     header = ["model", "seen", "unseen", "all", f"after {LATE} texts", *sizes]
-    printed = {name: row[-1] for name, row in published["large"].items() if name != "mpc"}
+    printed = {name: row[-1] for name, row in published["small"].items() if name != "mpc"}
     said = f"All: {found.orders('mrr', printed)}{learned(found)}" if found.candidates else NO_ROW
     return markdown(header, lines) + "\n" + said
 

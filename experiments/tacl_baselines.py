@@ -11,6 +11,7 @@
 Tweets are told, and have separate models, by the nearest city.
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -41,12 +42,12 @@ from factorcell.model.scoring import Scorer
 from factorcell.training import mixture
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import SHARED, Separate, separate
-from measures import WITHIN, as_classifier, asked_for, cities, classifier
+from measures import WITHIN, as_classifier, asked_for, cities
 from study import Baseline, Experiment, Measured
 from tacl import SETS
 
 CITY = "city"  # the column of the nearest one
-ORDERS = (3, 4, 5, 6, 7)  # of n-gram models
+ORDERS = range(3, 13)  # of n-gram models
 ORDER = {"word": 2, "character": 5}  # of the n-grams that classifiers see, by the unit of a set
 
 
@@ -135,12 +136,19 @@ def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
 
 
 def best_ngram(config: Config, tables: Tables, folder: Path) -> NGram:
-    """The n-gram model of the order that suits dev, by the vocabulary of the models."""
+    """The n-gram model by the vocabulary of the models, of the order after which dev gets no better."""
     data = replace(config.data, context=())
     corpus = prepare(tables["train"], data)
     held = prepare(tables["dev"], data, vocabulary=corpus.vocabulary)
-    every = (NGram(folder, data, corpus.vocabulary, count(corpus, order)) for order in ORDERS)
-    return min(every, key=lambda model: float(model.nats(held).mean()))
+    best, least = None, math.inf
+    for order in ORDERS:
+        model = NGram(folder, data, corpus.vocabulary, count(corpus, order))
+        cost = float(model.nats(held).mean())
+        if best is not None and cost >= least:
+            return best
+        best, least = model, cost
+    assert best is not None
+    return best
 
 
 def scored(scorer: Scorer, tables: Tables) -> Measured:
@@ -191,19 +199,23 @@ def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, name: str) 
 
 
 def classified(config: Config, tables: Tables, folder: Path, name: str, kind: str) -> Measured:
-    """A classifier that learned from the training texts."""
+    """A classifier that learned from the training texts, at the temperature that suits dev.
+
+    Like the models, naive Bayes has a uniform prior first, and as a classifier that of training.
+    """
     target, order = SETS[name].target or CITY, ORDER[SETS[name].unit]
-    train, judged = tables["labelled_train"], tables["labelled_judged"]
-    corpus, test = baselines.read(train, judged, target, config.data)
-    options: Any = {"order": order, "seed": config.training.seed}
-    if kind == "bayes":
-        found, _ = baselines.naive_bayes(corpus, test)
-    else:
-        found = (baselines.linear if kind == "linear" else baselines.fasttext)(corpus, test, **options)
-    among = Asked.of(name, tables, found.names).among(found, test)
-    metrics = among.metrics()
-    own = {name: metrics[name] for name in ("accuracy", "calibration_error", "value_nats")}
-    return told(among) | Measured(classifier(own), classifier({"accuracy": judged_texts(among)}))
+    corpus, test = baselines.read(tables["labelled_train"], tables["labelled_judged"], target, config.data)
+    data = replace(config.data, context=(f"{target}:category",))
+    schema = corpus.schema
+    dev = prepare(tables["labelled_held"], data, vocabulary=corpus.vocabulary, schema=schema, unknown="group")
+    judges: Mapping[str, Callable[[], Callable[[Corpus], Classification]]] = {
+        "bayes": lambda: lambda texts: baselines.naive_bayes(corpus, texts)[0],
+        "linear": lambda: baselines.Linear(corpus, order=order, seed=config.training.seed),
+        "fasttext": lambda: baselines.FastText(corpus, order=order, seed=config.training.seed),
+    }
+    tells, names = judges[kind](), schema.categories[0].values[1:]
+    found, held = (Asked.of(name, tables, names).among(tells(texts), texts) for texts in (test, dev))
+    return told(found) | as_classifier(found, held, schema.categories[0].counted if kind == "bayes" else None)
 
 
 def unless_rare(config: Config, tables: Tables, folder: Path, name: str, measure: Callable[..., Measured]) -> Measured:
@@ -222,8 +234,8 @@ def others(name: str) -> dict[str, Baseline]:
     return {
         "separate": of_values(separated),
         "mixture": of_values(mixed, after="separate"),
-        "ngram": Baseline(ngram, seeded=False),
-        "bayes": of_values(partial(classified, kind="bayes"), seeded=False),
+        "ngram": Baseline(ngram, seeded=False, exact=True),
+        "bayes": of_values(partial(classified, kind="bayes"), seeded=False, exact=True),
         "linear": of_values(partial(classified, kind="linear")),
         "fasttext": of_values(partial(classified, kind="fasttext")),
     }

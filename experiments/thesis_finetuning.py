@@ -25,7 +25,7 @@ from study import Experiment, Measured, Row
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES
 
-REGION, WORD, NARROW = "VA", "beach", "horror"
+REGION, WORD, NARROW = "CA", "breakfast", "horror"
 MOST = 1000  # texts of each domain that are learned from; of its other parts as many at most
 PENALTIES = ("0", "1e-5", "1e-4")  # nats, for each unit that a value moves
 WAYS: dict[str, tuple[tuple[str, ...], int]] = {  # parts that move, and texts that are learned from

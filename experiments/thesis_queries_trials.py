@@ -21,7 +21,7 @@ from thesis_queries import ROWS, SPLIT, ranks, replayed
 TRIALS = 8  # of each kind
 SIZES = {"hidden_size": (50, 300), "embedding_size": (12, 32), "variable_size": (4, 30), "rank": (4, 50)}
 PASSES = (0.25, 1.5)  # all drawn evenly in their logarithms
-EVERY = 9  # one text of so many is completed
+EVERY = 6  # one text of so many is completed
 
 
 def drawn(kind: str, number: int) -> Options:
@@ -30,7 +30,7 @@ def drawn(kind: str, number: int) -> Options:
     sizes = {key: round(float(np.exp(random.uniform(*np.log(ends))))) for key, ends in SIZES.items()}
     passes = round(float(np.exp(random.uniform(*np.log(PASSES)))), 2)
     model = {**ROWS[kind]["model"], **sizes, "context_size": sizes["variable_size"]}
-    return {"model": model, "training": {"epochs": passes, "evaluations": 1}}
+    return {**ROWS[kind], "model": model, "training": {"epochs": passes, "evaluations": 1}}
 
 
 def measure(run: Run, tables: Tables) -> Measured:

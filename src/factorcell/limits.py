@@ -126,7 +126,7 @@ NUMBERS = {
     "minutes": Limits(0, 1_000_000, whole=False, above=True),
     "no_repeat_ngram": Limits(0, 1_000_000),
     "number": Limits(1, 10_000_000),
-    "order": Limits(1, 7),
+    "order": Limits(1, 12),
     "pad": Limits(0, 1 << 20),
     "port": Limits(0, 65_535),
     "queries": Limits(1, 1_000_000),

@@ -255,7 +255,7 @@ def test_shares_targets_with_a_run(tmp_path: Path) -> None:
 
 def test_mistakes(tmp_path: Path, rows: list[dict[str, str]]) -> None:
     """One line each, before anything is counted."""
-    with pytest.raises(UserError, match="order is 0; it must be from 1 to 7"):
+    with pytest.raises(UserError, match="order is 0; it must be from 1 to 12"):
         fit(tmp_path / "model", rows, 0)
     model = fit(tmp_path / "model", rows, 2)
     with pytest.raises(UserError, match="exists already"):

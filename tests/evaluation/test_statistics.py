@@ -103,6 +103,34 @@ def test_trainings_widen_an_interval_as_a_t_test_would() -> None:
     assert widened(texts_alone, one[:1], other[:1]) == texts_alone
 
 
+def test_what_is_not_by_chance_adds_no_spread() -> None:
+    """Beside a model without chance it is the t test of one sample; of two such models texts alone are left."""
+    targets, trained = np.full(50, 4.0), (1.0, 1.2, 1.4)
+    models = [[sums(targets * level, targets) for level in trained], [sums(targets * 0.6, targets)]]
+    found = Ratios.of(models, exact={1})
+    assert found is not None
+    half = 4.3027 * 0.2 / math.sqrt(3)
+    assert found.difference(0, 1) == pytest.approx((0.6, 0.6 - half, 0.6 + half), rel=1e-4)
+    alone = Ratios.of([models[1], models[1]], exact={0, 1})
+    assert alone is not None
+    assert alone.difference(0, 1) == pytest.approx((0.0, 0.0, 0.0))
+
+
+def test_the_same_trainings_in_two_ways_spread_by_their_differences() -> None:
+    """As in Student's paired test: how far apart trainings are by themselves does not count."""
+    targets, trained = np.full(50, 4.0), (1.0, 2.0, 3.0)
+    gains = (0.1, 0.2, 0.3)
+    models = [
+        [sums(targets * (level + gain), targets) for level, gain in zip(trained, gains, strict=True)],
+        [sums(targets * level, targets) for level in trained],
+    ]
+    found = Ratios.of(models)
+    assert found is not None
+    half = 4.3027 * 0.1 / math.sqrt(3)
+    assert found.difference(0, 1, paired=True) == pytest.approx((0.2, 0.2 - half, 0.2 + half), rel=1e-4)
+    assert found.difference(0, 1).sign == 0
+
+
 def test_intervals_over_texts_and_trainings_cover_the_true_difference() -> None:
     """Two models with a true difference, drawn anew with three trainings each: about 95 of 100 intervals hold it.
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+import corpora
 import study
 import switches
 import tables
@@ -191,6 +192,31 @@ def test_held_titles_are_in_no_training(monkeypatch: pytest.MonkeyPatch) -> None
     kept = set(train["text"].to_pylist())
     assert kept.isdisjoint(judged["text"].to_pylist())
     assert kept == {row["text"] for row in rows} - {f"{name} {n}" for name in chosen for n in range(3)}
+
+
+def test_titles_that_were_read_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A title of a chosen community that another one trains on is left out; the test has what dev has beyond its first.
+
+    Dev itself keeps its first titles.
+    """
+    monkeypatch.setattr(titles, "HELD", 2)
+    monkeypatch.setattr(titles, "DEVELOPED", 1)
+    parts = {
+        "train": [("shared", "a"), ("own", "a"), ("shared", "b"), ("rest", "b")],
+        "test": [("tested", "a"), ("rest", "a")],
+        "dev": [("first", "b"), ("more", "b"), ("rest", "a")],
+    }
+    for part, rows in parts.items():
+        table = pa.Table.from_pylist([{"text": text, "subreddit": name} for text, name in rows])
+        corpora.written(tmp_path / "reddit_titles" / f"{part}.parquet", table)
+    made = titles.tables(tmp_path, tmp_path, 1.0, "x", lambda train: {"a"})
+    texts = {part: corpora.read(path)["text"].to_pylist() for part, path in made.items()}
+    assert texts == {
+        "train": ["shared", "rest"],
+        "judged": ["own", "tested"],
+        "dev": ["first"],
+        "test": ["tested", "more"],
+    }
 
 
 def test_neighbours_by_distance(tmp_path: Path) -> None:

@@ -32,15 +32,15 @@ def test_the_base_is_the_unadapted_model_of_table_a_1() -> None:
 
 def test_domains_of_hotels_and_films(tmp_path: Path) -> None:
     """Those that fit, the first ones, with the columns of hotels; parts stay apart."""
-    texts = ["the beach", "a Horror film", "nothing", "on the beach again", "beaches"]
-    for name, columns in (("hotels", {"hotel": "h", "city": "Reno, VA", "rating": "5"}), ("imdb", {"rating": "9"})):
+    texts = ["the breakfast", "a Horror film", "nothing", "no breakfast again", "breakfasts"]
+    for name, columns in (("hotels", {"hotel": "h", "city": "Reno, CA", "rating": "5"}), ("imdb", {"rating": "9"})):
         (tmp_path / name).mkdir()
         for part in ("train", "dev", "test"):
             rows = [{"text": f"{text} {part}", **columns} for text in texts * 5]
             pq.write_table(pa.Table.from_pylist(rows), tmp_path / name / f"{part}.parquet")
     made = thesis_finetuning.tables(tmp_path, tmp_path / "made", 0.01)
     found = {name: read(path)["text"].to_pylist() for name, path in made.items() if " " in name}
-    assert found["a word dev"] == ["the beach dev", "on the beach again dev"] * 5
+    assert found["a word dev"] == ["the breakfast dev", "no breakfast again dev"] * 5
     assert found["films of a kind test"] == ["a Horror film test"] * 5
     assert [len(found[f"{name} train"]) for name in ("a region", "films")] == [20, 20]
     assert read(made["films train"]).column_names == ["text", *COLUMNS]
@@ -70,8 +70,8 @@ def test_every_way_and_penalty_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert thesis_finetuning.measure(run, given).row == found.row
 
 
-def rows(better: float, seeds: int = 3) -> list[dict[str, Any]]:
-    """Rows whose penalties are as good as none, but for one, by so many nats in one case."""
+def rows(better: float, seeds: int = 3, noise: float = 0.003) -> list[dict[str, Any]]:
+    """Rows whose penalties are as good as none, but for one, by so many nats in one case; texts differ by `noise`."""
     made = []
     below = np.full(200, 20.0)
     for seed in range(seeds):
@@ -82,8 +82,8 @@ def rows(better: float, seeds: int = 3) -> list[dict[str, Any]]:
             for l1 in thesis_finetuning.PENALTIES:
                 values[f"{name}, {way}, {l1}"] = 0.0
         values["films, all, 1e-5"] = -better
-        noise = {key: random.normal(value, 0.05, 200) for key, value in values.items()}
-        sums = {key: study.grouped(TextSums("k", below * (hard + noise[key]), below)) for key in values}
+        off = {key: random.normal(value, noise, 200) for key, value in values.items()}
+        sums = {key: study.grouped(TextSums("k", below * (hard + off[key]), below)) for key in values}
         kept = {key: {"dev": value, "texts": 200} for key, value in values.items()}
         made.append({"row": "none", "seed": seed, "sums": sums, "finetuned": kept})
     return made
@@ -100,7 +100,9 @@ def test_penalties_beside_none() -> None:
     assert lines["a wordbias"].endswith("no difference |")
     line = overview.Line("A.2", "x")
     assert overview.penalised(line, found)[3:6] == ("1 of 12 gain 1%", "", "disagrees")
-    assert overview.penalised(line, Results.of(rows(0.008), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
+    assert overview.penalised(line, Results.of(rows(0.005), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
+    unsure = overview.penalised(line, Results.of(rows(0.008, noise=0.05), "none"))
+    assert unsure[3:6] == ("0 of 12 gain 1%", "", "cannot be told")
     assert overview.penalised(line, Results.of(rows(0.0), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
     assert overview.penalised(line, Results.of(rows(0.1, 2), "none"))[5:] == ("cannot be told", "fewer than 3 seeds")
     assert overview.penalised(line, Results.of([]))[3:] == ("no row", "", "cannot be told", "not trained")

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import parquet as pq
 
 import completion_tables
 import corpora
@@ -17,9 +16,7 @@ import tables
 import thesis_queries
 import thesis_queries_trials
 from factorcell.completion.online import Learner
-from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import Stream
-from factorcell.data.counts import TextCounts
 from results import Results
 from tests.small import make_letters
 
@@ -48,11 +45,14 @@ def test_no_user_is_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     counts = {f"u{n}": 15 + 2 * n for n in range(20)} | {"most": 500}
     pairs = [(user, n) for user, count in counts.items() for n in range(count)]
     rows = [{"text": f"{user} {n}", "user": user, "time": f"{n:04}"} for user, n in pairs]
-    (tmp_path / "commits").mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "commits" / "train.parquet")
+    others = [{"text": f"other {n}", "user": "other", "time": f"{n:04}"} for n in range(40)]
+    for part, texts in (("train", rows), ("dev", others)):
+        corpora.written(tmp_path / "commits" / f"{part}.parquet", pa.Table.from_pylist(texts))
     made = {part: corpora.read(path) for part, path in thesis_queries.tables(tmp_path, tmp_path, 1.0).items()}
     users = {part: set(table["user"].to_pylist()) for part, table in made.items()}
-    assert users["train"] | users["dev"] | users["test"] == set(counts)
+    assert users["train"] | users["dev"] | users["test"] == {*counts, "other"}
+    assert "other" in users["test"]
+    counts["other"] = 40
     assert users["dev"].isdisjoint(users["test"])
     assert users["train"].isdisjoint(users["dev"] | users["test"])
     assert {"u0", "u1", "u2", "most"} <= users["train"]
@@ -124,7 +124,7 @@ def test_the_table_of_ranks() -> None:
     assert len(lines) == 2
     assert all(cell.strip() for line in lines for cell in line.strip("|").split("|"))
     assert lines[1].startswith("| factor | 0.6") or lines[1].startswith("| factor | 0.5")
-    assert "All: of 3 pairs told apart in print 3 differ here by more than chance, 3 of them as printed." in text
+    assert "All: of 3 pairs told apart in print 3 differ here by more than chance; of all 3" in text
     assert "where nothing is learned" not in text
     assert "No row yet." in tables.queries(Results.of([]), published)
     told = {"dev_none": 4.0, "dev_adadelta": 3.5, "dev_adagrad": 3.25}
@@ -172,17 +172,21 @@ def test_gains_in_ranks_are_shares_of_those_of_another_row() -> None:
     assert wide.sign == 0
 
 
-def test_lines_of_gains_in_ranks() -> None:
-    """Of three seeds the sign of the interval; of fewer nothing is told."""
+def test_lines_of_gains_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three seeds the sign of the interval; of fewer, of few users or of few texts nothing is told."""
 
     def said(share: float, seeds: int) -> list[str]:
         rows = [row(name, own, seed) for name, own in (("unadapted", 0.3), ("factor", share)) for seed in range(seeds)]
         return list(overview.further(overview.Line("F5.2", "x"), Results.of(rows), "mrr_after_100")[3:])
 
-    assert said(0.4, 3)[2:] == ["agrees", "over the unadapted one"]
+    assert said(0.4, 3)[2:] == ["agrees", "of 3,000 texts"]
     assert said(0.4, 3)[0].startswith("+")
     assert said(0.1, 3)[2] == "disagrees"
     assert said(0.4, 2) == ["no row", "", "cannot be told", "fewer than 3 seeds"]
+    for name, least in (("USERS", 61), ("TEXTS", 3001)):
+        with monkeypatch.context() as context:
+            context.setattr(overview, name, least)
+            assert said(0.4, 3)[2] == "cannot be told"
     nothing = overview.further(overview.Line("F5.2", "x"), Results.of([]), "mrr_after_100")
     assert nothing[3:] == ("no row", "", "cannot be told", "not trained")
 
@@ -237,15 +241,16 @@ def test_trials_are_drawn_once_and_for_all() -> None:
         assert options == thesis_queries_trials.drawn(name.split()[0], int(name.split()[1]))
 
 
-def test_what_somebody_new_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_somebody_new_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before and after learning, from one run; the likelier texts are among the frequent ones, by the nats of each."""
     run = make_letters(("fix", "fax", "fib"), data={"context": (), "user": "city"}, adapt=("factor",))
     monkeypatch.setattr(thesis_queries, "PREFIX", "f")
     monkeypatch.setattr(thesis_queries, "WARM", ("fax",) * 9)
     monkeypatch.setattr(thesis_queries, "PAIRS", (("fax", "fax"),))
-    counts = Popularity(TextCounts({"fax": 5, "fix": 4, "fib": 3}, 12))
-    monkeypatch.setattr(Popularity, "of", lambda run: counts)
-    told = thesis_queries.learned(run)
+    monkeypatch.setattr(thesis_queries, "FREQUENT", 3)
+    texts = ["fax"] * 5 + ["fix"] * 4 + ["fib"] * 3 + ["rare", "rarer"]
+    train = corpora.written(tmp_path / "train.parquet", pa.table({"text": texts}))
+    told = thesis_queries.learned(run, train)
     assert all(text.startswith("f") for texts in told["suggested"].values() for text in texts)
     learner = Learner(run)
     user = learner.new()

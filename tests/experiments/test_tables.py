@@ -99,10 +99,24 @@ def test_orders_are_those_of_pairs_that_differ() -> None:
     rows = [*seeds("a", 30.0, 30.1), *seeds("b", 40.0, 41.0), *seeds("c", 40.2, 40.9)]
     found = Results.of(rows, "a")
     told = found.orders("perplexity_known", {"a": 2.0, "b": 3.0, "c": 1.0})
-    assert (told.printed, told.sure, told.same, told.lacking) == (3, 2, 1, 3)
-    assert str(told) == "of 3 pairs told apart in print 2 differ here by more than chance, 1 of them as printed.\n"
+    assert (told.printed, told.sure, told.differ, told.same, told.lacking) == (3, 2, 2, 1, 3)
+    sure = "of 3 pairs told apart in print 2 differ here by more than chance"
+    assert str(told) == f"{sure}; of all 2 that differ here 1 stand as printed.\n"
+    assert found.orders("perplexity_known", {"a": 2.0}).printed == 0
+    assert found.orders("accuracy", {"a": 20.0, "b": 10.0}).sure == 0
+    assert found.orders("perplexity_known", {"x": 2.0, "y": 3.0}, {"x": "a", "y": "b"}).same == 1
+    assert found.orders("perplexity_known", {"x": 2.0, "y": 3.0}, {"x": "a"}).sure == 0
+
+
+def test_what_is_close_in_print_counts_where_it_differs_here() -> None:
+    """It is not asked for, but for or against the printed order; equal figures have none."""
+    found = Results.of([*seeds("a", 30.0, 30.1), *seeds("b", 40.0, 41.0), *seeds("c", 40.2, 40.9)], "a")
     near = found.orders("perplexity_known", {"a": 2.0, "b": 3.0, "c": 2.019})
-    assert (near.printed, near.sure, near.same) == (2, 1, 1)
+    assert (near.printed, near.sure, near.differ, near.same) == (2, 1, 2, 2)
+    turned = found.orders("perplexity_known", {"a": 2.0, "b": 3.0, "c": 1.981})
+    assert (turned.printed, turned.sure, turned.differ, turned.same) == (2, 1, 2, 1)
+    equal = found.orders("perplexity_known", {"a": 2.0, "b": 3.0, "c": 2.0})
+    assert (equal.sure, equal.differ, equal.same) == (1, 1, 1)
     assert found.orders("perplexity_known", {"a": 2.0}).printed == 0
     assert found.orders("accuracy", {"a": 20.0, "b": 10.0}).sure == 0
     assert found.orders("perplexity_known", {"x": 2.0, "y": 3.0}, {"x": "a", "y": "b"}).same == 1
@@ -114,26 +128,26 @@ def test_more_is_better_of_accuracies() -> None:
     found = Results.of([row("a", 9.0, accuracy=0.9), row("b", 9.0, accuracy=0.4)], "a")
     assert found.orders("accuracy", {"a": 80.0, "b": 50.0}).same == 1
     assert found.orders("accuracy", {"a": 50.0, "b": 80.0}).same == 0
-    assert found.orders("accuracy", {"a": 50.0, "b": 50.9}).printed == 0
+    close = found.orders("accuracy", {"a": 50.0, "b": 50.9})
+    assert (close.printed, close.differ, close.same) == (0, 1, 0)
 
 
 @pytest.mark.parametrize(
     ("counts", "verdict", "why"),
     [
-        ((6, 3, 3, 0), "agrees", "3 of 3 as printed"),
-        ((6, 3, 2, 0), "disagrees", "2 of 3 as printed"),
-        ((100, 60, 57, 0), "agrees", "57 of 60 as printed"),
-        ((100, 60, 56, 0), "disagrees", "56 of 60 as printed"),
-        ((7, 3, 3, 0), "cannot be told", "3 of 7 differ"),
-        ((0, 0, 0, 0), "cannot be told", "0 of 0 differ"),
-        ((6, 6, 6, 1), "cannot be told", "1 row lacking"),
+        ((6, 3, 3, 3, 0), "agrees", "3 of 3 as printed"),
+        ((6, 3, 3, 2, 0), "disagrees", "2 of 3 as printed"),
+        ((6, 3, 4, 3, 0), "disagrees", "3 of 4 as printed"),
+        ((100, 60, 60, 57, 0), "agrees", "57 of 60 as printed"),
+        ((100, 60, 60, 56, 0), "disagrees", "56 of 60 as printed"),
+        ((7, 3, 9, 9, 0), "cannot be told", "3 of 7 differ"),
+        ((0, 0, 0, 0, 0), "cannot be told", "0 of 0 differ"),
+        ((6, 6, 6, 6, 1), "cannot be told", "1 row lacking"),
     ],
 )
-def test_verdicts_follow_from_pairs(counts: tuple[int, int, int, int], verdict: str, why: str) -> None:
+def test_verdicts_follow_from_pairs(counts: tuple[int, int, int, int, int], verdict: str, why: str) -> None:
     orders = Orders(*counts)
     assert (orders.verdict, orders.why) == (verdict, why)
-    assert orders + Orders(lacking=0) == orders
-    assert (orders + Orders(2, 1, 1, 0)).printed == counts[0] + 2
 
 
 def test_dev_is_what_rows_are_chosen_by() -> None:
@@ -191,8 +205,11 @@ def test_sixteen_rows_beside_those_of_the_thesis() -> None:
     assert lines["YNYN"] == ["", "", "", "", "32.30", "13.4%", "24.5"]
     printed = [row[0] for row in PUBLISHED["scotus"].values()]
     apart = sum(abs(a - b) > 0.01 * min(a, b) for a, b in itertools.combinations(printed, 2))
-    assert f"Perplexity: of {apart} pairs told apart in print 3 differ here by more than chance, 3 of them" in text
-    assert "in print 1 differ here by more than chance, 1 of them as printed." in text.partition("Accuracy: ")[2]
+    assert f"Perplexity: of {apart} pairs told apart in print 3 differ here by more than chance; of all 3 " in text
+    assert (
+        "in print 1 differ here by more than chance; of all 1 that differ here 1 stand as printed."
+        in text.partition("Accuracy: ")[2]
+    )
     both = {"accuracy": "accuracy", "macro_f1": "F1"}
     languages = tables.sixteen(Results.of(rows), PUBLISHED["commonvoice9"], both)
     assert by_name(languages, 4)["NNNY"][3:] == ["25.0", "", "6.43", "0.2%", "56.1", "44.0"]
@@ -303,16 +320,20 @@ def test_without_rows_nothing_is_said() -> None:
 
 
 def test_what_is_said_follows_from_rows() -> None:
-    """The printed order of all that print tells apart, its reverse, no differences, and too few seeds."""
+    """The printed order of all that differ, its reverse, no differences, too few seeds; accuracies by themselves."""
     key = ("T4.3, TACL T3", "dbpedia for DBPedia")
-    agreed = said({"tacl_dbpedia": four_models(100.0, 90.0, 80.0, 70.0)})[key]
-    assert agreed == ["`tacl dbpedia`", "+30.0% (+14.5%)", "agrees", "8 of 8 as printed"]
-    turned = said({"tacl_dbpedia": four_models(70.0, 80.0, 90.0, 100.0, accuracies=(0.9, 0.6, 0.3))})[key]
-    assert turned[2:] == ["disagrees", "0 of 8 as printed"]
-    alike = said({"tacl_dbpedia": four_models(70.0, 70.0, 70.0, 70.0, accuracies=(0.5, 0.5, 0.5))})[key]
-    assert alike[1:] == ["+0.0% (+14.5%)", "cannot be told", "0 of 8 differ"]
-    few = said({"tacl_dbpedia": four_models(100.0, 90.0, 80.0, 70.0)[:-1]})[key]
-    assert few[2:] == ["cannot be told", "1 row lacking"]
+    told = (key[0], f"{key[1]}, told apart")
+    agreed = said({"tacl_dbpedia": four_models(100.0, 90.0, 80.0, 70.0)})
+    assert agreed[key] == ["`tacl dbpedia`", "+30.0% (+14.5%)", "agrees", "6 of 6 as printed"]
+    assert agreed[told] == ["`tacl dbpedia`", "90.0% (98.2%)", "agrees", "3 of 3 as printed"]
+    turned = said({"tacl_dbpedia": four_models(70.0, 80.0, 90.0, 100.0, accuracies=(0.9, 0.6, 0.3))})
+    assert turned[key][2:] == ["disagrees", "0 of 6 as printed"]
+    assert turned[told][2:] == ["disagrees", "0 of 3 as printed"]
+    alike = said({"tacl_dbpedia": four_models(70.0, 70.0, 70.0, 70.0, accuracies=(0.5, 0.5, 0.5))})
+    assert alike[key][1:] == ["+0.0% (+14.5%)", "cannot be told", "0 of 6 differ"]
+    assert alike[told][1:] == ["50.0% (98.2%)", "cannot be told", "0 of 2 differ"]
+    few = said({"tacl_dbpedia": four_models(100.0, 90.0, 80.0, 70.0)[:-1]})
+    assert few[key][2:] == few[told][2:] == ["cannot be told", "1 row lacking"]
 
 
 def test_communities_agree_by_their_ranks() -> None:

@@ -21,6 +21,7 @@ import tacl_baselines
 import tacl_beyond
 from factorcell import files, lock
 from factorcell.config import PAPER_MODELS, Config
+from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.ngram import NGram
@@ -99,6 +100,24 @@ def test_all_are_measured_on_the_texts_of_the_models(made: Path) -> None:
     assert set(found["ngram", 0]["sums"]) == {"perplexity", "perplexity_known"}
     assert set(found["bayes", 0]["sums"]) == {"accuracy", "classifier_accuracy"}
     assert set(found["separate", 0]["sums"]) == set(found["mixture", 0]["sums"]) == set(ours)
+
+
+def test_classifiers_are_as_sure_as_suits_dev(made: Path) -> None:
+    """Naive Bayes by the priors of training, the linear model as it is; both at a temperature of the texts of dev."""
+    found, texts = rows(made), {part: made / "tables" / f"agnews_words-{part}-1.parquet" for part in corpora.PARTS}
+    assert [found[name, 0].get("exact") for name in ("bayes", "ngram", "linear")] == [True, True, None]
+    data = Config.from_dict(found["linear", 1]["config"]).data
+    train, dev = baselines.read(texts["train"], texts["dev"], "section", data)
+    _, test = baselines.read(texts["train"], texts["test"], "section", data)
+    model = baselines.Linear(train, seed=1)
+    warm = model(test).at(model(dev).fitted_temperature()).metrics()
+    priors = {"priors": "training"}
+    by_rule, held = (baselines.naive_bayes(train, part, **priors)[0] for part in (test, dev))
+    even = by_rule.at(held.fitted_temperature()).metrics()
+    for row, metrics in ((found["linear", 1], warm), (found["bayes", 0], even)):
+        for name in ("accuracy", "calibration_error", "value_nats", "temperature"):
+            assert row[f"classifier_{name}"] == pytest.approx(metrics[name], rel=1e-5)
+    assert found["linear", 1]["classifier_dev_accuracy"] == model(dev).metrics()["accuracy"]
 
 
 def test_a_model_of_each_value_tells_by_its_own_likelihood(made: Path) -> None:

@@ -28,11 +28,15 @@ MARK = "*"  # behind what is better than all others
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model by its trainings: the `rows` of their figures, and what every text adds to those that are compared."""
+    """A model by its trainings: the `rows` of their figures, and what every text adds to those that are compared.
+
+    In an `exact` one nothing is by chance: it would be the same again.
+    """
 
     name: str
     rows: Sequence[Mapping[str, Any]]
     texts: Sequence[Figures]
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,11 @@ def compared(models: Sequence[Candidate], seed: int = 0) -> Comparison:
     for name, (difference, highest) in COMPARED.items():
         there = [at for at, row in enumerate(rows) if row.get(name) is not None]
         own = [_sums(models[at], name) for at in there]
-        every = Ratios.of(own, seed) if len(own) > 1 else None
+        exact = {place for place, at in enumerate(there) if models[at].exact}
+        every = Ratios.of(own, seed, exact) if len(own) > 1 else None
         for place, at in enumerate(there[1:], start=1):
-            if both := every or Ratios.of([own[0], own[place]], seed):
+            pair = {number for number, one in enumerate((0, place)) if one in exact}
+            if both := every or Ratios.of([own[0], own[place]], seed, pair):
                 second = place if every else 1
                 found = both.difference(second, 0) if highest else statistics.gain(both.difference(0, second))
                 rows[at] |= found.row(difference)

@@ -30,8 +30,8 @@ from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.progress import progress_bar
 
-ORDERS = range(1, 8)
-USUAL = {"word": 4, "space": 4, "char": 7, "grapheme": 7}  # the order for each unit; longer ones gain little
+ORDERS = range(1, 13)
+USUAL = {"word": 4, "space": 4, "char": 9, "grapheme": 9}  # the order for each unit; longer ones gain little
 TOKENS = 1 << 20  # of a corpus that are looked up at once
 CELLS = 4_000_000  # probabilities that exist at one time, 32 MB
 FALLBACK = (0.5, 1.0, 1.5)  # discounts where a corpus has too few n-grams to estimate them

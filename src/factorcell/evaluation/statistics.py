@@ -7,12 +7,13 @@ models were trained several times the spread of trainings joins it:
     [d - sqrt((d - l)^2 + (t e)^2), d + sqrt((u - d)^2 + (t e)^2)],    e^2 = v (1 / S_1 + 1 / S_2)
 
 with v the pooled variance of R_ms over the S_1 and S_2 trainings, and t that of Student for S_1 + S_2 - 2 degrees of
-freedom. It is how confidence limits of independent parts of a sum are joined (Zou and Donner 2008).
+freedom. It is how confidence limits of independent parts of a sum are joined (Zou and Donner 2008). A model in which
+nothing is by chance, such as one of counts, has no part in v, e and t.
 Shapes: M models, N texts, D draws.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -35,7 +36,7 @@ Floats = NDArray[np.float64]
 class Ratios:
     """One figure of M models over the same N texts: `drawn` (1 + D, M) of all texts and of every draw of them.
 
-    `trained` has the figure of each training of each model.
+    `trained` has the figure of each training of each model, of a model without chance none.
     """
 
     drawn: Floats
@@ -43,8 +44,11 @@ class Ratios:
     texts: int
 
     @classmethod
-    def of(cls, models: Sequence[Sequence[TextSums]], seed: int = 0) -> "Ratios | None":
-        """Those of models by their trainings; None unless all are of the same texts, and each has some."""
+    def of(cls, models: Sequence[Sequence[TextSums]], seed: int = 0, exact: Container[int] = ()) -> "Ratios | None":
+        """Those of models by their trainings; None unless all are of the same texts, and each has some.
+
+        In the models at the places `exact` nothing is by chance.
+        """
         every = [sums for trainings in models for sums in trainings]
         if not all(models):
             return None
@@ -53,15 +57,21 @@ class Ratios:
             return None
         above = [np.mean([sums.above for sums in trainings], axis=0) for trainings in models]
         drawn = bootstrap.sums(np.stack([first.below, *above], axis=1), seed=seed)
-        trained = tuple(np.array([sums.ratio for sums in trainings]) for trainings in models)
+        trained = tuple(
+            np.array([sums.ratio for sums in trainings if place not in exact]) for place, trainings in enumerate(models)
+        )
         with np.errstate(invalid="ignore", divide="ignore"):
             return cls(drawn[:, 1:] / drawn[:, :1], trained, int(np.count_nonzero(first.below)))
 
-    def difference(self, one: int, other: int) -> Interval:
-        """How far model `one` lies above model `other`, with what other texts and other trainings would change."""
+    def difference(self, one: int, other: int, paired: bool = False) -> Interval:
+        """How far model `one` lies above model `other`, with what other texts and other trainings would change.
+
+        Where trainings are `paired`, the same ones going on in two ways, only their differences spread.
+        """
         with np.errstate(invalid="ignore"):
             found = bootstrap.middle(self.drawn[:, one] - self.drawn[:, other], self.texts)
-        return widened(found, self.trained[one], self.trained[other])
+        first, second = self.trained[one], self.trained[other]
+        return widened(found, first - second, second[:0]) if paired else widened(found, first, second)
 
     def ahead(self, highest: bool) -> int | None:
         """The model that is better than every other beyond their intervals; None where there is none such."""
@@ -69,12 +79,16 @@ class Ratios:
 
 
 def widened(found: Interval, one: Floats, other: Floats) -> Interval:
-    """The interval of a difference over texts, with the spread of the trainings of both models, if any has several."""
-    freedom = len(one) + len(other) - 2
+    """The interval of a difference over texts, with the spread of the trainings of both models, if any has several.
+
+    A model without chance has no trainings.
+    """
+    trained = [values for values in (one, other) if len(values)]
+    freedom = sum(len(values) - 1 for values in trained)
     if found.low is None or found.high is None or not freedom:
         return found
-    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in (one, other))
-    wide = student(freedom) * math.sqrt(squares / freedom * (1 / len(one) + 1 / len(other)))
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in trained)
+    wide = student(freedom) * math.sqrt(squares / freedom * sum(1 / len(values) for values in trained))
     low, high = math.hypot(found.point - found.low, wide), math.hypot(found.high - found.point, wide)
     return Interval(found.point, found.point - low, found.point + high)
 

@@ -72,7 +72,7 @@ def compare(
     if ngram:
         path = folder / NGRAM
         row = (_kept(path, table) if resume else None) or _counted(source, dev, made.config, path, table)
-        candidates.append(Candidate(NGRAM, [row], [texts_of(path, row)]))
+        candidates.append(Candidate(NGRAM, [row], [texts_of(path, row)], exact=True))
     return compared(candidates)
 
 

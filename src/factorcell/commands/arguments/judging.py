@@ -57,7 +57,7 @@ def baseline_ngram(verb: Parser) -> None:
     """`factorcell baseline ngram`."""
     options.table(verb, "train")
     verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the model")
-    text = "tokens of the longest n-gram (default: 4 words or 7 characters)"
+    text = "tokens of the longest n-gram (default: 4 words or 9 characters)"
     verb.add_argument("--order", type=int, help=text)
     _like(verb)
 
