@@ -20,7 +20,7 @@ import study
 from corpora import Tables
 from factorcell.evaluation.exposure import READERS, SOURCES, audit, uniformity
 from factorcell.model.run import Run
-from pages import markdown, shown
+from pages.markdown import markdown, shown
 from study import Experiment, Measured, Options, Row
 
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by

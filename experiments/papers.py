@@ -17,7 +17,7 @@ import switches
 import tacl
 import thesis_sixteen
 import thesis_specificity
-from pages import markdown
+from pages.markdown import markdown
 from study import Experiment, Row
 
 DRAWN = ("dbpedia", "hotels", "imdb", "languages")  # sets of figures 4.2, 4.4 and 4.5, and of chapter 6

@@ -25,7 +25,7 @@ from factorcell.config import UserError
 from factorcell.evaluation.judge import Judge, JudgeOptions
 from factorcell.evaluation.statistics import rank_correlation
 from factorcell.model.run import Run
-from pages import markdown
+from pages.markdown import markdown
 from thesis_specificity import SETS
 
 SHEET, KEY = "sheet.csv", "key.csv"

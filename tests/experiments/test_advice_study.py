@@ -14,7 +14,8 @@ import tables
 import tacl
 from factorcell.config import Config
 from factorcell.evaluation.advice.advise import SHARE, expected
-from results import Results
+from pages.advice import lines, table
+from pages.results import Results
 from tests.experiments.test_tables import by_name, seeds
 from thesis_sixteen import WHOLE
 
@@ -51,7 +52,7 @@ def test_expected_stands_beside_gained() -> None:
         tacl_hotels=models,
         tacl_imdb=models[:-1],
     )
-    text = advice.table(read)
+    text = table(read)
     ((columns, least, most_likely, most, gained),) = by_name(text).values()
     assert list(by_name(text)) == ["agnews"]
     assert [columns, least, most_likely, most] == ["section", "2.0%", f"{0.02 + SHARE * 0.08:.1%}", "10.0%"]
@@ -67,14 +68,14 @@ def test_columns_of_oral_arguments_are_told_one_by_one() -> None:
         scotus=[*seeds("unadapted", *[40.0] * 3), *seeds(WHOLE, *[32.0] * 3)],
         variables=[*seeds("case", *[36.0] * 3), *seeds("speaker", *[38.0] * 3), *seeds("role", *[39.6] * 3)],
     )
-    lines = advice.lines(read)
-    assert [(one.columns, one.near) for one in lines] == [
+    found = lines(read)
+    assert [(one.columns, one.near) for one in found] == [
         ("case", True),
         ("speaker", False),
         ("role", True),
         ("case, speaker, role", True),
     ]
-    assert [round(one.gained.point, 3) for one in lines] == [0.1, 0.05, 0.01, 0.2]
+    assert [round(one.gained.point, 3) for one in found] == [0.1, 0.05, 0.01, 0.2]
 
 
 def test_an_order_is_told_of_more_than_a_few() -> None:
@@ -85,9 +86,9 @@ def test_an_order_is_told_of_more_than_a_few() -> None:
     }
     for place, name in enumerate(sets, 1):
         rows[f"tacl_{name}"] = [*seeds("unadapted", *[40.0] * 3), *seeds("factorcell", *[40.0 - place] * 3)]
-    assert "have a rank correlation of 1.00 (n = 6" in advice.table(read_of(**rows))
+    assert "have a rank correlation of 1.00 (n = 6" in table(read_of(**rows))
     rows["advice"].pop()
-    assert "correlation" not in advice.table(read_of(**rows))
+    assert "correlation" not in table(read_of(**rows))
 
 
 def test_a_trial_goes_from_texts_to_the_page(tmp_path: Path) -> None:

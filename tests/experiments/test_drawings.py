@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-import drawings
 import study
 import tables
 import thesis_queries
 from factorcell import files
-from pages import empty
-from results import Results
+from pages import drawings
+from pages.markdown import empty
+from pages.results import Results
 from tests import ROOT
 from tests.experiments.test_queries import row as completed
 from tests.experiments.test_trials import rows as drawn

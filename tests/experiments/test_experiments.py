@@ -14,7 +14,6 @@ import torch
 import corpora
 import study
 import switches
-import tables
 import thesis_sixteen
 import thesis_sparse
 import thesis_subreddits
@@ -24,7 +23,8 @@ from factorcell import files
 from factorcell.data.cache import prepare
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.model.run import Run
-from results import Results
+from pages import beside
+from pages.results import Results
 from tests.small import make_run
 
 ALL = {
@@ -131,7 +131,7 @@ def test_parts_as_printed_stand_beside_ours(tmp_path: Path) -> None:
         files.append_row(
             tmp_path / "s.jsonl", {**shared, "row": row, "seed": 0, "perplexity_known": perplexity, "sums": made}
         )
-    text = tables.switched(Results.read(tmp_path, "s", switches.OURS), "word")
+    text = beside.switched(Results.read(tmp_path, "s", switches.OURS), "word")
     lines = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
     assert lines["ours"][1:4] == ["", f"{np.exp(1.25):.2f}", ""]
     assert lines["relu"][1] == "ours"
@@ -139,7 +139,7 @@ def test_parts_as_printed_stand_beside_ours(tmp_path: Path) -> None:
     assert lines["scale_printed"][1] == "scale"
     assert lines["scale_printed"][3].startswith(f"{100 * (1 - np.exp(0.2)):+.1f}% [")
     assert text.endswith("Accuracy of ours by 1,000 samples of the vocabulary: 50.0% by rank, 25.0% by unigram.\n")
-    assert tables.switched(Results.of([]), "word").endswith("No row yet.\n")
+    assert beside.switched(Results.of([]), "word").endswith("No row yet.\n")
 
 
 @pytest.mark.parametrize("name", GAINS)

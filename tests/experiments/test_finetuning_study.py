@@ -8,8 +8,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-import finetuning_tables
-import overview
 import study
 import thesis_finetuning
 import thesis_sparse
@@ -17,7 +15,8 @@ from corpora import read
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
-from results import Results
+from pages import finetuning, overview
+from pages.results import Results
 from tests.small import make_run
 
 COLUMNS = ("hotel", "city", "rating")
@@ -78,7 +77,7 @@ def rows(better: float, seeds: int = 3, noise: float = 0.003) -> list[dict[str, 
         random = np.random.default_rng(seed)
         hard = random.normal(4, 0.2, 200)
         values = {f"{name}, before": 0.5 for name in thesis_finetuning.DOMAINS}
-        for name, way in finetuning_tables.CASES:
+        for name, way in finetuning.CASES:
             for l1 in thesis_finetuning.PENALTIES:
                 values[f"{name}, {way}, {l1}"] = 0.0
         values["films, all, 1e-5"] = -better
@@ -92,9 +91,9 @@ def rows(better: float, seeds: int = 3, noise: float = 0.003) -> list[dict[str, 
 def test_penalties_beside_none() -> None:
     """A line for each case; one penalty that gains beyond chance is told apart from those that do not."""
     found = Results.of(rows(0.1), "none")
-    text = finetuning_tables.table(found)
+    text = finetuning.table(found)
     lines = {line.split(" | ")[0][2:] + line.split(" | ")[1]: line for line in text.splitlines() if "| 200 |" in line}
-    assert len(lines) == len(finetuning_tables.CASES)
+    assert len(lines) == len(finetuning.CASES)
     assert "| +9." in lines["filmsall"] or "| +10." in lines["filmsall"]
     assert "no difference" not in lines["filmsall"]
     assert lines["a wordbias"].endswith("no difference |")
@@ -106,4 +105,4 @@ def test_penalties_beside_none() -> None:
     assert overview.penalised(line, Results.of(rows(0.0), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
     assert overview.penalised(line, Results.of(rows(0.1, 2), "none"))[5:] == ("cannot be told", "fewer than 3 seeds")
     assert overview.penalised(line, Results.of([]))[3:] == ("no row", "", "cannot be told", "not trained")
-    assert finetuning_tables.table(Results.of([])).endswith("No row yet.\n")
+    assert finetuning.table(Results.of([])).endswith("No row yet.\n")

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-import front_tables
 import study
 import tables
 from factorcell import files
 from factorcell.config import PAPER_MODELS, UserError
-from pages import empty, filled, markdown, shown
+from pages import front
+from pages.markdown import empty, filled, markdown, shown
 from tests import ROOT
 from tests.experiments.test_tables import by_name, cells, row, seeds
 
@@ -39,7 +39,7 @@ def test_the_front_page_has_the_sets_that_are_whole(tmp_path: Path) -> None:
             for one in seeds(model, *(40.0 - 4 * place + seed / 10 for seed in range(3)), accuracy=0.5, candidates=4)
         ]
         files.write_rows(tmp_path / f"tacl_{name}.jsonl", rows)
-    ((what, *figures, gained, told),) = cells(front_tables.front(tmp_path)["Results"])
+    ((what, *figures, gained, told),) = cells(front.front(tmp_path)["Results"])
     assert what == "AG News, words; topic"
     assert figures[0] == "40.10 ± 0.10"
     assert figures[-1].startswith("**28.10")
@@ -54,7 +54,7 @@ def test_the_results_of_all_sets_stand_beside_each_other(tmp_path: Path) -> None
         files.write_rows(tmp_path / f"tacl_{name}.jsonl", rows)
     files.write_rows(tmp_path / "tacl_baselines_hotels.jsonl", [row("linear", 9.0, classifier_accuracy=0.5)])
     files.write_rows(tmp_path / "tacl_beyond_agnews.jsonl", [row("with ngram", 20.0), row("told", 31.0)])
-    made = front_tables.results(tmp_path)
+    made = front.results(tmp_path)
     words = by_name(made["Perplexity per word"])
     assert made["Perplexity per word"].startswith("| model | agnews | hotels |\n")
     assert list(words) == [*PAPER_MODELS, "factorcell and n-grams"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import overview
 import papers
 import study
-from results import Results
+from pages import overview
+from pages.results import Results
 
 FAKE = """
 import sys

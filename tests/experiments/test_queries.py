@@ -8,16 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import completion_tables
 import corpora
-import overview
 import study
-import tables
 import thesis_queries
 import thesis_queries_trials
 from factorcell.completion.online import Learner
 from factorcell.completion.replay.streams import Stream
-from results import Results
+from pages import beside, completion, overview
+from pages.results import Results
 from tests.small import make_letters
 
 
@@ -119,17 +117,17 @@ def test_the_table_of_ranks() -> None:
     found = Results.of([row(name, seed, share) for name, share in shares.items() for seed in range(3)])
     printed = {name: [0.1, 0.2, 0.3 + n / 10] for n, name in enumerate(("mpc", *shares))}
     published = {"small": printed, "large": printed}
-    text = tables.queries(found, published)
+    text = beside.queries(found, published)
     lines = [line for line in text.splitlines() if line.startswith(("| mpc |", "| factor |"))]
     assert len(lines) == 2
     assert all(cell.strip() for line in lines for cell in line.strip("|").split("|"))
     assert lines[1].startswith("| factor | 0.6") or lines[1].startswith("| factor | 0.5")
     assert "All: of 3 pairs told apart in print 3 differ here by more than chance; of all 3" in text
     assert "where nothing is learned" not in text
-    assert "No row yet." in tables.queries(Results.of([]), published)
+    assert "No row yet." in beside.queries(Results.of([]), published)
     told = {"dev_none": 4.0, "dev_adadelta": 3.5, "dev_adagrad": 3.25}
     every = [{**one, **told} for name in shares for one in [row(name, 0, 0.3)]]
-    assert "perplexity 4.00 where nothing is learned, 3.50 by adadelta, 3.25 by adagrad." in tables.queries(
+    assert "perplexity 4.00 where nothing is learned, 3.50 by adadelta, 3.25 by adagrad." in beside.queries(
         Results.of(every), published
     )
 
@@ -195,7 +193,7 @@ def test_figures_of_completion() -> None:
     """A line for each range, gains of those that learn; what is not trained says so."""
     words = {"suggested": {"cold": ["up", "upon"], "warm": ["update"]}, "risen": [["a"], ["b", "c"], []]}
     rows = [row("unadapted", 0.3, 0), {**row("factor", 0.33, 0), **words}]
-    made = completion_tables.tables(Results.of(rows), [])
+    made = completion.tables(Results.of(rows), [])
     lines = {name: [line for line in text.splitlines() if line.startswith("| ")] for name, text in made.items()}
     assert "| 1 | up | update |" in lines["Table 5.1"]
     assert "| 2 | upon |  |" in lines["Table 5.1"]
@@ -205,7 +203,7 @@ def test_figures_of_completion() -> None:
     assert late.split(" | ")[3].startswith("+")
     assert "| 2 to 3 of a prefix | 0." in made["Figure 5.3"]
     assert made["Figure 5.1"].endswith("No row yet.\n")
-    nothing = completion_tables.tables(Results.of([]), [])
+    nothing = completion.tables(Results.of([]), [])
     assert all(text.endswith("No row yet.\n") for text in nothing.values())
 
 
@@ -216,13 +214,13 @@ def test_perplexity_and_ranks_of_many_models() -> None:
         for n in range(5)
         for kind in thesis_queries.ROWS
     ]
-    text = completion_tables.against_perplexity(rows)
+    text = completion.against_perplexity(rows)
     assert "| factor | 5 | -1.00 [-1.00, -1.00] | 4.00 | 0.300 | 0.300 | 4.00 |" in text
     assert "| all | 15 |" in text
 
     def said(sign: int, rows: list[dict[str, Any]]) -> list[str]:
         line = overview.Line("F5.1", "x")
-        return list(overview.going_along(line, completion_tables.together(rows), sign)[3:])
+        return list(overview.going_along(line, completion.together(rows), sign)[3:])
 
     assert said(-1, rows) == ["r -1.00", "", "agrees", "15 models"]
     assert said(1, rows)[2] == "disagrees"

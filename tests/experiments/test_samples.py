@@ -10,10 +10,10 @@ from pyarrow import parquet as pq
 
 import hotels
 import samples
-import samples_tables
 import thesis_sixteen
 from factorcell.generation.generate import fill
-from results import Results
+from pages import words
+from pages.results import Results
 from tests.small import make_letters, make_run, nats_of
 
 
@@ -132,7 +132,7 @@ def canned() -> dict[str, Results]:
 
 def test_tables_of_words_and_maps() -> None:
     """What is kept stands in its line; means over seeds of ratios, the sign of the unit turned to the language."""
-    made = samples_tables.tables(**canned())
+    made = words.tables(**canned())
     assert "| kagan | justice | well , i do n't know |" in made["Table 3.9"]
     assert "| es | 7 | 95.0 |\n| de | 3 | 90.0 |" in made["Figure 3.1"]
     assert "| yo -0.20, no -0.50 |" in made["Figure 3.1"]
@@ -143,5 +143,5 @@ def test_tables_of_words_and_maps() -> None:
     assert "| region | CA | 5 | 0.10 | 0.20 | 1.00 | 0.50 | 30.00 |" in made["Figures 4.6 and 4.7"]
     assert "| Inn | 5 | sea, sun |" in made["Table 4.5"]
     assert not any("No row yet" in text for text in made.values())
-    nothing = samples_tables.tables(*(Results.of([]) for _ in range(3)))
+    nothing = words.tables(*(Results.of([]) for _ in range(3)))
     assert all("No row yet." in text for text in nothing.values())

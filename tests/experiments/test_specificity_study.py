@@ -11,8 +11,6 @@ import pytest
 from pyarrow import parquet as pq
 
 import hotels
-import overview
-import specificity_tables
 import study
 import tacl
 import tacl_trials
@@ -22,7 +20,8 @@ from factorcell import files
 from factorcell.config import PAPER_MODELS
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.evaluation.text_figures import TextSums
-from results import Results
+from pages import overview, specificity
+from pages.results import Results
 from tests.small import make_run
 
 PRINTED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))["generation"]
@@ -114,11 +113,11 @@ def test_tables_of_texts_that_fit() -> None:
     """Shares beside the printed ones, orders of pairs; fillers of the models that have some."""
     shares = dict(zip(PAPER_MODELS, (0.1, 0.3, 0.6, 0.9), strict=True))
     found = Results.of([row(name, seed, share) for name, share in shares.items() for seed in range(3)])
-    text = specificity_tables.specificity(found, PRINTED["Yelp"])
+    text = specificity.specificity(found, PRINTED["Yelp"])
     assert "| unadapted | 10.0 ± 0.0 | 0.90 ± 0.00 |  | 21.3 | 1.63 | 67.90 |" in text
     assert "Real texts: 63.0% fit, 0.44 off." in text
     assert "Fit: of 6 pairs told apart in print 6 differ here by more than chance; of all 6" in text
-    told = specificity_tables.fillers(found)
+    told = specificity.fillers(found)
     assert "| 5 | great 2 |  |  |\n| 1 | bad |  |  |" in told
     line = overview.Line("T6.4", "x", printed="69.5%")
     printed = {name: figures[0] for name, figures in PRINTED["Yelp"].items()}
@@ -126,8 +125,8 @@ def test_tables_of_texts_that_fit() -> None:
         *("90.0%", "69.5%", "agrees", "6 of 6 as printed"),
     ]
     nothing = Results.of([])
-    assert specificity_tables.specificity(nothing, PRINTED["Yelp"]).endswith("No row yet.\n")
-    assert specificity_tables.fillers(nothing).count("No row yet.") == 3
+    assert specificity.specificity(nothing, PRINTED["Yelp"]).endswith("No row yet.\n")
+    assert specificity.fillers(nothing).count("No row yet.") == 3
 
 
 def test_figures_of_texts_that_fit(tmp_path: Path) -> None:
@@ -145,10 +144,10 @@ def test_figures_of_texts_that_fit(tmp_path: Path) -> None:
     files.write_rows(tmp_path / "tacl_trials_imdb.jsonl", told[:-1])
     found = overview.written(lambda name, base="unadapted": Results.read(tmp_path, name, base))
     assert (len(found["imdb"]), len(found["hotels"])) == (14, 0)
-    text = specificity_tables.figures(found)
+    text = specificity.figures(found)
     assert "| 6.1 | imdb | accuracy | 14 | -1.00 [-1.00, -1.00] |" in text
     assert "| 6.2 | imdb | rank | 4 | +1.00 [+1.00, +1.00] |" in text
     assert "| 6.2 | imdb | perplexity | 4 | -" in text
     assert "hotels" not in text
     assert "| imdb | softmaxbias | 5 | 84.0 | 26.0 |" in text
-    assert "No row yet." in specificity_tables.figures({"imdb": [], "hotels": []})
+    assert "No row yet." in specificity.figures({"imdb": [], "hotels": []})

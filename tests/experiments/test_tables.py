@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import overview
 import study
 import tables
 import tacl
 import tacl_baselines
 import thesis_sparse
 from factorcell.evaluation.text_figures import TextSums
-from results import Orders, Results
+from pages import beside, overview
+from pages.results import Orders, Results
 from thesis_sixteen import WHOLE
 
 PUBLISHED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
@@ -160,7 +160,7 @@ def test_dev_is_what_rows_are_chosen_by() -> None:
 
 def test_four_models_beside_those_of_the_paper() -> None:
     rows = [row("unadapted", 100.0, parameters=1234), row("factorcell", 90.0, accuracy=0.905, parameters=5678)]
-    lines = by_name(tables.four(Results.of(rows), PUBLISHED["tacl"]["AgNews"]))
+    lines = by_name(beside.four(Results.of(rows), PUBLISHED["tacl"]["AgNews"]))
     assert list(lines) == ["unadapted", "softmaxbias", "concatcell", "factorcell", *tacl_baselines.ROWS]
     assert lines["unadapted"] == ["1,234", "101.00", "100.00", "", "", "96.20", "", ""]
     assert lines["softmaxbias"] == ["", "", "", "", "", "95.10", "1.1%", "90.6"]
@@ -195,7 +195,7 @@ def test_every_perplexity_has_its_unit_and_its_targets_in_its_head() -> None:
 def test_sixteen_rows_beside_those_of_the_thesis() -> None:
     """Its own figures in the last columns, ours in the first; what is missing: empty."""
     rows = [row("unadapted", 40.0), row("hash", 30.0, accuracy=0.25), row(WHOLE, 20.0, accuracy=0.5)]
-    text = tables.sixteen(Results.of(rows), PUBLISHED["scotus"], {"accuracy": "accuracy"})
+    text = beside.sixteen(Results.of(rows), PUBLISHED["scotus"], {"accuracy": "accuracy"})
     lines = by_name(text, 4)
     assert len(lines) == 16
     assert lines["NNNN"] == ["41.00", "40.00", "", "", "37.30", "", ""]
@@ -211,7 +211,7 @@ def test_sixteen_rows_beside_those_of_the_thesis() -> None:
         in text.partition("Accuracy: ")[2]
     )
     both = {"accuracy": "accuracy", "macro_f1": "F1"}
-    languages = tables.sixteen(Results.of(rows), PUBLISHED["commonvoice9"], both)
+    languages = beside.sixteen(Results.of(rows), PUBLISHED["commonvoice9"], both)
     assert by_name(languages, 4)["NNNY"][3:] == ["25.0", "", "6.43", "0.2%", "56.1", "44.0"]
 
 
@@ -219,7 +219,7 @@ def test_variables_take_two_rows_of_the_other_table() -> None:
     """The unadapted model knows no variable, the one with all adaptations all three."""
     scotus = [row("unadapted", 40.0), row("hash", 33.0), row(WHOLE, 30.0)]
     rows = overview.with_both_ends([row("case+role", 35.0)], scotus)
-    lines = by_name(tables.variables(Results.of(rows, "none"), PUBLISHED["variables"]), 3)
+    lines = by_name(beside.variables(Results.of(rows, "none"), PUBLISHED["variables"]), 3)
     assert len(lines) == 8
     assert lines["NNN"] == ["41.00", "40.00", "", "37.30", ""]
     assert lines["YNY"][1:2] + lines["YNY"][3:] == ["35.00", "30.30", "18.8%"]
@@ -238,12 +238,12 @@ def test_communities_that_gain_most_and_least() -> None:
 
     pairs = (("unadapted", 0.0), ("concat+hash", 1.0))
     rows = [row(name, 9.0, seed, by=entries(factor), nearest={}) for name, factor in pairs for seed in (0, 1)]
-    text = tables.subreddits(Results.of(rows), PUBLISHED["subreddits"])
+    text = beside.subreddits(Results.of(rows), PUBLISHED["subreddits"])
     assert [line[0] for line in cells(text)] == [f"s{n}" for n in (*range(29, 20, -1), *range(8, -1, -1))]
     assert cells(text)[0] == ["s29", "50", "100.0", "71.0", "29.0%", ""]
     assert "| nba | 60 | 100.0 | 85.5 | 14.5% | 16.4% |" in text
     assert "few" not in text
-    assert "Not trained yet" in tables.subreddits(Results.of(rows[2:]), PUBLISHED["subreddits"])
+    assert "Not trained yet" in beside.subreddits(Results.of(rows[2:]), PUBLISHED["subreddits"])
 
 
 def test_the_penalty_that_is_best_on_dev_stands_for_its_kind() -> None:
@@ -256,7 +256,7 @@ def test_the_penalty_that_is_best_on_dev_stands_for_its_kind() -> None:
         ("threshold-0.01", 44.0, 44.0),
     )
     rows = [row(name, test, top_3=0.4, nonzero=0.012, dev={"perplexity_known": dev}) for name, test, dev in figures]
-    text = tables.sparse(Results.of(rows, "none"), PUBLISHED["sparse"])
+    text = beside.sparse(Results.of(rows, "none"), PUBLISHED["sparse"])
     lines = by_name(text)
     assert list(lines) == list(PUBLISHED["sparse"])
     assert lines["sparse"][:4] == [", ".join(thesis_sparse.penalties()[3].values()), "", "44.00", "43.00"]
@@ -273,7 +273,7 @@ def test_the_penalty_that_is_best_on_dev_stands_for_its_kind() -> None:
 def test_every_mechanism_beside_the_others() -> None:
     """A line for each finished row of the experiment in its order."""
     rows = [row("prefix", 150.0, accuracy=0.5, minutes=1.25), row("gru", 1.0), row("unadapted", 200.0)]
-    found = by_name(tables.family(Results.of(rows)))
+    found = by_name(beside.family(Results.of(rows)))
     assert list(found) == ["unadapted", "prefix"]
     assert found["prefix"][:2] == ["151.00", "150.00"]
     assert found["prefix"][3:] == ["50.0", "1.2"]

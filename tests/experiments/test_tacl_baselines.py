@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-import beyond_tables
 import corpora
 import measures
 import study
@@ -28,7 +27,8 @@ from factorcell.evaluation.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import Separate
-from results import Results
+from pages import beside, beyond
+from pages.results import Results
 from tests.small import make_run
 
 WORDS = {"world": "a war of words", "sport": "the game of two", "trade": "a share of the war"}
@@ -227,7 +227,7 @@ def test_what_others_train_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_without_rows_all_of_them_are_empty() -> None:
-    nothing = tables.four(Results.of([]), {name: [9.0] for name in PAPER_MODELS})
+    nothing = beside.four(Results.of([]), {name: [9.0] for name in PAPER_MODELS})
     assert nothing.count("| fasttext |  |") == 1
     assert nothing.endswith("No row yet.\n")
 
@@ -302,12 +302,12 @@ def test_numbers_are_put_in_as_they_are(tmp_path: Path) -> None:
 
 def test_the_page_has_what_goes_beyond(made: Path) -> None:
     """Perplexities and accuracies beside the best classifier, which has no difference to itself."""
-    found = beyond_tables.read(tables.reader(made), "agnews")
-    text = beyond_tables.table("agnews", "word", found)
+    found = beyond.read(tables.reader(made), "agnews")
+    text = beyond.table("agnews", "word", found)
     lines = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
     names = ["factorcell", "told", "with ngram", "ensemble", "ensemble with ngram", "bayes", "linear", "fasttext"]
     assert list(lines)[2:] == names
-    best = beyond_tables.best_classifier(found)
+    best = beyond.best_classifier(found)
     assert best in ("bayes", "linear")
     assert lines[best][4] == ""
     accuracies = [found.row(name)["classifier_accuracy"] for name in ("ensemble", best)]
@@ -315,7 +315,7 @@ def test_the_page_has_what_goes_beyond(made: Path) -> None:
     assert lines["factorcell"][2] == ""
     assert lines["ensemble"][2] != ""
     assert lines["fasttext"][1:6] == [""] * 5
-    assert beyond_tables.table("agnews", "word", Results.of([])).endswith("No row yet.\n")
+    assert beyond.table("agnews", "word", Results.of([])).endswith("No row yet.\n")
 
 
 def test_a_trained_run_is_read_while_another_row_holds_it(tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import overview
 import study
 import tacl
 import tacl_trials
-import trials
-from results import Results
+from pages import overview, trials
+from pages.results import Results
 
 
 def rows(size: float, rank: float, noise: float = 0.0, slope: float = -0.5) -> list[dict[str, Any]]:

@@ -8,18 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import completion_tables
-import finetuning_tables
-import samples_tables
-import specificity_tables
 import tacl
-import trials
 from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.comparison import COMPARED
 from factorcell.evaluation.statistics import rank_correlation
-from pages import markdown, shown
-from results import AGREES, DISAGREES, MARGIN, SEEDS, UNTOLD, Results
+from pages import completion, finetuning, specificity, trials, words
+from pages.markdown import markdown, shown
+from pages.results import AGREES, DISAGREES, MARGIN, SEEDS, UNTOLD, Results
 from study import Row
 from thesis_queries import LENGTHS, PLACES
 from thesis_sixteen import WHOLE
@@ -159,7 +155,7 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
         Line("T5.1, ACL", "completions, cold and warm", "thesis_queries"),
         going_along(
             Line("F5.1", "perplexity and reciprocal rank", "thesis_queries_trials"),
-            completion_tables.together(rows_of(read("queries_trials"))),
+            completion.together(rows_of(read("queries_trials"))),
             -1,
         ),
         ordered(
@@ -200,7 +196,7 @@ def chapter_6(read: Read, printed: Mapping[str, Published]) -> list[Line]:
 
     def figure(which: str, what: str, name: str, rows: Sequence[Row], kind: str) -> Line:
         line = Line(which, what, f"thesis_specificity {name}_trials")
-        return going_along(line, specificity_tables.along(rows, kind), 1)
+        return going_along(line, specificity.along(rows, kind), 1)
 
     def table(which: str, what: str, name: str, theirs: Published) -> Line:
         line = Line(which, what, f"thesis_specificity {name}", printed=f"{theirs['factorcell'][0]:.1f}%")
@@ -220,7 +216,7 @@ def chapter_6(read: Read, printed: Mapping[str, Published]) -> list[Line]:
 def written(read: Read) -> dict[str, list[Row]]:
     """The trials of each set of chapter 6 that have written texts."""
     pairs = {name: (read(f"specificity_trials_{name}"), read(f"tacl_trials_{name}")) for name in ("imdb", "hotels")}
-    return {name: specificity_tables.joined(*map(rows_of, pair)) for name, pair in pairs.items()}
+    return {name: specificity.joined(*map(rows_of, pair)) for name, pair in pairs.items()}
 
 
 def both(line: Line, found: Results, printed: Published, row: str, key: str = "perplexity") -> list[Line]:
@@ -294,7 +290,7 @@ def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
 
 def penalised(line: Line, found: Results) -> Line:
     """A line of fine-tunings: that no penalty is better than none by a margin, as the thesis found."""
-    every = [finetuning_tables.gained(found, *case) for case in finetuning_tables.CASES]
+    every = [finetuning.gained(found, *case) for case in finetuning.CASES]
     cases = [case for case in every if case is not None]
     gains = [case.sign > 0 and case.point > MARGIN for case in cases]
     none = all(case.high is not None and case.high < MARGIN for case in cases)
@@ -307,7 +303,7 @@ def penalised(line: Line, found: Results) -> Line:
 
 def grouped(line: Line, found: Results, column: str) -> Line:
     """A line of a map: how many nearest neighbours are alike, in brackets by chance."""
-    hotels, same, chance, *_ = samples_tables.alike(found, PAPER_MODELS[-1], column)
+    hotels, same, chance, *_ = words.alike(found, PAPER_MODELS[-1], column)
     if not hotels:
         return line._replace(ours=NO_ROW, why="not trained")
     return line._replace(ours=f"{same}% alike, {chance}% by chance", why="a drawing")

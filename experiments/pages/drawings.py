@@ -14,14 +14,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-import completion_tables
-import overview
-import specificity_tables
-import trials
 from factorcell.config import PAPER_MODELS
 from factorcell.reports import charts
-from overview import rows_of
-from results import Results
+from pages import completion, overview, specificity, trials
+from pages.overview import rows_of
+from pages.results import Results
 from study import Row
 from thesis_queries import LENGTHS, PLACES
 
@@ -158,7 +155,7 @@ def _sized(row: Row) -> Point:
 
 def of_completion(found: Results, rows: Sequence[Row]) -> dict[str, list[Picture]]:
     """Figures 5.1 to 5.3 by their headings."""
-    kinds = {CELLS.get(kind, kind): own for kind, own in completion_tables.kinds(rows).items() if kind != "all"}
+    kinds = {CELLS.get(kind, kind): own for kind, own in completion.kinds(rows).items() if kind != "all"}
     points = _there({kind: [(row["perplexity_online"], row["mrr"]) for row in own] for kind, own in kinds.items()})
     many = Panel("", "perplexity per character", "mean reciprocal rank", points, by_ratio=True)
     seen = [("texts seen before", "after", PLACES)]
@@ -176,7 +173,7 @@ def _gains(found: Results, axes: Sequence[tuple[str, str, Sequence[int]]]) -> li
     panels = []
     for x, name, begins in axes:
         points: dict[str, list[Point]] = {}
-        for kind in completion_tables.LEARNING:
+        for kind in completion.LEARNING:
             gains = {begin: found.above(kind, f"mrr_{name}_{begin}", "unadapted") for begin in begins}
             points[CELLS[kind]] = [
                 (begin, 100 * one.point, 100 * one.low, 100 * one.high)
@@ -191,7 +188,7 @@ def of_texts(sets: Mapping[str, Sequence[Row]]) -> list[Picture]:
     """Figures 6.1 to 6.4: texts that fit, against accuracy over all models, and against the rank over FactorCells."""
     pictures = []
     for name, rows in sets.items():
-        accurate, ranked = specificity_tables.FIGURES[name]
+        accurate, ranked = specificity.FIGURES[name]
         points = {
             model: [(100 * row["accuracy"], 100 * row["specificity"]) for row in trials.of_class(rows, model)]
             for model in PAPER_MODELS[1:]

@@ -5,11 +5,11 @@ from itertools import pairwise, zip_longest
 
 import numpy as np
 
-import trials
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import correlation
-from pages import NO_ROW, markdown, shown, with_none
-from results import Results
+from pages import trials
+from pages.markdown import NO_ROW, markdown, shown, with_none
+from pages.results import Results
 from study import Row
 from thesis_queries import LATE, LENGTHS, PAIRS, PLACES, PREFIX, RISEN, ROWS, SUGGESTED, WARM
 

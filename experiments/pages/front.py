@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from factorcell.config import PAPER_MODELS
-from overview import rows_of
-from pages import NO_ROW, markdown, with_none
-from results import SEEDS, Results
+from pages.markdown import NO_ROW, markdown, with_none
+from pages.overview import rows_of
+from pages.results import SEEDS, Results
 from tacl import SETS
 from tacl_beyond import MODEL
 

@@ -11,7 +11,7 @@ from factorcell import bootstrap
 from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import correlation
-from pages import markdown, shown
+from pages.markdown import markdown, shown
 from study import Row
 
 FIGURE = "perplexity per unit, known targets"

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-import trials
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import correlation
-from pages import NO_ROW, markdown, shown, with_none
-from results import Results
+from pages import trials
+from pages.markdown import NO_ROW, markdown, shown, with_none
+from pages.results import Results
 from study import Row
 from thesis_specificity import TEMPLATES
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from factorcell.config import PAPER_MODELS
 from hotels import REVIEW
-from pages import markdown, shown, with_none
-from results import Results
+from pages.markdown import markdown, shown, with_none
+from pages.results import Results
 from study import Row
 from thesis_sixteen import WHOLE
 

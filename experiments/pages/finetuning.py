@@ -7,8 +7,8 @@ import numpy as np
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import Ratios, gain
 from factorcell.evaluation.text_figures import TextSums
-from pages import shown, with_none
-from results import Results
+from pages.markdown import shown, with_none
+from pages.results import Results
 from thesis_finetuning import DOMAINS, PENALTIES, WAYS
 
 CASES = [(name, way) for name in DOMAINS for way in WAYS]

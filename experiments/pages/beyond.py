@@ -2,9 +2,9 @@
 
 import itertools
 
-import overview
-from pages import NO_ROW, markdown, shown
-from results import Results
+from pages import overview
+from pages.markdown import NO_ROW, markdown, shown
+from pages.results import Results
 from tacl_beyond import MODEL, experiment
 
 CLASSIFIERS = ("bayes", "linear", "fasttext")
