@@ -3,7 +3,8 @@
     python experiments/tacl_beyond.py agnews --data DATA --out OUT     # after tacl.py agnews
 
 - told: the FactorCell of the same seed, which has learned in the end to tell contexts apart (--tell-apart)
-- with ngram: the FactorCell of the same seed and an n-gram model, with weights that suit dev
+- with ngram: the FactorCell of the same seed and an n-gram model, with weights that suit dev; also what they gain on
+  those texts of the test that share no `RUN` words in a row with a training text
 - ensemble: the FactorCells of all seeds, each with the same weight
 - ensemble with ngram: those and the n-gram model, with weights that suit dev
 
@@ -17,7 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+import corpora
 import study
 import tacl
 from corpora import Tables
@@ -33,8 +36,9 @@ from study import Baseline, Experiment, Measured, Options
 from tacl import SETS
 from tacl_baselines import Asked, best_ngram, scored, tables, told, told_by_rule
 
-MODEL = "factorcell"
+MODEL, WITH = "factorcell", "with ngram"
 WEIGHT, OTHERS = 10, 4  # of the nats of a text's true value, and other values that it is compared with in a step
+RUN = 8  # words in a row by which a text is known again
 
 
 def factorcells(config: Config, tables: Tables, folder: Path, seeds: Sequence[int]) -> list[Run]:
@@ -71,7 +75,32 @@ def together(config: Config, tables: Tables, folder: Path, name: str, seeds: Seq
     if ngram:
         made = made.fitted(made.prepare(tables["dev"], unknown="group"))
     row = {"weights": made.weights[0].tolist(), "parameters": sum(run.model.parameter_count() for run in runs)}
-    return Measured(row) | scored(made, tables) | which(made, runs[0], tables, name)
+    found = Measured(row) | scored(made, tables) | which(made, runs[0], tables, name)
+    if not ngram or len(runs) > 1:
+        return found
+    return found | on_fresh(study.tested(runs[0], tables["test"]), found, tables)
+
+
+def on_fresh(plain: Measured, made: Measured, tables: Tables) -> Measured:
+    """By what share a scorer lowers the perplexity of `fresh` texts, and how many there are."""
+    there = fresh(tables["train"], tables["test"])
+    if not there.any():
+        return Measured({})
+    known = [one.figures["perplexity_known"] for one in (plain, made)]
+    before, after = (one.above[there].sum() / one.below[there].sum() for one in known)
+    return Measured({"fresh_texts": int(there.sum()), "fresh_gain": float(-np.expm1(after - before))})
+
+
+def fresh(train: Path, test: Path) -> NDArray[np.bool_]:
+    """Which texts of the test share no `RUN` words in a row with a training text."""
+    there = {run for text in corpora.read(train)["text"].to_pylist() for run in in_a_row(text)}
+    return np.array([there.isdisjoint(in_a_row(text)) for text in corpora.read(test)["text"].to_pylist()])
+
+
+def in_a_row(text: str) -> set[tuple[str, ...]]:
+    """All runs of `RUN` words of a text, in small letters."""
+    words = text.lower().split()
+    return {tuple(words[at : at + RUN]) for at in range(len(words) - RUN + 1)}
 
 
 def which(scorer: Scorer, run: Run, tables: Tables, name: str) -> Measured:
@@ -89,13 +118,12 @@ def made(name: str) -> dict[str, Baseline]:
     def of(seeds: Sequence[int], ngram: bool) -> Callable[..., Measured]:
         return partial(together, name=name, seeds=seeds, ngram=ngram)
 
-    alone = "with ngram"
-    told = {"told": Baseline(partial(taught, name=name), after=alone)} if SETS[name].target else {}
+    told = {"told": Baseline(partial(taught, name=name), after=WITH)} if SETS[name].target else {}
     return {
         **told,
-        alone: Baseline(of((), ngram=True)),
-        "ensemble": Baseline(of(study.SEEDS, ngram=False), seeded=False, after=alone),
-        "ensemble with ngram": Baseline(of(study.SEEDS, ngram=True), seeded=False, after=alone),
+        WITH: Baseline(of((), ngram=True)),
+        "ensemble": Baseline(of(study.SEEDS, ngram=False), seeded=False, after=WITH),
+        "ensemble with ngram": Baseline(of(study.SEEDS, ngram=True), seeded=False, after=WITH),
     }
 
 

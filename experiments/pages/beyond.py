@@ -5,7 +5,7 @@ import itertools
 from pages import overview
 from pages.markdown import NO_ROW, markdown, shown
 from pages.results import Results
-from tacl_beyond import MODEL, experiment
+from tacl_beyond import MODEL, RUN, WITH, experiment
 
 CLASSIFIERS = ("bayes", "linear", "fasttext")
 ACCURACY, CHOSEN_BY = "classifier_accuracy", "classifier_dev_accuracy"
@@ -35,7 +35,14 @@ def table(name: str, unit: str, found: Results) -> str:
     best = best_classifier(found)
     lines = [line(found, row, best) for row in (MODEL, *experiment(name).rows, *CLASSIFIERS)]
     header = ["model", f"perplexity per {unit}, known targets", *HEADER]
-    return markdown(header, lines) + ("" if found.candidates else f"\n{NO_ROW}")
+    return markdown(header, lines) + (on_fresh(found) if found.candidates else f"\n{NO_ROW}")
+
+
+def on_fresh(found: Results) -> str:
+    """A line about what n-grams bring on texts that are not known again."""
+    texts, gain = found.row(WITH).get("fresh_texts"), found.shown(WITH, "fresh_gain", ".1f", 100.0)
+    shared = f"that share no {RUN} words in a row with a training text"
+    return f"\nOn the {texts:,} texts of the test {shared} the gain of `{WITH}` is {gain} %.\n" if texts else ""
 
 
 def line(found: Results, row: str, best: str | None) -> list[str]:

@@ -24,6 +24,7 @@ from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.ngram import NGram
+from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import Separate
@@ -276,6 +277,25 @@ def test_an_ngram_model_beside_it_is_no_worse_on_dev(made: Path) -> None:
         assert row["sums"]["accuracy"]["key"] == single["sums"]["accuracy"]["key"]
 
 
+def test_texts_are_fresh_that_share_no_words_in_a_row(tmp_path: Path) -> None:
+    """Eight of them; fewer are nobody's. What a scorer gains is that of fresh texts alone."""
+    texts = {
+        "train": ["The news of the day is that it rained", "short"],
+        "test": ["yes the NEWS of the day is that it", "news of the day is that it rains", "short", "something else"],
+    }
+    for part, some in texts.items():
+        corpora.written(tmp_path / f"{part}.parquet", pa.table({"text": some}))
+    paths = {part: tmp_path / f"{part}.parquet" for part in texts}
+    assert tacl_beyond.fresh(paths["train"], paths["test"]).tolist() == [False, True, True, True]
+    below = np.array([9.0, 2.0, 3.0, 5.0])
+    plain, made = (
+        study.Measured({}, {"perplexity_known": TextSums("k", np.array(above), below)})
+        for above in ([1.0, 4.0, 6.0, 10.0], [0.0, 3.0, 5.0, 2.0])
+    )
+    found = tacl_beyond.on_fresh(plain, made, paths).row
+    assert found == {"fresh_texts": 3, "fresh_gain": pytest.approx(1 - math.exp(-1))}
+
+
 def test_one_model_tells_as_classify_does(made: Path) -> None:
     """By whatever scorer: values of a category, and points of numbers."""
     folder = made / "tacl_agnews" / "factorcell" / "0"
@@ -315,6 +335,11 @@ def test_the_page_has_what_goes_beyond(made: Path) -> None:
     assert lines["factorcell"][2] == ""
     assert lines["ensemble"][2] != ""
     assert lines["fasttext"][1:6] == [""] * 5
+    row = found.row("with ngram")
+    assert row["fresh_texts"] == sum(
+        tacl_beyond.fresh(*(made / "tables" / f"agnews_words-{part}-1.parquet" for part in ("train", "test")))
+    )
+    assert f"\nOn the {row['fresh_texts']} texts of the test that share no 8 words in a row" in text
     assert beyond.table("agnews", "word", Results.of([])).endswith("No row yet.\n")
 
 
