@@ -41,8 +41,8 @@ def table(name: str, unit: str, found: Results) -> str:
 def on_fresh(found: Results) -> str:
     """A line about what n-grams bring on texts that are not known again."""
     texts, gain = found.row(WITH).get("fresh_texts"), found.shown(WITH, "fresh_gain", ".1f", 100.0)
-    shared = f"that share no {RUN} words in a row with a training text"
-    return f"\nOn the {texts:,} texts of the test {shared} the gain of `{WITH}` is {gain} %.\n" if texts else ""
+    shared = f"share no {RUN} words in a row with a training text"
+    return f"\n{texts:,} texts of the test {shared}.\nOn these the gain of `{WITH}` is {gain} %.\n" if texts else ""
 
 
 def line(found: Results, row: str, best: str | None) -> list[str]:

@@ -53,7 +53,7 @@ class Orders:
 
     def __str__(self) -> str:
         return (
-            f"of {self.printed} pairs told apart in print {self.sure} differ here by more than chance; "
+            f"of {self.printed} pairs told apart in print {self.sure} differ here beyond chance; "
             f"of all {self.differ} that differ here {self.same} stand as printed.\n"
         )
 

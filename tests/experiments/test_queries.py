@@ -122,7 +122,7 @@ def test_the_table_of_ranks() -> None:
     assert len(lines) == 2
     assert all(cell.strip() for line in lines for cell in line.strip("|").split("|"))
     assert lines[1].startswith("| factor | 0.6") or lines[1].startswith("| factor | 0.5")
-    assert "All: of 3 pairs told apart in print 3 differ here by more than chance; of all 3" in text
+    assert "All: of 3 pairs told apart in print 3 differ here beyond chance; of all 3" in text
     assert "where nothing is learned" not in text
     assert "No row yet." in beside.queries(Results.of([]), published)
     told = {"dev_none": 4.0, "dev_adadelta": 3.5, "dev_adagrad": 3.25}

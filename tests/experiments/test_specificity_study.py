@@ -116,7 +116,7 @@ def test_tables_of_texts_that_fit() -> None:
     text = specificity.specificity(found, PRINTED["Yelp"])
     assert "| unadapted | 10.0 ± 0.0 | 0.90 ± 0.00 |  | 21.3 | 1.63 | 67.90 |" in text
     assert "Real texts: 63.0% fit, 0.44 off." in text
-    assert "Fit: of 6 pairs told apart in print 6 differ here by more than chance; of all 6" in text
+    assert "Fit: of 6 pairs told apart in print 6 differ here beyond chance; of all 6" in text
     told = specificity.fillers(found)
     assert "| 5 | great 2 |  |  |\n| 1 | bad |  |  |" in told
     line = overview.Line("T6.4", "x", printed="69.5%")

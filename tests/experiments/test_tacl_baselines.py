@@ -339,7 +339,7 @@ def test_the_page_has_what_goes_beyond(made: Path) -> None:
     assert row["fresh_texts"] == sum(
         tacl_beyond.fresh(*(made / "tables" / f"agnews_words-{part}-1.parquet" for part in ("train", "test")))
     )
-    assert f"\nOn the {row['fresh_texts']} texts of the test that share no 8 words in a row" in text
+    assert f"\n{row['fresh_texts']} texts of the test share no 8 words in a row" in text
     assert beyond.table("agnews", "word", Results.of([])).endswith("No row yet.\n")
 
 
