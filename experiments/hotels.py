@@ -6,6 +6,8 @@ marketed (hotel_classes.csv), as there is no rating by an agency here; a region 
 
 import csv
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from study import HERE, Measured, Row
 
 CLASSES = ("economy", "midscale", "upscale")  # from low to high
 STATE = re.compile(r", ([A-Z]{2})$")
+WORDS = re.compile(r"\w+")
 GROUPS = 8  # regions of figure 4.6
 REVIEW = "lovely place and the staff could not do enough for us but the room was small and the bed was not clean"
 BEST, WORST = {"rating": "5"}, {"rating": "1"}
@@ -58,6 +61,26 @@ def with_classes(path: Path) -> pa.Table:
     table = corpora.read(path)
     found = [class_of(hotel) for hotel in table["hotel"].to_pylist()]
     return table.append_column("class", pa.array(found)).filter(pa.array([name is not None for name in found]))
+
+
+def towns(path: Path) -> dict[str, str]:
+    """The town of each hotel of a table, without its state."""
+    rows = corpora.read(path).select(["hotel", "city"]).to_pylist()
+    return {row["hotel"]: words_of(STATE.sub("", row["city"])) for row in rows}
+
+
+def words_of(text: str) -> str:
+    """A text in small letters, with nothing but blanks between its words."""
+    return " ".join(WORDS.findall(text.lower()))
+
+
+def mentioned(texts: Sequence[str], hotels: Sequence[str], towns: Mapping[str, str]) -> Row:
+    """Shares of texts about `hotels` that mention a town, that of their hotel, and the one that most texts mention."""
+    named = [{town for town in set(towns.values()) if f" {town} " in f" {words_of(text)} "} for text in texts]
+    most = Counter(town for found in named for town in found).most_common(1)
+    own = [towns.get(hotel) in found for hotel, found in zip(hotels, named, strict=True)]
+    counts = {"any": sum(map(bool, named)), "own": sum(own), "commonest": most[0][1] if most else 0}
+    return {f"town_{name}": count / max(1, len(texts)) for name, count in counts.items()}
 
 
 def known(run: Run, tables: Tables) -> Measured:

@@ -11,6 +11,7 @@ their rating, which every model was given; hotels for the class of their chain, 
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -100,10 +101,19 @@ def measure(run: Run, tables: Tables, name: str, number: int) -> Measured:
     judged, fits = judge.judge_each(rows)
     row: Row = {"specificity": judged["accuracy"], **{key: judged[key] for key in KEPT}}
     row["real"] = {key: judge.real[key] for key in ("accuracy", "deviation")}
+    if name == "hotels":
+        row |= of_towns([one["text"] for one in texts], [context["hotel"] for context, _ in contexts], tables)
     if name == "imdb" and number == how.texts:
         row |= samples.tried("fillers", partial(samples.fillers, run, TEMPLATES, "rating"))
     key = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]
     return Measured(row, {"specificity": text_figures.of_right(key, fits, np.ones_like(fits))})
+
+
+def of_towns(texts: Sequence[str], written_for: Sequence[str], tables: Tables) -> Row:
+    """How many texts mention a town, and how many real ones, whose figures have names that begin with real."""
+    towns, real = hotels.towns(tables["train"]), corpora.read(tables["labelled_test"])
+    told = hotels.mentioned(real["text"].to_pylist(), real["hotel"].to_pylist(), towns)
+    return {**hotels.mentioned(texts, written_for, towns), **{f"real_{key}": share for key, share in told.items()}}
 
 
 def experiment(name: str, trials: bool) -> Experiment:

@@ -80,6 +80,10 @@ class Growing(nn.Module):
         assert packed is None
         return Offsets(list(vector.new_zeros(len(vector), self.size) if self.offset is None else self.offset(vector)))
 
+    def adapted_share(self) -> float:
+        """See `Backbone`."""
+        return self.size / sum(part.numel() for part in self.parameters()) if self.offset else 0.0
+
     def fold(self, conditions: Offsets, shared: bool = False) -> Offsets:
         """See `Backbone`."""
         return conditions.for_all() if shared else conditions

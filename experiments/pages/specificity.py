@@ -14,6 +14,7 @@ from thesis_specificity import TEMPLATES
 
 ORDER = tuple(reversed(PAPER_MODELS[1:]))  # as tables 6.1 to 6.3 have them
 FIGURES = {"imdb": ("6.1", "6.2"), "hotels": ("6.4", "6.3")}  # of accuracy, and of rank and perplexity
+TOWNS = {"town_any": "a town", "town_own": "their hotel's", "town_commonest": "the commonest one"}
 
 Published = Mapping[str, Sequence[float]]
 
@@ -45,7 +46,18 @@ def specificity(found: Results, published: Published) -> str:
     real = found.candidates[0].rows[0].get("real")
     told = "" if real is None else f"Real texts: {real['accuracy']:.1%} fit, {real['deviation']:.2f} off.\n"
     orders = found.orders("specificity", {name: row[0] for name, row in published.items()})
-    return f"{markdown(header, lines)}\n{told}Fit: {orders}"
+    return f"{markdown(header, lines)}\n{told}Fit: {orders}{towns(found)}"
+
+
+def towns(found: Results) -> str:
+    """How many texts of each model mention a town, beside real texts; nothing where none is written for a hotel."""
+    rows = {name: [found.shown(name, key, ".1f", 100.0) for key in TOWNS] for name in PAPER_MODELS}
+    real = next((one.rows[0] for one in found.candidates if "real_town_any" in one.rows[0]), None)
+    if real is None:
+        return ""
+    rows["real texts"] = [shown(100 * real[f"real_{key}"], ".1f") for key in TOWNS]
+    header = ["model", *(f"mention {what}, %" for what in TOWNS.values())]
+    return f"\n{markdown(header, [[name, *figures] for name, figures in rows.items()])}"
 
 
 def joined(written: Sequence[Row], told: Sequence[Row]) -> list[Row]:

@@ -97,6 +97,33 @@ def test_the_judge_of_hotels_learns_from_those_of_chains(tmp_path: Path) -> None
     assert len(read(made["train"])) == 160
 
 
+def test_towns_are_found_by_their_names() -> None:
+    """Whole words, whatever stands between them; the commonest is one and the same town."""
+    towns = {"Inn": "reno", "Lodge": "st paul", "Court": "bend"}
+    texts = ["Near Reno, and St. Paul!", "reno again", "bending in St.Paul", "nothing"]
+    found = hotels.mentioned(texts, ["Lodge", "Court", "Lodge", "Inn"], towns)
+    assert found == {"town_any": 0.75, "town_own": 0.5, "town_commonest": 0.5}
+    assert hotels.mentioned([], [], towns) == dict.fromkeys(found, 0.0)
+
+
+def test_towns_of_texts_stand_beside_those_of_real_ones(tmp_path: Path) -> None:
+    """By the towns of the training table; the table has a line for each model and one of real texts."""
+    rows = [
+        {"text": f"in {town} for a night", "hotel": hotel, "city": f"{town}, NV"}
+        for hotel, town in zip("ab", ("Reno", "St. Paul"), strict=True)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    given = {"train": tmp_path / "t.parquet", "labelled_test": tmp_path / "t.parquet"}
+    told = thesis_specificity.of_towns(["reno", "reno", "reno", ""], ["a", "b", "b", "b"], given)
+    assert told == {
+        **{"town_any": 0.75, "town_own": 0.25, "town_commonest": 0.75},
+        **{"real_town_any": 1.0, "real_town_own": 1.0, "real_town_commonest": 0.5},
+    }
+    found = Results.of([{**row("factorcell", seed, 0.5), **told} for seed in range(3)])
+    text = specificity.specificity(found, PRINTED["TripAdvisor"])
+    assert "| factorcell | 75.0 ± 0.0 | 25.0 ± 0.0 | 75.0 ± 0.0 |\n| real texts | 100.0 | 100.0 | 50.0 |" in text
+
+
 def row(name: str, seed: int, share: float) -> dict[str, Any]:
     """A row of which a share of the texts fit."""
     fits = np.arange(200) < 200 * share

@@ -165,3 +165,21 @@ def test_every_weight_learns(given: Given) -> None:
     assert vector.grad is not None
     assert bool(vector.grad.any())
     assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(("adapt", "printed"), [("concat", 0.0017), ("factor", 0.0625)])
+def test_the_share_that_a_context_sets_is_the_printed_one(adapt: str, printed: float) -> None:
+    """Of an LSTM of 400 units that reads words of 200 numbers, at a rank of 25 (thesis 2018, section 6.4)."""
+    made = RecurrentBackbone(ModelConfig(embedding_size=200, hidden_size=400, rank=25), 3, (adapt,))
+    assert made.adapted_share() == pytest.approx(printed, abs=0.0002)
+
+
+def test_the_share_that_a_context_sets_counts_what_differs() -> None:
+    """Both layers, all adapters: what is added to W and b, and factors of W; nothing without a context."""
+    config = ModelConfig(**SIZES, layers=2)
+    gates, whole, own = 3 * H, 0, 0
+    for rows in (E + H, H + H):
+        whole += rows * gates + gates
+        own += gates + 2 * gates + 2 * (rows + gates)  # a bias, two factors a column, left and right of rank 2
+    assert RecurrentBackbone(config, K, ADAPT).adapted_share() == own / whole
+    assert RecurrentBackbone(config, 0, ()).adapted_share() == 0.0

@@ -49,6 +49,12 @@ class AdaptedWeights:
     scale: Tensor | None = None
     packed: Packed | None = None
 
+    @property
+    def adapted(self) -> int:
+        """So many numbers a context sets; of a matrix that is not folded."""
+        own = [part for part in (self.left, self.right, self.scale) if part is not None]
+        return sum(part[0].numel() for part in own) + (self.bias.shape[1] if self.bias.dim() == 2 else 0)
+
     def select(self, rows: Tensor) -> "AdaptedWeights":
         """The weights of `rows` (B',) of the contexts; what all contexts share stays shared."""
         return AdaptedWeights(

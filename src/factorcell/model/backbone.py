@@ -59,6 +59,10 @@ class Backbone(Protocol):
         """The `Conditions` of context vectors (B, K); `packed`: what `pack` made of the weights as they are now."""
         ...
 
+    def adapted_share(self) -> float:
+        """So many numbers as a context sets in it, as a share of its own parameters."""
+        ...
+
     def fold(self, conditions: Any, shared: bool = False) -> Any:
         """The same conditions, made ready for many tokens.
 

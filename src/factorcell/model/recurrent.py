@@ -65,7 +65,8 @@ class RecurrentBackbone(nn.ModuleList):
             Cell(config.embedding_size if layer == 0 else config.hidden_size, context_size, config, adapt)
             for layer in range(config.layers)
         )
-        self.size, self.dropout, self.variational = config.hidden_size, config.dropout_output, config.variational
+        self.size, self.context_size = config.hidden_size, context_size
+        self.dropout, self.variational = config.dropout_output, config.variational
 
     @property
     def layers(self) -> Sequence[Cell]:
@@ -78,6 +79,12 @@ class RecurrentBackbone(nn.ModuleList):
         if packed is None:
             return weights
         return RecurrentWeights(replace(own, packed=one) for own, one in zip(weights, packed, strict=True))
+
+    def adapted_share(self) -> float:
+        """See `Backbone` (thesis 2018, section 6.4)."""
+        vector = self.layers[0].matrix.new_zeros(1, self.context_size)
+        whole = sum(cell.matrix.numel() + cell.bias.numel() for cell in self.layers)
+        return sum(weights.adapted for weights in self.condition(vector)) / whole
 
     def fold(self, conditions: RecurrentWeights, shared: bool = False) -> RecurrentWeights:
         """See `Backbone`; `shared`: one matrix without contexts is one product for all texts, not a product each."""
