@@ -325,11 +325,11 @@ def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) 
     config = _write(trained / "config.toml", "[model]\nrnk = 3\n")
     for command, message in [
         (["score", str(run), str(other)], "row 1: dialect 'Cornish' was never seen in training"),
-        (["evaluate", str(run), str(other)], "; --unknown group or --unknown expected goes on all the same\n"),
+        (["evaluate", str(run), str(other)], "; --unknown group or --unknown expected to continue anyway\n"),
         (["score", str(trained / "no"), test], "not a run folder"),
         (["classify", str(run), test, "--target", "town"], "unknown context variable 'town'"),
         (["classify", str(run), test], "give either --target COLUMN or --points TABLE"),
-        (["train", test, "--out", str(run)], "exists already"),
+        (["train", test, "--out", str(run)], "exists already; --resume to go on with it, or choose another folder\n"),
         (["train", test, "--out", str(trained / "x"), "--config", str(config)], "did you mean 'rank'?"),
         (["train", test, "--out", str(trained / "x"), "--text", "review", "--context", "lat:figure"], "unknown kind"),
     ]:

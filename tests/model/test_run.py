@@ -97,6 +97,17 @@ def test_refusals(tmp_path: Path) -> None:
         Run.open(tmp_path / "run")
 
 
+def test_a_text_is_no_table(tmp_path: Path) -> None:
+    """Whoever gives one is told how; what is a path, and no text, is not taken for one."""
+    run = make_run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"^our stay: unknown kind of file; .*; a text\? give \[\{'text': \.\.\.\}\]$"):
+        run.score("our stay")
+    with pytest.raises(UserError, match=r"unknown kind of file; [^?]*$"):
+        run.score(Path("our stay"))
+    with pytest.raises(UserError, match=r"stay\.csv: there is no such file$"):
+        run.score("stay.csv")
+
+
 def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
     """Made beforehand, it is no run yet."""
     run = make_run(tmp_path / "run")

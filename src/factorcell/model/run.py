@@ -21,6 +21,7 @@ from factorcell.config import FORMAT, PRECISIONS, Config, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.schema import ContextSchema
+from factorcell.data.tables import UnknownKindError
 from factorcell.data.tokenizer import TextTokenizer
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.model import sizes
@@ -38,7 +39,6 @@ LISTED = (
     *("config.json", "schema.json", "vocabulary.txt", "weights.safetensors", "start.safetensors", "training.json"),
     *("popularity.jsonl", "online.json", "blend.json", "canaries.json", "unigrams.safetensors"),
 )
-ADVICE = "choose another folder, or --resume to go on with it"  # where a folder is not new
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
 
@@ -71,7 +71,7 @@ class Run:
         """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
         folder = Path(folder)
         sizes.check(config.model, len(vocabulary), schema, trained=True)
-        files.new_folder(folder, ADVICE)
+        files.new_folder(folder, resumable=True)
         run = cls(folder, config, vocabulary, schema)
         files.list_files(folder, LISTED)
         files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
@@ -192,15 +192,20 @@ class Run:
         self, source: Any, *, unknown: str = "error", optional: tuple[str, ...] = (), progress: bool = False
     ) -> Corpus:
         """Texts from rows, tables or a file, read as in training; `unknown` and `optional` as `data.prepare`."""
-        return prepare(
-            source,
-            self.config.data,
-            vocabulary=self.vocabulary,
-            schema=self.schema,
-            unknown=unknown,
-            optional=optional,
-            progress=progress,
-        )
+        try:
+            return prepare(
+                source,
+                self.config.data,
+                vocabulary=self.vocabulary,
+                schema=self.schema,
+                unknown=unknown,
+                optional=optional,
+                progress=progress,
+            )
+        except UnknownKindError as error:
+            if not isinstance(source, str):
+                raise
+            raise error.saying(f"{error.message}; a text? give [{{{self.config.data.text!r}: ...}}]") from None
 
     def read(self, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]], *, unknown: str = "error") -> Corpus:
         """A text for each of `contexts`, column -> value; a column that they do not give is expected.

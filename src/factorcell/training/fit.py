@@ -16,7 +16,7 @@ from factorcell.evaluation.cautions import context_gain
 from factorcell.evaluation.comparison import told_difference
 from factorcell.evaluation.text_figures import key_of
 from factorcell.model import model_card
-from factorcell.model.run import ADVICE, BEGINNING, Run, facts
+from factorcell.model.run import BEGINNING, Run, facts
 from factorcell.training import distributed, telling
 from factorcell.training.distributed import World
 from factorcell.training.loop import watched
@@ -85,7 +85,7 @@ def begun(folder: Path, resume: bool, say: Say | None = None) -> Iterator[bool]:
     with lock.writing(folder, say):
         going_on = _resumed(folder, resume)  # whoever held the lock may have ended between our look and our lock
         if not going_on:
-            files.new_folder(folder, ADVICE, BEGINNING)
+            files.new_folder(folder, BEGINNING, resumable=True)
         yield going_on
 
 
@@ -94,7 +94,7 @@ def _resumed(folder: Path, resume: bool) -> bool:
     if files.is_new(folder, BEGINNING):
         return False
     if not (resume and (folder / "config.json").exists()):
-        raise UserError(f"{folder}: exists already; {ADVICE}")
+        raise files.occupied(folder, resumable=True)
     return True
 
 

@@ -19,7 +19,7 @@ from factorcell import files
 from factorcell.config import MODELS, UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import name_of
-from factorcell.model.run import ADVICE, BEGINNING, Run
+from factorcell.model.run import BEGINNING, Run
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
 
@@ -103,7 +103,7 @@ def separate(
     """
     folder = Path(folder)
     if not resume and not files.is_new(folder, (*BEGINNING, INDEX)):
-        raise UserError(f"{folder}: exists already; {ADVICE}")
+        raise files.occupied(folder, resumable=True)
     asked = _unadapted(config, by)
     config = said_config(asked)
     corpus, held = read(source, dev, config, progress=say is not None)

@@ -19,7 +19,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation import text_figures
 from factorcell.model import sizes
-from factorcell.model.run import ADVICE, BEGINNING, Run, facts
+from factorcell.model.run import BEGINNING, Run, facts
 from factorcell.training.distributed import World
 from factorcell.training.loop import watched
 from factorcell.training.objective import told_columns
@@ -69,7 +69,7 @@ def _taught(run: Run, corpus: Corpus, dev: Corpus, world: World, progress: bool)
     config = replace(run.config, training=options(run.config.training))
     with world.first_goes_ahead():
         if world.first and StartingPoint.read(folder) is None:
-            files.new_folder(folder, ADVICE, BEGINNING)
+            files.new_folder(folder, BEGINNING)
             Run.create(folder, config, corpus.vocabulary, corpus.schema)
             StartingPoint(run.model.kept(), PARTS, 0.0).write(folder)
     pupil = Run(folder, config, corpus.vocabulary, corpus.schema)
