@@ -84,6 +84,11 @@ def test_refusals(tmp_path: Path) -> None:
         Run.open(tmp_path)
     with pytest.raises(UserError, match=r"weights.safetensors: there is no such file"):
         Run.open(tmp_path / "run")
+    for name in ("log.jsonl", "checkpoint.safetensors"):
+        (tmp_path / "run" / name).touch()
+        with pytest.raises(UserError, match=r"run: its training stopped before its first evaluation; `factorcell trai"):
+            Run.open(tmp_path / "run")
+        (tmp_path / "run" / name).unlink()
     other = make_run(tmp_path / "other", hidden_size=7)
     other.save_weights({})
     files.write(tmp_path / "run" / "weights.safetensors", (other.folder / "weights.safetensors").read_bytes())

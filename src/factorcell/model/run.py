@@ -41,6 +41,8 @@ LISTED = (
 )
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
+CHECKPOINT = "checkpoint.safetensors"  # what a training goes on from
+TELLING = "telling"  # the folder of the part of a training that tells values apart, until it has ended
 
 # Files of a training that has learned nothing yet.
 BEGINNING = ("config.json", "schema.json", "vocabulary.txt", "start.safetensors", "log.jsonl")
@@ -135,6 +137,10 @@ class Run:
     def load_weights(self) -> None:
         """Take the best weights from the folder. From here on the model is read, not trained."""
         path = self.folder / "weights.safetensors"
+        begun = self.log_path.exists() or (self.folder / CHECKPOINT).exists()
+        if begun and not (path.exists() or (self.folder / "training.json").exists()):
+            early = "its training stopped before its first evaluation"
+            raise UserError(f"{self.folder}: {early}; `factorcell train ... --resume` goes on")
         tensors, _, checksum = files.load_checked(path)
         state = self.model.kept()
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}

@@ -20,6 +20,7 @@ from factorcell.model.run import BEGINNING, Run, facts
 from factorcell.training import distributed, telling
 from factorcell.training.distributed import World
 from factorcell.training.loop import watched
+from factorcell.training.objective import check_told
 from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config, unsaid
 from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.remarks import remarks
@@ -49,6 +50,8 @@ def fit(
     speaks.
     """
     folder = Path(folder)
+    if not isinstance(config, Plan):  # whoever made a plan of several models may have some that are not adapted
+        check_told(said_config(config))
     with (
         begun(folder, resume or distributed.restarted(), say) as going_on,
         distributed.join(said_config(config).training.device) as world,
@@ -69,6 +72,8 @@ def fit(
         told = telling.teach(run, corpus, held, progress=say is not None, world=world)
         if world.first:
             finish(run, corpus, held, source, told=told, chosen=unsaid(config))
+        for line in telling.lines((told or {}).get("apart", ())):
+            tell(say, line)
     return run
 
 
@@ -99,11 +104,18 @@ def _resumed(folder: Path, resume: bool) -> bool:
 
 
 def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, say: Say | None) -> None:
-    """Train a run to its end, and report on what."""
+    """Train a run to its end, and report on what, and on an end that nobody might expect."""
     for line in described(run, corpus, dev):
         tell(say, line)
+    ended = resume and (run.folder / "training.json").exists()
+    if ended:
+        tell(say, f"{run.folder}: nothing to do, its training has come to its end before")
     for _ in watched(run, corpus, dev, world, resume=resume, progress=say is not None):
         pass
+    if say is not None and not ended and (last := run.log()[-1])["step"] < last["steps"]:
+        of = f"step {last['step']:,} of {last['steps']:,}"
+        in_vain = f"none of the last evaluations ({run.config.training.patience}) brought a lower perplexity"
+        say(f"patience ended it at {of}: {in_vain}")
 
 
 def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
