@@ -53,13 +53,18 @@ TOLD: list[tuple[Interval, dict[str, Any], str, int]] = [
     (Interval(-1.0, -2.0, -0.5), {"form": ".1f"}, "-1.0 [-2.0, -0.5]", -1),
     (Interval(0.5, -0.1, 1.0), {}, "+0.50 [-0.10, +1.00] no difference", 0),
     (Interval(0.0, 0.0, 0.0), {}, "+0.00 [+0.00, +0.00] no difference", 0),
+    (Interval(1e-9, 1e-9, 2e-9), {}, "+0.00 [+0.00, +0.00] no difference", 1),
+    (Interval(1e-2, 1e-3, 2e-2), {}, "+0.01 [+0.00, +0.02]", 1),
     (Interval(0.5), {}, "+0.50", 0),
 ]
 
 
 @pytest.mark.parametrize(("found", "how", "text", "sign"), TOLD)
 def test_a_difference_says_where_there_is_none(found: Interval, how: dict[str, Any], text: str, sign: int) -> None:
-    """An interval that holds zero, its ends counted, is no difference; without one nothing is said of it."""
+    """An interval that holds zero, its ends counted, is no difference, nor one that is zero as it is shown.
+
+    Without one nothing is said of it.
+    """
     assert (found.told(**how), found.sign) == (text, sign)
     assert Interval.of(found.row("gain"), "gain") == found
     assert Interval.of({}, "gain") is None

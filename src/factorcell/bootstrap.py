@@ -48,12 +48,16 @@ class Interval(NamedTuple):
         return int(self.low > 0) - int(self.high < 0)
 
     def told(self, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
-        """A difference as people read it: +2.1% [+1.0, +3.2], and that there is none where the interval holds zero."""
+        """A difference as people read it: +2.1% [+1.0, +3.2], and that there is none where the interval holds zero.
+
+        Nor is there one where both ends are zero as they are shown: rounding alone may lie between equal models.
+        """
         point = f"{scale * self.point:+{form}}{unit}"
         if self.low is None or self.high is None:
             return point
-        ends = f"{point} [{scale * self.low:+{form}}, {scale * self.high:+{form}}]"
-        return ends if self.sign else f"{ends} no difference"
+        low, high = (f"{scale * end:+{form}}" for end in (self.low, self.high))
+        same = not self.sign or float(low) == float(high) == 0
+        return f"{point} [{low}, {high}]" + (" no difference" if same else "")
 
 
 def counts(units: int, draws: int = DRAWS, seed: int = 0) -> Floats:

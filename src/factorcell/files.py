@@ -108,10 +108,17 @@ def is_new(folder: Path, beginning: Collection[str] = ()) -> bool:
     return not names
 
 
-def new_folder(folder: Path, advice: str, beginning: Collection[str] = ()) -> None:
-    """Make `folder`, empty but for a lock; `UserError`, with `advice`, unless it `is_new`."""
+def occupied(folder: Path, *, resumable: bool = False) -> UserError:
+    """The error about a folder that is not new; whether the same work `resumable` goes on with it."""
+    if not resumable:
+        return UserError(f"{folder}: exists already; choose another folder")
+    return UserError(f"{folder}: exists already", (("resume", True),), "to go on with it, or choose another folder")
+
+
+def new_folder(folder: Path, beginning: Collection[str] = (), *, resumable: bool = False) -> None:
+    """Make `folder`, empty but for a lock; `UserError`, as of one that is `occupied`, unless it `is_new`."""
     if not is_new(folder, beginning):
-        raise UserError(f"{folder}: exists already; {advice}")
+        raise occupied(folder, resumable=resumable)
     try:
         for path in sorted(folder.glob("*"), key=lambda path: path.name.startswith(digests.FILE)):  # the manifest last
             if path.is_dir():

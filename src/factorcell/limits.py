@@ -15,25 +15,29 @@ MANY = 1_000_000_000  # rows, tokens, values: more than any table here has, and 
 LARGEST = 1e38  # which 32-bit floats hold
 SHORT = 100  # a range up to here is shown whole
 SEEDS = 1 << 43  # training multiplies a seed by a million, and 63 bits hold that
-GOES_ON = "goes on all the same"
+GOES_ON = "to continue anyway"
 
 
 class UserError(ValueError):
     """A mistake in what the user gave: one line that says what was got, where, and what is valid.
 
-    `remedies` are options, name and value, spelled as in Python; `outcome` is what each of them does.
+    `remedies` are options, name and value, spelled as in Python, where a flag is True; `outcome` is what they are for.
     """
 
-    def __init__(self, message: str = "", remedies: Iterable[tuple[str, str]] = (), outcome: str = GOES_ON) -> None:
+    def __init__(
+        self, message: str = "", remedies: Iterable[tuple[str, str | bool]] = (), outcome: str = GOES_ON
+    ) -> None:
         super().__init__(message)
         self.message, self.remedies, self.outcome = message, tuple(remedies), outcome
 
     def __str__(self) -> str:
-        return self._with([f'{name}="{value}"' for name, value in self.remedies])
+        named = [(name, value if value is True else f'"{value}"') for name, value in self.remedies]
+        return self._with([f"{name}={value}" for name, value in named])
 
     def as_command(self) -> str:
         """The same line with the remedies as flags of the command line."""
-        return self._with([f"--{name.replace('_', '-')} {value}" for name, value in self.remedies])
+        named = [(f"--{name.replace('_', '-')}", value) for name, value in self.remedies]
+        return self._with([flag if value is True else f"{flag} {value}" for flag, value in named])
 
     def saying(self, message: str) -> "UserError":
         """An error of another message with the same remedies."""

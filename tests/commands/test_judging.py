@@ -11,7 +11,7 @@ from factorcell.evaluation import classification
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.model.run import Run
-from tests.small import ROWS, make_run
+from tests.small import ROWS, make_letters, make_run
 
 DIFFERENCE = r"[+-]\d+\.\d% \[[+-]\d+\.\d, [+-]\d+\.\d\]"
 
@@ -82,6 +82,22 @@ def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: 
     assert "read these texts differently: no gain can be told" in capsys.readouterr().err
 
 
+def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No option that would read its missing column helps."""
+    other = make_letters()
+    run = Run.create(folder / "letters", other.config, other.vocabulary, other.schema)
+    run.save_weights({})
+    files.write_rows(folder / "bare.jsonl", [{"text": "sea", "stars": "5"}] * 3)
+    make_run(folder / "stars", ("stars",)).save_weights({})
+    command = ["evaluate", str(folder / "stars"), str(folder / "bare.jsonl"), "--baseline", str(run.folder)]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("have different vocabularies: no gain can be told\n")
+    assert "--unknown" not in error
+
+
 def _data(run: Run) -> dict[str, object]:
     return dict(run.config.to_dict()["data"])
 
@@ -89,15 +105,19 @@ def _data(run: Run) -> dict[str, object]:
 def test_what_a_run_writes_has_a_caution_where_it_stopped_early(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Texts, fillers, neighbours and words, on standard error and on pages; a whole training has none."""
+    """Texts, fillers, neighbours, words and figures, on standard error and on pages; a whole training has none."""
     run, page = str(folder / "cell"), folder / "page.html"
     asked = [
         ["generate", run, "--context", "city=Oslo", "--max-tokens", "3"],
         ["generate", run, "--context", "city=Oslo", "--fill", "the ___"],
         ["contexts", run, "--variable", "city", "--page", str(page)],
         ["explain", run, "--text", "the sea", "--between", "city=Oslo", "city=Nice", "--page", str(page)],
+        ["evaluate", run, str(folder / "test.jsonl")],
+        ["evaluate", str(folder / "plain"), str(folder / "test.jsonl"), "--baseline", run],
+        ["classify", run, str(folder / "test.jsonl"), "--target", "city"],
     ]
     row = {"step": 50, "split": "dev", "perplexity": 9.0, "perplexity_known": 9.0, "best": 9.0, "seconds": 1.0}
+    row["tokens"] = 500
     for steps in (50, 1000):
         files.write_rows(folder / "cell" / "log.jsonl", [{**row, "steps": steps}])
         for command in asked:

@@ -125,8 +125,8 @@ def test_check_says_line_by_line(trained: Path, capsys: pytest.CaptureFixture[st
     assert main(["check", str(run), "--json"]) == 2
     shown = capsys.readouterr()
     wrong = [row for row in map(json.loads, shown.out.splitlines()) if not row["right"]]
-    assert [row["path"] for row in wrong] == [f"{run}/vocabulary.txt", str(run)]
-    assert shown.err == f"factorcell: {run}: 2 of {len(shown.out.splitlines())} findings are wrong\n"
+    assert [row["path"] for row in wrong] == [f"{run}/vocabulary.txt"], "it does not open, for this same reason"
+    assert shown.err == f"factorcell: {run}: 1 of {len(shown.out.splitlines())} findings is wrong\n"
 
 
 def test_scores_of_less_precise_products(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,11 +325,11 @@ def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) 
     config = _write(trained / "config.toml", "[model]\nrnk = 3\n")
     for command, message in [
         (["score", str(run), str(other)], "row 1: dialect 'Cornish' was never seen in training"),
-        (["evaluate", str(run), str(other)], "; --unknown group or --unknown expected goes on all the same\n"),
+        (["evaluate", str(run), str(other)], "; --unknown group or --unknown expected to continue anyway\n"),
         (["score", str(trained / "no"), test], "not a run folder"),
         (["classify", str(run), test, "--target", "town"], "unknown context variable 'town'"),
         (["classify", str(run), test], "give either --target COLUMN or --points TABLE"),
-        (["train", test, "--out", str(run)], "exists already"),
+        (["train", test, "--out", str(run)], "exists already; --resume to go on with it, or choose another folder\n"),
         (["train", test, "--out", str(trained / "x"), "--config", str(config)], "did you mean 'rank'?"),
         (["train", test, "--out", str(trained / "x"), "--text", "review", "--context", "lat:figure"], "unknown kind"),
     ]:
@@ -378,6 +378,7 @@ def test_resume_refuses_other_options(trained: Path, capsys: pytest.CaptureFixtu
     assert run_train(trained, "run", "--resume", "--seed", "7") == 2
     assert "seed = 0, not 7" in capsys.readouterr().err
     assert run_train(trained, "run", "--resume") == 0
+    assert f"{trained / 'run'}: nothing to do, its training has come to its end before\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("said", ["", "active"])

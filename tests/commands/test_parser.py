@@ -39,7 +39,14 @@ from tests.commands.verbs import LEAVES, parser
             ["train", "t.csv", "--out", "r", "--minutes", "2m"],
             "factorcell train: --minutes: '2m' is not a number (",
         ),
-        (["score", "run", "t.csv", "--device", "tpu"], "factorcell score: argument --device: invalid choice: 'tpu' ("),
+        (
+            ["score", "run", "t.csv", "--device", "tpu"],
+            "factorcell score: argument --device: unknown 'tpu' (did you mean 'cpu'?); choose from auto, cpu, cuda (",
+        ),
+        (
+            ["users", "key", "shop", "--keys", "f", "--scope", "complet"],
+            "factorcell users key: argument --scope: unknown 'complet' (did you mean 'complete'?); choose from comp",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

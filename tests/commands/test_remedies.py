@@ -63,4 +63,4 @@ def test_a_function_proposes_only_what_it_takes(tmp_path: Path, monkeypatch: pyt
     assert str(error.value).endswith(f"{LACKS}; {must}")
     with pytest.raises(UserError) as error:
         run.score(BARE)
-    assert str(error.value).endswith(f'{LACKS}; unknown="expected" goes on all the same')
+    assert str(error.value).endswith(f'{LACKS}; unknown="expected" to continue anyway')

@@ -80,6 +80,15 @@ def test_replay_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "was begun with other texts or options" in capsys.readouterr().err
 
 
+def test_systems_need_not_be_named(folder: Path) -> None:
+    """Without --compare those that suit the run, of which the first is the base."""
+    given = command(folder)
+    place = given.index("--compare")
+    assert main([*given[:place], *given[place + 2 :]]) == 0
+    assert {row["system"] for row in rows_of(folder / "out" / "rows.jsonl")} == {"plain", "mpc", "history"}
+    assert files.read_json(folder / "out" / "summary.json")["base"] == "plain"
+
+
 def test_options_are_heeded(folder: Path) -> None:
     """Rows per user, every, seconds, another column for the person: the city, in which case there is one stream."""
     main(command(folder, "--rows-per-user", "4", out="few"))

@@ -178,9 +178,9 @@ def test_values_that_training_grouped_are_no_error() -> None:
         prepare([{"text": "a", "city": "Olso"}], GROUPING, vocabulary=first.vocabulary, schema=first.schema)
     assert str(error.value) == (
         "the rows given row 1: city 'Olso' was never seen in training; it knows 1 values (Oslo); "
-        'unknown="group" or unknown="expected" goes on all the same'
+        'unknown="group" or unknown="expected" to continue anyway'
     )
-    assert error.value.as_command().endswith("; --unknown group or --unknown expected goes on all the same")
+    assert error.value.as_command().endswith("; --unknown group or --unknown expected to continue anyway")
     (city,) = first.schema.variables
     older = ContextSchema((replace(city, grouped=""),))
     with pytest.raises(UserError, match="city 'Nice' was never seen in training or is a rare one"):

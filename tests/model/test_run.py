@@ -84,6 +84,11 @@ def test_refusals(tmp_path: Path) -> None:
         Run.open(tmp_path)
     with pytest.raises(UserError, match=r"weights.safetensors: there is no such file"):
         Run.open(tmp_path / "run")
+    for name in ("log.jsonl", "checkpoint.safetensors"):
+        (tmp_path / "run" / name).touch()
+        with pytest.raises(UserError, match=r"run: its training stopped before its first evaluation; `factorcell trai"):
+            Run.open(tmp_path / "run")
+        (tmp_path / "run" / name).unlink()
     other = make_run(tmp_path / "other", hidden_size=7)
     other.save_weights({})
     files.write(tmp_path / "run" / "weights.safetensors", (other.folder / "weights.safetensors").read_bytes())
@@ -95,6 +100,17 @@ def test_refusals(tmp_path: Path) -> None:
     files.write_json(tmp_path / "run" / "config.json", {"model": {"rnk": 1}})
     with pytest.raises(UserError, match=r"config.json: unknown key in \[model\] 'rnk'"):
         Run.open(tmp_path / "run")
+
+
+def test_a_text_is_no_table(tmp_path: Path) -> None:
+    """Whoever gives one is told how; what is a path, and no text, is not taken for one."""
+    run = make_run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"^our stay: unknown kind of file; .*; a text\? give \[\{'text': \.\.\.\}\]$"):
+        run.score("our stay")
+    with pytest.raises(UserError, match=r"unknown kind of file; [^?]*$"):
+        run.score(Path("our stay"))
+    with pytest.raises(UserError, match=r"stay\.csv: there is no such file$"):
+        run.score("stay.csv")
 
 
 def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:

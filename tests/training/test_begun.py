@@ -42,7 +42,7 @@ def go_again(folder: Path) -> Run:
     try:
         return go(folder)
     except UserError as error:
-        if "or --resume" not in str(error):
+        if "resume=True" not in str(error):
             raise
         return go(folder, resume=True)
 
@@ -154,7 +154,7 @@ def test_what_was_learned_or_is_somebodys_own_is_kept(whole: Path, tmp_path: Pat
     (noted / "notes.txt").touch()
     for folder in (tmp_path / "recipe", bare, noted, whole):
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        with pytest.raises(UserError, match="exists already; choose another folder, or --resume"):
+        with pytest.raises(UserError, match="exists already; resume=True to go on with it, or choose another folder"):
             go(folder)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

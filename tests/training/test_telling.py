@@ -14,15 +14,17 @@ from factorcell import files, finetune
 from factorcell.config import Config, UserError
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.cautions import cautions, context_gain
+from factorcell.evaluation.classification import classify
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.interrupts import Stopped
-from factorcell.model.run import Run, facts
+from factorcell.model.run import TELLING, Run, facts
 from factorcell.training import fit as fitting
 from factorcell.training import plan as plans
 from factorcell.training import telling
 from factorcell.training.compare import compare
 from factorcell.training.finetuning import gentle
 from factorcell.training.fit import fit, summary
+from factorcell.training.per_value import separate
 from factorcell.training.plan import Budget, Speed, plan, speed
 from factorcell.training.proximal import part_of
 from factorcell.training.search import SearchOptions, search
@@ -84,7 +86,7 @@ def test_the_log_ends_with_the_weights_that_are_kept(plain: Run, told: Run) -> N
     assert log[-1]["seconds"] == 60 * told.minutes() > log[-2]["seconds"]
     assert evaluate(told, DEV)["perplexity"] == pytest.approx(log[-1]["perplexity"], rel=1e-5)
     assert f"at step {log[-1]['step']} of" in summary(told)
-    assert not (told.folder / telling.FOLDER).exists()
+    assert not (told.folder / TELLING).exists()
     card = (told.folder / "README.md").read_text(encoding="utf-8")
     assert 'learned in the end to tell values apart: `tell_apart ["20"], tell_epochs 1' in card
     assert {path.name for path in told.folder.iterdir()} == {path.name for path in plain.folder.iterdir()}
@@ -102,13 +104,70 @@ def test_what_every_text_adds_is_of_the_weights_that_are_kept(told: Run) -> None
 def test_patience_ends_the_first_part_alone(tmp_path: Path) -> None:
     """The steps of the log are those that were made; with no pass to tell in, nothing is told."""
     patient = {"patience": 1, "evaluations": 6, "learning_rate": 0.4}
-    run = fit(TEXTS, DEV, config("20", **patient), tmp_path / "run")
+    said: list[str] = []
+    run = fit(TEXTS, DEV, config("20", **patient), tmp_path / "run", say=said.append)
     first, last = run.log()[-2:]
     assert first["step"] < first["steps"]
+    ended = f"patience ended it at step {first['step']} of {first['steps']}"
+    assert f"{ended}: none of the last evaluations (1) brought a lower perplexity" in said
     assert last["step"] == last["steps"] > first["step"]
     assert [one for one in cautions([run]) if "stopped after" in one] == []
     plain = fit(TEXTS, DEV, config("20", tell_epochs=0.0), tmp_path / "plain")
     assert "told" not in facts(plain.folder)
+
+
+def test_what_it_was_worth_is_told(told: Run, tmp_path: Path) -> None:
+    """The accuracies of `classify` with the priors of training, of the run before and after; also when resumed."""
+    said: list[str] = []
+    run = fit(TEXTS, DEV, config("20"), tmp_path / "run", say=said.append)
+    plain = fit(TEXTS, DEV, config(), tmp_path / "plain")
+    before, after = (classify(one, DEV, "dialect", priors="training").metrics()["accuracy"] for one in (plain, told))
+    assert before != after
+    [row] = facts(told.folder)["told"]["apart"]
+    kept = {"column": "dialect", "values": 2, "all": 2, "texts": len(DEV), "before": before, "after": after}
+    assert row == pytest.approx(kept)
+    line = f"dialect of 40 dev texts told apart: {before:.1%} before, {after:.1%} after"
+    assert said[-1] == line
+    again: list[str] = []
+    fit(TEXTS, DEV, config("20"), run.folder, resume=True, say=again.append)
+    assert again[-1] == line
+    assert f"{run.folder}: nothing to do, its training has come to its end before" in again
+    assert telling.lines([{**row, "all": 3}])[0].startswith("dialect of 40 dev texts told apart, of its 2 most freq")
+
+
+def test_the_accuracy_is_of_few_texts_and_values(told: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the most frequent values, and so many texts that it costs no more than an evaluation, but for a few."""
+    corpus = told.prepare(DEV)
+    monkeypatch.setattr(telling, "FEWEST", 5)
+    [row] = telling.accuracies(told, corpus)
+    assert (row["values"], row["texts"]) == (2, len(DEV) // 2)
+    monkeypatch.setattr(telling, "MOST", 7)
+    assert telling.accuracies(told, corpus)[0]["texts"] == 7
+    monkeypatch.setattr(telling, "VALUES", 1)
+    [row] = telling.accuracies(told, corpus)
+    assert (row["values"], row["all"], row["accuracy"]) == (1, 2, 1.0)
+    assert telling.accuracies(told, told.prepare([{"text": "a"}], optional=("dialect",))) == []
+
+
+def test_who_reads_all_contexts_alike_is_not_taught(plain: Run, tmp_path: Path) -> None:
+    """`fit`, `finetune` and `separate` say so before they read anything; a weight of 0 asks for nothing."""
+    given = config("20").to_dict()
+    given["model"] |= {"adapt": [], "output_bias": []}
+    alike = r"tell_apart of a model that is not adapted: it reads texts alike in every context, so there is nothing"
+    for asked in (given, Config.from_dict(given)):
+        with pytest.raises(UserError, match=alike):
+            fit("nowhere.csv", None, asked, tmp_path / "run")
+    with pytest.raises(UserError, match=alike):
+        separate("nowhere.csv", None, config("20"), tmp_path / "run", by="dialect")
+    assert not (tmp_path / "run").exists()
+    given["training"]["tell_apart"] = ["0"]
+    bare = fit(TEXTS, DEV, Config.from_dict(given), tmp_path / "bare")
+    with pytest.raises(UserError, match=alike):
+        finetune(bare, "nowhere.csv", None, tmp_path / "run", training={"tell_apart": ("20",)})
+    said: list[str] = []
+    run = finetune(plain, TEXTS, DEV, tmp_path / "run", training={"tell_apart": ("20",), "epochs": 1}, say=said.append)
+    before, after = (classify(one, DEV, "dialect", priors="training").metrics()["accuracy"] for one in (plain, run))
+    assert said[-1] == f"dialect of 40 dev texts told apart: {before:.1%} before, {after:.1%} after"
 
 
 def stopping(at: int) -> Callable[..., list[bool]]:
@@ -130,9 +189,9 @@ def test_a_stop_while_telling_leads_to_the_same_end(after: int, told: Run, tmp_p
     steps = told.log()[-2]["steps"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", stopping(steps + after))
-        with pytest.raises(Stopped, match=f"stopped at step {after} of"):
+        with pytest.raises(Stopped, match=f"stopped at step {after} of .*, saved in {tmp_path / 'run'}$"):
             fit(TEXTS, DEV, config("20"), tmp_path / "run")
-    assert (tmp_path / "run" / telling.FOLDER).is_dir()
+    assert (tmp_path / "run" / TELLING).is_dir()
     with pytest.raises(UserError, match="exists already"):
         fit(TEXTS, DEV, config("20"), tmp_path / "run")
     for _ in range(2):
@@ -140,6 +199,7 @@ def test_a_stop_while_telling_leads_to_the_same_end(after: int, told: Run, tmp_p
         assert all(torch.equal(value, weights(told)[name]) for name, value in weights(run).items())
         assert [row["split"] for row in run.log()] == [row["split"] for row in told.log()]
         assert run.best() == facts(run.folder)["told"]
+        assert facts(run.folder)["told"]["apart"] == facts(told.folder)["told"]["apart"]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Trainer, "step", lambda *_: pytest.fail("a training that has ended goes on"))
             fit(TEXTS, DEV, config("20"), tmp_path / "run", resume=True)
@@ -161,8 +221,9 @@ def test_a_kill_before_the_first_step_of_telling(told: Run, tmp_path: Path, monk
             patch.setattr(Run, name, dying if place else staticmethod(dying))
             with pytest.raises(RuntimeError, match="killed"):
                 fit(TEXTS, DEV, config("20"), folder)
-        assert (folder / telling.FOLDER).is_dir()
+        assert (folder / TELLING).is_dir()
         run = fit(TEXTS, DEV, config("20"), folder, resume=True)
+        assert facts(run.folder)["told"]["apart"] == facts(told.folder)["told"]["apart"]
         assert all(torch.equal(value, weights(told)[name]) for name, value in weights(run).items())
 
 

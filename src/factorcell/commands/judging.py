@@ -7,6 +7,7 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import judged_texts
+from factorcell.evaluation.cautions import unfinished
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.comparison import told_difference
 from factorcell.evaluation.perplexity import TOP
@@ -28,6 +29,7 @@ def run_evaluate(given: argparse.Namespace) -> None:
     else:
         _show(rows, given, baseline)
     _note(run, rows, texts)
+    terminal.say(*unfinished(one for one in (run, baseline) if isinstance(one, Run)))
 
 
 def _show(rows: dict[str, Any], given: argparse.Namespace, baseline: Scorer | None) -> None:
@@ -97,6 +99,7 @@ def run_classify(given: argparse.Namespace) -> None:
     if given.out:
         results.write_predictions(given.out, result)
     _note(run, results.classified(given.table, given.target, result, metrics), {"accuracy": judged_texts(result)})
+    terminal.say(*unfinished([run]))
 
 
 def run_score(given: argparse.Namespace) -> None:

@@ -87,6 +87,13 @@ class Parser(argparse.ArgumentParser):
             if action.type in (int, float) and action.dest in limits.NUMBERS and value is not None:
                 limits.NUMBERS[action.dest].check(action.dest, value)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """An error that names the nearest choice too."""
+        if action.choices is not None and value not in action.choices:
+            names = [str(name) for name in action.choices]
+            said = f"unknown {value!r}{limits.nearest(str(value), names)}; choose from {', '.join(names)}"
+            raise argparse.ArgumentError(action, said)
+
     def error(self, message: str) -> Any:
         """End with exit code 2 and one line."""
         message = message.replace("the following arguments are required:", "missing:")

@@ -16,7 +16,7 @@ from factorcell.reports import replay as replay_report
 
 def run_replay(given: argparse.Namespace) -> None:
     """`factorcell replay`."""
-    names = list(dict.fromkeys(given.compare.split(",")))
+    names = systems.fitting(given.run) if given.compare is None else list(dict.fromkeys(given.compare.split(",")))
     base = names[0] if given.base is None else given.base
     if base not in names:
         raise UserError(f"--base {base}: it must be one of --compare ({', '.join(names)})")

@@ -89,7 +89,7 @@ def run_check(given: argparse.Namespace) -> None:
         for one in found:
             terminal.show(f"ok     {one.path}: {one.text}" if one.right else f"WRONG  {one.text}")
     if wrong := sum(not one.right for one in found):
-        raise UserError(f"{given.run}: {wrong} of {len(found)} findings are wrong")
+        raise UserError(f"{given.run}: {wrong} of {len(found)} findings {'is' if wrong == 1 else 'are'} wrong")
 
 
 def run_report(given: argparse.Namespace) -> None:

@@ -22,8 +22,12 @@ from factorcell.service.stores.store import Store
 def run_users_list(given: argparse.Namespace) -> None:
     """`factorcell users list`."""
     with _opened(given) as store:
+        nobody = True
         for user in administration.users(store):
             terminal.show(user)
+            nobody = False
+    if nobody:
+        terminal.say("nobody is kept")
 
 
 def run_users_show(given: argparse.Namespace) -> None:

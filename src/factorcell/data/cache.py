@@ -23,7 +23,7 @@ import numpy as np
 
 from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import entry
-from factorcell.data.columns import Reader, column_readers, new_schema
+from factorcell.data.columns import Reader, column_readers, nearly_numbers, new_schema
 from factorcell.data.content import Content
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import UNITS, TextDigests
@@ -74,6 +74,9 @@ def prepare(
         _tell_empty(corpus, table.name)
     if schema is not None:
         _tell_far(corpus, table.name)
+        return corpus
+    for line in nearly_numbers(table, config, corpus.schema):
+        warnings.warn(Notice(f"{table.name} {line}"), stacklevel=2)
     return corpus
 
 

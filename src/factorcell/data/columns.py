@@ -9,7 +9,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from factorcell.data.values import (
 
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
 FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
+NEARLY = 0.9  # of a column's values that are numbers, from which the others may be mistakes
 
 
 class Ragged(NamedTuple):
@@ -270,6 +271,58 @@ def _guess(table: Table, names: list[str]) -> dict[str, str]:
         if rows >= GUESS_ROWS:
             break
     return {name: _kind(seen) for name, seen in values.items()}
+
+
+@dataclass
+class _Mixed:
+    """Values of a column: its `numbers`, how many `rows` have one, and of the `others` the first and its row."""
+
+    numbers: set[float] = field(default_factory=set)
+    rows: int = 0
+    others: int = 0
+    first: tuple[int, Any] = (0, None)
+
+    def add(self, values: Sequence[Any], before: int) -> None:
+        """Take one chunk; `before` rows came earlier."""
+        for row, value in enumerate(values, before + 1):
+            if (number := to_number(value)) is not None:
+                self.numbers.add(number)
+                self.rows += 1
+            elif not is_missing(value):
+                self.first = self.first if self.others else (row, value)
+                self.others += 1
+
+    @property
+    def nearly(self) -> bool:
+        """Whether nearly all of the values are numbers."""
+        return self.rows >= NEARLY * (self.rows + self.others)
+
+    def told(self, name: str) -> str:
+        """What is odd about it; empty where nothing is."""
+        if not (self.others and self.nearly) or _kind(set(self.numbers)) != "number":
+            return ""
+        row, value = self.first
+        more = f", like {self.others - 1:,} other values" if self.others > 1 else ""
+        read = f"all else are numbers, so {name} is read as a category; say {name}:number or {name}:category"
+        return f"row {row}: {name} is {quoted(value)}, no number{more}; {read}"
+
+
+def nearly_numbers(table: Table, config: DataConfig, schema: ContextSchema) -> list[str]:
+    """A line for each category of `schema` of unsaid kind that would be a number but for a few values.
+
+    It may well be a category, of codes most of which have no letter.
+    """
+    unsaid = {column for column, kind, _ in map(parse_column, config.columns) if kind is None}
+    names = [variable.source for variable in schema.categories if variable.source in unsaid]
+    found, rows = {name: _Mixed() for name in names}, 0
+    for chunk in table.chunks(names) if names else ():
+        for name in names:
+            found[name].add(chunk[name], rows)
+        rows += len(chunk[names[0]])
+        names = [name for name in names if found[name].nearly]
+        if not names or rows >= GUESS_ROWS:
+            break
+    return [line for name in names if (line := found[name].told(name))]
 
 
 def _kind(values: set[Any]) -> str:

@@ -34,6 +34,10 @@ SHOWN = 20  # names of columns that an error lists
 Chunk = dict[str, list[Any]]
 
 
+class UnknownKindError(UserError):
+    """A path whose name does not say what kind of table it is, so that it may be no path at all."""
+
+
 @dataclass(frozen=True)
 class Table:
     """A source that can be read repeatedly: its `name` for messages, its columns, its chunks; of a file its `content`.
@@ -169,7 +173,7 @@ def _from_path(path: Path) -> Table:
     kind = suffixes[-1] if suffixes else ""
     if kind not in FORMATS or (kind == ".parquet" and compression):
         valid = f"{', '.join(FORMATS)} (text files also with {', '.join(COMPRESSIONS)})"
-        raise UserError(f"{path}: unknown kind of file; its name must end in {valid}")
+        raise UnknownKindError(f"{path}: unknown kind of file; its name must end in {valid}")
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
     if path.stat().st_size == 0:

@@ -5,7 +5,7 @@ expected), on some of the development texts; and by `evaluate`, where it does so
 figure of the most texts counts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from factorcell.config import UserError
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import told_difference
-from factorcell.model.run import Run, facts
+from factorcell.model.run import TELLING, Run, facts
 
 LOOKED_AT = 1000  # development texts, at most
 
@@ -36,22 +36,30 @@ def context_gain(run: Run, held: Corpus) -> Row | None:
 
 def cautions(runs: Iterable[Run]) -> list[str]:
     """A line for each run whose words and texts may mislead, which says why."""
-    found = ((run, _why(run)) for run in runs)
+    found = ((run, _why(run, _stopped, _gains_nothing)) for run in runs)
     return [
         f"{run.folder}: {' and '.join(why)}; read what it says of contexts with caution" for run, why in found if why
     ]
 
 
-def _why(run: Run) -> list[str]:
+def unfinished(runs: Iterable[Run]) -> list[str]:
+    """A line for each run whose figures are not those of a whole training."""
+    found = ((run, _why(run, _stopped)) for run in runs)
+    return [f"{run.folder}: {' and '.join(why)}; read its figures with caution" for run, why in found if why]
+
+
+def _why(run: Run, *asked: Callable[[Run], Iterable[str]]) -> list[str]:
     try:
-        return [*_stopped(run), *_gains_nothing(run)]
+        return [reason for ask in asked for reason in ask(run)]
     except UserError as error:
         return [f"its records cannot be read ({error.message})"]
 
 
 def _stopped(run: Run) -> Iterable[str]:
-    """That training did not reach its planned steps, unless it had lost patience."""
+    """That training did not reach its planned steps, unless it had lost patience; nor its second part an end."""
     log = run.log()
+    if (run.folder / TELLING).is_dir():
+        yield "its training stopped before it had learned to tell values apart"
     if not log or log[-1]["step"] >= log[-1]["steps"]:
         return
     best = [row["perplexity"] == row["best"] for row in log if row["split"] == "dev"]

@@ -154,7 +154,7 @@ class NGram:
         order = USUAL[data.unit] if order is None else order
         limits.check(order=order)
         with lock.writing(folder):
-            files.new_folder(folder, "choose another folder", (TABLES, VOCABULARY))
+            files.new_folder(folder, (TABLES, VOCABULARY))
             corpus = source
             if not isinstance(source, Corpus):
                 corpus = prepare(source, data, vocabulary=vocabulary, progress=progress)

@@ -75,9 +75,14 @@ def without_context(run: Scorer, corpus: Corpus, baseline: Scorer | None = None)
     """What every text costs `baseline`, or else `run` itself when it must do with the expected context."""
     if baseline is None:
         return text_figures.of_nats(run.nats(corpus.without_context(run.schema)), corpus)
+    check_vocabularies(run, baseline)
+    return text_figures.of_nats(baseline.nats(corpus.without_context(baseline.schema)), corpus)
+
+
+def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
+    """`UserError` unless both predict the same tokens."""
     if baseline.vocabulary.tokens != run.vocabulary.tokens:
         raise UserError(f"{baseline.folder} and {run.folder} have different vocabularies: no gain can be told")
-    return text_figures.of_nats(baseline.nats(corpus.without_context(baseline.schema)), corpus)
 
 
 def beside(run: Scorer, corpus: Corpus, baseline: Scorer | None, source: Any, unknown: str) -> Figures:

@@ -89,6 +89,8 @@ def evaluate(
     """
     if top and not isinstance(run, Run | NGram):
         raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
+    if baseline is not None:  # first, since one of other tokens may want other columns too
+        perplexity.check_vocabularies(run, baseline)
     columns = {column: perplexity.column_values(source, column) for column in by}
     corpus = run.prepare(source, unknown=unknown)
     nats = run.nats(corpus)

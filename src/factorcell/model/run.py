@@ -21,6 +21,7 @@ from factorcell.config import FORMAT, PRECISIONS, Config, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.schema import ContextSchema
+from factorcell.data.tables import UnknownKindError
 from factorcell.data.tokenizer import TextTokenizer
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.model import sizes
@@ -38,9 +39,10 @@ LISTED = (
     *("config.json", "schema.json", "vocabulary.txt", "weights.safetensors", "start.safetensors", "training.json"),
     *("popularity.jsonl", "online.json", "blend.json", "canaries.json", "unigrams.safetensors"),
 )
-ADVICE = "choose another folder, or --resume to go on with it"  # where a folder is not new
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
+CHECKPOINT = "checkpoint.safetensors"  # what a training goes on from
+TELLING = "telling"  # the folder of the part of a training that tells values apart, until it has ended
 
 # Files of a training that has learned nothing yet.
 BEGINNING = ("config.json", "schema.json", "vocabulary.txt", "start.safetensors", "log.jsonl")
@@ -71,7 +73,7 @@ class Run:
         """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
         folder = Path(folder)
         sizes.check(config.model, len(vocabulary), schema, trained=True)
-        files.new_folder(folder, ADVICE)
+        files.new_folder(folder, resumable=True)
         run = cls(folder, config, vocabulary, schema)
         files.list_files(folder, LISTED)
         files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
@@ -135,6 +137,10 @@ class Run:
     def load_weights(self) -> None:
         """Take the best weights from the folder. From here on the model is read, not trained."""
         path = self.folder / "weights.safetensors"
+        begun = self.log_path.exists() or (self.folder / CHECKPOINT).exists()
+        if begun and not (path.exists() or (self.folder / "training.json").exists()):
+            early = "its training stopped before its first evaluation"
+            raise UserError(f"{self.folder}: {early}; `factorcell train ... --resume` goes on")
         tensors, _, checksum = files.load_checked(path)
         state = self.model.kept()
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
@@ -192,15 +198,20 @@ class Run:
         self, source: Any, *, unknown: str = "error", optional: tuple[str, ...] = (), progress: bool = False
     ) -> Corpus:
         """Texts from rows, tables or a file, read as in training; `unknown` and `optional` as `data.prepare`."""
-        return prepare(
-            source,
-            self.config.data,
-            vocabulary=self.vocabulary,
-            schema=self.schema,
-            unknown=unknown,
-            optional=optional,
-            progress=progress,
-        )
+        try:
+            return prepare(
+                source,
+                self.config.data,
+                vocabulary=self.vocabulary,
+                schema=self.schema,
+                unknown=unknown,
+                optional=optional,
+                progress=progress,
+            )
+        except UnknownKindError as error:
+            if not isinstance(source, str):
+                raise
+            raise error.saying(f"{error.message}; a text? give [{{{self.config.data.text!r}: ...}}]") from None
 
     def read(self, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]], *, unknown: str = "error") -> Corpus:
         """A text for each of `contexts`, column -> value; a column that they do not give is expected.

@@ -40,7 +40,8 @@ def check(folder: str | Path) -> list[Finding]:
     try:
         model: Any = open_scorer(folder)
     except UserError as error:
-        return [*found, Finding(folder, False, str(error))]
+        known = any(one.text == str(error) for one in found)  # a file that is wrong is named already
+        return found if known else [*found, Finding(folder, False, str(error))]
     found.append(Finding(folder, True, "opens"))
     if isinstance(model, Separate | Mixture):
         parts = model.runs.values() if isinstance(model, Separate) else model.models

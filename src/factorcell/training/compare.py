@@ -15,7 +15,7 @@ from factorcell.evaluation.ngram import FILE as COUNTED
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.results import note, told_apart
 from factorcell.evaluation.text_figures import Figures
-from factorcell.model.run import ADVICE, BEGINNING, Run
+from factorcell.model.run import BEGINNING, Run
 from factorcell.training.fit import Say, fit, read, tell
 from factorcell.training.plan import Asked, Budget, Plan, duration, plan, resumed, said_config
 
@@ -52,7 +52,7 @@ def compare(
     if test is None and dev is None:
         raise UserError("compare needs a development or a test table to report on (--dev, --test)")
     if not resume and not files.is_new(folder, BEGINNING):
-        raise UserError(f"{folder}: exists already; {ADVICE}")
+        raise files.occupied(folder, resumable=True)
     table = dev if test is None else test
     must_have(table, said_config(config).data)
     made = common_plan(source, dev, config, folder, budget, models=models, say=say)

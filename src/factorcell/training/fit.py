@@ -16,10 +16,11 @@ from factorcell.evaluation.cautions import context_gain
 from factorcell.evaluation.comparison import told_difference
 from factorcell.evaluation.text_figures import key_of
 from factorcell.model import model_card
-from factorcell.model.run import ADVICE, BEGINNING, Run, facts
+from factorcell.model.run import BEGINNING, Run, facts
 from factorcell.training import distributed, telling
 from factorcell.training.distributed import World
 from factorcell.training.loop import watched
+from factorcell.training.objective import check_told
 from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config, unsaid
 from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.remarks import remarks
@@ -49,6 +50,8 @@ def fit(
     speaks.
     """
     folder = Path(folder)
+    if not isinstance(config, Plan):  # whoever made a plan of several models may have some that are not adapted
+        check_told(said_config(config))
     with (
         begun(folder, resume or distributed.restarted(), say) as going_on,
         distributed.join(said_config(config).training.device) as world,
@@ -69,6 +72,8 @@ def fit(
         told = telling.teach(run, corpus, held, progress=say is not None, world=world)
         if world.first:
             finish(run, corpus, held, source, told=told, chosen=unsaid(config))
+        for line in telling.lines((told or {}).get("apart", ())):
+            tell(say, line)
     return run
 
 
@@ -85,7 +90,7 @@ def begun(folder: Path, resume: bool, say: Say | None = None) -> Iterator[bool]:
     with lock.writing(folder, say):
         going_on = _resumed(folder, resume)  # whoever held the lock may have ended between our look and our lock
         if not going_on:
-            files.new_folder(folder, ADVICE, BEGINNING)
+            files.new_folder(folder, BEGINNING, resumable=True)
         yield going_on
 
 
@@ -94,16 +99,23 @@ def _resumed(folder: Path, resume: bool) -> bool:
     if files.is_new(folder, BEGINNING):
         return False
     if not (resume and (folder / "config.json").exists()):
-        raise UserError(f"{folder}: exists already; {ADVICE}")
+        raise files.occupied(folder, resumable=True)
     return True
 
 
 def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, say: Say | None) -> None:
-    """Train a run to its end, and report on what."""
+    """Train a run to its end, and report on what, and on an end that nobody might expect."""
     for line in described(run, corpus, dev):
         tell(say, line)
+    ended = resume and (run.folder / "training.json").exists()
+    if ended:
+        tell(say, f"{run.folder}: nothing to do, its training has come to its end before")
     for _ in watched(run, corpus, dev, world, resume=resume, progress=say is not None):
         pass
+    if say is not None and not ended and (last := run.log()[-1])["step"] < last["steps"]:
+        of = f"step {last['step']:,} of {last['steps']:,}"
+        in_vain = f"none of the last evaluations ({run.config.training.patience}) brought a lower perplexity"
+        say(f"patience ended it at {of}: {in_vain}")
 
 
 def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:

@@ -125,7 +125,7 @@ class Mixture:
 
     def save(self) -> None:
         """Keep in the folder which models are mixed, named as seen from it, and how."""
-        files.new_folder(self.folder, "choose another folder")
+        files.new_folder(self.folder)
         files.list_files(self.folder, (INDEX,))
         own = self.variable or Variable("", "category")
         kept = {
@@ -216,7 +216,7 @@ def mix(
     """
     folder = Path(folder)
     if not files.is_new(folder):
-        raise UserError(f"{folder}: exists already; choose another folder")
+        raise files.occupied(folder)
     if not models:
         raise UserError("a mixture needs at least one model")
     variable = None if by is None else _values(dev, Variable(by, "category"))[0]

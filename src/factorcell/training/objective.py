@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell import assignments
-from factorcell.config import TrainingConfig, UserError
+from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import Variable
@@ -106,6 +106,14 @@ class ToldColumn:
         priors = self.priors.to(device)
         share = math.log((values - 1) / count)
         return Question(self.column, self.weight, self.dropout, known, others, priors[true], priors[others] + share)
+
+
+def check_told(config: Config) -> None:
+    """`UserError` where values are to be told apart by a model in which nothing depends on the context."""
+    model, asked = config.model, any(assignments.parsed("tell_apart", one)[1] for one in config.training.tell_apart)
+    if asked and not (model.adapt or model.output_bias):
+        alike = "it reads texts alike in every context, so there is nothing to tell apart"
+        raise UserError(f"tell_apart of a model that is not adapted: {alike}; leave it out, or choose another model")
 
 
 def told_columns(run: Run) -> tuple[ToldColumn, ...]:

@@ -25,7 +25,7 @@ from factorcell.data import tables
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import results
 from factorcell.evaluation.results import Row
-from factorcell.model.run import Run
+from factorcell.model.run import CHECKPOINT, Run
 from factorcell.progress import progress_bar
 from factorcell.training import search_space, telling, trials
 from factorcell.training.fit import Say, finish, read
@@ -297,7 +297,7 @@ class Search:
         config = search_space.draw(trial, self.options.ranges, self.options.models, self.config)
         corpus, held = self.texts.counted(config.data.min_context_count)
         folder, pruned = self.path(trial.number), False
-        going_on = (folder / "checkpoint.safetensors").exists()
+        going_on = (folder / CHECKPOINT).exists()
         if going_on:
             run = Run.open(folder, trained=False)
         else:

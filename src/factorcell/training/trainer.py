@@ -26,7 +26,7 @@ from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Picked, Proposal, Reads, Samples
-from factorcell.model.run import Run
+from factorcell.model.run import CHECKPOINT, Run
 from factorcell.training import proximal
 from factorcell.training.development import Development
 from factorcell.training.distributed import World
@@ -301,7 +301,7 @@ class Trainer:
     @property
     def checkpoint(self) -> Path:
         """The file to resume from."""
-        return self.run.folder / "checkpoint.safetensors"
+        return self.run.folder / CHECKPOINT
 
     def save(self) -> None:
         """Write a checkpoint: weights, moments of Adam, progress. The first process does."""

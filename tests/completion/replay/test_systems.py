@@ -10,7 +10,15 @@ from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.replay.systems import MostPopular, OwnHistory, Personalised, Unpersonalised, reading, systems
+from factorcell.completion.replay.systems import (
+    MostPopular,
+    OwnHistory,
+    Personalised,
+    Unpersonalised,
+    fitting,
+    reading,
+    systems,
+)
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
@@ -166,6 +174,27 @@ def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
     assert isinstance(blend, Personalised)
     assert blend.learner.run.folder == folder
     assert isinstance(several["unadapted"], Unpersonalised)
+
+
+def test_systems_that_suit_a_folder(tmp_path: Path) -> None:
+    """What they need is there: popular texts, people told apart; whatever is proposed can be opened."""
+    users: dict[str, Any] = {"user": "city", "context": (), "min_user_count": 1}
+    plain, alike = save(tmp_path / "plain"), save(tmp_path / "alike", data=users, adapt=["prefix"], output_bias=[])
+    factor = save(tmp_path / "runs" / "factor", data=users)
+    assert fitting(plain) == fitting(alike) == ["plain", "history"]
+    assert fitting(factor) == ["plain", "history", "online"]
+    for folder in (alike, factor):
+        TextCounts.of(["abc"] * 3, 1).save(folder / POPULARITY)
+    assert fitting(alike) == ["plain", "mpc", "history"]
+    assert fitting(factor) == ["plain", "mpc", "history", "online", "blend"]
+    assert fitting(tmp_path / "runs") == ["factor", "mpc", "history", "blend"]
+    save(tmp_path / "runs" / "unadapted", adapt=[], output_bias=[])
+    assert fitting(tmp_path / "runs") == ["factor", "mpc", "history", "unadapted"]
+    for folder in (plain, alike, factor, tmp_path / "runs"):
+        names = fitting(folder)
+        made = systems(folder, names, user="city")
+        assert list(made) == names
+        assert all(isinstance(made[name], Personalised) for name in names if name in ("online", "blend"))
 
 
 def test_a_blend_alone_has_the_context_of_its_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_columns_as_values() -> None:
 def test_more_values_than_are_told_apart_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice_texts, "VALUES", 1)
     (column,) = columns_of(prepare([{"text": "a", "c": "aab"[number % 3]} for number in range(90)], data("c")))
-    assert column.values == ("<unknown>", "a")
+    assert (column.values, column.rare) == (("<unknown>", "a"), 1)
     assert np.bincount(column.labels).tolist() == [30, 60]
 
 
@@ -216,6 +217,8 @@ def test_recommendations_follow_the_figures() -> None:
     """Each figure alone turns the advice."""
     good = {
         "values": 5,
+        "rare": 0.0,
+        "rare_values": 0,
         "most": 0.1,
         "most_error": 0.01,
         "most_by_bias": 0.09,
@@ -234,6 +237,21 @@ def test_recommendations_follow_the_figures() -> None:
     assert recommend({**good, "expected": 0.004}) == (
         "leave out",
         "it saves about 0.4%, for 71% of it can be read off the text",
+    )
+    assert recommend({**good, "rare": 0.9, "rare_values": 7})[0] == "use"
+
+
+def test_a_column_of_rare_values_is_not_said_to_save_nothing() -> None:
+    """It was not seen enough, and the reason says so with how many values are rare."""
+    few = [{**row, "text": f"{row['text']}", "hotel": f"h{place // 3}"} for place, row in enumerate(table(300))]
+    few = [{**row, "hotel": "inn"} if place % 10 == 0 else row for place, row in enumerate(few)]
+    (row,) = advise(few, data("hotel", min_context_count=10))["columns"]
+    assert (row["values"], row["rare_values"]) == (1, 100)
+    assert row["advice"] == "leave out"
+    assert re.fullmatch(
+        r"too few rows of each value were read to tell what it saves: [89]\d\.\d% of the texts have one of 100 "
+        "rare values",
+        row["why"],
     )
 
 

@@ -40,8 +40,8 @@ def replay(verb: Parser) -> None:
     """`factorcell replay`."""
     options.run(verb, "a run folder, or a folder of runs as compare makes it")
     verb.add_argument("heldout", type=Path, metavar="HELDOUT", help="table of texts with columns for user and time")
-    text = "mpc, history, plain, online, blend, or runs in RUN"
-    verb.add_argument("--compare", required=True, metavar="NAME[,NAME...]", help=text)
+    text = "mpc, history, plain, online, blend, or runs in RUN (default: all that RUN has what they need for)"
+    verb.add_argument("--compare", metavar="NAME[,NAME...]", help=text)
     text = "folder of rows and page; one that exists is gone on with"
     verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
     verb.add_argument("--base", metavar="NAME", help="the system that others are compared to (default: the first)")

@@ -21,9 +21,10 @@ from factorcell.completion.online import Learner, User, tells_apart
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import System
 from factorcell.completion.search import Suggestion
-from factorcell.config import DataConfig, UserError, choose
+from factorcell.config import Config, DataConfig, UserError, choose
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.schema import ContextSchema
+from factorcell.model.adapters import shifting
 from factorcell.model.run import Run, read_config
 
 Row = Mapping[str, Any]
@@ -141,6 +142,22 @@ def runs(folder: Path) -> dict[str, Path]:
     if not found:
         raise UserError(f"{folder}: neither a run folder nor a folder of runs (no config.json)")
     return found
+
+
+def fitting(folder: Path) -> list[str]:
+    """The names of the systems that can be had of `folder`; its first run is the first, its last one is blended."""
+    found = runs(folder)
+    personal = {path: _personal(read_config(path)) for path in found.values()}
+    popular = {path for path in found.values() if (path / POPULARITY).exists()}
+    first, *others = [name for name, path in found.items() if name != "online" or personal[path]]
+    last = list(found.values())[-1]
+    blended = ["blend"] if last in popular and personal[last] else []
+    return [first, *(["mpc"] if popular else []), "history", *others, *blended]
+
+
+def _personal(config: Config) -> bool:
+    """Whether a run of this config tells users apart, as `online.tells_apart` has it of one that is open."""
+    return bool(config.data.user and (shifting(config.model) or config.model.output_bias))
 
 
 def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, list[str]]:

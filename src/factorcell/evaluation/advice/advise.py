@@ -53,6 +53,7 @@ COOL = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # exponents of a likelihood that count
 CLASSES, LEARNED = 50, 20_000  # the linear classifier is asked with at most so many values; texts it learns from
 SHARE = 0.35  # of the way from least to most, where trained models were found (docs/advice.md)
 WORTH, PLENTY = 0.005, 0.02  # gains from which a column is worth a softmax bias, and an adapted recurrent layer
+SCARCE = 0.5  # share of texts with rare values, from which a column that seems to save nothing was not seen enough
 NEW = 0.25  # share of its gain that a column must add to stronger ones
 
 Row = dict[str, Any]
@@ -209,6 +210,7 @@ def _described(column: LabelColumn, counts: Ids) -> Row:
     missing = float((column.labels == len(column.values)).mean())
     return {
         "values": len(named),
+        "rare_values": column.rare,
         "texts_per_value": float(np.median(named)) if len(named) else 0.0,
         "rare": float(rare / max(1, counts.sum())),
         "missing": missing,
@@ -325,6 +327,9 @@ def expected(least: float, most: float) -> float:
 def recommend(row: Row) -> tuple[str, str]:
     """What to do with a column, "use", "softmax bias" or "leave out", and why, in a sentence."""
     gain, most = f"{row['expected']:.1%}", f"{row['most']:.1%}"
+    if row["rare"] > SCARCE and row["most"] < max(WORTH, 2 * row["most_error"]):
+        rare = f"{row['rare']:.1%} of the texts have one of {row['rare_values']:,} rare values"
+        return "leave out", f"too few rows of each value were read to tell what it saves: {rare}"
     if row["values"] < 2:
         return "leave out", "it has not two values with enough texts each, so it says nothing"
     if row["most"] < max(WORTH, 2 * row["most_error"]):

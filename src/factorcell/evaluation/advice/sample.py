@@ -31,12 +31,13 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """A context column by its values: `labels` (B,) are 0 to K - 1, and K where it is missing; rare ones are 0."""
+    """A context column by its values: `labels` (B,) are 0 to K - 1, and K where it is missing; `rare` ones are 0."""
 
     name: str
     kind: str
     values: tuple[str, ...]
     labels: Ids
+    rare: int = 0
 
 
 def sample(
@@ -69,7 +70,8 @@ def columns_of(corpus: Corpus) -> list[LabelColumn]:
             ids = corpus.categories[:, schema.categories.index(variable)].astype(np.int64)
             values = variable.values[: VALUES + 1]
             ids = np.where(ids >= len(values), 0, ids)
-            found.append(LabelColumn(variable.name, "category", values, np.where(ids < 0, len(values), ids)))
+            labels, rare = np.where(ids < 0, len(values), ids), variable.rare + len(variable.values) - len(values)
+            found.append(LabelColumn(variable.name, "category", values, labels, rare))
         elif variable in schema.numbers:
             found.append(_binned(variable, corpus.numbers[:, schema.numbers.index(variable)]))
         else:
