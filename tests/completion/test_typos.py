@@ -340,8 +340,14 @@ def test_slips_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     command = ["complete", str(run.folder), typed, "--threads", "1", "--slips"]
     assert main([*command, "1"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["text", "probability", "slips"]
+    assert header.split() == ["text", "share", "slips"]
     assert [line.split()[::2] for line in lines] == [[one.text, str(one.slips or "-")] for one in found]
+    shares = [math.exp(one.log_probability) for one in found]
+    assert [float(line.split()[1]) for line in lines] == pytest.approx(shares, rel=0.05)
+    assert main([*command, "1", "--explain"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["text", "share", "slips", "probability"]
+    assert [line.endswith("-") for line in lines] == [one.slips > 0 for one in found]
     assert main([*command, "1", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     probabilities = [row.pop("probability") for row in rows]
