@@ -39,3 +39,22 @@ def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None
         [{"value": "Oslo", "recall": float("nan"), "f1": 0.5}, {"value": "Nice", "recall": 1.0}], ["recall", "f1"]
     )
     assert capsys.readouterr().out.split() == ["recall", "f1", "-", "0.5000", "1.0000", "-"]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (1.0, "1.0"),
+        (0.336, "0.34"),
+        (0.1, "0.10"),
+        (0.0022, "0.0022"),
+        (0.00004, "4.0e-05"),
+        (3.14e-9, "3.1e-09"),
+        (2e-300, "2.0e-300"),
+        (1e-310, "<1e-300"),
+        (0.0, "<1e-300"),
+    ],
+)
+def test_a_probability_has_two_digits_however_small_it_is(value: float, told: str) -> None:
+    """Nothing that can be is told as 0."""
+    assert terminal.probability(value) == told

@@ -56,8 +56,8 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     command = ["complete", str(folder), "a", "--threads", "1"]
     assert main([*command, "--history", "acca; acca ;;b", "--explain", "--count", "3"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["text", "probability", *SOURCES]
-    scores = [sum(map(float, line.split()[2:])) for line in lines[:3]]
+    assert header.split() == ["text", "share", "source", "probability", *SOURCES]
+    scores = [sum(map(float, line.split()[4:])) for line in lines[:3]]
     assert scores == sorted(scores, reverse=True)
     assert lines[4] == "most risen among the popular texts, in nats"
     assert {line.split()[0] for line in lines[6:]} == {"abc", "abba", "cab"}
@@ -85,7 +85,10 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
 
 
 def test_probability_is_the_models_whoever_types(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """For somebody of training and for a new user, of whom it is no share of what is blended; the same in the menu."""
+    """For somebody of training and for a new user, of whom it is no share of what is blended.
+
+    People see what orders the list, in a table and in the menu: of a blend the share among all candidates.
+    """
     run = Run.open(folder)
     command, completer, learner = ["complete", str(folder), "a", "--threads", "1"], Completer(run), Learner(run)
     user = learn_one(run, User.new(run), "acca")
@@ -104,12 +107,16 @@ def test_probability_is_the_models_whoever_types(folder: Path, capsys: pytest.Ca
         wanted = [np.exp(typed - nats(row["text"], who)) for row in rows]
         assert [row["probability"] for row in rows] == pytest.approx(wanted, abs=1e-5)
         assert main([*command, *more]) == 0
-        shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-        assert [[row["text"], f"{row['probability']:.4f}"] for row in rows] == shown
+        header, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+        assert header == (["text", "probability"] if who is None else ["text", "share", "source"])
+        assert [line[0] for line in lines] == [row["text"] for row in rows]
+        shares = [float(line[1]) for line in lines]
+        assert shares == sorted(shares, reverse=True)
+        assert shares == pytest.approx([np.exp(row["log_probability"]) for row in rows], rel=0.05)
+        assert who is None or [line[2] for line in lines] == [row["source"] for row in rows]
         menu = Menu(Assistant.of(run), who, context, 10)
         found = list(menu.get_completions(Document("a"), CompleteEvent()))
-        assert [one.display_meta_text for one in found] == [f"{100 * row['probability']:.1f} %" for row in rows]
-    shares = np.exp([row["log_probability"] for row in rows])
+        assert [[one.text, *one.display_meta_text.split()] for one in found] == lines
     assert not np.allclose(shares, [row["probability"] for row in rows], atol=0.01)
 
 

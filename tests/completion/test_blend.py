@@ -87,7 +87,11 @@ def test_probabilities_and_parts_add_up() -> None:
     random = np.random.default_rng(3)
     weights = BlendWeights(dict(zip(FEATURES, random.normal(size=len(FEATURES)).tolist(), strict=True)))
     blend, user = Blend(Completer(run), POPULAR, weights), replace(User.new(run), history=History(("abab", "aa")))
-    found = blend.complete("a", user, k=1000)
+    written = blend.type(blend.begin(user), "a")
+    found = blend.merged(blend.candidates("a", blend.completer.suggest(written, 1000), user.history, 1000), 1000)
+    assert blend.suggest(written, 10).suggestions == blend.merged(
+        blend.candidates("a", blend.completer.suggest(written, 10), user.history, 10), 10
+    )
     assert sum(math.exp(one.log_probability) for one in found) == pytest.approx(1)
     logs = [one.log_probability for one in found]
     assert logs == sorted(logs, reverse=True)

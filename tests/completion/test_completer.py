@@ -255,7 +255,7 @@ def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str
     header, *lines = capsys.readouterr().out.splitlines()
     found = Completer(Run.open(folder)).complete("a", context={"city": "Oslo"}, k=3)
     assert header.split() == ["text", "probability"]
-    assert [line.split() for line in lines] == [[one.text, f"{np.exp(one.log_probability):.4f}"] for one in found]
+    assert [line.split() for line in lines] == [[one.text, f"{np.exp(one.log_probability):#.2g}"] for one in found]
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     probabilities = [row.pop("probability") for row in rows]

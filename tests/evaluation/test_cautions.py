@@ -82,12 +82,14 @@ GAINS = [
     (-0.005, [kept(0.02, 50)], "100 texts"),
     (0.01, [kept(-0.01, 500)], "500 texts"),
     (0.01, [kept(-0.01, 500, over="other"), kept(-0.01, 500, gain_low=None)], ""),
+    (-0.05, [kept(0.02, 50, strangers=True)], "100 texts"),
+    (0.01, [kept(-0.05, 500, strangers=True)], ""),
 ]
 
 
 @pytest.mark.parametrize(("trained", "rows", "said"), GAINS)
 def test_a_run_that_gains_nothing_is_named(run: Run, trained: float | None, rows: list[Any], said: str) -> None:
-    """By the figure of the most texts; one over another model, or of too few texts for an interval, says nothing."""
+    """By the figure of the most texts; one over another model, of too few texts or of strangers says nothing."""
     if trained is not None:
         files.write_json(run.folder / "training.json", {"context": kept(trained, 100)["evaluation"]})
     files.write_rows(run.folder / "results.jsonl", rows)

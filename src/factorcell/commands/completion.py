@@ -154,20 +154,26 @@ def _show(rows: Sequence[dict[str, Any]], risen: Sequence[tuple[str, float]], gi
         return terminal.lines([*rows, *({"risen": text, "nats": nats} for text, nats in risen)])
     if not rows:
         return terminal.say("no completion")
-    shown = [
-        {
-            "text": row["text"],
-            "probability": None if row["probability"] is None else f"{row['probability']:.4f}",
-            "slips": row["slips"] or None,
-            **({name: f"{row['parts'][name]:+z.2f}" for name in row["parts"]} if given.explain else {}),
-        }
-        for row in rows
-    ]
-    terminal.table(shown, ("text", "probability", "slips", *SOURCES))
+    ranked = "share" if any(row["parts"] or row["slips"] for row in rows) else "probability"
+    shown = [_shown(row, ranked, given.explain) for row in rows]
+    terminal.table(shown, tuple(dict.fromkeys(("text", ranked, "source", "slips", "probability", *SOURCES))))
     if risen:
         terminal.show("", "most risen among the popular texts, in nats")
         terminal.table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in risen], ("text", "nats"))
     return None
+
+
+def _shown(row: Mapping[str, Any], ranked: str, explain: bool) -> dict[str, str | None]:
+    """The cells of a suggestion: under `ranked` what orders the list, and to `explain` what model and parts say."""
+    model = row["probability"]
+    return {
+        "text": row["text"],
+        **({"probability": None if model is None else terminal.probability(model)} if explain else {}),
+        ranked: terminal.probability(math.exp(row["log_probability"])),
+        "source": row["source"] if row["parts"] else None,
+        "slips": str(row["slips"]) if row["slips"] else None,
+        **({name: f"{part:+z.2f}" for name, part in row["parts"].items()} if explain else {}),
+    }
 
 
 def _each_line(assistant: Assistant, user: User | None, context: dict[str, str], given: argparse.Namespace) -> None:

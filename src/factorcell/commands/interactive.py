@@ -30,16 +30,16 @@ class Menu(Completer):
         self.written = assistant.begin(user, context)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-        """The suggestions below a line, each with the model's probability; none where it cannot be completed."""
+        """The suggestions below a line, with what orders them and whose they are; none where it cannot be completed."""
         try:
             self.written = self.assistant.type(self.written, document.text)
-            found = [one.text for one in self.assistant.suggest(self.written, self.count).suggestions]
-            logs = self.assistant.suggester.log_probabilities(document.text, found, self.user, self.context)
+            found = self.assistant.suggest(self.written, self.count).suggestions
         except UserError:
             return
-        for text, log in zip(found, logs, strict=True):
-            share = "" if math.isnan(log) else f"{100 * math.exp(log):.1f} %"
-            yield Completion(text, start_position=-len(document.text), display=visible(text), display_meta=share)
+        for one in found:
+            share, begin = screen.probability(math.exp(one.log_probability)), -len(document.text)
+            said = f"{share} {one.source}" if one.parts else share
+            yield Completion(one.text, start_position=begin, display=visible(one.text), display_meta=said)
 
     def enter(self, line: str) -> None:
         """Learn a line, and begin anew."""

@@ -7,7 +7,7 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import judged_texts
-from factorcell.evaluation.cautions import unfinished
+from factorcell.evaluation.cautions import unfinished, unknown_users
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.comparison import told_difference
 from factorcell.evaluation.perplexity import TOP
@@ -27,12 +27,12 @@ def run_evaluate(given: argparse.Namespace) -> None:
     if given.json:
         terminal.lines([rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])])
     else:
-        _show(rows, given, baseline)
+        _show(run, rows, given, baseline)
     _note(run, rows, texts)
     terminal.say(*unfinished(one for one in (run, baseline) if isinstance(one, Run)))
 
 
-def _show(rows: dict[str, Any], given: argparse.Namespace, baseline: Scorer | None) -> None:
+def _show(run: Scorer, rows: dict[str, Any], given: argparse.Namespace, baseline: Scorer | None) -> None:
     """The perplexities as a person reads them."""
     whole = rows["evaluation"]
     over = f"gain over {baseline.folder if baseline else 'the same model without its context'}"
@@ -42,8 +42,10 @@ def _show(rows: dict[str, Any], given: argparse.Namespace, baseline: Scorer | No
         f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones",
     )
     if gain := told_difference("gain", whole):
-        less = "" if baseline else " (over an unadapted run it is less: --baseline RUN)"
+        less = " (over an unadapted run it is less: --baseline RUN)" if not baseline and whole["gain"] > 0 else ""
         terminal.show(f"{over}, {whole['perplexity_without']:.2f}: {gain}{less}")
+        if whole.get("strangers"):
+            terminal.show(unknown_users(run, "text"))
     if given.top:
         terminal.show("next token right" + "".join(f", {whole[f'top_{n}']:.4f} among {n}" for n in TOP))
     for name in given.by:

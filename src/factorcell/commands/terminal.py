@@ -18,6 +18,8 @@ from factorcell.visible import aligned, visible, visible_json
 if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
 
+LEAST = 1e-300  # about the least probability that a float keeps in full
+
 Row = dict[str, Any]
 
 
@@ -125,6 +127,11 @@ def _cell(name: str, value: Any) -> str:
             return f"{value:+z.1%}"
         return f"{value:z.4f}" if name in ("accuracy", "precision", "recall", "f1", "auc") else f"{value:z.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def probability(value: float) -> str:
+    """A probability to two digits, however small it is: 0.34, 0.0022, 3.1e-07."""
+    return f"{value:#.2g}" if value >= LEAST else f"<{LEAST:g}"
 
 
 def matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:

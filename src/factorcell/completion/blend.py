@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import files
+from factorcell import files, limits
 from factorcell.completion.completer import Completer, Suggestions, TypedText
 from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.rounds import in_rounds, sizes
 from factorcell.completion.search import Stop, Suggestion
 from factorcell.config import UserError
 from factorcell.model.run import Run
@@ -158,24 +159,30 @@ class Blend:
     ) -> Suggestions:
         """The best `k` texts that go on from what is written, with the shares of the sources in their scores.
 
-        Where time is up before the model has found any, popular texts and those of the user's own remain. Of nobody
-        told apart there is no past to blend: they get what the model suggests. `seconds` and `stop` are those of
-        `Completer.suggest`.
+        The best of few are the first of many: every source proposes `rounds.PROPOSED` at least. Where time is up before
+        the model has found any, popular texts and those of the user's own remain. Of nobody told apart there is no past
+        to blend: they get what the model suggests. `seconds` and `stop` are those of `Completer.suggest`.
         """
-        model = self.completer.suggest(written, k, seconds, stop)
-        if written.user is None:
+        limits.check(count=k)
+        user = written.user
+        model = self.completer.suggest(written, k if user is None else sizes(k)[-1], seconds, stop)
+        if user is None:
             return model
-        candidates = self.candidates(written.text, model, written.user.history, k)
-        return replace(model, suggestions=self.merged(candidates, k))
+
+        def best(size: int) -> list[Suggestion]:
+            return self.merged(self.candidates(written.text, model, user.history, size), size)
+
+        return replace(model, suggestions=in_rounds(best, k))
 
     def candidates(self, prefix: str, model: Suggestions, history: History, k: int) -> list[Candidate]:
         """What the `model` and the other sources propose, at most `k` each, every text once."""
+        likeliest = model.suggestions[:k]
         popular = [] if self.popular is None else self.popular.complete(prefix, k)
         own = self._forgiving(history).complete(prefix, k)
-        texts = {one.text: one.slips for one in (*model.suggestions, *popular, *own)}
+        texts = {one.text: one.slips for one in (*likeliest, *popular, *own)}
         last = {text: age for age, text in reversed(list(enumerate(reversed(history.texts))))}
         likely, shares, owned = (
-            {one.text: one.log_probability for one in found} for found in (model.suggestions, popular, own)
+            {one.text: one.log_probability for one in found} for found in (likeliest, popular, own)
         )
         floor = min(likely.values(), default=0.0)
         rest = math.log1p(-min(1 - 1e-6, sum(map(math.exp, likely.values()))))

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from factorcell import limits
 from factorcell.completion import compiled
 from factorcell.completion.online import User, user_variable
+from factorcell.completion.rounds import in_rounds, sizes
 from factorcell.completion.search import (
     Engine,
     Ids,
@@ -32,7 +34,7 @@ from factorcell.completion.search import (
     Suggestion,
 )
 from factorcell.completion.texts import checked
-from factorcell.completion.typos import Correction, Slips, join, meant
+from factorcell.completion.typos import Correction, Slips, best, join, meant
 from factorcell.config import UserError
 from factorcell.data.context import Context
 from factorcell.data.counts import UNITS
@@ -233,6 +235,7 @@ class Completer:
         vocabulary, end = self.run.vocabulary, None if seconds is None else time.monotonic() + seconds
         if not self.slips.within(len(written.tokens)) or written.plain is None:
             return self._finish([self._wanted(written, k, stop=stop)], [written], seconds)[0]
+        most = sizes(k)[-1]
 
         def left() -> float | None:
             if stop is not None and stop.is_set:
@@ -245,11 +248,11 @@ class Completer:
                 shown = self.tokenizer.follows(one.tokens, ()) and (self.allowed is None or self.allowed(whole))
                 return [Suggestion(whole, 0.0, "model")] if shown else []
             other = TypedText(one.tokens, self.engine.type(written.typed, self.tokenizer.encode(one.tokens)))
-            parts.extend(self._finish([self._wanted(other, k, 0, least, stop)], [other], left()))
+            parts.extend(self._finish([self._wanted(other, most, 0, least, stop)], [other], left()))
             return parts[-1].suggestions
 
         half = None if seconds is None else seconds / 2
-        parts = self._finish([self._wanted(written, k, stop=stop)], [written], half)
+        parts = self._finish([self._wanted(written, most, stop=stop)], [written], half)
         meanings = meant(
             self.run.model,
             vocabulary,
@@ -259,9 +262,9 @@ class Completer:
             longest=self.most,
             seconds=left(),
         )
-        suggestions = join(parts[0].suggestions, meanings, finish, k)
+        found = join(parts[0].suggestions, meanings, finish, most)
         rows = meanings.rows + sum(part.rows for part in parts)
-        return Suggestions(suggestions, rows, any(part.cut for part in parts))
+        return Suggestions(in_rounds(partial(best, found), k), rows, any(part.cut for part in parts))
 
     def _tokens(self, text: str) -> tuple[str, ...]:
         checked(text, "prefix")

@@ -292,4 +292,9 @@ def join(
         found = finish(one, least - share)
         slipped = [replace(text, log_probability=text.log_probability + share, slips=one.slips) for text in found]
         kept = heapq.nlargest(k, [*kept, *slipped], key=lambda text: text.log_probability)
-    return sorted(kept, key=lambda text: text.slips > 0)
+    return best(kept, k)
+
+
+def best(texts: Iterable[Suggestion], k: int) -> list[Suggestion]:
+    """The `k` most probable of some texts, those without slips first."""
+    return sorted(heapq.nlargest(k, texts, key=lambda text: text.log_probability), key=lambda text: text.slips > 0)

@@ -2,7 +2,7 @@
 
 What a run gains is measured at the end of its training, against the same run with the context taken away (read as
 expected), on some of the development texts; and by `evaluate`, where it does so anyway. Of what its folder keeps, the
-figure of the most texts counts.
+figure of the most texts counts; one of users whom the run does not know says nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,6 +16,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import told_difference
 from factorcell.model.run import TELLING, Run, facts
+from factorcell.model.scoring import Scorer
 
 LOOKED_AT = 1000  # development texts, at most
 
@@ -23,7 +24,10 @@ Row = dict[str, Any]
 
 
 def context_gain(run: Run, held: Corpus) -> Row | None:
-    """By what share context lowers the perplexity of some texts of `held`, with its interval; None if not adapted."""
+    """By what share context lowers the perplexity of some texts of `held`, with its interval; None if not adapted.
+
+    `strangers` says that the run tells users apart, and knows none of theirs.
+    """
     if not run.model.adapted:
         return None
     rows = np.sort(np.random.default_rng(run.config.training.seed).permutation(len(held))[:LOOKED_AT])
@@ -31,7 +35,30 @@ def context_gain(run: Run, held: Corpus) -> Row | None:
     kept = text_figures.read(run.folder, text_figures.key_of(held)).get("perplexity")
     ours = text_figures.of_nats(run.nats(some), some)["perplexity"] if kept is None else kept.select(rows)
     plain = perplexity.without_context(run, some)["perplexity"]
-    return {"texts": len(some), **perplexity.gain(ours._replace(key=plain.key), plain).row("gain")}
+    found = {"texts": len(some), **perplexity.gain(ours._replace(key=plain.key), plain).row("gain")}
+    return {**found, "strangers": True} if perplexity.strangers(run, held) else found
+
+
+def told_gain(run: Run) -> str:
+    """What the training of a run measured of its context, to stand behind other figures; empty if nothing.
+
+    Users that it does not know have only the other columns to gain from.
+    """
+    row = facts(run.folder).get("context") or {}
+    gain = told_difference("gain", row)
+    if gain is None:
+        return ""
+    told = f"; {gain} over itself without its context"
+    if not row.get("strangers"):
+        return f"{told} (over an unadapted run it is less)" if row["gain"] > 0 else told
+    others = told if run.schema.columns(without=run.config.data.user) else ""
+    return f"{others}; {unknown_users(run, 'development text')}"
+
+
+def unknown_users(run: Scorer, text: str) -> str:
+    """That no `text` is by a user that the run knows, and how to see what it would gain from users."""
+    command = f"factorcell tune-online {run.folder} TABLE"
+    return f"no {text} is by a user that it knows: `{command}` shows what learning them brings"
 
 
 def cautions(runs: Iterable[Run]) -> list[str]:
@@ -70,7 +97,7 @@ def _stopped(run: Run) -> Iterable[str]:
 
 def _gains_nothing(run: Run) -> Iterable[str]:
     """That its perplexity is not lower than without its context."""
-    known = [row for row in _measured(run) if row.get("gain_low") is not None]
+    known = [row for row in _measured(run) if row.get("gain_low") is not None and not row.get("strangers")]
     most = max(known, key=lambda row: float(row["texts"]), default=None)
     if most and most["gain_low"] <= 0:
         yield f"its context gains nothing ({told_difference('gain', most)}, {most['texts']:,} texts)"

@@ -120,6 +120,17 @@ def gain(ours: TextSums, plain: TextSums) -> Interval:
     return statistics.gain(both.difference(0, 1))
 
 
+def strangers(run: Scorer, corpus: Corpus) -> bool:
+    """Whether `run` tells users apart, but nobody of those who wrote the texts of `corpus`: it knows none of them.
+
+    They are all the unknown user then, and without context the expected one: the gain says nothing of what users bring.
+    """
+    if not isinstance(run, Run) or not run.config.data.user or run.model.encoder is None:
+        return False
+    user = run.schema.categories.index(run.schema.variable(run.config.data.user))
+    return not (corpus.categories[:, user] > 0).any()
+
+
 def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
     """One tally per text."""
     sums = text_figures.per_text(run.nats(corpus), corpus)

@@ -104,6 +104,7 @@ def evaluate(
         row |= perplexity.gain(texts["perplexity"], plain).row("gain")
         row["perplexity_without"] = Tally(float(plain.above.sum()), int(plain.below.sum())).perplexity
         row["over"] = None if baseline is None else baseline.folder.name
+        row |= {"strangers": True} if perplexity.strangers(run, corpus) else {}
         for column, values in columns.items():
             named = ["(missing)" if value is None else value for value in values]
             result["by"][column] = perplexity.gains(texts["perplexity"], plain, named)

@@ -12,11 +12,10 @@ from factorcell.data.columns import must_have
 from factorcell.data.corpus import Corpus, target_counts
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of
-from factorcell.evaluation.cautions import context_gain
-from factorcell.evaluation.comparison import told_difference
+from factorcell.evaluation.cautions import context_gain, told_gain
 from factorcell.evaluation.text_figures import key_of
 from factorcell.model import model_card
-from factorcell.model.run import BEGINNING, Run, facts
+from factorcell.model.run import BEGINNING, Run
 from factorcell.training import distributed, telling
 from factorcell.training.distributed import World
 from factorcell.training.loop import watched
@@ -196,9 +195,7 @@ def summary(run: Run) -> str:
     """The best development figures of a run in one line."""
     best = run.best()
     assert best is not None  # a training ends with an evaluation
-    gain = told_difference("gain", facts(run.folder).get("context") or {})
-    worth = "" if gain is None else f"; {gain} over itself without its context (over an unadapted run it is less)"
     return (
         f"development perplexity {best['perplexity']:.2f} ({best['perplexity_known']:.2f} without out-of-vocabulary "
-        f"targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes{worth}"
+        f"targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes{told_gain(run)}"
     )

@@ -21,6 +21,24 @@ def test_completions_are_those_of_the_service(client: TestClient, site: Site) ->
     assert (answer["degraded"], answer["user_version"], answer["seq"]) == (None, found.user_version, 7)
 
 
+@pytest.mark.parametrize("user", ["ann", None])
+def test_the_best_of_few_are_the_first_of_many(client: TestClient, site: Site, user: str | None) -> None:
+    """For somebody whose texts are blended, and for nobody."""
+    for text in ("abba", "acab", "abba", "cab"):
+        site.service.accept("ann", text)
+
+    def of(limit: int) -> list[tuple[str, str]]:
+        asked = {"query": "a", "user": user, "limit": limit, "deadline_ms": 5000}
+        answer = client.post("/v1/complete", json={name: value for name, value in asked.items() if value is not None})
+        return [(one["text"], one["source"]) for one in answer.json()["results"]]
+
+    longest = of(25)
+    assert len(longest) == 25
+    assert {"model"} < {source for _, source in longest} or user is None
+    for limit in (1, 2, 3, 5, 9, 10, 11, 20):
+        assert of(limit) == longest[:limit]
+
+
 @pytest.mark.parametrize("explain", [False, True])
 @pytest.mark.parametrize("learn", [False, True])
 def test_get_and_post_are_equal(client: TestClient, explain: bool, learn: bool) -> None:

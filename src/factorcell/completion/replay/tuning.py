@@ -14,6 +14,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import AT_ONCE, Learner, LearningRule
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import COUNT, Stream, rank_of
+from factorcell.completion.rounds import PROPOSED
 from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
@@ -97,8 +98,8 @@ def proposals(
                 context = {name: row[name] for name in others}
                 if prefix is not None and completer.fits(prefix):
                     written = completer.type(completer.begin(user, context), prefix)
-                    found = completer.suggest(written, COUNT)
-                    yield blend.candidates(written.text, found, user.history, COUNT), row[text]
+                    found = completer.suggest(written, PROPOSED)
+                    yield blend.candidates(written.text, found, user.history, PROPOSED), row[text]
                 (user,), _ = learner.learn([user], [row[text]], [context])
                 bar.update()
 

@@ -1,0 +1,117 @@
+"""The best of few are the first of many, whatever suggests."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from factorcell.completion import compiled
+from factorcell.completion.assistant import Assistant
+from factorcell.completion.blend import FEATURES, Blend, BlendWeights
+from factorcell.completion.completer import Completer
+from factorcell.completion.fuzzy import Forgiving
+from factorcell.completion.online import User
+from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.rounds import MOST, PROPOSED, in_rounds, sizes
+from factorcell.completion.search import PlainEngine, Suggestion
+from tests.small import make_letters
+
+CITY = {"user": "city", "context": (), "min_user_count": 1}
+COUNTS = (1, 2, 3, 7, 9, 10, 11, 15, 20, 21, 45)
+RANDOM = np.random.default_rng(5)
+TEXTS = ["".join(RANDOM.choice(list("abc"), RANDOM.integers(3, 9))) for _ in range(400)]
+POPULAR = Popularity.fit([text for text in TEXTS for _ in range(RANDOM.geometric(0.3))], min_count=1)
+OWN = History(tuple(RANDOM.choice(TEXTS, 90)))
+
+
+def check(of: Callable[[int], Sequence[Suggestion]]) -> None:
+    """Of every two counts the answer to the smaller is the beginning of that to the larger, probabilities too."""
+    found = {count: of(count) for count in COUNTS}
+    assert [len(found[count]) for count in COUNTS] == list(COUNTS)
+    longest = found[COUNTS[-1]]
+    assert len({one.text for one in longest}) == len(longest)
+    for few in found.values():
+        beginning = longest[: len(few)]
+        assert [(one.text, one.source, one.slips) for one in few] == [
+            (one.text, one.source, one.slips) for one in beginning
+        ]
+        logs = [one.log_probability for one in beginning]
+        assert [one.log_probability for one in few] == pytest.approx(logs, abs=1e-5)
+    assert found[1] == found[PROPOSED][:1]
+
+
+def test_rounds_double() -> None:
+    """Up to what may be asked for."""
+    assert [sizes(k)[-1] for k in (1, 10, 11, 20, 21, 41)] == [10, 10, 20, 20, 40, 80]
+    assert sizes(41) == [10, 20, 40, 80]
+    assert sizes(MOST)[-2:] == [81_920, MOST]
+
+
+def test_a_round_adds_what_is_new_in_it() -> None:
+    """By hand: the second round has another order and other probabilities; none rises above one before it."""
+    first = [Suggestion(str(number), -1.0 - number, "model") for number in range(10)]
+    second = [Suggestion("x", -2.0, "history"), *first[::-1], Suggestion("y", -11.0, "model")]
+    found = in_rounds(lambda size: first if size == 10 else second, 11)
+    assert found == [*first, Suggestion("x", -10.0, "history")]
+    assert in_rounds(lambda size: first if size == 10 else second, 15)[10:] == [found[-1], second[-1]]
+    assert in_rounds(lambda size: first[:3], 15) == first[:3]
+
+
+@pytest.mark.parametrize("prefix", ["", "a", "bc", "abca"])
+def test_counted_texts(prefix: str) -> None:
+    """Popular ones and one's own, with slips and without: as many as there are."""
+    for counted in (POPULAR, OWN, Forgiving(POPULAR), Forgiving(OWN)):
+        longest = counted.complete(prefix, 400)
+        for count in COUNTS:
+            assert counted.complete(prefix, count) == longest[:count]
+
+
+@pytest.mark.parametrize("slips", [0, 1, 2])
+@pytest.mark.parametrize("plain", [False, True])
+def test_texts_of_a_model(slips: int, plain: bool) -> None:
+    """Of both engines; nothing is cut."""
+    completer = Completer(make_letters(spread=0.8), slips=slips)
+    assert isinstance(completer.engine, compiled.CompiledEngine)
+    if plain:
+        completer.engine = PlainEngine(completer.run.model)
+    for prefix in ("", "bac", "abcaba"):
+        written = completer.type(completer.begin(), prefix)
+        assert not completer.suggest(written, COUNTS[-1]).cut
+        check(lambda count, written=written: completer.suggest(written, count).suggestions)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("slips", [0, 2])
+@pytest.mark.parametrize("weights", [None, 0, 1, 2])
+def test_blended_texts(slips: int, weights: int | None) -> None:
+    """By the usual weights and by random ones, through what a service asks too."""
+    run = make_letters(data=CITY, spread=0.8)
+    drawn = np.random.default_rng(weights).normal(size=len(FEATURES)).tolist()
+    given = None if weights is None else BlendWeights(dict(zip(FEATURES, drawn, strict=True)))
+    blend, user = Blend(Completer(run, slips=slips), POPULAR, given), replace(User.new(run), history=OWN)
+    sources = set()
+    for prefix in ("", "a", "bac", "abcab"):
+        check(lambda count, prefix=prefix: blend.complete(prefix, user, k=count))  # type: ignore[misc]
+        found = blend.complete(prefix, user, k=40)
+        sources |= {one.source for one in found}
+        rounds = [one.log_probability for one in found if not one.slips]
+        assert slips or rounds == sorted(rounds, reverse=True)
+        assert math.isclose(min(rounds[:1]), max(one.log_probability for one in found if not one.slips))
+    assert len(sources) >= 5
+    assistant = Assistant(blend)
+    check(lambda count: assistant.suggest(assistant.type(assistant.begin(user), "ab"), count).suggestions)
+
+
+def test_it_did_depend_on_how_many_are_asked_for() -> None:
+    """The oracle can fail: blended from as many proposals as are asked for, another text is first."""
+    run = make_letters(data=CITY, spread=0.8)
+    blend, user = Blend(Completer(run), POPULAR), replace(User.new(run), history=OWN)
+    written = blend.type(blend.begin(user), "a")
+
+    def before(count: int) -> Sequence[Suggestion]:
+        model = blend.completer.suggest(written, count)
+        return blend.merged(blend.candidates("a", model, user.history, count), count)
+
+    with pytest.raises(AssertionError):
+        check(before)

@@ -1,0 +1,87 @@
+"""The line that a training ends with: what its context gained, or why that cannot be told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.config import Config
+from factorcell.evaluation.cautions import cautions
+from factorcell.evaluation.perplexity import strangers
+from factorcell.model.run import Run, facts
+from factorcell.training.fit import fit, summary
+
+Rows = list[dict[str, Any]]
+TEXTS = ["fix typo", "add docs", "fix tests", "add a test"]
+TRAIN: Rows = [
+    {"text": text, "who": who, "city": city} for text in TEXTS for who in ("ann", "bob") for city in ("Oslo", "Nice")
+] + [{"text": "fix all", "who": "rare", "city": "Oslo"}]
+GAIN = "over itself without its context"
+LEARN = (
+    "no development text is by a user that it knows: `factorcell tune-online {} TABLE` shows what learning them brings"
+)
+
+
+def by(who: str) -> Rows:
+    """Development texts of one person."""
+    return [{"text": text, "who": who, "city": "Oslo"} for text in TEXTS * 4]
+
+
+def trained(folder: Path, dev: Rows, **data: Any) -> Run:
+    """A run that tells users apart."""
+    reads = {"unit": "char", "user": "who", "min_user_count": 4, "min_count": 1, "min_context_count": 1}
+    model = {"embedding_size": 4, "hidden_size": 6, "rank": 2}
+    said = {"data": {**reads, **data}, "model": model, "training": {"epochs": 1, "evaluations": 1, "batch_tokens": 100}}
+    return fit(TRAIN, dev, Config.from_dict(said), folder)
+
+
+def test_new_users_are_said_to_be_new(tmp_path: Path) -> None:
+    """In place of the gain of a run of users alone; behind that of a run with other columns; a known one is enough."""
+    new = trained(tmp_path / "new", [*by("carl"), *by("rare")])
+    assert facts(new.folder)["context"]["strangers"]
+    assert summary(new).endswith(f"minutes; {LEARN.format(new.folder)}")
+    assert GAIN not in summary(new)
+    assert not [line for line in cautions([new]) if "gains nothing" in line]
+    both = trained(tmp_path / "both", by("carl"), context=("city",))
+    assert f" {GAIN}; {LEARN.format(both.folder)}" in summary(both)
+    known = trained(tmp_path / "known", [*by("carl"), by("ann")[0]])
+    assert "strangers" not in facts(known.folder)["context"]
+    assert GAIN in summary(known)
+    assert "tune-online" not in summary(known)
+
+
+@pytest.mark.parametrize(("gain", "less"), [(0.02, True), (-0.02, False), (0.0, False)])
+def test_a_loss_is_not_said_to_be_less(tmp_path: Path, gain: float, less: bool) -> None:
+    """Over an unadapted run a gain is less, of which there must be some."""
+    run = trained(tmp_path / "run", by("ann"))
+    row = {
+        **facts(run.folder),
+        "context": {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01},
+    }
+    files.write_json(run.folder / "training.json", row)
+    assert summary(run).endswith(" (over an unadapted run it is less)" if less else GAIN)
+
+
+def test_who_tells_no_users_apart_knows_no_strangers(tmp_path: Path) -> None:
+    """Nor a run in which users change nothing; a missing user is a stranger."""
+    run = trained(tmp_path / "run", by("ann"))
+    assert not strangers(run, run.prepare([*by("ann"), *by("carl")], unknown="group"))
+    assert strangers(run, run.prepare([{"text": "fix", "who": None}], unknown="group"))
+    plain = trained(tmp_path / "plain", by("ann"), user="", context=("city",))
+    assert not strangers(plain, plain.prepare(by("carl"), unknown="group"))
+
+
+def test_evaluate_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a table of strangers, and keeps it."""
+    run = trained(tmp_path / "run", by("ann"))
+    for who in ("ann", "carl"):
+        files.write_rows(tmp_path / f"{who}.jsonl", by(who))
+        command = ["evaluate", str(run.folder), str(tmp_path / f"{who}.jsonl"), "--by", "city", "--unknown", "group"]
+        assert main(command) == 0
+        said = capsys.readouterr().out
+        line = LEARN.format(run.folder).replace("development text", "text")
+        assert (line in said) == (who == "carl")
+    rows = files.read_rows(run.folder / "results.jsonl")
+    assert [row["evaluation"].get("strangers") for row in rows] == [None, True]
