@@ -24,6 +24,7 @@ from torch import Tensor
 from factorcell import digests, inputs, lock
 from factorcell.config import UserError, check_format
 from factorcell.digests import Digests
+from factorcell.finite import from_json, to_json
 
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 
@@ -124,8 +125,8 @@ def new_folder(folder: Path, advice: str, beginning: Collection[str] = ()) -> No
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace `path` by `content` as JSON."""
-    write(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    """Replace `path` by `content` as JSON, null where a number is not finite."""
+    write(path, (to_json(content, indent=1) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -221,8 +222,8 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows to a file of JSON lines, after its last whole one."""
-    added = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    """Add rows to a file of JSON lines, after its last whole one; null where a number is not finite."""
+    added = _lines(rows)
     try:
         with path.open("ab+") as file:
             end = _whole(file)
@@ -251,13 +252,16 @@ def _whole(file: BinaryIO) -> int:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows of a file of JSON lines; a last line that was cut off is ignored."""
+    """All whole rows of a file of JSON lines; a last line that was cut off is ignored.
+
+    None is what is no finite number, also in rows of before that was written as null.
+    """
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
     for line in read(path).split(b"\n")[:-1]:
         try:
-            rows.append(json.loads(line))
+            rows.append(from_json(line))
         except (ValueError, RecursionError):
             raise UserError(f"{path} line {len(rows) + 1}: not a row of JSON") from None
         if not isinstance(rows[-1], dict):
@@ -266,5 +270,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `path` by rows of JSON lines."""
-    write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    """Replace `path` by rows of JSON lines; null where a number is not finite."""
+    write(path, _lines(rows))
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(to_json(row) + "\n" for row in rows).encode()

@@ -5,6 +5,7 @@ from typing import Any
 
 from factorcell import files
 from factorcell.data.schema import TIMES, Variable
+from factorcell.finite import is_number, shown
 from factorcell.model.run import Run, facts
 from factorcell.visible import visible
 
@@ -75,12 +76,12 @@ def _results(run: Run) -> str:
     best = run.best()
     lines = ["| table | measure | value |", "|---|---|---|"]
     if best:
-        lines.append(f"| development | perplexity | {best['perplexity']:.2f} |")
-        lines.append(f"| development | perplexity, known targets | {best['perplexity_known']:.2f} |")
+        lines.append(f"| development | perplexity | {shown(best['perplexity'], '.2f')} |")
+        lines.append(f"| development | perplexity, known targets | {shown(best['perplexity_known'], '.2f')} |")
     for row in files.read_rows(run.folder / "results.jsonl"):
         scores = row.get("evaluation", row)
         for key in ("perplexity", "perplexity_known", "accuracy", "macro_f1", "auc"):
-            if isinstance(scores.get(key), float):
+            if is_number(scores.get(key)):
                 target = f" of {plain(row['target'])}" if row.get("target") else ""
                 lines.append(
                     f"| {plain(scores.get('table', ''))} | {key.replace('_', ' ')}{target} | {scores[key]:.4g} |"

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from factorcell.bootstrap import Interval
+from factorcell.finite import is_number
 from factorcell.reports.maps import world_map
 from factorcell.reports.wording import natural_order
 
@@ -105,7 +106,7 @@ def learning_curves(rows: Sequence[Row], x: str = "minutes") -> Figure:
     Rows: model, step, tokens, seconds, perplexity; a row whose `split` is not "dev" is omitted.
     """
     figure, axes = _chart(3.3)
-    rows = [row for row in rows if row.get("split", "dev") == "dev" and math.isfinite(row["perplexity"])]
+    rows = [row for row in rows if row.get("split", "dev") == "dev" and is_number(row["perplexity"])]
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     ends: list[tuple[float, float, str, str]] = []
     curves: list[list[tuple[float, float]]] = []

@@ -15,6 +15,7 @@ from factorcell.data.tables import name_of
 from factorcell.evaluation.cautions import context_gain
 from factorcell.evaluation.comparison import told_difference
 from factorcell.evaluation.text_figures import key_of
+from factorcell.finite import shown
 from factorcell.model import model_card
 from factorcell.model.run import ADVICE, BEGINNING, Run, facts
 from factorcell.training import distributed, telling
@@ -187,6 +188,6 @@ def summary(run: Run) -> str:
     gain = told_difference("gain", facts(run.folder).get("context") or {})
     worth = "" if gain is None else f"; {gain} over itself without its context (over an unadapted run it is less)"
     return (
-        f"development perplexity {best['perplexity']:.2f} ({best['perplexity_known']:.2f} without out-of-vocabulary "
-        f"targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes{worth}"
+        f"development perplexity {shown(best['perplexity'], '.2f')} ({shown(best['perplexity_known'], '.2f')} without "
+        f"out-of-vocabulary targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes{worth}"
     )
