@@ -1,8 +1,10 @@
 """How sure figures are, and what is to be held against a run, as the command line says it."""
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from factorcell import files, progress
@@ -152,3 +154,118 @@ def test_named_points_say_how_far_they_are(
     words = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--points", str(tmp_path / "points.jsonl")]
     assert main(words) == 0
     assert f" of {3 * len(ROWS)} likelihoods (100%)" in capsys.readouterr().err
+
+
+def unlabelled(folder: Path, rows: list[dict[str, object]]) -> str:
+    """A table of those rows."""
+    files.write_rows(folder / "new.jsonl", rows)
+    return str(folder / "new.jsonl")
+
+
+NEW: list[list[dict[str, object]]] = [
+    [{"text": "the sea is cold", "stars": "5"}, {"text": "sun", "stars": "1"}],
+    [{"text": "the sea is cold", "stars": "5", "city": None}, {"text": "sun", "stars": "1", "city": ""}],
+]
+
+
+@pytest.mark.parametrize("rows", NEW)
+def test_texts_without_a_value_are_classified(
+    folder: Path, rows: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those with one; no figure is shown or kept, and what was measured before stays in card and report."""
+    cell, table, out = str(folder / "cell"), unlabelled(folder, rows), folder / "out.jsonl"
+    assert main(["classify", cell, str(folder / "test.jsonl"), "--target", "city"]) == 0
+    accuracy = capsys.readouterr().out.splitlines()[0].split()[1].rstrip(",")
+    kept = (folder / "cell" / "results.jsonl").read_bytes()
+    command = ["classify", cell, table, "--target", "city"]
+    assert main([*command, "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"2 texts classified into {out}; none has a value to judge by\n")
+    cities = Run.open(cell).schema.variable("city").values[1:]
+    expected = classify(Run.open(cell), [{**row, "city": "Oslo"} for row in rows], "city", values=cities)
+    written = files.read_rows(out)
+    assert [row["row"] for row in written] == [1, 2]
+    assert [row["true"] for row in written] == [None, None]
+    for row, own in zip(written, expected.probabilities, strict=True):
+        assert row["probabilities"] == pytest.approx(dict(zip(cities, own, strict=True)), abs=1e-5)
+        assert row["predicted"] == cities[own.argmax()]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "2 texts classified; none has a value to judge by\n"
+    head, *lines = [line.split() for line in shown.out.splitlines()]
+    assert head == ["row", "predicted", "probability"]
+    assert lines == [[f"{r['row']}", r["predicted"], f"{max(r['probabilities'].values()):.4f}"] for r in written]
+    assert main([*command, "--json"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == written
+    assert (folder / "cell" / "results.jsonl").read_bytes() == kept
+    assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
+    assert f"{float(accuracy):.1%}" in (folder / "page.html").read_text(encoding="utf-8")
+    assert "nan" not in (folder / "cell" / "README.md").read_text(encoding="utf-8")
+
+
+def test_of_many_texts_the_first_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = unlabelled(folder, [{"text": "sun", "stars": "1"}] * 21)
+    assert main(["classify", str(folder / "cell"), table, "--target", "city"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1 + 20
+    assert (
+        shown.err.splitlines()[0] == "these are the first 20; --out FILE keeps all, with the probability of every value"
+    )
+    assert main(["classify", str(folder / "cell"), table, "--target", "city", "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 21
+
+
+def test_values_that_are_no_candidates_judge_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = unlabelled(folder, [{"text": "sun", "stars": "1", "city": "Rome"}])
+    assert main(["classify", str(folder / "cell"), table, "--target", "city"]) == 0
+    told = "1 text classified; none has a value among the candidates to judge by\n"
+    assert capsys.readouterr().err == told
+    assert not (folder / "cell" / "results.jsonl").exists()
+
+
+def test_named_points_of_texts_without_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The columns of the points may be missing, one by one or all; the nearest point is then not known."""
+    run = make_run(tmp_path / "run", ("lat:number", "lon:number"))
+    run.save_weights({})
+    files.write_rows(
+        tmp_path / "points.jsonl", [{"name": "a", "lat": 60, "lon": 10}, {"name": "b", "lat": 44, "lon": 7}]
+    )
+    places = {"a": {"lat": 60.0, "lon": 10.0}, "b": {"lat": 44.0, "lon": 7.0}}
+    expected = classify_points(run, [{"text": "sun", "lat": 50.0, "lon": 9.0}], places).probabilities
+    rows: list[dict[str, object]] = [{"text": "sun"}, {"text": "sun", "lat": 60.0, "lon": None}]
+    for row in rows:
+        np.testing.assert_allclose(classify_points(run, [row], places).probabilities, expected, rtol=1e-5)
+        table = unlabelled(tmp_path, [row])
+        assert main(["classify", str(run.folder), table, "--points", str(tmp_path / "points.jsonl")]) == 0
+        assert capsys.readouterr().err == "1 text classified; none has a value to judge by\n"
+
+
+def test_a_temperature_takes_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table to calibrate on without the column, without a value, or with others only is refused before any work."""
+    test, out = str(folder / "test.jsonl"), folder / "out.jsonl"
+    command = ["classify", str(folder / "cell"), test, "--target", "city", "--out", str(out)]
+    why = "a temperature is fitted by the values that texts have"
+    for row, message in (
+        ({}, f"new.jsonl: no column 'city'; it has text, stars; {why}"),
+        ({"city": None}, f"new.jsonl: no text has a value of city to choose among (Oslo, Nice); {why}"),
+        ({"city": "Rome"}, f"new.jsonl: no text has a value of city to choose among (Oslo, Nice); {why}"),
+    ):
+        table = unlabelled(folder, [{"text": "sun", "stars": "1", **row}])
+        assert main([*command, "--calibrate", table]) == 2
+        assert capsys.readouterr().err.endswith(f"{message}\n")
+        assert not out.exists()
+    assert main([*command, "--values", "Oslo", "Nice", "--calibrate", test]) == 0
+
+
+@pytest.mark.parametrize("kind", ["linear", "bayes"])
+def test_baselines_take_values_to_judge_by(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They only measure: a table without values is a mistake, in one line."""
+    files.write_rows(tmp_path / "train.jsonl", ROWS * 60)
+    table = unlabelled(tmp_path, [{"text": "sun", "city": None}])
+    command = ["baseline", kind, str(tmp_path / "train.jsonl"), "--target", "city", "--test"]
+    assert main([*command, table]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.endswith(
+        "new.jsonl: no text has a value of city that training has; there is nothing to judge a classifier by"
+    )
+    assert main([*command, str(tmp_path / "train.jsonl")]) == 0

@@ -116,11 +116,15 @@ def _nameless(run: Scorer, row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def told_apart(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
-    """Classify the texts of `table` by the variable `target`; metrics and what texts add, also kept in the run."""
+    """Classify the texts of `table` by the variable `target`; metrics and what texts add, also kept in the run.
+
+    Nothing is kept of texts that all lack a value: there is no figure of them.
+    """
     result = classify(run, table, target, unknown="group")
     metrics = result.metrics()
     texts = {"accuracy": judged_texts(result)}
-    note(run, classified(table, target, result, metrics), texts)
+    if result.labelled:
+        note(run, classified(table, target, result, metrics), texts)
     return metrics, texts
 
 
@@ -155,10 +159,10 @@ def read_points(path: str | Path) -> dict[str, dict[str, float]]:
 
 
 def write_predictions(path: Path, result: Classification) -> None:
-    """One row of JSON a text, counted from one: what was predicted, with the probability of every value."""
-    rows = []
-    for row, (best, probabilities) in enumerate(zip(result.predicted, result.probabilities, strict=True)):
-        named = {name: round(float(p), 6) for name, p in zip(result.names, probabilities, strict=True)}
-        true = result.names[result.truth[row]] if result.truth[row] >= 0 else None
-        rows.append({"row": row + 1, "predicted": result.names[best], "true": true, "probabilities": named})
-    files.write_rows(path, rows)
+    """The rows of a classification, a line of JSON each, counted from one."""
+    files.write_rows(path, predictions(result))
+
+
+def predictions(result: Classification) -> list[Row]:
+    """The rows of a classification as commands show and keep them: counted from one."""
+    return [{**row, "row": row["row"] + 1} for row in result.rows()]

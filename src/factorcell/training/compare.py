@@ -15,6 +15,7 @@ from factorcell.evaluation.ngram import FILE as COUNTED
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.results import note, told_apart
 from factorcell.evaluation.text_figures import Figures
+from factorcell.finite import is_number
 from factorcell.model.run import ADVICE, BEGINNING, Run
 from factorcell.training.fit import Say, fit, read, tell
 from factorcell.training.plan import Asked, Budget, Plan, duration, plan, resumed, said_config
@@ -123,7 +124,7 @@ def _judged(run: Run, table: Any, target: str | None) -> Row:
     row |= {"parameters": run.model.parameter_count(), "minutes": run.minutes()}
     if target and run.model.adapted:
         metrics, judged = told_apart(run, table, target)
-        row |= {key: value for key, value in metrics.items() if key in SCORES}
+        row |= {key: value for key, value in metrics.items() if key in SCORES and is_number(value)}
         row["accuracy_key"] = judged["accuracy"].key
     note(run, row, texts)
     return row
