@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +48,34 @@ def write(path: Path, content: bytes) -> None:
         _replace(manifest, listed.replacing(path.name, digest).content())
         _replace(path, content)
         return _replace(manifest, listed.replaced(path.name, digest).content())
+
+
+def try_path(path: Path) -> None:
+    """`UserError` unless a file `path` can be written: before the work whose results it will hold.
+
+    Nothing is left of the trial, and a file that is there stays as it is.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: cannot be saved (Is a directory)")
+    if not path.exists() or path.is_file():  # a pipe is not opened, since whoever reads it would see it end
+        _try(path.parent, path)
+
+
+def try_folder(folder: Path) -> None:
+    """The same of a `folder`, which is there or can be made; nothing is made."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    _try(place, folder)
+
+
+def _try(folder: Path, path: Path) -> None:
+    """`UserError` about `path` unless a file can be made in `folder`."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{path}: cannot be saved ({error.strerror})") from None
 
 
 def list_files(folder: Path, names: Iterable[str]) -> None:

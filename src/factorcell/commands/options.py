@@ -146,6 +146,23 @@ def unknown(verb: Parser) -> None:
     verb.add_argument("--unknown", default="error", choices=UNKNOWN_POLICIES, help=text)
 
 
+def written(verb: Parser, flag: str, text: str, *, folder: bool = False, **how: Any) -> None:
+    """Add a file (or `folder`) that a verb writes its results to; `try_written` tries it before the verb begins."""
+    action = verb.add_argument(flag, type=Path, help=text, **how)
+    name = "folders" if folder else "files"
+    verb.set_defaults(**{name: (*(verb.get_default(name) or ()), action.dest)})
+
+
+def try_written(given: argparse.Namespace) -> None:
+    """`UserError` unless all that a command is to write can be written: the results of long work are not to be lost."""
+    from factorcell import files
+
+    for names, check in (("files", files.try_path), ("folders", files.try_folder)):
+        for name in getattr(given, names, ()):
+            if (path := getattr(given, name)) is not None:
+                check(path)
+
+
 def threads_of(group: Any) -> None:
     """Add how many threads compute."""
     group.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
