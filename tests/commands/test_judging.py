@@ -12,6 +12,7 @@ from factorcell.commands.main import main
 from factorcell.evaluation import classification
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
+from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 
@@ -269,3 +270,40 @@ def test_baselines_take_values_to_judge_by(tmp_path: Path, kind: str, capsys: py
         "new.jsonl: no text has a value of city that training has; there is nothing to judge a classifier by"
     )
     assert main([*command, str(tmp_path / "train.jsonl")]) == 0
+
+
+def test_what_prints_texts_and_words_is_the_same_each_time(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is faster at the moment: products are of floats, as in Python, unless somebody asks for others."""
+    monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: 2.0)
+    cell, between = str(folder / "cell"), ["--between", "city=Oslo", "city=Nice"]
+    asked = {
+        "generate": [cell, "--context", "city=Oslo", "--context", "stars=5", "--number", "3", "--seed", "1"],
+        "contexts": [cell, *between],
+        "explain": [cell, "--text", "the sea", *between],
+        "units": [cell, str(folder / "test.jsonl"), "--target", "city", "--examples", "0"],
+    }
+    for verb, words in asked.items():
+        shown = []
+        for more in ([], ["--precision", "float32"], ["--precision", "auto"]):
+            assert main([verb, *words, *more, "--json"]) == 0
+            told = capsys.readouterr()
+            shown.append(told.out)
+            assert ("products of bfloat16" in told.err) == ("auto" in more)
+        assert shown[0] == shown[1]
+    context = {"city": "Oslo", "stars": "5"}
+    rows = generate(Run.open(cell), [context], number=3, options=GenerationOptions(seed=1))
+    assert main(["generate", *asked["generate"], "--json"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == list(rows)
+
+
+def test_rows_of_less_precise_texts_say_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a file of them goes on only with the same numbers."""
+    out = folder / "texts.jsonl"
+    command = ["generate", str(folder / "cell"), "--number", "2", "--out", str(out), "--precision"]
+    assert main([*command, "bfloat16"]) == 0
+    assert [row["options"] for row in files.read_rows(out)] == [{"precision": "bfloat16"}] * 2
+    assert main([*command, "float32", "--resume"]) == 2
+    assert "nothing resumed" in capsys.readouterr().err
+    assert main([*command, "bfloat16", "--resume"]) == 0

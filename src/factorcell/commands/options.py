@@ -174,8 +174,12 @@ def max_memory_of(verb: Parser) -> None:
     verb.rare.add_argument("--max-memory", type=float, metavar="GIB", help=text)
 
 
-def computing(verb: Parser) -> None:
-    """Add how texts are scored and what is shown of it."""
+def computing(verb: Parser, precision: str = "auto") -> None:
+    """Add how texts are scored, by default with numbers of a `precision`, and what is shown of it.
+
+    What prints texts, words or lists is "float32": of the faster numbers a busy machine may find others the next time,
+    and then other texts are drawn.
+    """
     unknown(verb)
     json(verb)
     group = verb.section("computing")
@@ -183,9 +187,8 @@ def computing(verb: Parser) -> None:
     group.add_argument(
         "--device", default="auto", choices=DEVICES, help="where to compute; auto: a GPU if there is one"
     )
-    group.add_argument(
-        "--precision", default="auto", choices=PRECISIONS, help="numbers in matrix products; auto: the faster ones"
-    )
+    text = "numbers in matrix products; auto: the faster ones"
+    group.add_argument("--precision", default=precision, choices=PRECISIONS, help=text)
     max_memory_of(verb)
 
 

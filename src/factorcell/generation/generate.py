@@ -33,6 +33,7 @@ from factorcell.generation.infilling import InfillingOptions
 from factorcell.generation.sampling import Choice, Clock, GeneratedText, WritingTask, drawing, greedy, steps, write
 from factorcell.model import sizes
 from factorcell.model.language_model import Conditioned
+from factorcell.model.precision import SINGLE
 from factorcell.model.run import Run
 
 DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
@@ -186,14 +187,19 @@ def generate(
 
 
 def origin(run: Run, options: GenerationOptions, prompt: str = "") -> Row:
-    """What every row of `generate` says of itself: the run, and the options that are not the default."""
+    """What every row of `generate` says of itself: the run, and the options that are not the default.
+
+    Less precise products are one of them: the same seed then draws other texts.
+    """
     chosen = {
         field.name: getattr(options, field.name)
         for field in fields(options)
         if getattr(options, field.name) != field.default and field.name != "seconds"
     }
     chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
-    return {"run": run.folder.name, "options": {**chosen, **({"prompt": prompt} if prompt else {})}}
+    chosen |= {"prompt": prompt} if prompt else {}
+    chosen |= {"precision": run.precision} if run.precision != SINGLE else {}
+    return {"run": run.folder.name, "options": chosen}
 
 
 def resumed(file: Path, about: Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:

@@ -23,7 +23,7 @@ def explain(verb: Parser) -> None:
     options.written(verb, "--page", "write a page", metavar="HTML")
     text = "auto: in a terminal without NO_COLOR, or with FORCE_COLOR"
     verb.add_argument("--color", default="auto", choices=("auto", "always", "never"), help=text)
-    options.computing(verb)
+    options.computing(verb, "float32")
 
 
 def contexts(verb: Parser) -> None:
@@ -44,7 +44,7 @@ def contexts(verb: Parser) -> None:
     text = "column to colour or predict by (repeatable)"
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
     options.written(verb, "--page", "write all that is shown as a page", metavar="HTML")
-    options.computing(verb)
+    options.computing(verb, "float32")
     verb.rare.add_argument("--groups", type=int, default=8, help="the largest groups of a map")
     verb.rare.add_argument("--points", action="store_true", help="also the points of a map of groups")
     options.seed(verb.rare, "the folds of a prediction")
@@ -59,7 +59,7 @@ def units(verb: Parser) -> None:
     verb.add_argument("--value", help="whose unit is drawn (default: the value with the best one)")
     verb.add_argument("--every-token", action="store_true", help="choose by the states after every token, not the last")
     options.written(verb, "--page", "write a page", metavar="HTML")
-    options.computing(verb)
+    options.computing(verb, "float32")
     text = "of each value, for logistic regression; 0: none"
     verb.rare.add_argument("--examples", type=int, default=30, help=text)
     verb.rare.add_argument("--repeats", type=int, default=10, help="draws of the examples")

@@ -22,7 +22,7 @@ def generate(verb: Parser) -> None:
     options.written(verb, "--out", "write the rows there (JSON lines) as they are done")
     verb.add_argument("--resume", action="store_true", help="go on with a file that was begun with the same options")
     _writing(verb)
-    options.computing(verb)
+    options.computing(verb, "float32")
     verb.set_defaults(again="; with --out, the same command with --resume goes on")
 
 
