@@ -307,3 +307,29 @@ def test_rows_of_less_precise_texts_say_so(folder: Path, capsys: pytest.CaptureF
     assert main([*command, "float32", "--resume"]) == 2
     assert "nothing resumed" in capsys.readouterr().err
     assert main([*command, "bfloat16", "--resume"]) == 0
+
+
+def test_card_and_report_show_the_last_answer_with_its_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows keep the numbers of products; the same question again, of other numbers, replaces what is shown."""
+    cell, first, second = (str(folder / name) for name in ("cell", "test.jsonl", "other.jsonl"))
+    files.write_rows(folder / "other.jsonl", ROWS)
+    for words in (
+        ["evaluate", cell, first, "--precision", "float32"],
+        ["classify", cell, first, "--target", "city", "--precision", "float32"],
+        ["evaluate", cell, second, "--by", "city", "--baseline", str(folder / "plain"), "--precision", "float32"],
+        ["evaluate", cell, first, "--precision", "bfloat16"],
+        ["classify", cell, first, "--target", "city", "--precision", "bfloat16"],
+    ):
+        assert main(words) == 0
+    rows = files.read_rows(folder / "cell" / "results.jsonl")
+    kept = [row.get("evaluation", row)["precision"] for row in rows]
+    assert kept == ["float32", "float32", "float32", "bfloat16", "bfloat16"]
+    card = (folder / "cell" / "README.md").read_text(encoding="utf-8")
+    assert card.count("| test.jsonl | perplexity |") == card.count("| test.jsonl | accuracy of city |") == 1
+    assert f"| test.jsonl | perplexity | {rows[3]['evaluation']['perplexity']:.4g} |" in card
+    assert f"| other.jsonl | perplexity | {rows[2]['evaluation']['perplexity']:.4g} |" in card
+    assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "<td>test.jsonl</td>" in page
+    assert "Perplexity of other.jsonl by city, gain over plain" in page
+    assert "city, test.jsonl" in page

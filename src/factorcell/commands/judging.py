@@ -108,9 +108,8 @@ def _keep(run: Run, result: Classification, given: argparse.Namespace) -> None:
     if given.out:
         results.write_predictions(given.out, result)
     if result.labelled:
-        return _note(
-            run, results.classified(given.table, given.target, result, metrics), {"accuracy": judged_texts(result)}
-        )
+        row = results.classified(run, given.table, given.target, result, metrics, given.samples)
+        return _note(run, row, {"accuracy": judged_texts(result)})
     into = f" into {given.out}" if given.out else ""
     other = "a value among the candidates" if metrics.get("left_out_other") else "a value"
     texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
