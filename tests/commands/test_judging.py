@@ -333,3 +333,19 @@ def test_card_and_report_show_the_last_answer_with_its_table(folder: Path, capsy
     assert "<td>test.jsonl</td>" in page
     assert "Perplexity of other.jsonl by city, gain over plain" in page
     assert "city, test.jsonl" in page
+
+
+def test_unknown_words_of_a_prompt_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each once, with the nearest known ones; the text begins with them all the same. Known words say nothing."""
+    cell = str(folder / "cell")
+    command = ["generate", cell, "--context", "city=Oslo", "--context", "stars=5", "--max-tokens", "3", "--prompt"]
+    told = f"--prompt: not in the vocabulary of {cell}, and read as unknown: 'xyzzyq', 'sands' (near it: sand, and)\n"
+    for more in ([], ["--stream"]):
+        assert main([*command, "the xyzzyq sands xyzzyq", *more]) == 0
+        shown = capsys.readouterr()
+        assert shown.err == told
+        assert "the xyzzyq sands xyzzyq" in shown.out
+        assert main([*command, "the sand", *more]) == 0
+        assert capsys.readouterr().err == ""
+    assert main([*command[:-1], "--fill", "the xyzzyq ____"]) == 2
+    assert "'xyzzyq' is not in the vocabulary" in capsys.readouterr().err

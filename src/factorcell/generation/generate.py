@@ -109,15 +109,23 @@ DEFAULT, FILLED = GenerationOptions(), InfillingOptions()
 def known(run: Run, text: str, what: str) -> tuple[int, ...]:
     """The tokens of `text`; a `UserError` names a word that the run does not know, and the nearest that it does."""
     tokens = run.tokenizer.split(text)
-    ids = run.tokenizer.encode(tokens)
-    for token, number in zip(tokens, ids, strict=True):
-        if number == run.tokenizer.specials.unknown:
-            near = difflib.get_close_matches(token, run.vocabulary.ids, n=3)
-            hint = f"; near it: {', '.join(near)}" if near else ""
-            raise UserError(f"{what}: {token!r} is not in the vocabulary of {run.folder}{hint}")
+    for token, near in unknown_tokens(run, text).items():
+        hint = f"; near it: {', '.join(near)}" if near else ""
+        raise UserError(f"{what}: {token!r} is not in the vocabulary of {run.folder}{hint}")
     if not tokens:
         raise UserError(f"{what}: {text!r} has no token")
-    return tuple(ids)
+    return tuple(run.tokenizer.encode(tokens))
+
+
+def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
+    """The tokens of `text` that the run reads as the unknown one, each with the nearest that it knows."""
+    tokens = run.tokenizer.split(text)
+    unknown = [
+        token
+        for token, number in zip(tokens, run.tokenizer.encode(tokens), strict=True)
+        if number == run.tokenizer.specials.unknown
+    ]
+    return {token: difflib.get_close_matches(token, run.vocabulary.ids, n=3) for token in dict.fromkeys(unknown)}
 
 
 def every(schema: ContextSchema, column: str) -> list[str]:
