@@ -271,3 +271,46 @@ def test_a_folder_that_another_process_makes_meanwhile_is_new(
 
     monkeypatch.setattr(Path, asked, answered)
     assert files.is_new(tmp_path / "run")
+
+
+@pytest.mark.parametrize("before", [None, b"good"])
+def test_a_path_that_can_be_written_is_tried_without_a_trace(before: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    if before:
+        path.write_bytes(before)
+    files.try_path(path)
+    assert (path.read_bytes() if path.exists() else None) == before
+    assert [file.name for file in tmp_path.iterdir()] == (["file"] if before else [])
+    files.try_folder(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    files.try_path(FULL)  # a device is written to; what it says of that is known only then
+
+
+def test_a_path_that_cannot_be_written_is_found_before(tmp_path: Path) -> None:
+    """As `write` would find it: the trial says what the writing would."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"good")
+    for name in ("none/file", "folder", "file/below"):
+        said = []
+        for attempt in (files.try_path, lambda path: files.write(path, b"new")):
+            with pytest.raises((UserError, NotADirectoryError)) as error:
+                attempt(tmp_path / name)
+            said.append(str(error.value))
+        assert said[0] == said[1] or "Not a directory" in said[1]
+    for name in ("file", "file/below/it"):
+        with pytest.raises(UserError) as error:
+            files.try_folder(tmp_path / name)
+        one_line(error, str(tmp_path / name), "cannot be saved (Not a directory)")
+
+
+def test_a_closed_folder_is_found_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses, as it does those who are not root."""
+
+    def refuse(**_: Any) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("factorcell.files.tempfile.TemporaryFile", refuse)
+    for attempt in (files.try_path, files.try_folder):
+        with pytest.raises(UserError) as error:
+            attempt(tmp_path / "new")
+        one_line(error, str(tmp_path / "new"), "cannot be saved (Permission denied)")

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch import Tensor
 from factorcell import digests, inputs, lock
 from factorcell.config import UserError, check_format
 from factorcell.digests import Digests
+from factorcell.finite import from_json, to_json
 
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 
@@ -46,6 +48,34 @@ def write(path: Path, content: bytes) -> None:
         _replace(manifest, listed.replacing(path.name, digest).content())
         _replace(path, content)
         return _replace(manifest, listed.replaced(path.name, digest).content())
+
+
+def try_path(path: Path) -> None:
+    """`UserError` unless a file `path` can be written: before the work whose results it will hold.
+
+    Nothing is left of the trial, and a file that is there stays as it is.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: cannot be saved (Is a directory)")
+    if not path.exists() or path.is_file():  # a pipe is not opened, since whoever reads it would see it end
+        _try(path.parent, path)
+
+
+def try_folder(folder: Path) -> None:
+    """The same of a `folder`, which is there or can be made; nothing is made."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    _try(place, folder)
+
+
+def _try(folder: Path, path: Path) -> None:
+    """`UserError` about `path` unless a file can be made in `folder`."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{path}: cannot be saved ({error.strerror})") from None
 
 
 def list_files(folder: Path, names: Iterable[str]) -> None:
@@ -131,8 +161,8 @@ def new_folder(folder: Path, beginning: Collection[str] = (), *, resumable: bool
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace `path` by `content` as JSON."""
-    write(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    """Replace `path` by `content` as JSON, null where a number is not finite."""
+    write(path, (to_json(content, indent=1) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -228,8 +258,8 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows to a file of JSON lines, after its last whole one."""
-    added = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    """Add rows to a file of JSON lines, after its last whole one; null where a number is not finite."""
+    added = _lines(rows)
     try:
         with path.open("ab+") as file:
             end = _whole(file)
@@ -258,13 +288,16 @@ def _whole(file: BinaryIO) -> int:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows of a file of JSON lines; a last line that was cut off is ignored."""
+    """All whole rows of a file of JSON lines; a last line that was cut off is ignored.
+
+    None is what is no finite number, also in rows of before that was written as null.
+    """
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
     for line in read(path).split(b"\n")[:-1]:
         try:
-            rows.append(json.loads(line))
+            rows.append(from_json(line))
         except (ValueError, RecursionError):
             raise UserError(f"{path} line {len(rows) + 1}: not a row of JSON") from None
         if not isinstance(rows[-1], dict):
@@ -273,5 +306,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `path` by rows of JSON lines."""
-    write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    """Replace `path` by rows of JSON lines; null where a number is not finite."""
+    write(path, _lines(rows))
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(to_json(row) + "\n" for row in rows).encode()

@@ -1,8 +1,10 @@
 """How sure figures are, and what is to be held against a run, as the command line says it."""
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from factorcell import files, progress
@@ -10,6 +12,7 @@ from factorcell.commands.main import main
 from factorcell.evaluation import classification
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
+from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
 from tests.small import ROWS, make_letters, make_run
 
@@ -172,3 +175,197 @@ def test_named_points_say_how_far_they_are(
     words = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--points", str(tmp_path / "points.jsonl")]
     assert main(words) == 0
     assert f" of {3 * len(ROWS)} likelihoods (100%)" in capsys.readouterr().err
+
+
+def unlabelled(folder: Path, rows: list[dict[str, object]]) -> str:
+    """A table of those rows."""
+    files.write_rows(folder / "new.jsonl", rows)
+    return str(folder / "new.jsonl")
+
+
+NEW: list[list[dict[str, object]]] = [
+    [{"text": "the sea is cold", "stars": "5"}, {"text": "sun", "stars": "1"}],
+    [{"text": "the sea is cold", "stars": "5", "city": None}, {"text": "sun", "stars": "1", "city": ""}],
+]
+
+
+@pytest.mark.parametrize("rows", NEW)
+def test_texts_without_a_value_are_classified(
+    folder: Path, rows: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those with one; no figure is shown or kept, and what was measured before stays in card and report."""
+    cell, table, out = str(folder / "cell"), unlabelled(folder, rows), folder / "out.jsonl"
+    assert main(["classify", cell, str(folder / "test.jsonl"), "--target", "city"]) == 0
+    accuracy = capsys.readouterr().out.splitlines()[0].split()[1].rstrip(",")
+    kept = (folder / "cell" / "results.jsonl").read_bytes()
+    command = ["classify", cell, table, "--target", "city"]
+    assert main([*command, "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"2 texts classified into {out}; none has a value to judge by\n")
+    cities = Run.open(cell).schema.variable("city").values[1:]
+    expected = classify(Run.open(cell), [{**row, "city": "Oslo"} for row in rows], "city", values=cities)
+    written = files.read_rows(out)
+    assert [row["row"] for row in written] == [1, 2]
+    assert [row["true"] for row in written] == [None, None]
+    for row, own in zip(written, expected.probabilities, strict=True):
+        assert row["probabilities"] == pytest.approx(dict(zip(cities, own, strict=True)), abs=1e-5)
+        assert row["predicted"] == cities[own.argmax()]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "2 texts classified; none has a value to judge by\n"
+    head, *lines = [line.split() for line in shown.out.splitlines()]
+    assert head == ["row", "predicted", "probability"]
+    assert lines == [[f"{r['row']}", r["predicted"], f"{max(r['probabilities'].values()):.4f}"] for r in written]
+    assert main([*command, "--json"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == written
+    assert (folder / "cell" / "results.jsonl").read_bytes() == kept
+    assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
+    assert f"{float(accuracy):.1%}" in (folder / "page.html").read_text(encoding="utf-8")
+    assert "nan" not in (folder / "cell" / "README.md").read_text(encoding="utf-8")
+
+
+def test_of_many_texts_the_first_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = unlabelled(folder, [{"text": "sun", "stars": "1"}] * 21)
+    assert main(["classify", str(folder / "cell"), table, "--target", "city"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1 + 20
+    assert (
+        shown.err.splitlines()[0] == "these are the first 20; --out FILE keeps all, with the probability of every value"
+    )
+    assert main(["classify", str(folder / "cell"), table, "--target", "city", "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 21
+
+
+def test_values_that_are_no_candidates_judge_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = unlabelled(folder, [{"text": "sun", "stars": "1", "city": "Rome"}])
+    assert main(["classify", str(folder / "cell"), table, "--target", "city"]) == 0
+    told = "1 text classified; none has a value among the candidates to judge by\n"
+    assert capsys.readouterr().err == told
+    assert not (folder / "cell" / "results.jsonl").exists()
+
+
+def test_named_points_of_texts_without_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The columns of the points may be missing, one by one or all; the nearest point is then not known."""
+    run = make_run(tmp_path / "run", ("lat:number", "lon:number"))
+    run.save_weights({})
+    files.write_rows(
+        tmp_path / "points.jsonl", [{"name": "a", "lat": 60, "lon": 10}, {"name": "b", "lat": 44, "lon": 7}]
+    )
+    places = {"a": {"lat": 60.0, "lon": 10.0}, "b": {"lat": 44.0, "lon": 7.0}}
+    expected = classify_points(run, [{"text": "sun", "lat": 50.0, "lon": 9.0}], places).probabilities
+    rows: list[dict[str, object]] = [{"text": "sun"}, {"text": "sun", "lat": 60.0, "lon": None}]
+    for row in rows:
+        np.testing.assert_allclose(classify_points(run, [row], places).probabilities, expected, rtol=1e-5)
+        table = unlabelled(tmp_path, [row])
+        assert main(["classify", str(run.folder), table, "--points", str(tmp_path / "points.jsonl")]) == 0
+        assert capsys.readouterr().err == "1 text classified; none has a value to judge by\n"
+
+
+def test_a_temperature_takes_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table to calibrate on without the column, without a value, or with others only is refused before any work."""
+    test, out = str(folder / "test.jsonl"), folder / "out.jsonl"
+    command = ["classify", str(folder / "cell"), test, "--target", "city", "--out", str(out)]
+    why = "a temperature is fitted by the values that texts have"
+    for row, message in (
+        ({}, f"new.jsonl: no column 'city'; it has text, stars; {why}"),
+        ({"city": None}, f"new.jsonl: no text has a value of city to choose among (Oslo, Nice); {why}"),
+        ({"city": "Rome"}, f"new.jsonl: no text has a value of city to choose among (Oslo, Nice); {why}"),
+    ):
+        table = unlabelled(folder, [{"text": "sun", "stars": "1", **row}])
+        assert main([*command, "--calibrate", table]) == 2
+        assert capsys.readouterr().err.endswith(f"{message}\n")
+        assert not out.exists()
+    assert main([*command, "--values", "Oslo", "Nice", "--calibrate", test]) == 0
+
+
+@pytest.mark.parametrize("kind", ["linear", "bayes"])
+def test_baselines_take_values_to_judge_by(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They only measure: a table without values is a mistake, in one line."""
+    files.write_rows(tmp_path / "train.jsonl", ROWS * 60)
+    table = unlabelled(tmp_path, [{"text": "sun", "city": None}])
+    command = ["baseline", kind, str(tmp_path / "train.jsonl"), "--target", "city", "--test"]
+    assert main([*command, table]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.endswith(
+        "new.jsonl: no text has a value of city that training has; there is nothing to judge a classifier by"
+    )
+    assert main([*command, str(tmp_path / "train.jsonl")]) == 0
+
+
+def test_what_prints_texts_and_words_is_the_same_each_time(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is faster at the moment: products are of floats, as in Python, unless somebody asks for others."""
+    monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: 2.0)
+    cell, between = str(folder / "cell"), ["--between", "city=Oslo", "city=Nice"]
+    asked = {
+        "generate": [cell, "--context", "city=Oslo", "--context", "stars=5", "--number", "3", "--seed", "1"],
+        "contexts": [cell, *between],
+        "explain": [cell, "--text", "the sea", *between],
+        "units": [cell, str(folder / "test.jsonl"), "--target", "city", "--examples", "0"],
+    }
+    for verb, words in asked.items():
+        shown = []
+        for more in ([], ["--precision", "float32"], ["--precision", "auto"]):
+            assert main([verb, *words, *more, "--json"]) == 0
+            told = capsys.readouterr()
+            shown.append(told.out)
+            assert ("products of bfloat16" in told.err) == ("auto" in more)
+        assert shown[0] == shown[1]
+    context = {"city": "Oslo", "stars": "5"}
+    rows = generate(Run.open(cell), [context], number=3, options=GenerationOptions(seed=1))
+    assert main(["generate", *asked["generate"], "--json"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == list(rows)
+
+
+def test_rows_of_less_precise_texts_say_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a file of them goes on only with the same numbers."""
+    out = folder / "texts.jsonl"
+    command = ["generate", str(folder / "cell"), "--number", "2", "--out", str(out), "--precision"]
+    assert main([*command, "bfloat16"]) == 0
+    assert [row["options"] for row in files.read_rows(out)] == [{"precision": "bfloat16"}] * 2
+    assert main([*command, "float32", "--resume"]) == 2
+    assert "nothing resumed" in capsys.readouterr().err
+    assert main([*command, "bfloat16", "--resume"]) == 0
+
+
+def test_card_and_report_show_the_last_answer_with_its_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows keep the numbers of products; the same question again, of other numbers, replaces what is shown."""
+    cell, first, second = (str(folder / name) for name in ("cell", "test.jsonl", "other.jsonl"))
+    files.write_rows(folder / "other.jsonl", ROWS)
+    for words in (
+        ["evaluate", cell, first, "--precision", "float32"],
+        ["classify", cell, first, "--target", "city", "--precision", "float32"],
+        ["evaluate", cell, second, "--by", "city", "--baseline", str(folder / "plain"), "--precision", "float32"],
+        ["evaluate", cell, first, "--precision", "bfloat16"],
+        ["classify", cell, first, "--target", "city", "--precision", "bfloat16"],
+    ):
+        assert main(words) == 0
+    rows = files.read_rows(folder / "cell" / "results.jsonl")
+    kept = [row.get("evaluation", row)["precision"] for row in rows]
+    assert kept == ["float32", "float32", "float32", "bfloat16", "bfloat16"]
+    card = (folder / "cell" / "README.md").read_text(encoding="utf-8")
+    assert card.count("| test.jsonl | perplexity |") == card.count("| test.jsonl | accuracy of city |") == 1
+    assert f"| test.jsonl | perplexity | {rows[3]['evaluation']['perplexity']:.4g} |" in card
+    assert f"| other.jsonl | perplexity | {rows[2]['evaluation']['perplexity']:.4g} |" in card
+    assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "<td>test.jsonl</td>" in page
+    assert "Perplexity of other.jsonl by city, gain over plain" in page
+    assert "city, test.jsonl" in page
+
+
+def test_unknown_words_of_a_prompt_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each once, with the nearest known ones; the text begins with them all the same. Known words say nothing."""
+    cell = str(folder / "cell")
+    command = ["generate", cell, "--context", "city=Oslo", "--context", "stars=5", "--max-tokens", "3", "--prompt"]
+    told = f"--prompt: not in the vocabulary of {cell}, and read as unknown: 'xyzzyq', 'sands' (near it: sand, and)\n"
+    for more in ([], ["--stream"]):
+        assert main([*command, "the xyzzyq sands xyzzyq", *more]) == 0
+        shown = capsys.readouterr()
+        assert shown.err == told
+        assert "the xyzzyq sands xyzzyq" in shown.out
+        assert main([*command, "the sand", *more]) == 0
+        assert capsys.readouterr().err == ""
+    assert main([*command[:-1], "--fill", "the xyzzyq ____"]) == 2
+    assert "'xyzzyq' is not in the vocabulary" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from factorcell.commands.parser import Parser
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.model.run import Run
+from tests.commands.verbs import LEAVES, parser
 
 NUMBERED = {"sparse_penalty": "0.5", "sparse_l1": "0.5", "tell_apart": "stars=2", "cutoffs": "500"}
 OF_USERS = ("anonymous", "max_user_texts", "min_users")  # options that need a user column
@@ -86,3 +87,56 @@ def test_a_rare_value_given_by_hand_is_told(tmp_path: Path, capsys: pytest.Captu
         assert capsys.readouterr().err.count("city 'Riga' is read as a rare value") == told
     options.tell_rare(corpus.schema, {"city": "Rome"}, {"stars": "5"})
     assert not capsys.readouterr().err
+
+
+# Verbs that train begin with their folder, and say at once where it cannot be made.
+TRAINING = [["train"], ["compare"], ["tune"], ["finetune"], ["separate"], ["demo"]]
+# What each other verb that writes is given beside its --out or --page: nothing of it is there.
+WRITING = {
+    "classify --out": "RUN TABLE --target city",
+    "advise --page": "TABLE",
+    "rescore --out": "RUN NBEST",
+    "rescore --page": "RUN NBEST",
+    "rescore --scores": "RUN NBEST",
+    "rescore --weights": "RUN NBEST --tune DEV",
+    "replay --out": "RUN TABLE --compare mpc",
+    "generate --out": "RUN",
+    "specificity --out": "RUN --target city --train TABLE --dev TABLE",
+    "explain --page": "RUN FILE --between a=1 a=2",
+    "contexts --page": "RUN",
+    "units --page": "RUN TABLE --target city",
+    "report --out": "RUN",
+    "mix --out": "RUN --dev TABLE",
+    "baseline ngram --out": "TABLE",
+    "demo --page": "",
+}
+
+
+def test_every_file_that_a_verb_writes_is_among_them() -> None:
+    """A new --out or --page is tried too."""
+    found = {
+        f"{' '.join(words)} {name}"
+        for words in LEAVES
+        for name in ("--out", "--page")
+        if name in parser(*words).options and (name == "--page" or words not in TRAINING)
+    }
+    assert found == {case for case in WRITING if case.split()[-1] in ("--out", "--page")}
+
+
+@pytest.mark.parametrize("case", WRITING)
+def test_a_file_that_cannot_be_written_is_said_before_the_work(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And before the run or the table is opened, of which there is none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    *verb, flag = case.split()
+    assert main([*verb, *WRITING[case].split(), flag, "file/x"]) == 2
+    assert capsys.readouterr().err == "factorcell: file/x: cannot be saved (Not a directory)\n"
+
+
+def test_weights_that_are_read_are_not_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They may lie where nobody may write."""
+    lists = str(tmp_path / "none.jsonl")
+    assert main(["rescore", "RUN", lists, "--weights", "/proc/none/weights.json"]) == 2
+    assert "none.jsonl" in capsys.readouterr().err

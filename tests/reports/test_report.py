@@ -15,6 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from factorcell.evaluation.text_figures import TextSums
+from factorcell.model.kept_results import Gains
 from factorcell.reports import demo, elements, runs
 
 VOID = {"meta", "link", "img", "br", "path", "use", "rect"}
@@ -141,7 +142,7 @@ def two_runs() -> list[dict[str, Any]]:
         "schema": [],
         "evaluation": {"perplexity": 80.123, "perplexity_known": 70.0, "targets": 123_456},
         "log": [{**row, "model": "x"} for row in curves()[:7]],
-        "by": {},
+        "by": [],
         "classification": None,
         "texts": {"perplexity": text_sums(math.log(80.123))},
     }
@@ -159,7 +160,10 @@ def two_runs() -> list[dict[str, Any]]:
             "evaluation": {"perplexity": 72.0, "perplexity_known": 63.0, "targets": 123_456},
             "texts": {"perplexity": text_sums(math.log(72.0))},
             "cautions": [f"{HOSTILE} stopped"],
-            "by": {"city": rows, "rating": [{"value": "5", "count": 3, "perplexity": 6.5, "gain": None}]},
+            "by": [
+                Gains("dev.csv", "city", None, rows),
+                Gains("dev.csv", "rating", None, [{"value": "5", "count": 3, "perplexity": 6.5, "gain": None}]),
+            ],
             "classification": {
                 "target": "rating",
                 "accuracy": 0.85,
@@ -268,7 +272,7 @@ def test_run_report_of_one_bare_run() -> None:
         "schema": [],
         "evaluation": None,
         "log": [],
-        "by": {},
+        "by": [],
     }
     page = Page(runs.run_report([run]))
     assert "runs/a" in page.text

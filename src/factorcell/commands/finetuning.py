@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from factorcell.commands import options, terminal
+from factorcell.finite import shown
 from factorcell.model.run import Run, facts
 from factorcell.training.finetuning import finetune
 from factorcell.training.fit import summary
@@ -31,7 +32,7 @@ def run_finetune(given: argparse.Namespace) -> None:
         resume=given.resume,
         say=terminal.say,
     )
-    terminal.say(f"{run.folder}: {summary(run)}; it was {run.log()[0]['perplexity']:.2f} before")
+    terminal.say(f"{run.folder}: {summary(run)}; it was {shown(run.log()[0]['perplexity'], '.2f')} before")
     terminal.table(facts(run.folder)["finetuned"]["moved"], ("part", "values", "moved"))
 
 

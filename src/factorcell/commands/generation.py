@@ -9,7 +9,16 @@ from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation.cautions import cautions
-from factorcell.generation.generate import GenerationOptions, every, fill, generate, origin, resumed, stream
+from factorcell.generation.generate import (
+    GenerationOptions,
+    every,
+    fill,
+    generate,
+    origin,
+    resumed,
+    stream,
+    unknown_tokens,
+)
 from factorcell.generation.infilling import InfillingOptions
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
@@ -53,6 +62,7 @@ def _generate(run: Run, given: argparse.Namespace) -> None:
         raise UserError("--fill finds whole fillers: no --stream")
     if given.fill is not None:
         return _fill(run, contexts, given)
+    _tell_unknown(run, given.prompt)
     if given.stream:
         return _stream(run, contexts, how, given)
     count, done = len(contexts) * given.number, _done(given, origin(run, how, given.prompt), contexts)
@@ -80,6 +90,16 @@ def _generate(run: Run, given: argparse.Namespace) -> None:
     if given.out:
         terminal.say(f"{given.out}: {written:,} texts")
     return None
+
+
+def _tell_unknown(run: Run, prompt: str) -> None:
+    """Say which words of a prompt the run does not know: all of them are one and the same to it."""
+    words = [
+        repr(word) + (f" (near it: {', '.join(near)})" if near else "")
+        for word, near in unknown_tokens(run, prompt).items()
+    ]
+    if words:
+        terminal.say(f"--prompt: not in the vocabulary of {run.folder}, and read as unknown: {', '.join(words)}")
 
 
 def _tell_expected(run: Run, context: dict[str, str], each: Sequence[str]) -> None:

@@ -1,12 +1,13 @@
 """The verbs that judge texts by a run: perplexity, the contexts they have, nats."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
-from factorcell.evaluation.bayes_rule import judged_texts
+from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.cautions import unfinished, unknown_users
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.comparison import told_difference
@@ -15,6 +16,8 @@ from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.mixture import open_scorer
+
+SHOWN = 20  # texts whose predictions are shown where they are not kept in a file
 
 
 def run_evaluate(given: argparse.Namespace) -> None:
@@ -96,12 +99,45 @@ def run_classify(given: argparse.Namespace) -> None:
             proposal=given.proposal,
             progress=True,
         )
+    _keep(run, result, given)
+
+
+def _keep(run: Run, result: Classification, given: argparse.Namespace) -> None:
+    """Show what was predicted, and keep it where that is asked; of texts that can be judged, how good it is."""
     metrics = result.metrics()
-    terminal.judged(result, metrics, given.json)
+    if result.labelled:
+        terminal.judged(result, metrics, given.json)
+    elif given.json or not given.out:
+        _show_predictions(results.predictions(result), given.json)
     if given.out:
         results.write_predictions(given.out, result)
-    _note(run, results.classified(given.table, given.target, result, metrics), {"accuracy": judged_texts(result)})
+    if result.labelled:
+        row = results.classified(run, given.table, given.target, result, metrics, given.samples)
+        _note(run, row, {"accuracy": judged_texts(result)})
+    else:
+        into = f" into {given.out}" if given.out else ""
+        other = "a value among the candidates" if metrics.get("left_out_other") else "a value"
+        texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
+        terminal.say(f"{texts} classified{into}; none has {other} to judge by")
     terminal.say(*unfinished([run]))
+
+
+def _show_predictions(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
+    """What is predicted of each text; of many texts only of the first ones, unless as rows of JSON."""
+    if as_json:
+        return terminal.lines(rows)
+    shown = [
+        {
+            "row": f"{row['row']}",
+            "predicted": row["predicted"],
+            "probability": f"{max(row['probabilities'].values()):.4f}",
+        }
+        for row in rows[:SHOWN]
+    ]
+    terminal.table(shown, ("row", "predicted", "probability"))
+    if len(rows) > SHOWN:
+        terminal.say(f"these are the first {SHOWN}; --out FILE keeps all, with the probability of every value")
+    return None
 
 
 def run_score(given: argparse.Namespace) -> None:

@@ -216,5 +216,6 @@ def _run(verb: Verb, run: Callable[[argparse.Namespace], None], given: argparse.
             raise UserError(f"only `train` runs in {size} processes; start the other verbs without torchrun")
         options.threads(getattr(given, "threads", 0))
         options.max_memory(getattr(given, "max_memory", None))
+        options.try_written(given)
         run(given)
         terminal.say(*getattr(given, "computed", ()))

@@ -146,6 +146,23 @@ def unknown(verb: Parser) -> None:
     verb.add_argument("--unknown", default="error", choices=UNKNOWN_POLICIES, help=text)
 
 
+def written(verb: Parser, flag: str, text: str, *, folder: bool = False, **how: Any) -> None:
+    """Add a file (or `folder`) that a verb writes its results to; `try_written` tries it before the verb begins."""
+    action = verb.add_argument(flag, type=Path, help=text, **how)
+    name = "folders" if folder else "files"
+    verb.set_defaults(**{name: (*(verb.get_default(name) or ()), action.dest)})
+
+
+def try_written(given: argparse.Namespace) -> None:
+    """`UserError` unless all that a command is to write can be written: the results of long work are not to be lost."""
+    from factorcell import files
+
+    for names, check in (("files", files.try_path), ("folders", files.try_folder)):
+        for name in getattr(given, names, ()):
+            if (path := getattr(given, name)) is not None:
+                check(path)
+
+
 def threads_of(group: Any) -> None:
     """Add how many threads compute."""
     group.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
@@ -157,8 +174,12 @@ def max_memory_of(verb: Parser) -> None:
     verb.rare.add_argument("--max-memory", type=float, metavar="GIB", help=text)
 
 
-def computing(verb: Parser) -> None:
-    """Add how texts are scored and what is shown of it."""
+def computing(verb: Parser, precision: str = "auto") -> None:
+    """Add how texts are scored, by default with numbers of a `precision`, and what is shown of it.
+
+    What prints texts, words or lists is "float32": of the faster numbers a busy machine may find others the next time,
+    and then other texts are drawn.
+    """
     unknown(verb)
     json(verb)
     group = verb.section("computing")
@@ -166,9 +187,8 @@ def computing(verb: Parser) -> None:
     group.add_argument(
         "--device", default="auto", choices=DEVICES, help="where to compute; auto: a GPU if there is one"
     )
-    group.add_argument(
-        "--precision", default="auto", choices=PRECISIONS, help="numbers in matrix products; auto: the faster ones"
-    )
+    text = "numbers in matrix products; auto: the faster ones"
+    group.add_argument("--precision", default=precision, choices=PRECISIONS, help=text)
     max_memory_of(verb)
 
 

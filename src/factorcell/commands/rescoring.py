@@ -23,6 +23,9 @@ def run_rescore(given: argparse.Namespace) -> None:
     """`factorcell rescore`."""
     if given.out is not None and given.out.exists():
         raise UserError(f"{given.out}: exists already; choose another file")
+    for path in (given.scores, given.weights if given.tune else None):
+        if path is not None:
+            files.try_path(path)
     lists = _read(given.lists, given.reference, given.utt2context, given.format)
     for name in given.by:
         choose("column", name, lists.columns)

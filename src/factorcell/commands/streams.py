@@ -3,13 +3,13 @@
 import codecs
 import errno
 import io
-import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
 from factorcell.config import UserError
+from factorcell.finite import to_json
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -37,12 +37,12 @@ def prepare() -> None:
 
 
 def as_json(row: object) -> str:
-    """One line of JSON; what standard output cannot hold is escaped as JSON has it."""
-    line = json.dumps(row, ensure_ascii=False)
+    """One line of JSON, null where a number is not finite; what standard output cannot hold is escaped."""
+    line = to_json(row)
     try:
         line.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
-        return json.dumps(row)
+        return to_json(row, ensure_ascii=True)
     return line
 
 

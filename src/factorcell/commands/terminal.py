@@ -144,7 +144,7 @@ def matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
 
 
 def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
-    """What a classifier reached."""
+    """What a classifier reached on texts that can be judged."""
     from factorcell.reports.wording import natural_order
 
     if as_json:
@@ -152,13 +152,11 @@ def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
     texts = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
     figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
     show(f"{figures} ({texts})")
-    if metrics["texts"]:
-        always = f"{metrics['majority_value']!r}, the most frequent value"
-        show(f"{always}, has a share of {metrics['majority']:.4f}: the accuracy of always guessing it")
+    always = f"{metrics['majority_value']!r}, the most frequent value"
+    show(f"{always}, has a share of {metrics['majority']:.4f}: the accuracy of always guessing it")
     if "accuracy_training_priors" in metrics:
         show(f"accuracy {metrics['accuracy_training_priors']:.4f} with --priors training")
-    if metrics["texts"]:
-        show(_calibration(metrics))
+    show(_calibration(metrics))
     if metrics.get("left_out_missing"):
         show(f"{metrics['left_out_missing']:,} left out since they have no value")
     if metrics.get("left_out_other"):
@@ -170,7 +168,7 @@ def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
     places = {result.names[place]: rank for rank, place in enumerate(order)}
     rows = sorted(metrics["values"], key=lambda row: places[row["value"]])
     table(rows, ("value", "count", "precision", "recall", "f1", "auc"))
-    if len(result.names) <= 12 and metrics["texts"]:
+    if len(result.names) <= 12:
         show("", "confusion (true down, predicted across)")
         counts = result.confusion()[order][:, order].tolist()
         matrix([result.names[place] for place in order], counts)

@@ -25,6 +25,7 @@ from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.columns import must_have
 from factorcell.data.corpus import Corpus, target_offsets, targets
+from factorcell.data.tables import name_of
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.bayes_rule import Classification, judge
 from factorcell.model.scoring import Tally
@@ -48,13 +49,20 @@ def read(
     vocabulary: Vocabulary | None = None,
     progress: bool = False,
 ) -> tuple[Corpus, Corpus]:
-    """Training and test texts with one context variable, the category `target`; `vocabulary` as in `data.prepare`."""
+    """Training and test texts with one context variable, the category `target`; `vocabulary` as in `data.prepare`.
+
+    `UserError` where there is nothing to choose among, or no test text has a value to be judged by.
+    """
     data = replace(data, context=(f"{target}:category",))
     must_have(table, data)
     train = prepare(source, data, vocabulary=vocabulary, progress=progress)
     if len(train.schema.variable(target).values) < 3:
         raise UserError(f"{target} has fewer than two values with {data.min_context_count} texts or more: no choice")
-    return train, prepare(table, data, vocabulary=train.vocabulary, schema=train.schema, unknown="group")
+    test = prepare(table, data, vocabulary=train.vocabulary, schema=train.schema, unknown="group")
+    if not (_labels(test) >= 0).any():
+        nothing = "there is nothing to judge a classifier by"
+        raise UserError(f"{name_of(table)}: no text has a value of {target} that training has; {nothing}")
+    return train, test
 
 
 def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:

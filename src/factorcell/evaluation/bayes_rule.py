@@ -54,6 +54,20 @@ class Classification:
         """p(candidate given text) (B, K)."""
         return np.exp(self.log_posterior)
 
+    @property
+    def labelled(self) -> bool:
+        """Whether any text has the value of a candidate, by which it can be judged."""
+        return bool((self.truth >= 0).any())
+
+    def rows(self) -> list[Row]:
+        """One row a text, counted from zero: what is predicted, the true value or None, every value's probability."""
+        rows = []
+        for row, (best, probabilities) in enumerate(zip(self.predicted, self.probabilities, strict=True)):
+            named = {name: round(float(p), 6) for name, p in zip(self.names, probabilities, strict=True)}
+            true = self.names[self.truth[row]] if self.truth[row] >= 0 else None
+            rows.append({"row": row, "predicted": self.names[best], "true": true, "probabilities": named})
+        return rows
+
     def under(self, priors: Mapping[str, float]) -> "Classification":
         """The same where candidates are so frequent, and not all alike and at 1, as before; some may never be."""
         assert (self.log_prior, self.posterior_at_1) == (None, None)

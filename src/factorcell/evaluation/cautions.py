@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from factorcell import files
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import told_difference
+from factorcell.model import kept_results
 from factorcell.model.run import TELLING, Run, facts
 from factorcell.model.scoring import Scorer
 
@@ -98,7 +98,7 @@ def _stopped(run: Run) -> Iterable[str]:
 def _gains_nothing(run: Run) -> Iterable[str]:
     """That its perplexity is not lower than without its context."""
     known = [row for row in _measured(run) if row.get("gain_low") is not None and not row.get("strangers")]
-    most = max(known, key=lambda row: float(row["texts"]), default=None)
+    most = max(reversed(known), key=lambda row: float(row["texts"]), default=None)  # the last of several
     if most and most["gain_low"] <= 0:
         yield f"its context gains nothing ({told_difference('gain', most)}, {most['texts']:,} texts)"
 
@@ -106,6 +106,6 @@ def _gains_nothing(run: Run) -> Iterable[str]:
 def _measured(run: Run) -> Iterable[Row]:
     """What is kept of its gain over itself without context."""
     yield facts(run.folder).get("context") or {}
-    for row in files.read_rows(run.folder / "results.jsonl"):
+    for row in kept_results.read(run.folder):
         if row.get("kind") == "evaluate" and row["evaluation"].get("over") is None:
             yield row["evaluation"]

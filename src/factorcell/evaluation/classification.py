@@ -22,7 +22,7 @@ from factorcell.config import UserError, choose
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.schema import Variable
-from factorcell.data.tables import open_table
+from factorcell.data.tables import listed, open_table
 from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.evaluation import negatives
 from factorcell.evaluation.bayes_rule import Classification, judge
@@ -162,7 +162,8 @@ def classify(
     `values` chooses a subset; texts of other values are omitted, but for `distractors`, which count as negatives in
     the AUC. `priors`: uniform, "training" (the frequencies there), or weights by value. `samples`, `seed` and
     `proposal` as `log_likelihoods`. Where there is a table to `calibrate` on, the evidence of a text gets the
-    temperature that suits its texts.
+    temperature that suits its texts; `UserError` where none of them has a value to fit it by. Texts need no value to
+    be classified; the metrics of texts that all lack one are NaN.
     """
     variable = run.schema.variable(target)
     if variable in run.schema.numbers:
@@ -174,6 +175,8 @@ def classify(
         _choose_value(run, variable, name, variable.values[1:])
     if len({*names, *distractors}) < 2:
         raise UserError(f"{target} has {'one value' if names else 'no value'} here: there is nothing to tell apart")
+    if calibrate is not None:
+        _must_tell(run, calibrate, variable, names)
     trained = variable.counted
     weights = priors if isinstance(priors, Mapping) else None
     if priors == "training":
@@ -221,6 +224,17 @@ def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str])
         raise UserError(f"unknown value of {variable.name} {name!r}; it knows {len(variable.values) - 1:,} values")
 
 
+def _must_tell(run: Run, source: Any, variable: Variable, names: Sequence[str]) -> None:
+    """`UserError` unless a text of `source` has one of the values `names`, by which a temperature can be fitted."""
+    table, why = open_table(source), "a temperature is fitted by the values that texts have"
+    if variable.source not in table.columns:
+        raise UserError(f"{table.lacks(variable.source).message}; {why}")
+    if set(names).isdisjoint(_names(source, variable.source)):
+        private = variable.source == run.config.data.user
+        values = f"any of {len(names):,} users" if private else listed(names)
+        raise UserError(f"{table.name}: no text has a value of {variable.name} to choose among ({values}); {why}")
+
+
 def _names(source: Any, column: str) -> list[str | None]:
     """The names of a categorical column, None where missing."""
     table = open_table(source)
@@ -244,8 +258,8 @@ def classify_points(
     """Which of named `points` (such as cities, by `lat` and `lon`) each text belongs to, by its numeric variables.
 
     The right point of a text is the nearest one, by great circle in km where the points are latitude and longitude,
-    else by distance in standard deviations (the short way round, if periodic); texts farther than `within` from all
-    points are omitted. `truth` gives the right names instead.
+    else by distance in standard deviations (the short way round, if periodic). Texts farther than `within` from all
+    points, or without the columns of these, are classified, but not judged. `truth` gives the right names instead.
     """
     limits.check(within=within)
     if not points:
@@ -253,7 +267,7 @@ def classify_points(
     variables = tuple(next(iter(points.values())))
     for name in variables:
         choose("numeric context variable", name, [variable.name for variable in run.schema.numbers])
-    corpus = run.prepare(source, unknown=unknown, optional=variables if truth is not None else (), progress=progress)
+    corpus = run.prepare(source, unknown=unknown, optional=variables, progress=progress)
     names = list(points)
     candidates = list(points.values())
     how: Any = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}

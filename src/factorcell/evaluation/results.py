@@ -15,7 +15,7 @@ from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.text_figures import Figures
-from factorcell.model import model_card
+from factorcell.model import kept_results, model_card
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, Tally
 
@@ -64,7 +64,7 @@ def note(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> s
     """
     try:
         text_figures.keep(run.folder, texts or {})
-        files.append_row(run.folder / "results.jsonl", _nameless(run, row))
+        kept_results.keep(run.folder, _nameless(run, row))
         if isinstance(run, Run):
             model_card.write(run)
     except UserError as error:
@@ -96,6 +96,7 @@ def evaluate(
     nats = run.nats(corpus)
     texts = text_figures.of_nats(nats, corpus)
     row = {"table": name_of(source), **perplexity.summarised(nats, corpus), "texts_key": texts["perplexity"].key}
+    row |= computed(run)
     result: Row = {"kind": "evaluate", "evaluation": row, "by": {}}
     if top and isinstance(run, Run | NGram):
         row |= perplexity.top_accuracy(run, corpus)
@@ -119,24 +120,34 @@ def _nameless(run: Scorer, row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def told_apart(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
-    """Classify the texts of `table` by the variable `target`; metrics and what texts add, also kept in the run."""
+    """Classify the texts of `table` by the variable `target`; metrics and what texts add, also kept in the run.
+
+    Nothing is kept of texts that all lack a value: there is no figure of them.
+    """
     result = classify(run, table, target, unknown="group")
     metrics = result.metrics()
     texts = {"accuracy": judged_texts(result)}
-    note(run, classified(table, target, result, metrics), texts)
+    if result.labelled:
+        note(run, classified(run, table, target, result, metrics), texts)
     return metrics, texts
 
 
-def classified(table: Any, target: str | None, result: Classification, metrics: Row) -> Row:
-    """What `note` keeps of a classification and its metrics."""
+def classified(run: Run, table: Any, target: str | None, result: Classification, metrics: Row, samples: int = 0) -> Row:
+    """What `note` keeps of a classification and its metrics, and of how it was made."""
     confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
-    kept = {"kind": "classify", "table": name_of(table), "target": target, "texts_key": result.key}
-    return {**kept, **metrics, "confusion": confusion}
+    kept = {"kind": "classify", "table": name_of(table), "target": target, "texts_key": result.key, **computed(run)}
+    how = {"priors": "uniform" if result.log_prior is None else "training", "samples": samples}
+    return {**kept, **how, **metrics, "confusion": confusion}
+
+
+def computed(model: Scorer) -> Row:
+    """Which numbers the products of a model are made of: where the last digits of its figures come from."""
+    return {"precision": model.precision} if hasattr(model, "precision") else {}
 
 
 def kept_texts(folder: Path, key: str | None) -> Figures:
     """What every text of the table of this `key` adds, and those of the last classification, as the run keeps them."""
-    classified = [row for row in files.read_rows(folder / "results.jsonl") if row["kind"] == "classify"]
+    classified = [row for row in kept_results.read(folder) if row["kind"] == "classify"]
     judged = classified[-1].get("texts_key") if classified else None
     return {**text_figures.read(folder, key), **text_figures.read(folder, judged)}
 
@@ -158,10 +169,10 @@ def read_points(path: str | Path) -> dict[str, dict[str, float]]:
 
 
 def write_predictions(path: Path, result: Classification) -> None:
-    """One row of JSON a text, counted from one: what was predicted, with the probability of every value."""
-    rows = []
-    for row, (best, probabilities) in enumerate(zip(result.predicted, result.probabilities, strict=True)):
-        named = {name: round(float(p), 6) for name, p in zip(result.names, probabilities, strict=True)}
-        true = result.names[result.truth[row]] if result.truth[row] >= 0 else None
-        rows.append({"row": row + 1, "predicted": result.names[best], "true": true, "probabilities": named})
-    files.write_rows(path, rows)
+    """The rows of a classification, a line of JSON each, counted from one."""
+    files.write_rows(path, predictions(result))
+
+
+def predictions(result: Classification) -> list[Row]:
+    """The rows of a classification as commands show and keep them: counted from one."""
+    return [{**row, "row": row["row"] + 1} for row in result.rows()]

@@ -33,6 +33,7 @@ from factorcell.generation.infilling import InfillingOptions
 from factorcell.generation.sampling import Choice, Clock, GeneratedText, WritingTask, drawing, greedy, steps, write
 from factorcell.model import sizes
 from factorcell.model.language_model import Conditioned
+from factorcell.model.precision import SINGLE
 from factorcell.model.run import Run
 
 DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
@@ -108,15 +109,23 @@ DEFAULT, FILLED = GenerationOptions(), InfillingOptions()
 def known(run: Run, text: str, what: str) -> tuple[int, ...]:
     """The tokens of `text`; a `UserError` names a word that the run does not know, and the nearest that it does."""
     tokens = run.tokenizer.split(text)
-    ids = run.tokenizer.encode(tokens)
-    for token, number in zip(tokens, ids, strict=True):
-        if number == run.tokenizer.specials.unknown:
-            near = difflib.get_close_matches(token, run.vocabulary.ids, n=3)
-            hint = f"; near it: {', '.join(near)}" if near else ""
-            raise UserError(f"{what}: {token!r} is not in the vocabulary of {run.folder}{hint}")
+    for token, near in unknown_tokens(run, text).items():
+        hint = f"; near it: {', '.join(near)}" if near else ""
+        raise UserError(f"{what}: {token!r} is not in the vocabulary of {run.folder}{hint}")
     if not tokens:
         raise UserError(f"{what}: {text!r} has no token")
-    return tuple(ids)
+    return tuple(run.tokenizer.encode(tokens))
+
+
+def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
+    """The tokens of `text` that the run reads as the unknown one, each with the nearest that it knows."""
+    tokens = run.tokenizer.split(text)
+    unknown = [
+        token
+        for token, number in zip(tokens, run.tokenizer.encode(tokens), strict=True)
+        if number == run.tokenizer.specials.unknown
+    ]
+    return {token: difflib.get_close_matches(token, run.vocabulary.ids, n=3) for token in dict.fromkeys(unknown)}
 
 
 def every(schema: ContextSchema, column: str) -> list[str]:
@@ -186,14 +195,19 @@ def generate(
 
 
 def origin(run: Run, options: GenerationOptions, prompt: str = "") -> Row:
-    """What every row of `generate` says of itself: the run, and the options that are not the default."""
+    """What every row of `generate` says of itself: the run, and the options that are not the default.
+
+    Less precise products are one of them: the same seed then draws other texts.
+    """
     chosen = {
         field.name: getattr(options, field.name)
         for field in fields(options)
         if getattr(options, field.name) != field.default and field.name != "seconds"
     }
     chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
-    return {"run": run.folder.name, "options": {**chosen, **({"prompt": prompt} if prompt else {})}}
+    chosen |= {"prompt": prompt} if prompt else {}
+    chosen |= {"precision": run.precision} if run.precision != SINGLE else {}
+    return {"run": run.folder.name, "options": chosen}
 
 
 def resumed(file: Path, about: Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:

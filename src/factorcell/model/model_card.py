@@ -5,6 +5,8 @@ from typing import Any
 
 from factorcell import files
 from factorcell.data.schema import TIMES, Variable
+from factorcell.finite import shown
+from factorcell.model import kept_results
 from factorcell.model.run import Run, facts
 from factorcell.visible import visible
 
@@ -75,17 +77,11 @@ def _results(run: Run) -> str:
     best = run.best()
     lines = ["| table | measure | value |", "|---|---|---|"]
     if best:
-        lines.append(f"| development | perplexity | {best['perplexity']:.2f} |")
-        lines.append(f"| development | perplexity, known targets | {best['perplexity_known']:.2f} |")
-    for row in files.read_rows(run.folder / "results.jsonl"):
-        scores = row.get("evaluation", row)
-        for key in ("perplexity", "perplexity_known", "accuracy", "macro_f1", "auc"):
-            if isinstance(scores.get(key), float):
-                target = f" of {plain(row['target'])}" if row.get("target") else ""
-                lines.append(
-                    f"| {plain(scores.get('table', ''))} | {key.replace('_', ' ')}{target} | {scores[key]:.4g} |"
-                )
-    return "\n".join(dict.fromkeys(lines))
+        lines.append(f"| development | perplexity | {shown(best['perplexity'], '.2f')} |")
+        lines.append(f"| development | perplexity, known targets | {shown(best['perplexity_known'], '.2f')} |")
+    for table, measure, value in kept_results.figures(kept_results.read(run.folder)):
+        lines.append(f"| {plain(table)} | {plain(measure)} | {value:.4g} |")
+    return "\n".join(lines)
 
 
 def _use(run: Run) -> str:

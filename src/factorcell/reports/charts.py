@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from factorcell.bootstrap import Interval
+from factorcell.finite import is_number
 from factorcell.reports.maps import world_map
 from factorcell.reports.wording import natural_order
 
@@ -105,7 +106,7 @@ def learning_curves(rows: Sequence[Row], x: str = "minutes") -> Figure:
     Rows: model, step, tokens, seconds, perplexity; a row whose `split` is not "dev" is omitted.
     """
     figure, axes = _chart(3.3)
-    rows = [row for row in rows if row.get("split", "dev") == "dev" and math.isfinite(row["perplexity"])]
+    rows = [row for row in rows if row.get("split", "dev") == "dev" and is_number(row["perplexity"])]
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     ends: list[tuple[float, float, str, str]] = []
     curves: list[list[tuple[float, float]]] = []
@@ -198,8 +199,10 @@ def model_comparison(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def gains_by_value(rows: Sequence[Row], most: int = 20) -> Figure:
-    """How much lower the perplexity is than the unadapted model's, per value: the `most` best and `most` worst.
+def gains_by_value(rows: Sequence[Row], most: int = 20, over: str | None = None) -> Figure:
+    """How much lower the perplexity is than that of a baseline, per value: the `most` best and `most` worst.
+
+    The gain is `over` a model of that name, or over the same one without context.
 
     Values that fit and have an order, such as numbers, stand in it. Rows: value, count, perplexity, gain (a share:
     0.05 is 5 % lower), gain_low and gain_high. Where these hold zero, or are None, the bar is grey.
@@ -239,7 +242,8 @@ def gains_by_value(rows: Sequence[Row], most: int = 20) -> Figure:
     axes.axvline(0, color=MUTED, lw=0.8)
     axes.set_xticks([])
     top = 1 - 0.17 / figure.get_figheight()
-    figure.text(0.02, top, "perplexity below that without context (texts)", fontsize=9, color=MUTED, va="center")
+    baseline = "without context" if over is None else f"of {_short(over)}"
+    figure.text(0.02, top, f"perplexity below that {baseline} (texts)", fontsize=9, color=MUTED, va="center")
     figure.subplots_adjust(left=0.44, right=0.99, top=1 - 0.36 / figure.get_figheight(), bottom=0.02)
     return figure
 

@@ -1,15 +1,16 @@
 """The page about runs side by side: figures, curves, gains, confusions, options."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import files
+from factorcell.bootstrap import Interval
 from factorcell.evaluation import ngram
 from factorcell.evaluation.cautions import cautions
 from factorcell.evaluation.comparison import Candidate, compared, figure, told_difference
 from factorcell.evaluation.results import find_models, kept_texts
+from factorcell.model import kept_results
 from factorcell.model.run import Run, facts
 from factorcell.reports import charts
 from factorcell.reports.elements import Row, ahead, chart, document, escaped, formatted, number_in, table
@@ -22,15 +23,16 @@ def report_page(folders: Sequence[str | Path]) -> str:
 
 def _read(folder: Path) -> Row:
     """What the folder of a run, or of an n-gram model, holds for the page."""
-    results = files.read_rows(folder / "results.jsonl")
+    results = kept_results.read(folder)
     last = {row["kind"]: row for row in results}
-    shown = last.get("evaluate", {}).get("evaluation") or last.get("compare") or {}
+    shown = kept_results.evaluated(results) or last.get("compare") or {}
     if (folder / ngram.FILE).is_file():
         texts = kept_texts(folder, shown.get("texts_key"))
         return {"folder": str(folder), "title": folder.name, "config": {}, "evaluation": shown or None, "texts": texts}
     run = Run.open(folder)
     trained = facts(folder)
-    shown = shown or run.best() or {}
+    if not shown and (best := run.best()):
+        shown = {"table": "development texts", **best}
     classified = last.get("classify")
     key = shown.get("texts_key", trained.get("development_key"))
     return {
@@ -40,7 +42,7 @@ def _read(folder: Path) -> Row:
         "schema": [v.describe() for v in run.schema.variables],
         "evaluation": shown or None,
         "log": run.log(),
-        "by": {name: rows for row in results if row["kind"] == "evaluate" for name, rows in row["by"].items()},
+        "by": kept_results.gains(results),
         "classification": classified and {**classified, **classified["confusion"]},
         "texts": kept_texts(folder, key),
         "trained": [key, *(trained.get(name) for name in ("texts", "source", "finetuned"))],
@@ -130,25 +132,63 @@ def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
     found = compared(candidates)
     kept = [column for column in COLUMNS if any(number_in(row.get(column[1])) is not None for row in found)]
     differences = found.titles()
+    every = [run for trainings in models for run in trainings]
+    texts = {title: told for title, told in TEXTS.items() if any(told(run) for run in every)}
     rows = [
         (
             row["model"],
             ", ".join(str(run["folder"]) for run in trainings),
+            *(", ".join(dict.fromkeys(filter(None, map(told, trainings)))) or None for told in texts.values()),
             *(_figure(row, key, form) for _, key, form in kept),
             *(told_difference(name, row) for name in differences),
         )
         for row, trainings in zip(found, models, strict=True)
     ]
-    best = ahead(found.rows, [key for _, key, _ in kept], start=2)
+    best = ahead(found.rows, [key for _, key, _ in kept], start=2 + len(texts))
     notes = "".join(f'<p class="muted">{escaped(line)}</p>' for line in found.notes("bold"))
-    return table(("run", "folder", *(column[0] for column in kept), *differences.values()), rows, best) + notes
+    header = ("run", "folder", *texts, *(column[0] for column in kept), *differences.values())
+    return table(header, rows, best) + notes
+
+
+def _evaluated(run: Row) -> str | None:
+    """Of which table the perplexities are."""
+    found: str | None = (run.get("evaluation") or {}).get("table")
+    return found
+
+
+def _classified(run: Row) -> str | None:
+    """What was told apart, and in which table."""
+    classes = run.get("classification") or {}
+    named = [classes.get("target") or "the context", *filter(None, [classes.get("table")])]
+    return ", ".join(named) if classes else None
+
+
+def _gain(run: Row) -> str | None:
+    """The gain of a whole table, and what it is over."""
+    evaluation = run.get("evaluation") or {}
+    told = told_difference("gain", evaluation)
+    return told and f"{told} over {_over(evaluation.get('over'))}"
+
+
+def _over(name: str | None) -> str:
+    """A baseline by its name; the same model without its context has none."""
+    return name or "itself without context"
+
+
+# Columns of the table of runs that say of which texts its numbers are, and over what a gain is.
+TEXTS: dict[str, Callable[[Row], str | None]] = {
+    "perplexity of": _evaluated,
+    "accuracy of": _classified,
+    "gain": _gain,
+}
 
 
 def _numbers(run: Row) -> Row:
-    """All figures of a run."""
+    """All figures of a run. A gain that it has already is over a baseline of its own, not over another row."""
     seconds = max((row["seconds"] for row in run.get("log") or [] if "seconds" in row), default=None)
     minutes = None if seconds is None else seconds / 60
-    return {**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes}
+    figures = {**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes}
+    return {name: value for name, value in figures.items() if name not in Interval(0.0).row("gain")}
 
 
 def _figure(row: Row, key: str, form: str) -> tuple[float, str] | None:
@@ -166,18 +206,19 @@ def _context(run: Row) -> str:
 def _judged(run: Row, index: int) -> str:
     """Gains by value and the confusion matrix of one run."""
     content, figures = "", list[str]()
-    for variable, rows in (run.get("by") or {}).items():
+    for name, variable, over, rows in run.get("by") or ():
         gains = [row for row in rows if number_in(row.get("gain")) is not None]
+        title = f"Perplexity of {name} by {variable}" + (f", gain over {_over(over)}" if gains else "")
         if gains:
-            figure = charts.gains_by_value(gains)
-            alt = f"Gain over the unadapted model by {variable}"
-            caption = f"by {escaped(variable)}; grey: no difference, or too few texts to tell"
+            figure = charts.gains_by_value(gains, over=over)
+            alt = f"Gain over {_over(over)} by {variable}, {name}"
+            caption = f"{escaped(name)} by {escaped(variable)}; grey: no difference, or too few texts to tell"
             figures.append(chart(figure, f"gains-{index}-{len(figures)}", alt, caption))
-            lines = [{**row, "gain": told_difference("gain", row)} for row in rows]
-        content += _folded(f"Perplexity by {variable}", lines, ("value", "count", "targets", "perplexity", "gain"))
+        lines = [{**row, "gain": told_difference("gain", row)} for row in rows]
+        content += _folded(title, lines, ("value", "count", "targets", "perplexity", "gain"))
     classes = run.get("classification") or {}
     confusion = classes.get("confusion") or classes
-    target = str(classes.get("target") or "the context")
+    target = _classified(run) or ""
     if confusion.get("labels") and confusion.get("counts") is not None:
         figure = charts.confusion_matrix(confusion["labels"], confusion["counts"])
         figures.append(chart(figure, f"confusion-{index}", f"Confusion matrix of {target}", escaped(target)))

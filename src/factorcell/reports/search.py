@@ -3,12 +3,12 @@
 A row: number, state, model, params, perplexity, and where known perplexity_known, accuracy, parameters, minutes.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from factorcell.evaluation import statistics
 from factorcell.evaluation.comparison import told_difference
+from factorcell.finite import is_number
 from factorcell.reports import charts, elements, scatter
 
 Row = Mapping[str, Any]
@@ -62,7 +62,7 @@ def page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[st
         note = f"Accuracy of telling {elements.escaped(target)} by Bayes' rule, over perplexity: a mark is a trial."
         figure = scatter.accuracy_against_perplexity(complete)
         figures.append(elements.chart(figure, "accuracy", "Accuracy over perplexity", note))
-    drawn = [row for row in rows if row["state"] in ("complete", "pruned") and math.isfinite(row["perplexity"])]
+    drawn = [row for row in rows if row["state"] in ("complete", "pruned") and is_number(row["perplexity"])]
     if drawn and options(drawn):
         figures.append(_by_option(drawn, complete, logs))
     if figures:

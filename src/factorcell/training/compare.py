@@ -13,8 +13,10 @@ from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import Candidate, Comparison, compared
 from factorcell.evaluation.ngram import FILE as COUNTED
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.results import note, told_apart
+from factorcell.evaluation.results import computed, note, told_apart
 from factorcell.evaluation.text_figures import Figures
+from factorcell.finite import is_number
+from factorcell.model import kept_results
 from factorcell.model.run import BEGINNING, Run
 from factorcell.training.fit import Say, fit, read, tell
 from factorcell.training.plan import Asked, Budget, Plan, duration, plan, resumed, said_config
@@ -92,7 +94,7 @@ def texts_of(folder: Path, row: Row) -> Figures:
 
 def _kept(folder: Path, table: Any) -> Row | None:
     """The results of a finished run of a comparison; None if there are none, or none that can be compared."""
-    rows = files.read_rows(folder / "results.jsonl")
+    rows = kept_results.read(folder)
     done = [row for row in rows if row["kind"] == "compare" and row["table"] == name_of(table)]
     return done[-1] if done and texts_of(folder, done[-1]) else None
 
@@ -123,8 +125,8 @@ def _judged(run: Run, table: Any, target: str | None) -> Row:
     row |= {"parameters": run.model.parameter_count(), "minutes": run.minutes()}
     if target and run.model.adapted:
         metrics, judged = told_apart(run, table, target)
-        row |= {key: value for key, value in metrics.items() if key in SCORES}
-        row["accuracy_key"] = judged["accuracy"].key
+        row |= {key: value for key, value in metrics.items() if key in SCORES and is_number(value)}
+        row |= {"target": target, "accuracy_key": judged["accuracy"].key}
     note(run, row, texts)
     return row
 
@@ -148,5 +150,5 @@ def _scored(model: Run | NGram, table: Any) -> tuple[Row, Figures]:
     corpus = model.prepare(table, unknown="group")
     nats = model.nats(corpus)
     texts = text_figures.of_nats(nats, corpus)
-    row: Row = {"kind": "compare", "table": name_of(table), "model": model.folder.name}
+    row: Row = {"kind": "compare", "table": name_of(table), "model": model.folder.name, **computed(model)}
     return {**row, **perplexity.summarised(nats, corpus), "texts_key": texts["perplexity"].key}, texts

@@ -14,6 +14,7 @@ from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of
 from factorcell.evaluation.cautions import context_gain, told_gain
 from factorcell.evaluation.text_figures import key_of
+from factorcell.finite import shown
 from factorcell.model import model_card
 from factorcell.model.run import BEGINNING, Run
 from factorcell.training import distributed, telling
@@ -196,6 +197,7 @@ def summary(run: Run) -> str:
     best = run.best()
     assert best is not None  # a training ends with an evaluation
     return (
-        f"development perplexity {best['perplexity']:.2f} ({best['perplexity_known']:.2f} without out-of-vocabulary "
-        f"targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes{told_gain(run)}"
+        f"development perplexity {shown(best['perplexity'], '.2f')} ({shown(best['perplexity_known'], '.2f')} without "
+        f"out-of-vocabulary targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes"
+        f"{told_gain(run)}"
     )

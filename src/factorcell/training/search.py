@@ -8,7 +8,6 @@ study.journal   study.json   trials.jsonl   best.toml   study.html   trial-0000/
 """
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
@@ -25,6 +24,7 @@ from factorcell.data import tables
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import results
 from factorcell.evaluation.results import Row
+from factorcell.finite import is_number
 from factorcell.model.run import CHECKPOINT, Run
 from factorcell.progress import progress_bar
 from factorcell.training import search_space, telling, trials
@@ -311,13 +311,13 @@ class Search:
         taught = None if pruned else telling.teach(run, corpus, held, progress=progress)
         finish(run, corpus, held, self.texts.source, told=taught)
         best = run.best()
-        if best is None or not math.isfinite(best["perplexity"]):
+        if best is None or not is_number(best["perplexity"]):
             raise UserError(f"{folder}: no finite perplexity on the development texts")
         result = {key: best[key] for key in ("perplexity", "perplexity_known")}
         result |= {"minutes": run.minutes(), "parameters": run.model.parameter_count()}
         if self.options.target and run.model.adapted and not pruned:
             accuracy = results.told_apart(run, self.texts.dev, self.options.target)[0]["accuracy"]
-            result |= {"accuracy": accuracy} if math.isfinite(accuracy) else {}
+            result |= {"accuracy": accuracy} if is_number(accuracy) else {}
         return pruned, result
 
     def _hopeless(self, trial: "optuna.Trial", row: Row, config: Config) -> bool:

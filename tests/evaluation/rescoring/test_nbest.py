@@ -133,7 +133,7 @@ def hypothesis(**fields: Any) -> list[dict[str, Any]]:
         (changed(hypotheses=hypothesis(lm="-2")), "line 2 hypothesis 1: lm is '-2'; a score is a finite number"),
         (changed(hypotheses=hypothesis(lm=-1e300)), "line 2 hypothesis 1: lm is -1e+300; a score is a finite number"),
         (changed(hypotheses=hypothesis(lm=10**400)), "line 2 hypothesis 1: lm is 1000"),
-        (changed(hypotheses=hypothesis(lm=math.nan)), "line 2 hypothesis 1: lm is nan; a score is a finite number"),
+        (changed(hypotheses=hypothesis(lm=math.nan)), "line 2 hypothesis 1: lm is None; a score is a finite number"),
         (changed(hypotheses=hypothesis(lm=True)), "lm is True"),
         (changed(hypotheses=hypothesis(am=-1.0)), "with and without am"),
         (changed(hypotheses=[{"text": "so", "lm": 1.0}]), "with and without acoustic"),

@@ -43,7 +43,7 @@ def replay(verb: Parser) -> None:
     text = "mpc, history, plain, online, blend, or runs in RUN (default: all that RUN has what they need for)"
     verb.add_argument("--compare", metavar="NAME[,NAME...]", help=text)
     text = "folder of rows and page; one that exists is gone on with"
-    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
+    options.written(verb, "--out", text, folder=True, required=True, metavar="FOLDER")
     verb.add_argument("--base", metavar="NAME", help="the system that others are compared to (default: the first)")
     text = "table of training texts, to tell seen prefixes from unseen ones"
     verb.add_argument("--train", type=Path, metavar="TABLE", help=text)

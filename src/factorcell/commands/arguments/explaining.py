@@ -20,10 +20,10 @@ def explain(verb: Parser) -> None:
     verb.add_argument("--words", type=int, default=0, help="also the N words that each of two contexts raises most")
     text = "the texts at whose places --words looks (default: those explained)"
     verb.add_argument("--over", type=Path, metavar="TABLE", help=text)
-    verb.add_argument("--page", type=Path, metavar="HTML", help="write a page")
+    options.written(verb, "--page", "write a page", metavar="HTML")
     text = "auto: in a terminal without NO_COLOR, or with FORCE_COLOR"
     verb.add_argument("--color", default="auto", choices=("auto", "always", "never"), help=text)
-    options.computing(verb)
+    options.computing(verb, "float32")
 
 
 def contexts(verb: Parser) -> None:
@@ -43,8 +43,8 @@ def contexts(verb: Parser) -> None:
     verb.add_argument("--predict", type=Path, metavar="TABLE", help="how well the embeddings tell columns of TABLE")
     text = "column to colour or predict by (repeatable)"
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
-    verb.add_argument("--page", type=Path, metavar="HTML", help="write all that is shown as a page")
-    options.computing(verb)
+    options.written(verb, "--page", "write all that is shown as a page", metavar="HTML")
+    options.computing(verb, "float32")
     verb.rare.add_argument("--groups", type=int, default=8, help="the largest groups of a map")
     verb.rare.add_argument("--points", action="store_true", help="also the points of a map of groups")
     options.seed(verb.rare, "the folds of a prediction")
@@ -58,8 +58,8 @@ def units(verb: Parser) -> None:
     verb.add_argument("--text", action="append", default=[], help="draw the unit along this text (repeatable)")
     verb.add_argument("--value", help="whose unit is drawn (default: the value with the best one)")
     verb.add_argument("--every-token", action="store_true", help="choose by the states after every token, not the last")
-    verb.add_argument("--page", type=Path, metavar="HTML", help="write a page")
-    options.computing(verb)
+    options.written(verb, "--page", "write a page", metavar="HTML")
+    options.computing(verb, "float32")
     text = "of each value, for logistic regression; 0: none"
     verb.rare.add_argument("--examples", type=int, default=30, help=text)
     verb.rare.add_argument("--repeats", type=int, default=10, help="draws of the examples")

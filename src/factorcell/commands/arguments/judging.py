@@ -37,7 +37,7 @@ def classify(verb: Parser) -> None:
     verb.rare.add_argument("--samples", type=int, default=0, help=text)
     text = "drawn by the order of the vocabulary, or as often as in training, as the papers do"
     verb.rare.add_argument("--proposal", choices=PROPOSALS, default="rank", help=text)
-    verb.add_argument("--out", type=Path, help="write the probabilities of each text (JSON lines)")
+    options.written(verb, "--out", "write the probabilities of each text (JSON lines)")
     options.computing(verb)
 
 
@@ -56,7 +56,7 @@ def _scoring(verb: Parser) -> None:
 def baseline_ngram(verb: Parser) -> None:
     """`factorcell baseline ngram`."""
     options.table(verb, "train")
-    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the model")
+    options.written(verb, "--out", "folder of the model", folder=True, required=True, metavar="FOLDER")
     text = "tokens of the longest n-gram (default: 4 words or 9 characters)"
     verb.add_argument("--order", type=int, help=text)
     _like(verb)
@@ -105,7 +105,7 @@ def advise(verb: Parser) -> None:
     verb.add_argument(
         "--measured", nargs="+", type=Path, default=[], metavar="RUN", help="trained runs to compare with"
     )
-    verb.add_argument("--page", type=Path, metavar="HTML", help="an HTML page of it all")
+    options.written(verb, "--page", "an HTML page of it all", metavar="HTML")
     options.json(verb)
     options.threads_of(verb)
     options.add(verb, "data")
@@ -141,8 +141,8 @@ def rescore(verb: Parser) -> None:
     text = "learn each speaker from what was chosen before (runs with --user)"
     verb.add_argument("--learn", action="store_true", help=text)
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help="also by a column (repeatable)")
-    verb.add_argument("--out", type=Path, help="write a row for each utterance (JSON lines)")
-    verb.add_argument("--page", type=Path, metavar="HTML", help="write an HTML page")
+    options.written(verb, "--out", "write a row for each utterance (JSON lines)")
+    options.written(verb, "--page", "write an HTML page", metavar="HTML")
     options.computing(verb)
     text = "what weights are fitted by: the fewest word errors, or the best hypotheses most likely"
     verb.rare.add_argument("--objective", default="errors", choices=OBJECTIVES, help=text)

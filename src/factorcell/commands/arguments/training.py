@@ -80,14 +80,14 @@ def mix(verb: Parser) -> None:
     verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, of `separate` or of `mix`")
     verb.add_argument("--dev", required=True, type=Path, help="table of texts that the weights are fitted to")
     verb.add_argument("--by", metavar="COLUMN", help="weights of their own for every value of a column")
-    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the mixture")
+    options.written(verb, "--out", "folder of the mixture", folder=True, required=True, metavar="FOLDER")
     options.computing(verb)
 
 
 def report(verb: Parser) -> None:
     """`factorcell report`."""
     verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of them")
-    verb.add_argument("--out", required=True, type=Path, metavar="HTML", help="the HTML file")
+    options.written(verb, "--out", "the HTML file", required=True, metavar="HTML")
 
 
 def check(verb: Parser) -> None:
@@ -100,7 +100,7 @@ def demo(verb: Parser) -> None:
     """`factorcell demo`."""
     folder, page = Path("runs/demo"), Path("demo.html")
     verb.add_argument("--out", type=Path, default=folder, metavar="FOLDER", help="folder of the run folders")
-    verb.add_argument("--page", type=Path, default=page, metavar="HTML", help="the HTML file")
+    options.written(verb, "--page", "the HTML file", default=page, metavar="HTML")
     verb.add_argument("--epochs", type=float, help="passes over the names, each model (default: within minutes)")
     options.threads_of(verb)
     verb.set_defaults(again="; the same command goes on")

@@ -19,10 +19,10 @@ def generate(verb: Parser) -> None:
     verb.add_argument("--whole", action="store_true", help="with --fill: the text ends with the template")
     verb.add_argument("--case", action="store_true", help="sentences begin with capitals (for lower-case English)")
     verb.add_argument("--stream", action="store_true", help="show one text token by token, as it is drawn")
-    verb.add_argument("--out", type=Path, help="write the rows there (JSON lines) as they are done")
+    options.written(verb, "--out", "write the rows there (JSON lines) as they are done")
     verb.add_argument("--resume", action="store_true", help="go on with a file that was begun with the same options")
     _writing(verb)
-    options.computing(verb)
+    options.computing(verb, "float32")
     verb.set_defaults(again="; with --out, the same command with --resume goes on")
 
 
@@ -34,7 +34,7 @@ def specificity(verb: Parser) -> None:
     verb.add_argument("--train", required=True, type=Path, metavar="TABLE", help="real texts to learn to judge from")
     verb.add_argument("--dev", required=True, type=Path, metavar="TABLE", help="real texts that all are measured on")
     text = "folder of the texts, the figures and the page"
-    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
+    options.written(verb, "--out", text, folder=True, required=True, metavar="FOLDER")
     verb.add_argument("--judge", choices=JUDGES, default="linear", help="the classifier")
     verb.add_argument("--order", nargs="+", default=[], metavar="VALUE", help="values from low to high, if no numbers")
     verb.add_argument("--number", type=int, default=200, help="texts of each value")

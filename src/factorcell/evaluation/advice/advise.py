@@ -294,7 +294,7 @@ def _adapted(run: Run) -> bool:
 
 def _best(run: Run) -> float:
     best = run.best()
-    if best is None:
+    if best is None or best["perplexity"] is None:
         raise UserError(f"{run.folder}: has no perplexity yet; finish its training first")
     return float(best["perplexity"])
 

@@ -153,7 +153,7 @@ def score(
     """
     rows = contexts(model, nbest, context or {})
     optional = checked(model, nbest, rows, unknown)
-    known = {} if kept is None else {row["key"]: row[MODEL] for row in files.read_rows(kept)}
+    known = {} if kept is None else {row["key"]: row[MODEL] for row in files.read_rows(kept) if None not in row[MODEL]}
     keys = [_key(one, row, unknown) for one, row in zip(nbest.utterances, rows, strict=True)]
     found: list[Any] = [known.get(key) for key in keys]
 

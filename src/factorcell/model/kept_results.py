@@ -1,0 +1,96 @@
+"""The results that a folder keeps, a row of results.jsonl each, and the answer to each question: the last one given.
+
+A question is a measure of certain texts. Which numbers products were made of is no part of it, so that results that
+differ by rounding do not stand side by side.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from factorcell import files
+from factorcell.finite import is_number
+
+FILE = "results.jsonl"
+PERPLEXITIES, JUDGED = ("perplexity", "perplexity_known"), ("accuracy", "macro_f1", "auc")
+
+Row = dict[str, Any]
+
+
+class Figure(NamedTuple):
+    """The `value` of a `measure` of a `table`, which is told by its texts if there is another table of the name."""
+
+    table: str
+    measure: str
+    value: float
+
+
+class Gains(NamedTuple):
+    """Perplexities by the values of a `column` of a `table`: `rows`, whose gains are `over` a baseline.
+
+    That is another model, or (None) the same one without context.
+    """
+
+    table: str
+    column: str
+    over: str | None
+    rows: list[Row]
+
+
+def read(folder: Path) -> list[Row]:
+    """All results of a folder, but those of classifications that no text had a value to judge by."""
+    rows = files.read_rows(folder / FILE)
+    return [row for row in rows if row.get("kind") != "classify" or row.get("texts") != 0]
+
+
+def keep(folder: Path, row: Mapping[str, Any]) -> None:
+    """Add a result to those of a folder."""
+    files.append_row(folder / FILE, row)
+
+
+def figures(rows: Iterable[Row]) -> list[Figure]:
+    """The last value of every measure of every table, in the order in which they were first asked for."""
+    last: dict[tuple[str, str, str], tuple[int, float]] = {}
+    for row in rows:
+        scores = row.get("evaluation", row)
+        for name in (*PERPLEXITIES, *JUDGED):
+            if is_number(scores.get(name)):
+                key = row.get("accuracy_key", scores.get("texts_key")) if name in JUDGED else scores.get("texts_key")
+                measure = name.replace("_", " ") + (_asked(row) if name in JUDGED else "")
+                last[scores.get("table", ""), measure, str(key)] = (scores.get("texts", 0), scores[name])
+    named = Counter((table, measure) for table, measure, _ in last)
+    return [
+        Figure(f"{table} ({texts:,} texts)" if named[table, measure] > 1 else table, measure, value)
+        for (table, measure, _), (texts, value) in last.items()
+    ]
+
+
+def _asked(row: Row) -> str:
+    """What was asked of a classifier, as the name of its accuracy goes on."""
+    parts = [f" of {row['target']}"] if row.get("target") else []
+    parts += [f", priors of {row['priors']}"] if row.get("priors", "uniform") != "uniform" else []
+    parts += [f", {row['samples']:,} samples"] if row.get("samples") else []
+    return "".join(parts + ([", calibrated"] if "temperature" in row else []))
+
+
+def evaluated(rows: Iterable[Row]) -> Row:
+    """The perplexities of the table that was evaluated last, with its last gain; empty if there is none."""
+    every = [row["evaluation"] for row in rows if row.get("kind") == "evaluate"]
+    found: Row = {}
+    for row in every:
+        if all(row.get(name) == every[-1].get(name) for name in ("table", "texts_key")):
+            found |= row
+    return found
+
+
+def gains(rows: Iterable[Row]) -> list[Gains]:
+    """The last perplexities by every column of every table over every baseline."""
+    last: dict[tuple[Any, ...], Gains] = {}
+    for row in rows:
+        if row.get("kind") == "evaluate":
+            table, over = row["evaluation"].get("table", ""), row["evaluation"].get("over")
+            for column, values in row["by"].items():
+                key = (column, table, row["evaluation"].get("texts_key"), over)
+                last[key] = Gains(table, column, over, values)
+    return list(last.values())

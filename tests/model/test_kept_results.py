@@ -1,0 +1,92 @@
+"""Of the results that a folder keeps, the last one answers a question; others stay beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell.model import kept_results
+from factorcell.model.kept_results import Figure, figures, gains
+
+
+def evaluated(table: str, key: str, perplexity: float, **more: Any) -> dict[str, Any]:
+    row = {"table": table, "texts": 40, "texts_key": key, "perplexity": perplexity, **more}
+    return {"kind": "evaluate", "evaluation": row, "by": {}}
+
+
+def classified(key: str, accuracy: float | None, **more: Any) -> dict[str, Any]:
+    row = {"kind": "classify", "table": "a.csv", "target": "stars", "texts": 40, "texts_key": key}
+    return {**row, "accuracy": accuracy, **more}
+
+
+def test_a_new_answer_replaces_the_old_one() -> None:
+    """Of whatever precision; other tables stay."""
+    rows = [
+        evaluated("a.csv", "1", 55.3, precision="float32"),
+        evaluated("b.csv", "2", 60.0),
+        evaluated("a.csv", "1", 55.32, precision="bfloat16"),
+    ]
+    assert figures(rows) == [Figure("a.csv", "perplexity", 55.32), Figure("b.csv", "perplexity", 60.0)]
+
+
+def test_tables_of_one_name_are_told_by_their_texts() -> None:
+    rows = [evaluated("a.csv", "1", 55.0), evaluated("a.csv", "2", 60.0, texts=1200)]
+    assert [figure.table for figure in figures(rows)] == ["a.csv (40 texts)", "a.csv (1,200 texts)"]
+
+
+def test_other_questions_of_a_table_stay() -> None:
+    """How a value was chosen is part of the question."""
+    rows = [
+        classified("1", 0.5, priors="uniform"),
+        classified("1", 0.6, priors="training"),
+        classified("1", 0.7, priors="training", temperature=2.0),
+        classified("1", 0.4, priors="uniform", samples=1000),
+        classified("1", 0.55),  # of before priors were kept
+    ]
+    assert [tuple(figure) for figure in figures(rows)] == [
+        ("a.csv", "accuracy of stars", 0.55),
+        ("a.csv", "accuracy of stars, priors of training", 0.6),
+        ("a.csv", "accuracy of stars, priors of training, calibrated", 0.7),
+        ("a.csv", "accuracy of stars, 1,000 samples", 0.4),
+    ]
+
+
+def test_a_comparison_asks_what_its_parts_ask() -> None:
+    """The accuracy that compare keeps twice is one figure."""
+    own = {"kind": "compare", "table": "a.csv", "texts": 50, "texts_key": "9", "perplexity": 8.0, "target": "stars"}
+    rows = [classified("1", 0.5, priors="uniform"), {**own, "accuracy": 0.5, "accuracy_key": "1"}]
+    assert [tuple(figure) for figure in figures(rows)] == [
+        ("a.csv", "accuracy of stars", 0.5),
+        ("a.csv", "perplexity", 8.0),
+    ]
+
+
+@pytest.mark.parametrize("accuracy", ["NaN", "null"])
+def test_a_classification_of_no_text_hides_none(tmp_path: Path, accuracy: str) -> None:
+    """Rows of before, when one was kept."""
+    kept_results.keep(tmp_path, classified("1", 0.5))
+    with (tmp_path / kept_results.FILE).open("a") as file:
+        file.write(f'{{"kind": "classify", "table": "a.csv", "target": "stars", "texts": 0, "accuracy": {accuracy}}}\n')
+    assert kept_results.read(tmp_path) == [classified("1", 0.5)]
+
+
+def test_the_last_gains_of_each_table_and_baseline() -> None:
+    """And the last gain of a table stays where it was evaluated again without one."""
+    first, second = [{"value": "1", "perplexity": 5.0}], [{"value": "1", "perplexity": 4.0}]
+    rows = [
+        {**evaluated("a.csv", "1", 9.0, over=None, gain=0.1), "by": {"stars": first}},
+        {**evaluated("a.csv", "1", 9.0, over="ngram", gain=0.2), "by": {"stars": first}},
+        {**evaluated("b.csv", "2", 7.0, over=None, gain=0.3), "by": {"stars": first, "city": first}},
+        {**evaluated("a.csv", "1", 9.0, over="ngram", gain=0.4), "by": {"stars": second}},
+        evaluated("a.csv", "1", 9.1),
+    ]
+    assert [tuple(found) for found in gains(rows)] == [
+        ("a.csv", "stars", None, first),
+        ("a.csv", "stars", "ngram", second),
+        ("b.csv", "stars", None, first),
+        ("b.csv", "city", None, first),
+    ]
+    shown = kept_results.evaluated(rows)
+    assert (shown["table"], shown["perplexity"], shown["gain"], shown["over"]) == ("a.csv", 9.1, 0.4, "ngram")
+    assert kept_results.evaluated(rows[:3])["gain"] == 0.3
+    assert kept_results.evaluated([]) == {}
