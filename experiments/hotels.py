@@ -76,7 +76,8 @@ def words_of(text: str) -> str:
 
 def mentioned(texts: Sequence[str], hotels: Sequence[str], towns: Mapping[str, str]) -> Row:
     """Shares of texts about `hotels` that mention a town, that of their hotel, and the one that most texts mention."""
-    named = [{town for town in set(towns.values()) if f" {town} " in f" {words_of(text)} "} for text in texts]
+    every, spaced = set(towns.values()), [f" {words_of(text)} " for text in texts]
+    named = [{town for town in every if f" {town} " in text} for text in spaced]
     most = Counter(town for found in named for town in found).most_common(1)
     own = [towns.get(hotel) in found for hotel, found in zip(hotels, named, strict=True)]
     counts = {"any": sum(map(bool, named)), "own": sum(own), "commonest": most[0][1] if most else 0}

@@ -204,18 +204,18 @@ def classified(config: Config, tables: Tables, folder: Path, name: str, kind: st
     Like the models, naive Bayes has a uniform prior first, and as a classifier that of training.
     """
     target, order = SETS[name].target or CITY, ORDER[SETS[name].unit]
-    corpus, test = baselines.read(tables["labelled_train"], tables["labelled_judged"], target, config.data)
-    data = replace(config.data, context=(f"{target}:category",))
-    schema = corpus.schema
-    dev = prepare(tables["labelled_held"], data, vocabulary=corpus.vocabulary, schema=schema, unknown="group")
+    train = tables["labelled_train"]
+    corpus, test = baselines.read(train, tables["labelled_judged"], target, config.data)
+    _, dev = baselines.read(train, tables["labelled_held"], target, config.data, vocabulary=corpus.vocabulary)
+    variable = corpus.schema.categories[0]
     judges: Mapping[str, Callable[[], Callable[[Corpus], Classification]]] = {
         "bayes": lambda: lambda texts: baselines.naive_bayes(corpus, texts)[0],
         "linear": lambda: baselines.Linear(corpus, order=order, seed=config.training.seed),
         "fasttext": lambda: baselines.FastText(corpus, order=order, seed=config.training.seed),
     }
-    tells, names = judges[kind](), schema.categories[0].values[1:]
+    tells, names = judges[kind](), variable.values[1:]
     found, held = (Asked.of(name, tables, names).among(tells(texts), texts) for texts in (test, dev))
-    return told(found) | as_classifier(found, held, schema.categories[0].counted if kind == "bayes" else None)
+    return told(found) | as_classifier(found, held, variable.counted if kind == "bayes" else None)
 
 
 def unless_rare(config: Config, tables: Tables, folder: Path, name: str, measure: Callable[..., Measured]) -> Measured:
