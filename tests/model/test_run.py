@@ -86,7 +86,7 @@ def test_refusals(tmp_path: Path) -> None:
         Run.open(tmp_path / "run")
     for name in ("log.jsonl", "checkpoint.safetensors"):
         (tmp_path / "run" / name).touch()
-        with pytest.raises(UserError, match=r"run: its training stopped before its first evaluation; `factorcell trai"):
+        with pytest.raises(UserError, match=r"run: its training stopped before its first evaluation; the command th"):
             Run.open(tmp_path / "run")
         (tmp_path / "run" / name).unlink()
     other = make_run(tmp_path / "other", hidden_size=7)

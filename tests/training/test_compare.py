@@ -1,5 +1,6 @@
 """The models side by side: how often they are trained and read, and what becomes of it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,24 @@ def test_seeds_add_trainings_to_a_comparison_and_resume(tmp_path: Path, monkeypa
     base, adapted = several
     assert adapted["gain"] == pytest.approx(1 - adapted["perplexity"] / base["perplexity"])
     assert adapted["accuracy"] == pytest.approx(np.mean([_accuracy(tmp_path / name) for name in _factorcells()]))
+
+
+@pytest.mark.parametrize(
+    ("target", "test", "message"),
+    [
+        ("town", HELD, "unknown context variable 'town'"),
+        ("lon", HELD, "lon is a number; only the values of a category can be told apart"),
+        ("city", [{**row, "city": None} for row in HELD], "no text has a value of city to choose among"),
+    ],
+)
+def test_a_target_that_cannot_be_judged_is_told_before_any_training(
+    tmp_path: Path, target: str, test: Any, message: str
+) -> None:
+    """Else hours are gone by then."""
+    config = replace(CONFIG, data=replace(CONFIG.data, context=("city", "lon:number")))
+    with pytest.raises(UserError, match=message):
+        compare(TRAIN, ROWS, test, config, tmp_path / "runs", models=MODELS, target=target, ngram=False)
+    assert not list((tmp_path / "runs").glob("*/log.jsonl"))
 
 
 def _factorcells() -> list[str]:

@@ -370,7 +370,7 @@ def test_another_search_is_not_mixed_in(tmp_path: Path) -> None:
 def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is none, a space that no model can have, a storage that is none: one line, no trial."""
     mistakes: list[tuple[dict[str, Any], str]] = [
-        ({"target": "lat"}, "lat is a number; only a category"),
+        ({"target": "lat"}, "lat is a number; only the values of a category"),
         ({"target": "town"}, "unknown context variable 'town'"),
         ({"ranges": {"rank": search_space.Range(-1, 3)}}, "search space: rank is -1"),
         ({"storage": "sqlite:////nowhere/at/all.db"}, "the study cannot be opened"),
@@ -384,6 +384,9 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatc
         searched(tmp_path / "s", 0)
     with pytest.raises(UserError, match="give --dev with --target"):
         search.search(ROWS, None, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))
+    nameless = [{**row, "city": None} for row in ROWS]
+    with pytest.raises(UserError, match="no text has a value of city to choose among"):
+        search.search(ROWS, nameless, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))
     assert not list(tmp_path.glob("s/trial-*"))
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "study.journal").write_text('{"op_code": 0, "wor\n{"op\n{"a"\n', encoding="utf-8")

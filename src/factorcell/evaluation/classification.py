@@ -18,10 +18,10 @@ from torch import Tensor
 
 from factorcell import limits
 from factorcell.choices import PRIORS, PROPOSALS
-from factorcell.config import UserError, choose
+from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.data.schema import Variable
+from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import listed, open_table
 from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.evaluation import negatives
@@ -35,6 +35,7 @@ from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
+ACCURACY = "an accuracy is of texts that have a value"  # why a table must have them
 
 
 def log_likelihoods(
@@ -165,18 +166,16 @@ def classify(
     temperature that suits its texts; `UserError` where none of them has a value to fit it by. Texts need no value to
     be classified; the metrics of texts that all lack one are NaN.
     """
-    variable = run.schema.variable(target)
-    if variable in run.schema.numbers:
+    if run.schema.variable(target) in run.schema.numbers:
         raise UserError(f"{target} is a number; classify it among named points (--points)")
-    if variable.kind != "category":
-        raise UserError(f"{target} is a {variable.kind}; only the values of a category can be told apart")
+    variable = category(run.schema, target)
     names = [category_name(value) for value in values] or list(variable.values[1:])
     for name in names:
         _choose_value(run, variable, name, variable.values[1:])
     if len({*names, *distractors}) < 2:
         raise UserError(f"{target} has {'one value' if names else 'no value'} here: there is nothing to tell apart")
     if calibrate is not None:
-        _must_tell(run, calibrate, variable, names)
+        must_tell(calibrate, variable, names, run.config.data, "a temperature is fitted by the values that texts have")
     trained = variable.counted
     weights = priors if isinstance(priors, Mapping) else None
     if priors == "training":
@@ -224,14 +223,21 @@ def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str])
         raise UserError(f"unknown value of {variable.name} {name!r}; it knows {len(variable.values) - 1:,} values")
 
 
-def _must_tell(run: Run, source: Any, variable: Variable, names: Sequence[str]) -> None:
-    """`UserError` unless a text of `source` has one of the values `names`, by which a temperature can be fitted."""
-    table, why = open_table(source), "a temperature is fitted by the values that texts have"
+def category(schema: ContextSchema, target: str) -> Variable:
+    """The variable of this name, whose values can be told apart; `UserError` if they cannot."""
+    variable = schema.variable(target)
+    if variable.kind != "category":
+        raise UserError(f"{target} is a {variable.kind}; only the values of a category can be told apart")
+    return variable
+
+
+def must_tell(source: Any, variable: Variable, names: Sequence[str], config: DataConfig, why: str) -> None:
+    """`UserError`, with the reason `why`, unless a text of `source` has one of the values `names`."""
+    table = open_table(source)
     if variable.source not in table.columns:
         raise UserError(f"{table.lacks(variable.source).message}; {why}")
     if set(names).isdisjoint(_names(source, variable.source)):
-        private = variable.source == run.config.data.user
-        values = f"any of {len(names):,} users" if private else listed(names)
+        values = f"any of {len(names):,} users" if variable.source == config.user else listed(names)
         raise UserError(f"{table.name}: no text has a value of {variable.name} to choose among ({values}); {why}")
 
 

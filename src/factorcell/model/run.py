@@ -140,7 +140,7 @@ class Run:
         begun = self.log_path.exists() or (self.folder / CHECKPOINT).exists()
         if begun and not (path.exists() or (self.folder / "training.json").exists()):
             early = "its training stopped before its first evaluation"
-            raise UserError(f"{self.folder}: {early}; `factorcell train ... --resume` goes on")
+            raise UserError(f"{self.folder}: {early}; the command that trained it goes on with --resume")
         tensors, _, checksum = files.load_checked(path)
         state = self.model.kept()
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}

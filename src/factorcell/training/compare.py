@@ -10,6 +10,7 @@ from factorcell.config import PAPER_MODELS, Config, UserError
 from factorcell.data.columns import must_have
 from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity, text_figures
+from factorcell.evaluation.classification import ACCURACY, category, must_tell
 from factorcell.evaluation.comparison import Candidate, Comparison, compared
 from factorcell.evaluation.ngram import FILE as COUNTED
 from factorcell.evaluation.ngram import NGram
@@ -58,6 +59,9 @@ def compare(
     table = dev if test is None else test
     must_have(table, said_config(config).data)
     made = common_plan(source, dev, config, folder, budget, models=models, say=say)
+    if target:
+        variable = category(read(source, dev, made.config, progress=False)[0].schema, target)
+        must_tell(table, variable, variable.values[1:], made.config.data, ACCURACY)
     times = len(models) * seeds
     if made.seconds is not None and times > 1:
         tell(say, f"{times} trainings, which take about {duration(times * made.seconds)} in all")

@@ -23,6 +23,7 @@ from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import results
+from factorcell.evaluation.classification import ACCURACY, category, must_tell
 from factorcell.evaluation.results import Row
 from factorcell.finite import is_number
 from factorcell.model.run import CHECKPOINT, Run
@@ -90,9 +91,9 @@ def search(
     search_space.check(options.ranges, config)
     texts = SearchTexts(source, dev, config, progress=say is not None)
     corpus, held = texts.counted(config.data.min_context_count)
-    if target and corpus.schema.variable(target).kind != "category":
-        kind = corpus.schema.variable(target).kind
-        raise UserError(f"{target} is a {kind}; only a category can be the target of a search")
+    if target:
+        variable = category(corpus.schema, target)
+        must_tell(dev, variable, variable.values[1:], config.data, ACCURACY)
     name = options.study or folder.resolve().name
     if not name.isprintable():  # half of a surrogate pair neither
         raise UserError(f"the study is named {name!r:.60}; a name has no control characters and is valid Unicode")
