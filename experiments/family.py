@@ -3,6 +3,7 @@
     python experiments/family.py --data DATA --out OUT
 
 All share the recipe agnews_words.toml, cut to one pass. The section of the texts of the test is told by Bayes' rule.
+Beside them are n-grams and classifiers (tacl_baselines.py).
 """
 
 import sys
@@ -15,6 +16,8 @@ from corpora import Tables
 from factorcell.config import CELLS
 from measures import told_apart
 from study import Experiment, Options
+from tacl_baselines import classifiers, counted
+from thesis_sparse import THRESHOLD
 
 ADAPTS = ("prefix", "concat", "scale", "scale_split", "factor")
 BIASES = ("low_rank", "low_rank_each", "one_hot", "sparse", "hash")
@@ -26,6 +29,7 @@ JOINED = (
     ("concat", "scale", "factor", "low_rank", "hash"),
 )
 SHORT = {"epochs": 1, "evaluations": 1}
+BASELINES = {**counted(), **classifiers("section", "word")}
 
 
 def model(*names: str, **options: Any) -> Options:
@@ -45,8 +49,9 @@ def rows() -> dict[str, Options]:
     made["layer normalisation"] = model(*base, layer_norm=True)
     made["no dropout"] = model(*base, dropout_recurrent=0.0, dropout_input=0.0, dropout_output=0.0)
     made["variational dropout"] = model(*base, variational=True)
+    made["sparse_printed"] = model("sparse", sparse_printed=True, sparse_penalty=[THRESHOLD])
     made["loss sampled_text"] = {**model(*base), "training": {**SHORT, "loss": "sampled_text", "samples": 150}}
-    return made
+    return {**made, **dict.fromkeys(BASELINES, model())}
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
@@ -56,7 +61,12 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 
 EXPERIMENT = Experiment(
-    "family", "agnews_words.toml", rows(), tables, lambda run, tables: told_apart(run, tables, "section")
+    "family",
+    "agnews_words.toml",
+    rows(),
+    tables,
+    lambda run, tables: told_apart(run, tables, "section"),
+    baselines=BASELINES,
 )
 main = study.script(__file__, __doc__, EXPERIMENT)
 

@@ -75,8 +75,12 @@ def words_of(text: str) -> str:
 
 
 def mentioned(texts: Sequence[str], hotels: Sequence[str], towns: Mapping[str, str]) -> Row:
-    """Shares of texts about `hotels` that mention a town, that of their hotel, and the one that most texts mention."""
-    every, spaced = set(towns.values()), [f" {words_of(text)} " for text in texts]
+    """Shares of texts about `hotels` that mention a town, that of their hotel, and the one that most texts mention.
+
+    A town whose name is part of a chain's, such as Hampton, is left out: who writes it may mean the brand.
+    """
+    brands = set(" ".join(chains()).split())
+    every, spaced = set(towns.values()) - brands, [f" {words_of(text)} " for text in texts]
     named = [{town for town in every if f" {town} " in text} for text in spaced]
     most = Counter(town for found in named for town in found).most_common(1)
     own = [towns.get(hotel) in found for hotel, found in zip(hotels, named, strict=True)]

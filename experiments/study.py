@@ -36,6 +36,7 @@ from factorcell.config import Config, UserError, choose
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summarised
 from factorcell.evaluation.text_figures import Figures, TextSums
+from factorcell.model.precision import AUTO
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.fit import fit
@@ -46,6 +47,7 @@ SEEDS = (0, 1, 2)
 GROUPS = 100  # of texts, whose sums a row keeps
 POLL = 1.0  # seconds between two looks at the trainings
 STOPPED = 130  # the exit code of who was stopped
+PRECISION = "bfloat16"  # where a recipe leaves it open: what is faster at a busy moment is not to tell rows apart
 
 Row = dict[str, Any]
 Options = Mapping[str, Mapping[str, Any]]  # section -> option -> value
@@ -116,7 +118,10 @@ class Experiment:
         sections = tomllib.loads((HERE / self.recipe).read_text(encoding="utf-8"))
         for section, options in self.rows[training.row].items():
             sections[section] = {**sections[section], **options}
-        sections["training"] |= {"threads": threads, "seed": training.seed}
+        training_options = sections["training"]
+        training_options |= {"threads": threads, "seed": training.seed}
+        if training_options.get("precision", AUTO) == AUTO:
+            training_options["precision"] = PRECISION
         return Config.from_dict(sections, where=f"row {training.row}")
 
 

@@ -25,8 +25,7 @@ from factorcell.config import UserError
 from pages import advice, beside, beyond, completion, drawings, finetuning, front, overview, specificity, trials, words
 from pages.drawings import Picture
 from pages.markdown import empty, filled
-from pages.overview import rows_of, with_both_ends
-from pages.results import Results
+from pages.results import Results, rows_of, with_both_ends
 from study import HERE
 
 
@@ -76,6 +75,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
         "Every mechanism": beside.family(read("family")),
         "Parts as printed, news": beside.switched(read("switches_agnews", switches.OURS), "word"),
         "Parts as printed, tweets": beside.switched(read("switches_tweets", switches.OURS), "character"),
+        "Parts as printed, films": beside.switched(read("switches_imdb", switches.OURS), "word"),
         **others,
     }
 

@@ -60,9 +60,8 @@ class Asked:
     key: Sequence[str]
 
     @classmethod
-    def of(cls, name: str, tables: Tables, known: Sequence[str]) -> "Asked":
-        """Those of a set that the models tell apart too, if they are `known`."""
-        target = SETS[name].target
+    def of(cls, target: str | None, tables: Tables, known: Sequence[str]) -> "Asked":
+        """Those that the models tell apart too, if they are `known`; without a target the cities."""
         if target is None:
             names = [city for city in cities() if city in known]
             return cls(CITY, names, names)
@@ -108,12 +107,12 @@ def as_if(corpus: Corpus, context: Mapping[str, Any]) -> Corpus:
 
 
 def tables(name: str, data: Path, folder: Path, share: float) -> Tables:
-    """The texts of a set, and the same with the column that is told."""
+    """The texts of a set, and where the nearest city is told the same with it."""
     made = tacl.tables(SETS[name], data, folder, share)
-    if SETS[name].target is None:
-        named = {part: path.with_name(f"{path.stem}-{CITY}.parquet") for part, path in made.items()}
-        return made | {f"labelled_{at}": corpora.kept(path, partial(with_city, made[at])) for at, path in named.items()}
-    return made | {f"labelled_{part}": path for part, path in made.items()}
+    if SETS[name].target is not None:
+        return made
+    named = {part: path.with_name(f"{path.stem}-{CITY}.parquet") for part, path in made.items()}
+    return made | {f"labelled_{at}": corpora.kept(path, partial(with_city, made[at])) for at, path in named.items()}
 
 
 def with_city(path: Path) -> pa.Table:
@@ -124,6 +123,11 @@ def with_city(path: Path) -> pa.Table:
     away = kilometres(here.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in every.values()]))
     near = [list(every)[place] if away[row, place] <= WITHIN else None for row, place in enumerate(away.argmin(1))]
     return table.append_column(CITY, pa.array(near, pa.string()))
+
+
+def labelled(tables: Tables, part: str) -> Path:
+    """The texts of a part with the column that is told."""
+    return tables[f"labelled_{part}" if f"labelled_{part}" in tables else part]
 
 
 # ---- language models ----
@@ -153,30 +157,30 @@ def best_ngram(config: Config, tables: Tables, folder: Path) -> NGram:
 
 def scored(scorer: Scorer, tables: Tables) -> Measured:
     """Both perplexities of dev and of the test."""
-    held = scorer.prepare(tables["labelled_dev"], unknown="group")
-    return Measured({"dev": summarised(scorer.nats(held), held)}) | study.tested(scorer, tables["labelled_test"])
+    held = scorer.prepare(labelled(tables, "dev"), unknown="group")
+    return Measured({"dev": summarised(scorer.nats(held), held)}) | study.tested(scorer, labelled(tables, "test"))
 
 
-def separated(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
+def separated(config: Config, tables: Tables, folder: Path, target: str | None) -> Measured:
     """A model for each value."""
-    runs = trained(config, tables, folder, name)
-    return costs(runs) | scored(runs, tables) | told_by_rule(runs, runs.schema.categories[0], tables, name)
+    runs = trained(config, tables, folder, target)
+    return costs(runs) | scored(runs, tables) | told_by_rule(runs, runs.schema.categories[0], tables, target)
 
 
-def mixed(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
+def mixed(config: Config, tables: Tables, folder: Path, target: str | None) -> Measured:
     """The models of the values, which the row `separate` of the same seed has, mixed with that of all texts."""
-    runs = trained(config, tables, folder.parent.with_name("separate") / folder.name, name)
-    target, dev = SETS[name].target or CITY, tables["labelled_dev"]
+    runs = trained(config, tables, folder.parent.with_name("separate") / folder.name, target)
     if not (folder / mixture.INDEX).exists():
-        mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=target, unknown="group")
+        dev = labelled(tables, "dev")
+        mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=target or CITY, unknown="group")
     made = Mixture.open(folder)
-    return costs(runs) | scored(made, tables) | told_by_rule(made, runs.schema.categories[0], tables, name)
+    return costs(runs) | scored(made, tables) | told_by_rule(made, runs.schema.categories[0], tables, target)
 
 
-def trained(config: Config, tables: Tables, folder: Path, name: str) -> Separate:
+def trained(config: Config, tables: Tables, folder: Path, target: str | None) -> Separate:
     """The models of the values, those that are not finished trained to their end."""
-    train, dev = tables["labelled_train"], tables["labelled_dev"]
-    return separate(train, dev, config, folder, by=SETS[name].target or CITY, resume=True)
+    train, dev = (labelled(tables, part) for part in ("train", "dev"))
+    return separate(train, dev, config, folder, by=target or CITY, resume=True)
 
 
 def costs(runs: Separate) -> Measured:
@@ -186,70 +190,88 @@ def costs(runs: Separate) -> Measured:
     return Measured({"parameters": parameters, "minutes": minutes})
 
 
-def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, name: str) -> Measured:
+def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, target: str | None) -> Measured:
     """What Bayes' rule tells by a scorer that knows the values of a variable."""
-    asked = Asked.of(name, tables, variable.values[1:])
+    asked = Asked.of(target, tables, variable.values[1:])
     if not asked.names:  # in a trial all of them may be rare
         return Measured({})
-    found, held = (asked.by_rule(scorer, tables[f"labelled_{part}"]) for part in ("judged", "held"))
+    found, held = (asked.by_rule(scorer, labelled(tables, part)) for part in ("judged", "held"))
     return told(found) | as_classifier(found, held, variable.counted)
 
 
 # ---- classifiers ----
 
 
-def classified(config: Config, tables: Tables, folder: Path, name: str, kind: str) -> Measured:
-    """A classifier that learned from the training texts, at the temperature that suits dev.
+def classified(config: Config, tables: Tables, folder: Path, target: str | None, order: int, kind: str) -> Measured:
+    """A classifier that learned from the training texts; where texts are held, also at the temperature that suits them.
 
     Like the models, naive Bayes has a uniform prior first, and as a classifier that of training.
     """
-    target, order = SETS[name].target or CITY, ORDER[SETS[name].unit]
-    train = tables["labelled_train"]
-    corpus, test = baselines.read(train, tables["labelled_judged"], target, config.data)
-    _, dev = baselines.read(train, tables["labelled_held"], target, config.data, vocabulary=corpus.vocabulary)
+    train, column = labelled(tables, "train"), target or CITY
+    corpus, test = baselines.read(train, labelled(tables, "judged"), column, config.data)
     variable = corpus.schema.categories[0]
     judges: Mapping[str, Callable[[], Callable[[Corpus], Classification]]] = {
         "bayes": lambda: lambda texts: baselines.naive_bayes(corpus, texts)[0],
         "linear": lambda: baselines.Linear(corpus, order=order, seed=config.training.seed),
         "fasttext": lambda: baselines.FastText(corpus, order=order, seed=config.training.seed),
     }
-    tells, names = judges[kind](), variable.values[1:]
-    found, held = (Asked.of(name, tables, names).among(tells(texts), texts) for texts in (test, dev))
-    return told(found) | as_classifier(found, held, variable.counted if kind == "bayes" else None)
+    asked, tells = Asked.of(target, tables, variable.values[1:]), judges[kind]()
+    found = asked.among(tells(test), test)
+    if "held" not in tables:
+        return told(found)
+    _, dev = baselines.read(train, labelled(tables, "held"), column, config.data, vocabulary=corpus.vocabulary)
+    priors = variable.counted if kind == "bayes" else None
+    return told(found) | as_classifier(found, asked.among(tells(dev), dev), priors)
 
 
-def unless_rare(config: Config, tables: Tables, folder: Path, name: str, measure: Callable[..., Measured]) -> Measured:
+def unless_rare(
+    config: Config, tables: Tables, folder: Path, target: str | None, measure: Callable[..., Measured]
+) -> Measured:
     """What is measured of values; nothing where fewer than two are frequent enough, as in a trial."""
-    values = Counter(corpora.read(tables["labelled_train"])[SETS[name].target or CITY].drop_null().to_pylist())
+    values = Counter(corpora.read(labelled(tables, "train"))[target or CITY].drop_null().to_pylist())
     frequent = [value for value, texts in values.items() if texts >= config.data.min_context_count]
-    return measure(config, tables, folder, name) if len(frequent) > 1 else Measured({})
+    return measure(config, tables, folder, target) if len(frequent) > 1 else Measured({})
 
 
-def others(name: str) -> dict[str, Baseline]:
-    """The rows of a set that are no single run."""
+def of_values(target: str | None, measure: Callable[..., Measured], **how: Any) -> Baseline:
+    """A row that knows the values of a column."""
+    return Baseline(partial(unless_rare, target=target, measure=measure), **how)
 
-    def of_values(measure: Callable[..., Measured], **how: Any) -> Baseline:
-        return Baseline(partial(unless_rare, name=name, measure=measure), **how)
 
+def counted() -> dict[str, Baseline]:
+    """What counts words alone."""
+    return {"ngram": Baseline(ngram, seeded=False, exact=True)}
+
+
+def classifiers(target: str | None, unit: str) -> dict[str, Baseline]:
+    """What tells a column by the texts of a `unit`."""
+    of = partial(classified, order=ORDER[unit])
     return {
-        "separate": of_values(separated),
-        "mixture": of_values(mixed, after="separate"),
-        "ngram": Baseline(ngram, seeded=False, exact=True),
-        "bayes": of_values(partial(classified, kind="bayes"), seeded=False, exact=True),
-        "linear": of_values(partial(classified, kind="linear")),
-        "fasttext": of_values(partial(classified, kind="fasttext")),
+        "bayes": of_values(target, partial(of, kind="bayes"), seeded=False, exact=True),
+        "linear": of_values(target, partial(of, kind="linear")),
+        "fasttext": of_values(target, partial(of, kind="fasttext")),
     }
 
 
-ROWS = ("prefix", *others("agnews"))
+def others(target: str | None, unit: str) -> dict[str, Baseline]:
+    """The rows that are no single run."""
+    return {
+        "separate": of_values(target, separated),
+        "mixture": of_values(target, mixed, after="separate"),
+        **counted(),
+        **classifiers(target, unit),
+    }
+
+
+ROWS = ("prefix", *others(None, "word"))
 
 
 def experiment(name: str) -> Experiment:
     """All of them on a set."""
-    of = tacl.experiment(name)
-    rows = {"prefix": tacl.options("prefix"), **dict.fromkeys(others(name), tacl.options("unadapted"))}
+    of, made = tacl.experiment(name), others(SETS[name].target, SETS[name].unit)
+    rows = {"prefix": tacl.options("prefix"), **dict.fromkeys(made, tacl.options("unadapted"))}
     told, texts = partial(tacl.told, name=name), partial(tables, name)
-    return replace(of, name=f"tacl_baselines_{name}", rows=rows, tables=texts, measure=told, baselines=others(name))
+    return replace(of, name=f"tacl_baselines_{name}", rows=rows, tables=texts, measure=told, baselines=made)
 
 
 EXPERIMENTS = {name: experiment(name) for name in SETS}

@@ -107,9 +107,9 @@ def which(scorer: Scorer, run: Run, tables: Tables, name: str) -> Measured:
     """Which contexts a scorer tells apart that knows those of `run`."""
     target = SETS[name].target
     if target is None:
-        asked = Asked.of(name, tables, list(cities()))
+        asked = Asked.of(target, tables, list(cities()))
         return told(asked.by_rule(scorer, tables["labelled_judged"], list(cities().values())))
-    return told_by_rule(scorer, run.schema.variable(target), tables, name)
+    return told_by_rule(scorer, run.schema.variable(target), tables, target)
 
 
 def made(name: str) -> dict[str, Baseline]:

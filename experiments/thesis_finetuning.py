@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -28,10 +29,10 @@ from thesis_sparse import VARIABLES
 REGION, WORD, NARROW = "CA", "breakfast", "horror"
 MOST = 1000  # texts of each domain that are learned from; of its other parts as many at most
 PENALTIES = ("0", "1e-5", "1e-4")  # nats, for each unit that a value moves
-WAYS: dict[str, tuple[tuple[str, ...], int]] = {  # parts that move, and texts that are learned from
-    "all": (("all",), MOST),
-    "all, 100 texts": (("all",), 100),
-    "bias": (("output_bias",), MOST),
+WAYS: dict[str, tuple[tuple[str, ...], int, float]] = {  # parts that move, texts that are learned from, and the rate
+    "all": (("all",), MOST, 1e-3),
+    "all, 100 texts": (("all",), 100, 1e-3),
+    "bias": (("output_bias",), MOST, 0.03),  # in a few hundred steps less would move it nowhere, penalty or none
 }
 DOMAINS: dict[str, tuple[str, Callable[[Row], bool]]] = {  # the set that texts are of, and which of them
     "a word": ("hotels", lambda row: WORD in row["text"].lower().split()),
@@ -66,12 +67,13 @@ def measure(run: Run, tables: Tables) -> Measured:
     for name in DOMAINS:
         own = {part: tables[f"{name} {part}"] for part in corpora.PARTS}
         row[f"{name}, before"], figures[f"{name}, before"] = told(run, own)
-        for way, (parts, most) in WAYS.items():
+        for way, (parts, most, rate) in WAYS.items():
             source = own["train"].with_name(f"{own['train'].stem}-{most}.parquet")
             few = corpora.kept(source, partial(first, own["train"], most))
             for l1 in PENALTIES:
                 folder = run.folder.with_name(f"{run.folder.name}-finetuned") / name / way / l1
-                tuned = finetune(run, few, own["dev"], folder, parts=parts, l1=float(l1), unknown="group", resume=True)
+                how: dict[str, Any] = {"parts": parts, "training": {"learning_rate": rate}, "l1": float(l1)}
+                tuned = finetune(run, few, own["dev"], folder, **how, unknown="group", resume=True)
                 key = f"{name}, {way}, {l1}"
                 row[key], figures[key] = told(tuned, own)
     return Measured({"finetuned": row}, figures)

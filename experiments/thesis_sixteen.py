@@ -4,7 +4,8 @@
 
 x rescales the recurrent layer (`scale`), + shifts it (`concat`), LR and Hash shift the softmax (`low_rank`, `hash`).
 Of the model with all four there are sentences for roles (table 3.9), of the unadapted one of languages the hidden unit
-for Spanish (figure 3.1).
+for Spanish (figure 3.1). Beside them are control codes, n-grams, and classifiers of what is told (tacl_baselines.py);
+those of justices have learned from these justices alone.
 """
 
 import itertools
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import corpora
 import study
@@ -23,7 +25,8 @@ from corpora import Tables
 from factorcell.model.run import Run
 from measures import detected, told_apart
 from samples import indicated, sentences
-from study import Experiment, Measured, Options, Row
+from study import Baseline, Experiment, Measured, Options, Row
+from tacl_baselines import classifiers, counted
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
@@ -48,6 +51,8 @@ MIXED = (  # of figure 3.1: Spanish beside English, Portuguese and German
     "minha irmã mora no porto pero yo vivo en madrid desde hace años",
     "das ist doch klar me gusta mucho la playa en verano",
 )
+
+Tabled = Callable[[Path, Path, float], Tables]
 
 
 def combined(parts: Sequence[str]) -> Options:
@@ -95,7 +100,15 @@ def scotus_tables(data: Path, folder: Path, share: float) -> Tables:
         part: partial(lambda part: turns(corpora.read(whole[part]), counts[part]), part) for part in corpora.PARTS
     }
     made["judged"] = lambda: justices(turns(corpora.read(whole["test"]), sys.maxsize), counts["judged"])
-    return {part: corpora.kept(folder / f"scotus-{part}-{counts[part]}.parquet", make) for part, make in made.items()}
+    found = {part: corpora.kept(folder / f"scotus-{part}-{counts[part]}.parquet", make) for part, make in made.items()}
+    own = found["train"].with_name(f"scotus-justices-{counts['train']}-{counts['judged']}.parquet")
+    return {**found, "labelled_train": corpora.kept(own, partial(spoken_by, found["train"], found["judged"]))}
+
+
+def spoken_by(train: Path, judged: Path) -> pa.Table:
+    """The training turns of those whose turns are judged."""
+    turns, names = corpora.read(train), corpora.read(judged)["speaker"].unique()
+    return turns.filter(pc.is_in(turns["speaker"], names))
 
 
 def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
@@ -116,6 +129,11 @@ def roles(run: Run) -> Measured:
     return sentences(run, [{"case": case, "speaker": speaker, "role": role} for speaker, role in ROLES])
 
 
+def of_communities(run: Run, tables: Tables) -> Measured:
+    """How well communities are told apart, and from distractors."""
+    return detected(run, tables, "subreddit", DETECTED, DISTRACTORS)
+
+
 def of_scotus(run: Run, tables: Tables) -> Measured:
     """Which justice speaks, and sentences of the model that adapts by all."""
     told = told_apart(run, tables, "speaker")
@@ -130,27 +148,20 @@ def of_languages(run: Run, tables: Tables) -> Measured:
     return told_apart(run, tables, "language")
 
 
+def experiment(name: str, tables: Tabled, measure: Callable[[Run, Tables], Measured], **told: Baseline) -> Experiment:
+    """The sixteen on a set, and baselines: of words, and what has `told` values apart."""
+    baselines = {**counted(), **told}
+    prefix: Options = {"model": {"adapt": ["prefix"], "output_bias": []}}
+    rows = {**sixteen(), "prefix": prefix, **dict.fromkeys(baselines, combined(()))}
+    recipe = f"thesis_{name.partition('_')[0]}.toml"
+    return Experiment(name, recipe, rows, tables, measure, baselines=baselines)
+
+
 EXPERIMENTS = {
-    "reddit_titles": Experiment(
-        "reddit_titles",
-        "thesis_reddit.toml",
-        sixteen(),
-        reddit_tables,
-        lambda run, tables: detected(run, tables, "subreddit", DETECTED, DISTRACTORS),
-    ),
-    "scotus": Experiment(
-        "scotus",
-        "thesis_scotus.toml",
-        sixteen(),
-        scotus_tables,
-        of_scotus,
-    ),
-    "commonvoice9": Experiment(
-        "commonvoice9",
-        "thesis_commonvoice9.toml",
-        sixteen(),
-        commonvoice9_tables,
-        of_languages,
+    "reddit_titles": experiment("reddit_titles", reddit_tables, of_communities),
+    "scotus": experiment("scotus", scotus_tables, of_scotus, **classifiers("speaker", "word")),
+    "commonvoice9": experiment(
+        "commonvoice9", commonvoice9_tables, of_languages, **classifiers("language", "character")
     ),
 }
 main = study.script(__file__, __doc__, EXPERIMENTS)

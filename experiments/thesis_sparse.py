@@ -3,7 +3,8 @@
     python experiments/thesis_sparse.py --data DATA --out OUT
 
 As in the thesis, a random search finds a lambda of each variable and the size of embeddings; the best on dev stands in
-the table. Beside it is the threshold as the thesis prints it, which nearly every coefficient passes.
+the table. Beside it are the threshold as the thesis prints it, which nearly every coefficient passes, control codes and
+n-grams.
 """
 
 import random
@@ -20,6 +21,7 @@ from factorcell.evaluation.text_figures import TextSums, key_of, per_text
 from factorcell.model.run import Run
 from factorcell.training.proximal import sparse_bias_of
 from study import Experiment, Measured, Options
+from tacl_baselines import counted
 
 VARIABLES = ("hotel", "city", "rating")
 LAMBDAS = ("0", "1e-6", "1e-5", "1e-4", "1e-3")  # nats a target
@@ -39,7 +41,7 @@ def penalties() -> list[dict[str, str]]:
 
 
 def rows() -> dict[str, Options]:
-    """No bias, the low-rank ones, and sparse ones with and without a low-rank one."""
+    """No bias, the low-rank ones, and sparse ones with and without a low-rank one; then what they are held against."""
     made: dict[str, Options] = {"none": {"model": {"output_bias": []}}}
     for name in ("low_rank_each", "low_rank"):
         for number, size in enumerate(SIZES, 1):
@@ -50,7 +52,9 @@ def rows() -> dict[str, Options]:
         made[f"sparse-{number}"] = {"model": {"output_bias": ["sparse"]}, **l1}
         made[f"low_rank_each+sparse-{number}"] = {"model": both, **l1}
     printed = {"output_bias": ["sparse"], "sparse_printed": True, "sparse_penalty": [THRESHOLD]}
-    return {**made, f"threshold-{THRESHOLD}": {"model": printed}}
+    made[f"threshold-{THRESHOLD}"] = {"model": printed}
+    made["prefix"] = {"model": {"adapt": ["prefix"], "output_bias": []}}
+    return made | dict.fromkeys(counted(), made["none"])
 
 
 def sized(size: int) -> dict[str, int]:
@@ -76,7 +80,7 @@ def measure(run: Run, tables: Tables) -> Measured:
     return Measured(row, {"top_3": sums})
 
 
-EXPERIMENT = Experiment("sparse", "thesis_hotels.toml", rows(), tables, measure)
+EXPERIMENT = Experiment("sparse", "thesis_hotels.toml", rows(), tables, measure, baselines=counted())
 main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":

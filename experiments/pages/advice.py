@@ -8,8 +8,8 @@ from advice import ALL, FIGURES, SCOTUS
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import rank_correlation
 from pages.markdown import with_none
-from pages.overview import Read, rows_of, with_both_ends
-from pages.results import SEEDS, Results
+from pages.overview import Read
+from pages.results import SEEDS, Results, rows_of, with_both_ends
 from study import Row
 from tacl_beyond import MODEL
 from thesis_variables import VARIABLES

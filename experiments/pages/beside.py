@@ -10,9 +10,9 @@ from factorcell.choices import PROPOSALS
 from factorcell.config import PAPER_MODELS
 from family import EXPERIMENT as FAMILY
 from pages.markdown import NO_ROW, markdown, shown, with_none
-from pages.overview import LEAST, Published, accuracies, chosen, communities, gain, perplexities
-from pages.results import Results
-from thesis_queries import LATE, NO_LAYER, OPTIMISERS
+from pages.results import LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
+from tacl_baselines import classifiers
+from thesis_queries import LATE, NO_LAYER, RULES
 from thesis_sixteen import PARTS
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES as VARIED
@@ -79,6 +79,9 @@ def sixteen(found: Results, published: Published, scores: Mapping[str, str], uni
         printed += [""] * (len(scores) - len(printed))
         figures = own(found, name, list(scores), ALL)
         lines.append([*marks, *figures, *printed_gain(published, name, "unadapted"), *printed])
+    for name in ("prefix", "ngram", *classifiers("", unit)):
+        if name in found:
+            lines.append([name, "", "", "", *own(found, name, list(scores), ALL), *[""] * (2 + len(scores))])
     of = published if "accuracy" in scores else {name: row[:1] for name, row in published.items()}
     return markdown(header, lines) + "\n" + told(found, of, ALL)
 
@@ -177,7 +180,7 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
 
 def learned(found: Results) -> str:
     """What learning users brings on dev to the FactorCell, by the printed rule and by ours."""
-    shown = {how: found.shown("factor", f"dev_{how}") for how in ("none", *OPTIMISERS)}
+    shown = {how: found.shown("factor", f"dev_{how}") for how in ("none", *RULES)}
     if not all(shown.values()):
         return ""
     told = ", ".join(f"{value} by {how}" for how, value in shown.items() if how != "none")

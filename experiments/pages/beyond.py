@@ -4,7 +4,7 @@ import itertools
 
 from pages import overview
 from pages.markdown import NO_ROW, markdown, shown
-from pages.results import Results
+from pages.results import Results, rows_of
 from tacl_beyond import MODEL, RUN, WITH, experiment
 
 CLASSIFIERS = ("bayes", "linear", "fasttext")
@@ -26,7 +26,7 @@ def best_classifier(found: Results) -> str | None:
 
 def read(reader: overview.Read, name: str) -> Results:
     """The rows of a set, with gains over its FactorCell."""
-    kinds = [overview.rows_of(reader(f"{kind}_{name}")) for kind in ("tacl", "tacl_baselines", "tacl_beyond")]
+    kinds = [rows_of(reader(f"{kind}_{name}")) for kind in ("tacl", "tacl_baselines", "tacl_beyond")]
     return Results.of(list(itertools.chain(*kinds)), MODEL)
 
 

@@ -11,7 +11,7 @@ from pages import trials
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results
 from study import Row
-from thesis_queries import LATE, LENGTHS, PAIRS, PLACES, PREFIX, RISEN, ROWS, SUGGESTED, WARM
+from thesis_queries import LATE, LENGTHS, OFTEN, PAIRS, PLACES, PREFIX, RISEN, ROWS, SUGGESTED, WARM
 
 LEARNING = ("factor", "concat")  # those that tell users apart, in the order of the printed tables
 
@@ -39,7 +39,8 @@ def suggested(found: Results) -> str:
 def risen(found: Results) -> str:
     """Tables 5.3 to 5.5: the frequent texts that two texts have made likelier by most."""
     made = [found.first(name).get("risen", [[] for _ in PAIRS]) for name in LEARNING]
-    parts = []
+    count = found.first(LEARNING[0]).get("frequent")
+    parts = [f"Of the {count:,} most frequent texts, each there {OFTEN} times or more:\n"] if count else []
     for number, pair in enumerate(PAIRS):
         places = [str(place) for place in range(1, RISEN + 1)]
         lines = list(zip_longest(places, *(own[number] for own in made), fillvalue=""))

@@ -17,8 +17,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 from factorcell.config import PAPER_MODELS
 from factorcell.reports import charts
 from pages import completion, overview, specificity, trials
-from pages.overview import rows_of
-from pages.results import Results
+from pages.results import Results, rows_of
 from study import Row
 from thesis_queries import LENGTHS, PLACES
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from factorcell.config import PAPER_MODELS
 from pages.markdown import NO_ROW, markdown, with_none
-from pages.overview import rows_of
-from pages.results import SEEDS, Results
+from pages.results import SEEDS, Results, rows_of
 from tacl import SETS
 from tacl_beyond import MODEL
 

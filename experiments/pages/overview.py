@@ -3,11 +3,11 @@
 What is said of one follows from rows, by `results.Orders`; where there are none, nothing is said.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+import switches
 import tacl
 from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
@@ -15,21 +15,33 @@ from factorcell.evaluation.comparison import COMPARED
 from factorcell.evaluation.statistics import rank_correlation
 from pages import completion, finetuning, specificity, trials, words
 from pages.markdown import markdown, shown
-from pages.results import AGREES, DISAGREES, MARGIN, SEEDS, UNTOLD, Results
+from pages.results import (
+    AGREES,
+    DISAGREES,
+    MARGIN,
+    SEEDS,
+    UNTOLD,
+    Published,
+    Results,
+    accuracies,
+    chosen,
+    communities,
+    gain,
+    perplexities,
+    rows_of,
+    with_both_ends,
+)
 from study import Row
 from thesis_queries import LENGTHS, PLACES
 from thesis_sixteen import WHOLE
-from thesis_sparse import TRIALS
 from thesis_variables import VARIABLES
 
 KNOWN = "perplexity_known"  # what the TACL paper and appendix A count; chapter 3 counts all targets
 NO_ROW, NO_COMMAND = "no row", "none yet"
 WORDS = "words, no figures"  # why nothing can be told of texts that a model writes, and of neighbours
 OPPOSED = ("dbpedia", "hotels", "imdb")  # where the thesis says so of its figure 4.2
-LEAST = 50  # titles of a community whose perplexity is told
 USERS, TEXTS = 30, 300  # of whom, and of which, a verdict on a kind of texts needs so many
 
-Published = Mapping[str, list[float]]
 Names = Mapping[str, str] | None
 Read = Callable[..., Results]  # the rows of an experiment by its name, and their first row
 
@@ -48,7 +60,7 @@ class Line(NamedTuple):
 
 def lines(read: Read, printed: Mapping[str, Any]) -> list[Line]:
     """All of them, in the order of the thesis."""
-    return [*introduction(), *chapter_3(read, printed), *chapter_4(read, printed["tacl"]), *later(read, printed)]
+    return [*introduction(), *chapter_3(read, printed), *chapter_4(read, printed), *later(read, printed)]
 
 
 def table(read: Read, printed: Mapping[str, Any]) -> str:
@@ -114,7 +126,7 @@ def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
     ]
 
 
-def chapter_4(read: Read, printed: Mapping[str, Published]) -> list[Line]:
+def chapter_4(read: Read, printed: Mapping[str, Any]) -> list[Line]:
     """The FactorCell: the TACL paper, and its chapter of the thesis."""
     word, character = list[Line](), list[Line]()
     for name, one in tacl.SETS.items():
@@ -122,7 +134,7 @@ def chapter_4(read: Read, printed: Mapping[str, Published]) -> list[Line]:
         where = "T4.4, TACL T4" if long else "T4.3, TACL T3"
         line = Line(where, f"{name} for {one.printed}", f"tacl {name}")
         (character if long else word).extend(
-            both(line, read(f"tacl_{name}"), printed[one.printed], PAPER_MODELS[-1], KNOWN)
+            both(line, read(f"tacl_{name}"), printed["tacl"][one.printed], PAPER_MODELS[-1], KNOWN)
         )
     return [
         Line("F4.1", "the FactorCell", why="a drawing"),
@@ -139,6 +151,13 @@ def chapter_4(read: Read, printed: Mapping[str, Published]) -> list[Line]:
         ranked(
             Line("F4.5, TACL F5", "a rank of 20 in place of 0", "tacl_trials dbpedia", printed="+5.0%"),
             rows_of(read("tacl_trials_dbpedia")),
+        ),
+        measured(
+            Line("4.3.4, TACL 4.4", "layer normalisation, imdb for Yelp", "switches imdb"),
+            read("switches_imdb", switches.OURS),
+            printed["layer_norm"],
+            switches.NORMALISED,
+            KNOWN,
         ),
         grouped(Line("F4.6, TACL F6", "hotels by region", "tacl hotels"), read("tacl_hotels"), "region"),
         grouped(Line("F4.7", "hotels by class", "tacl hotels"), read("tacl_hotels"), "class"),
@@ -166,15 +185,11 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             ".3f",
         ),
         further(
-            Line("F5.2, ACL", "gain in ranks after 100 texts", "thesis_queries"),
+            Line("F5.2, ACL", "FactorCell over ConcatCell after 100 texts", "thesis_queries"),
             queries,
             f"mrr_after_{PLACES[-1]}",
         ),
-        further(
-            Line("F5.3, ACL", "gain in ranks for short prefixes", "thesis_queries"),
-            queries,
-            f"mrr_prefix_{LENGTHS['prefix'][0]}",
-        ),
+        sooner(Line("F5.3, ACL", "what short prefixes gain beyond long ones", "thesis_queries"), queries),
         *(Line(f"T5.{n}, ACL", "queries likelier after two", "thesis_queries") for n in (3, 4, 5)),
         *(Line(f"T6.{n}", "fillers of a gap by stars", "thesis_specificity imdb") for n in (1, 2, 3)),
         *chapter_6(read, printed["generation"]),
@@ -244,7 +259,7 @@ def measured(
 def right(line: Line, found: Results, printed: Published, row: str) -> list[Line]:
     """A line of how often the rows tell the right value, that of `row`; none where print has no accuracies."""
     told = accuracies(printed)
-    line = line._replace(what=f"{line.what}, told apart", printed=f"{told.get(row, 0.0):.1f}%")
+    line = line._replace(what=f"{line.what}, accuracy", printed=f"{told.get(row, 0.0):.1f}%")
     if not told:
         return []
     if not found.candidates:
@@ -319,16 +334,40 @@ def going_along(line: Line, found: Row, sign: int) -> Line:
 
 
 def further(line: Line, found: Results, key: str) -> Line:
-    """A line of a figure that the FactorCell is further ahead in than the unadapted model, as print has it."""
-    gained = found.above("factor", key, "unadapted")
+    """A line of a figure that the FactorCell is further ahead in than the ConcatCell, as print has it."""
+    gained = found.above("factor", key, "concat")
+    return _of_users(line, found, "concat", gained, (key,), "+.1%")
+
+
+def sooner(line: Line, found: Results) -> Line:
+    """A line of what personal completion gains in ranks: more after short prefixes than after long ones, in print."""
+    keys = [f"mrr_prefix_{LENGTHS['prefix'][place]}" for place in (0, -1)]
+    short, long = (found.difference("factor", key, "unadapted") for key in keys)
+    gained = None if short is None or long is None else less(short, long)
+    return _of_users(line, found, "unadapted", gained, keys, "+.4f")
+
+
+def _of_users(line: Line, found: Results, base: str, gained: Interval | None, keys: Sequence[str], form: str) -> Line:
+    """A line of what the FactorCell has `gained` over the row `base`, in figures `keys` of enough users and texts."""
     if gained is None:
         return line._replace(ours=NO_ROW, why="not trained")
-    if any(len(one.rows) < SEEDS for one in found.candidates if one.name in ("factor", "unadapted")):
+    if any(len(one.rows) < SEEDS for one in found.candidates if one.name in ("factor", base)):
         return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
-    users, texts = found.units("factor", key)
+    users, texts = map(min, zip(*(found.units("factor", key) for key in keys), strict=True))
     few = users < USERS or texts < TEXTS
     verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[0 if few else gained.sign]
-    return line._replace(ours=f"{gained.point:+.1%}", verdict=verdict, why=f"of {texts:,} texts")
+    return line._replace(ours=f"{gained.point:{form}}", verdict=verdict, why=f"of {texts:,} texts")
+
+
+def less(one: Interval, other: Interval) -> Interval:
+    """`one` less `other`, two figures of other texts."""
+    point, reaches = one.point - other.point, list[float]()
+    for each in (one, other):
+        if each.low is None or each.high is None:
+            return Interval(point)
+        reaches.append((each.high - each.low) / 2)
+    reach = math.hypot(*reaches)
+    return Interval(point, point - reach, point + reach)
 
 
 def ranked(line: Line, rows: Sequence[Row]) -> Line:
@@ -339,50 +378,3 @@ def ranked(line: Line, rows: Sequence[Row]) -> Line:
     sign = found.saved.sign
     verdict = AGREES if sign > 0 else DISAGREES if sign < 0 else UNTOLD
     return line._replace(ours=f"{found.saved.point:+.1%}", verdict=verdict, why="least squares")
-
-
-# ---- what is made of rows and of print ----
-
-
-def perplexities(printed: Published) -> dict[str, float]:
-    """The first figure of each printed row."""
-    return {name: row[0] for name, row in printed.items()}
-
-
-def accuracies(printed: Published) -> dict[str, float]:
-    """The second figure of each printed row that has one."""
-    return {name: row[1] for name, row in printed.items() if len(row) > 1}
-
-
-def gain(value: float | None, base: float | None) -> float | None:
-    """By what share `value` lies below `base`."""
-    return None if value is None or base is None else 1 - value / base
-
-
-def rows_of(found: Results) -> list[Row]:
-    """All trainings."""
-    return [dict(row) for one in found.candidates for row in one.rows]
-
-
-def with_both_ends(rows: Sequence[Row], scotus: Sequence[Row]) -> list[Row]:
-    """The rows of table 3.8, of which the first and the last come from table 3.7."""
-    ends = {"unadapted": "none", WHOLE: "+".join(VARIABLES)}
-    return [*rows, *({**row, "row": ends[row["row"]]} for row in scotus if row["row"] in ends)]
-
-
-def chosen(found: Results, kind: str) -> str | None:
-    """Of a kind of bias the row whose penalty suits dev best; None where none is trained."""
-    tried = [name for name in (kind, *(f"{kind}-{number + 1}" for number in range(TRIALS))) if name in found]
-    return min(tried, key=found.dev, default=None)
-
-
-def communities(found: Results) -> dict[str, tuple[int, float, float]]:
-    """By name: titles, and perplexities unadapted and adapted, both geometric means over seeds."""
-    means: list[dict[str, float]] = []
-    counts: dict[str, int] = {}
-    for candidate in found.candidates:
-        tables = [{entry["value"]: entry for entry in row["by"]} for row in candidate.rows]
-        counts |= {name: entry["count"] for name, entry in tables[0].items()}
-        logs = {name: np.mean([np.log(table[name]["perplexity"]) for table in tables]) for name in tables[0]}
-        means.append({name: float(np.exp(value)) for name, value in logs.items()})
-    return {name: (counts[name], means[0][name], means[1][name]) for name in means[0] if counts[name] >= LEAST}

@@ -21,6 +21,9 @@ from factorcell.evaluation.comparison import AVERAGED, Candidate, compared, figu
 from factorcell.evaluation.statistics import Ratios, widened
 from factorcell.evaluation.text_figures import TextSums
 from study import Row
+from thesis_sixteen import WHOLE
+from thesis_sparse import TRIALS
+from thesis_variables import VARIABLES
 
 SEEDS = 3  # trainings of a row, at least, before anything is said of it
 MARGIN = 0.01  # of a perplexity or a rank: papers print one training each, so what lies closer is no order of theirs
@@ -30,6 +33,9 @@ ENOUGH = 0.5  # of the pairs that are told apart in print have to differ here
 NEARLY_ALL = 0.95  # of those have to stand as printed: one in forty would not by chance alone
 
 AGREES, DISAGREES, UNTOLD = "agrees", "disagrees", "cannot be told"
+LEAST = 50  # titles of a community whose perplexity is told
+
+Published = Mapping[str, list[float]]
 
 
 def apart(key: str, one: float, other: float) -> bool:
@@ -202,3 +208,50 @@ def means(rows: Sequence[Mapping[str, Any]]) -> Row:
     if len(rows) > 1:
         made |= {f"{name}_deviation": float(np.std(values, ddof=1)) for name, values in found.items()}
     return made
+
+
+# ---- what is made of rows and of print ----
+
+
+def perplexities(printed: Published) -> dict[str, float]:
+    """The first figure of each printed row."""
+    return {name: row[0] for name, row in printed.items()}
+
+
+def accuracies(printed: Published) -> dict[str, float]:
+    """The second figure of each printed row that has one."""
+    return {name: row[1] for name, row in printed.items() if len(row) > 1}
+
+
+def gain(value: float | None, base: float | None) -> float | None:
+    """By what share `value` lies below `base`."""
+    return None if value is None or base is None else 1 - value / base
+
+
+def rows_of(found: Results) -> list[Row]:
+    """All trainings."""
+    return [dict(row) for one in found.candidates for row in one.rows]
+
+
+def with_both_ends(rows: Sequence[Row], scotus: Sequence[Row]) -> list[Row]:
+    """The rows of table 3.8, of which the first and the last come from table 3.7."""
+    ends = {"unadapted": "none", WHOLE: "+".join(VARIABLES)}
+    return [*rows, *({**row, "row": ends[row["row"]]} for row in scotus if row["row"] in ends)]
+
+
+def chosen(found: Results, kind: str) -> str | None:
+    """Of a kind of bias the row whose penalty suits dev best; None where none is trained."""
+    tried = [name for name in (kind, *(f"{kind}-{number + 1}" for number in range(TRIALS))) if name in found]
+    return min(tried, key=found.dev, default=None)
+
+
+def communities(found: Results) -> dict[str, tuple[int, float, float]]:
+    """By name: titles, and perplexities unadapted and adapted, both geometric means over seeds."""
+    means: list[dict[str, float]] = []
+    counts: dict[str, int] = {}
+    for candidate in found.candidates:
+        tables = [{entry["value"]: entry for entry in row["by"]} for row in candidate.rows]
+        counts |= {name: entry["count"] for name, entry in tables[0].items()}
+        logs = {name: np.mean([np.log(table[name]["perplexity"]) for table in tables]) for name in tables[0]}
+        means.append({name: float(np.exp(value)) for name, value in logs.items()})
+    return {name: (counts[name], means[0][name], means[1][name]) for name in means[0] if counts[name] >= LEAST}

@@ -53,7 +53,7 @@ def test_every_way_and_penalty_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
     monkeypatch.setattr(thesis_finetuning, "DOMAINS", {"sea": thesis_finetuning.DOMAINS["films"]})
     monkeypatch.setattr(thesis_finetuning, "PENALTIES", ("0", "1e3"))
-    monkeypatch.setattr(thesis_finetuning, "WAYS", {"bias": (("output_bias",), 6)})
+    monkeypatch.setattr(thesis_finetuning, "WAYS", {"bias": (("output_bias",), 6, 0.03)})
     given = {f"sea {part}": tmp_path / "t.parquet" for part in ("train", "dev", "test")}
     found = thesis_finetuning.measure(run, given)
     assert list(found.figures) == ["sea, before", "sea, bias, 0", "sea, bias, 1e3"]
@@ -63,6 +63,7 @@ def test_every_way_and_penalty_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.figures["sea, bias, 0"].ratio < found.figures["sea, before"].ratio
     assert found.row["finetuned"]["sea, bias, 0"]["texts"] == 10
     tuned = Run.open(tmp_path / "run-finetuned" / "sea" / "bias" / "0")
+    assert tuned.config.training.learning_rate == 0.03
     assert np.exp(found.figures["sea, bias, 0"].ratio) == pytest.approx(
         evaluate(tuned, tmp_path / "t.parquet")["perplexity_known"], rel=1e-5
     )

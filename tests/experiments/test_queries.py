@@ -12,6 +12,7 @@ import corpora
 import study
 import thesis_queries
 import thesis_queries_trials
+from factorcell.bootstrap import Interval
 from factorcell.completion.online import Learner
 from factorcell.completion.replay.streams import Stream
 from pages import beside, completion, overview
@@ -125,10 +126,11 @@ def test_the_table_of_ranks() -> None:
     assert "All: of 3 pairs told apart in print 3 differ here beyond chance; of all 3" in text
     assert "where nothing is learned" not in text
     assert "No row yet." in beside.queries(Results.of([]), published)
-    told = {"dev_none": 4.0, "dev_adadelta": 3.5, "dev_adagrad": 3.25}
+    told = {"dev_none": 4.0, "dev_adadelta": 3.5, "dev_adadelta with a bound": 3.75, "dev_adagrad": 3.25}
     every = [{**one, **told} for name in shares for one in [row(name, 0, 0.3)]]
-    assert "perplexity 4.00 where nothing is learned, 3.50 by adadelta, 3.25 by adagrad." in beside.queries(
-        Results.of(every), published
+    assert (
+        "where nothing is learned, 3.50 by adadelta, 3.75 by adadelta with a bound, 3.25 by adagrad."
+        in beside.queries(Results.of(every), published)
     )
 
 
@@ -141,7 +143,7 @@ def row(name: str, share: float, seed: int) -> dict[str, Any]:
             "position": n // 60,
             "rank": 1 if random.random() < share * (1 + n / 12000 * (name == "factor")) else None,
             "seen": True,
-            "prefix_length": 2 + n % 30,
+            "prefix_length": 2 + n // 60 % 30,
             "query_length": 40,
         }
         for n in range(9000)
@@ -174,7 +176,7 @@ def test_lines_of_gains_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three seeds the sign of the interval; of fewer, of few users or of few texts nothing is told."""
 
     def said(share: float, seeds: int) -> list[str]:
-        rows = [row(name, own, seed) for name, own in (("unadapted", 0.3), ("factor", share)) for seed in range(seeds)]
+        rows = [row(name, own, seed) for name, own in (("concat", 0.3), ("factor", share)) for seed in range(seeds)]
         return list(overview.further(overview.Line("F5.2", "x"), Results.of(rows), "mrr_after_100")[3:])
 
     assert said(0.4, 3)[2:] == ["agrees", "of 3,000 texts"]
@@ -187,6 +189,31 @@ def test_lines_of_gains_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
             assert said(0.4, 3)[2] == "cannot be told"
     nothing = overview.further(overview.Line("F5.2", "x"), Results.of([]), "mrr_after_100")
     assert nothing[3:] == ("no row", "", "cannot be told", "not trained")
+
+
+def test_short_prefixes_gain_beyond_long_ones() -> None:
+    """The difference of two gains in ranks, its interval as wide as both together."""
+    assert overview.less(Interval(3.0, 0.0, 6.0), Interval(1.0, -3.0, 5.0)) == Interval(2.0, -3.0, 7.0)
+    assert overview.less(Interval(3.0), Interval(1.0, -3.0, 5.0)) == Interval(2.0)
+
+    def said(more: float) -> list[str]:
+        rows = [row(name, 0.3, seed) for name in ("unadapted", "factor") for seed in range(3)]
+        for one in rows:
+            if one["row"] == "factor":
+                sums = one["sums"]["mrr_prefix_2"]
+                sums["above"] = [
+                    above + more * below for above, below in zip(sums["above"], sums["below"], strict=True)
+                ]
+        return list(overview.sooner(overview.Line("F5.3", "x"), Results.of(rows))[3:])
+
+    assert [said(more)[2] for more in (0.3, 0.0, -0.3)] == ["agrees", "cannot be told", "disagrees"]
+    assert float(said(0.3)[0]) - float(said(0.0)[0]) == pytest.approx(0.3, abs=1e-3)
+    assert overview.sooner(overview.Line("F5.3", "x"), Results.of([]))[3:] == (
+        "no row",
+        "",
+        "cannot be told",
+        "not trained",
+    )
 
 
 def test_figures_of_completion() -> None:

@@ -121,6 +121,25 @@ def test_classifiers_are_as_sure_as_suits_dev(made: Path) -> None:
     assert found["linear", 1]["classifier_dev_accuracy"] == model(dev).metrics()["accuracy"]
 
 
+def test_without_texts_held_a_classifier_is_as_it_is(made: Path) -> None:
+    """No temperature, and the same answers; who is judged may be told by other texts than the models learn from."""
+    texts = {part: made / "tables" / f"agnews_words-{part}-1.parquet" for part in ("train", "test")}
+    whole, row = {"train": texts["train"], "judged": texts["test"]}, rows(made)["linear", 1]
+    config, [tells] = Config.from_dict(row["config"]), [tacl_baselines.classifiers("section", "word")["linear"].measure]
+    found = tells(config, whole, made)
+    assert found.row["accuracy"] == row["accuracy"]
+    assert set(found.figures) == {"accuracy"}
+    few = made / "few.parquet"
+    pq.write_table(pa.Table.from_pylist([one for one in texts_of(whole["train"]) if one["section"] != "world"]), few)
+    assert tells(config, {**whole, "labelled_train": few}, made).row["candidates"] == 2
+
+
+def texts_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a table."""
+    found: list[dict[str, str]] = corpora.read(path).to_pylist()
+    return found
+
+
 def test_a_model_of_each_value_tells_by_its_own_likelihood(made: Path) -> None:
     """The value whose run gives a text the fewest nats, and of the mixture by the weights of that value."""
     found, table = rows(made), made / "tables" / "agnews_words-test-1.parquet"
@@ -164,7 +183,7 @@ def test_nothing_is_said_of_rare_values(made: Path) -> None:
     texts = {"labelled_train": made / "tables" / "agnews_words-train-1.parquet"}
     for least, told in ((30, True), (31, False)):
         config = Config.from_dict({"data": {"context": ["section"], "min_context_count": least}})
-        found = tacl_baselines.unless_rare(config, texts, made, "agnews", lambda *_: study.Measured({"told": True}))
+        found = tacl_baselines.unless_rare(config, texts, made, "section", lambda *_: study.Measured({"told": True}))
         assert bool(found.row) == told
 
 
