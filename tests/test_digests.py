@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import digests, files
+from factorcell import digests, files, inputs
 from factorcell.config import UserError
 from factorcell.digests import Digests
 
@@ -149,6 +149,31 @@ def test_writers_at_once_lose_no_digest(folder: Path) -> None:
     for thread in threads:
         thread.join()
     assert [files.read_json(folder / f"{number}.json") for number in range(4)] == [5] * 4
+
+
+def test_a_reader_beside_a_writer_accuses_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who replaces a file between the two looks, at it and at the manifest, has not altered it."""
+    files.list_files(folder, ("a.json", "w.safetensors"))
+    files.write_json(folder / "a.json", 1)
+    files.save_tensors(folder / "w.safetensors", {}, {"step": 1})
+    content, of_file = inputs.content, digests.of_file
+
+    def overtaken(path: Path) -> bytes:
+        monkeypatch.undo()
+        found = content(path)
+        files.write_json(path, 2)
+        return found
+
+    monkeypatch.setattr(inputs, "content", overtaken)
+    assert files.read_json(folder / "a.json") == 2
+
+    def late(path: Path) -> str:
+        monkeypatch.undo()
+        files.save_tensors(path, {}, {"step": 2})
+        return of_file(path)
+
+    monkeypatch.setattr(digests, "of_file", late)
+    assert files.load_tensors(folder / "w.safetensors") == ({}, {"step": 2})
 
 
 def test_tensors_that_are_listed_are_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,23 @@ def test_a_full_disk_while_logging_is_named(tmp_path: Path) -> None:
     one_line(error, "log", os.strerror(errno.ENOSPC))
 
 
+def test_rows_for_which_there_is_no_room_leave_those_of_before(tmp_path: Path) -> None:
+    """The system takes a part of them, and would take more as soon as that part is cut off again."""
+    resource = pytest.importorskip("resource")
+    path, rows = tmp_path / "rows.jsonl", [{"text": "x" * 80}] * 10
+    files.append_rows(path, rows)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(UserError) as error:
+            files.append_row(path, {"text": "y" * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    one_line(error, str(path), os.strerror(errno.EFBIG))
+    files.append_row(path, {"text": "z"})
+    assert files.read_rows(path) == [*rows, {"text": "z"}]
+
+
 @pytest.mark.parametrize("name", ["replace", "open"])
 def test_a_failed_system_call_leaves_what_was_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.commands import streams
-from factorcell.finite import from_json, is_number, shown, to_json
+from factorcell.finite import brief, from_json, is_number, shown, to_json
 
 ODD = [math.nan, math.inf, -math.inf]
 VALUES = st.recursive(
@@ -70,4 +70,5 @@ def test_rows_of_before_still_open(tmp_path: Path) -> None:
 
 def test_people_read_a_dash() -> None:
     assert [shown(value, ".2f") for value in (1.234, None, *ODD)] == ["1.23", "-", "-", "-", "-"]
+    assert [brief(value) for value in (1.2345, 1e-5, 1234, "none", True)] == ["1.23", "1e-05", "1234", "none", "True"]
     assert [is_number(value) for value in (0.0, None, *ODD)] == [True, False, False, False, False]

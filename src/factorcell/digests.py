@@ -70,10 +70,14 @@ class Digests:
         """When `name` has `digest`."""
         return Digests({**self.listed, name: (digest,)})
 
-    def vouch(self, path: Path, found: str) -> None:
-        """`UserError` unless the digest that was `found` of the file `path` is accepted, or the file has none."""
+    def accepts(self, path: Path, found: str) -> bool:
+        """Whether the digest that was `found` of the file `path` is one of its own, or the file has none."""
         accepted = self.listed.get(path.name, ())
-        if accepted and found not in accepted:
+        return not accepted or found in accepted
+
+    def vouch(self, path: Path, found: str) -> None:
+        """`UserError` unless that is so."""
+        if not self.accepts(path, found):
             raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {FILE})")
 
 

@@ -86,7 +86,9 @@ def list_files(folder: Path, names: Iterable[str]) -> None:
 def read(path: Path) -> bytes:
     """What `path` holds. `UserError` where it cannot be read, or is not what the manifest of its folder lists."""
     content = inputs.content(path)
-    Digests.read(path.parent).vouch(path, digests.of(content))
+    if not Digests.read(path.parent).accepts(path, digests.of(content)):
+        content = inputs.content(path)  # a writer may have replaced both between our two looks
+        Digests.read(path.parent).vouch(path, digests.of(content))
     return content
 
 
@@ -228,8 +230,9 @@ def load_checked(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
         raise UserError(f"{path}: there is no such file")
     listed = Digests.read(path.parent)
     vouched = bool(listed.listed.get(path.name))
-    if vouched:  # one digest of the whole file, so that its own need not be computed too
-        listed.vouch(path, digests.of_file(path))
+    # One digest of the whole file, so that its own need not be computed too; a second one if a writer came between.
+    if vouched and not listed.accepts(path, digests.of_file(path)):
+        Digests.read(path.parent).vouch(path, digests.of_file(path))
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -259,18 +262,15 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Add rows to a file of JSON lines, after its last whole one; null where a number is not finite."""
-    added = _lines(rows)
+    added, end = _lines(rows), None
     try:
         with path.open("ab+") as file:
             end = _whole(file)
-            try:
-                file.write(added)
-                file.flush()
-            except OSError:
-                with suppress(OSError):  # no part of a row stays where there is no room for all of them
-                    os.truncate(path, end)
-                raise
+            file.write(added)
     except OSError as error:
+        if end is not None:
+            with suppress(OSError):  # no part of a row stays, of which closing the file may have written one more
+                os.truncate(path, end)
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 

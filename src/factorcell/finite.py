@@ -34,6 +34,11 @@ def shown(value: float | None, form: str) -> str:
     return format(value, form) if is_number(value) else DASH
 
 
+def brief(value: Any) -> str:
+    """The value of an option as a line has it: a number with a point to three digits, all else as it is."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def _finite(content: Any) -> Any:
     if isinstance(content, float):
         return content if math.isfinite(content) else None

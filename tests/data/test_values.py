@@ -40,6 +40,7 @@ def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
         (list(range(20)), "category"),
         (["1.5", "2"], "number"),
         (["1.5", "two"], "category"),
+        ([f"{number}_{number + 1}" for number in range(30)], "category"),  # codes, though Python has numbers like these
         (["1.5", "", None], "number"),
         ([None, None], "category"),
         ([True, False], "category"),
@@ -102,7 +103,15 @@ def test_numbers_have_moments_and_range() -> None:
 
 @pytest.mark.parametrize(
     ("value", "got"),
-    [("", "empty"), (None, "empty"), (math.nan, "empty"), ("x", "'x'"), ("inf", "'inf'"), (1e39, "1e\\+39")],
+    [
+        ("", "empty"),
+        (None, "empty"),
+        (math.nan, "empty"),
+        ("x", "'x'"),
+        ("inf", "'inf'"),
+        ("3_1", "'3_1'"),
+        (1e39, "1e\\+39"),
+    ],
 )
 def test_what_is_no_number_is_named_with_its_row(value: Any, got: str) -> None:
     """Also when it comes in a later chunk."""

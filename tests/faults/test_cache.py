@@ -7,6 +7,7 @@ import shutil
 import stat
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -297,6 +298,17 @@ def test_what_a_killed_process_left_goes_after_a_day(table: Path, tmp_path: Path
     assert len(list(cache.iterdir())) == 2
     assert (cache / "new.partial").exists()
     outcome["accepted"] += 2
+
+
+def test_what_another_process_puts_in_place_meanwhile_is_passed_by(table: Path, tmp_path: Path) -> None:
+    """It is listed, and then no longer there, like a link to nothing: the entry is kept without a word."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "other.partial").symlink_to(tmp_path / "nowhere")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(table, CONFIG, cache=cache)
+    assert len(list(cache.iterdir())) == 2
 
 
 def fill(table: Path, cache: Path) -> None:

@@ -178,6 +178,27 @@ def test_a_training_keeps_what_its_development_texts_cost(tmp_path: Path) -> Non
         assert (facts(run.folder)["context"] is None) == (name == "unadapted")
 
 
+def test_what_is_kept_is_of_the_same_texts_and_target(tmp_path: Path) -> None:
+    """A table of the same name, and a column that was not asked about, are judged; what was judged is kept."""
+    paths = [tmp_path / name / "test.jsonl" for name in "ab"]
+    for path, rows in zip(paths, (HELD, HELD[3:]), strict=True):
+        path.parent.mkdir()
+        files.write_rows(path, rows)
+    config = replace(CONFIG, data=replace(CONFIG.data, context=("city", "stars")))
+
+    def judged(folder: str, path: Path, target: str | None, resume: bool = True) -> list[tuple[Any, ...]]:
+        found = compare(TRAIN, ROWS, path, config, tmp_path / folder, models=MODELS, target=target, resume=resume)
+        return [(row["model"], row["perplexity"], row.get("accuracy")) for row in found]
+
+    asked = [(paths[0], "city"), (paths[1], "city"), (paths[1], "stars"), (paths[1], None)]
+    fresh = [judged(f"fresh {number}", *one, resume=False) for number, one in enumerate(asked)]
+    again = [judged("runs", *one, resume=number > 0) for number, one in enumerate(asked)]
+    assert again == fresh
+    kept = [len(files.read_rows(path)) for path in sorted(tmp_path.glob("runs/*/results.jsonl"))]
+    assert [judged("runs", *one) for one in asked] == fresh
+    assert [len(files.read_rows(path)) for path in sorted(tmp_path.glob("runs/*/results.jsonl"))] == kept
+
+
 @pytest.mark.parametrize("seeds", [0, -1, 1001])
 def test_impossible_numbers_of_trainings(tmp_path: Path, seeds: int) -> None:
     """One line that says what is valid; nothing is trained."""

@@ -282,15 +282,6 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         devices.find_device("cuda")
 
 
-def test_processor_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert distributed.cores() == 8
-    for processes_here, cores in ((2, 4), (3, 2), (9, 1)):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes_here))
-        assert distributed.cores() == cores
-
-
 def test_torchrun_says_who_is_who(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)

@@ -114,6 +114,23 @@ def test_stopped_and_gone_on_with(trained: Separate, tmp_path: Path, monkeypatch
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+def test_a_refused_resume_leaves_the_folder_as_it_was(trained: Separate) -> None:
+    """Of another column, of other values, or in a folder of something else: all that is there is kept, to a bit."""
+    before = {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()}
+    changes = (
+        ({"town": "coast"}, "town", "by = 'dialect', not 'town'"),
+        ({"dialect": "coast"}, "dialect", "other values"),
+    )
+    for change, by, message in changes:
+        train, dev = ([{**row, **change} for row in rows] for rows in (texts(300, 1), texts(60, 2)))
+        with pytest.raises(UserError, match=f"was begun with {message}.*; nothing resumed"):
+            separate(train, dev, config(), trained.folder, by=by, resume=True)
+    run = trained.folder / "value-0001"
+    with pytest.raises(UserError, match=r"separate.json: there is no such file"):
+        separate(texts(300, 1), texts(60, 2), config(), run, by="dialect", resume=True)
+    assert {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()} == before
+
+
 def test_a_value_that_the_development_texts_lack(tmp_path: Path) -> None:
     """5 % of its own texts are held out for it."""
     dev = [row for row in texts(60, 2) if row["dialect"] == "coast"]

@@ -170,6 +170,16 @@ def test_what_an_evaluation_begins_with_counts_once(
     assert plans.speed(Config.from_dict(SAID), corpus, held, clock=clock).evaluation == pytest.approx(seconds, rel=0.2)
 
 
+@pytest.mark.parametrize("batches", [1, 2, 3, 4, 6])
+def test_a_step_takes_as_long_however_few_there_are(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that ends with its first steps, or before, has a speed all the same."""
+    clock = Clock(monkeypatch, 1.0)
+    corpus, held = read()
+    config = Config.from_dict({**SAID, "training": {"batch_tokens": 1}})
+    found = plans.speed(config, corpus.select(np.arange(batches)), held, clock=clock)
+    assert (found.steps, found.step) == (batches, 1.0)
+
+
 def test_several_models_have_their_minutes_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
     """All make the same passes: together they take the minutes of all, the fast ones fewer, the slow ones more."""
     speeds = {"unadapted": Speed(1, 10, 5), "factorcell": Speed(3.5, 10, 7), "concatcell": Speed(1.5, 10, 6)}

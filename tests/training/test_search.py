@@ -280,35 +280,6 @@ def test_a_bug_is_raised_and_not_met_again(tmp_path: Path, monkeypatch: pytest.M
     assert [row["state"] for row in searched(tmp_path, 2)] == ["failed", "complete"]
 
 
-def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The median pruner stops trials that learn nothing, from the sixth on, never at their last evaluation."""
-    ranges: search_space.Space = {"learning_rate": (1e-2, 1e-9)}
-    config = search_space.configured(CONFIG, {"evaluations": 4, "epochs": 3, "warmup": 0})
-    rows = searched(tmp_path / "median", 8, ranges=ranges, pruner="median", config=config)
-    pruned = [row for row in rows if row["state"] == "pruned"]
-    assert pruned
-    assert all(row["number"] >= 5 and row["params"]["learning_rate"] == 1e-9 for row in pruned)
-    study, _ = search.opened(tmp_path / "median", None, "median", "none")
-    for row, trial in zip(rows, study.trials, strict=True):
-        run = Run.open(tmp_path / "median" / row["folder"])
-        reported = {number: log["perplexity"] for number, log in enumerate(dev_rows(run), start=1)}
-        assert trial.intermediate_values == reported
-        assert (len(reported) < 4) == (row["state"] == "pruned")
-        assert row["perplexity"] == min(reported.values())
-    everything = optuna.pruners.ThresholdPruner(upper=1.0)
-    monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda: everything)
-    for evaluations, state in ((1, "complete"), (2, "pruned")):
-        config = search_space.configured(CONFIG, {"evaluations": evaluations})
-        assert searched(tmp_path / state, 1, config=config, pruner="median")[0]["state"] == state
-    halved = searched(tmp_path / "halving", 8, ranges=ranges, config=config, pruner="halving")
-    assert "pruned" in {row["state"] for row in halved}
-
-
-def dev_rows(run: Run) -> list[dict[str, Any]]:
-    """The evaluations in the log of a run."""
-    return [row for row in run.log() if row["split"] == "dev"]
-
-
 def test_texts_are_read_once_for_each_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tables for each minimum count of a context value, however many trials; rare values are grouped by it."""
     reads = []

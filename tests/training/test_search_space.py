@@ -53,9 +53,12 @@ def test_the_default_space_holds_what_the_paper_selected() -> None:
 def test_read_ranges_and_choices(tmp_path: Path) -> None:
     """A range and a list of choices, as a line or as a table; they replace and join the defaults."""
     path = tmp_path / "space.toml"
-    path.write_text('seed = [1, 2]\ndecay = ["none"]\n[rank]\nlow = 4\nhigh = 64\nlog = true\n', encoding="utf-8")
+    path.write_text(
+        'seed = [1, 2]\nlayer_norm = [false, true]\ndecay = ["none"]\n[rank]\nlow = 4\nhigh = 64\nlog = true\n',
+        encoding="utf-8",
+    )
     read = search_space.read(path)
-    assert read == {"seed": (1, 2), "decay": ("none",), "rank": Range(4, 64, log=True)}
+    assert read == {"seed": (1, 2), "layer_norm": (False, True), "decay": ("none",), "rank": Range(4, 64, log=True)}
     joined = search_space.ranges(path, {"hidden_size"})
     assert joined == {**{k: v for k, v in search_space.DEFAULT.items() if k != "hidden_size"}, **read}
     assert search_space.ranges(None, ()) == search_space.DEFAULT
@@ -71,7 +74,7 @@ def test_read_ranges_and_choices(tmp_path: Path) -> None:
         ("adapt = ['factor']", "unknown option of a search 'adapt'"),
         ("rank = 3", "rank is 3; it must be a list of choices or a range"),
         ("rank = []", "rank is []; it must be a list"),
-        ("rank = [true]", "rank is [True]; it must be a list"),
+        ("rank = [[1]]", "rank is [[1]]; it must be a list"),
         ("rank = {low = 1}", "low and high must be numbers"),
         ("rank = {low = true, high = 3}", "low and high must be numbers"),
         ("learning_rate = {low = 0.1, high = inf}", "low and high must be numbers"),
@@ -99,6 +102,7 @@ def test_mistakes_in_a_file(content: str, message: str, tmp_path: Path) -> None:
         ({"rank": Range(-1, 4)}, "rank is -1; it must be at least 0"),
         ({"rank": Range(1, 4.5)}, "rank is 4.5; it must be of type int"),
         ({"rank": (4, "8")}, "rank is '8'; it must be of type int"),
+        ({"rank": (True,)}, "rank is True; it must be of type int"),
         ({"dropout_output": Range(0.0, 1.0)}, "dropout_output is 1; it must be at least 0 and below 1"),
         ({"decay": ("cosine", "lineal")}, "did you mean 'linear'?"),
         ({"output_bias": ("low_rank+one_hit",)}, "did you mean 'one_hot'?"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from factorcell import memory
+from factorcell import cores, memory
 from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands import terminal
 from factorcell.commands.parser import Parser
@@ -210,9 +210,7 @@ def threads(count: int) -> None:
     """Compute with so many threads; 0: with this process's share of the cores."""
     import torch
 
-    from factorcell.training import distributed
-
-    torch.set_num_threads(count or distributed.cores())
+    torch.set_num_threads(count or cores.share())
 
 
 def max_memory(given: float | None) -> None:

@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from factorcell.data.values import CategoryColumn
 from factorcell.data.vocabulary import END, Vocabulary
 from factorcell.progress import progress_bar
 
-CACHE_VERSION = 6  # of the arrays below; part of the key, so that older ones are not read
+CACHE_VERSION = 7  # of the arrays below; part of the key, so that older ones are not read
 STALE = 24 * 60 * 60  # seconds after which nobody writes to an entry that is not complete
 
 
@@ -121,8 +121,9 @@ def _partial(folder: Path) -> Iterator[Path]:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob("*.partial"):
-        if time.time() - left.stat().st_mtime > STALE:
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process has put its own in place since
+            if time.time() - left.stat().st_mtime > STALE:
+                shutil.rmtree(left, ignore_errors=True)
     partial = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
     partial.mkdir()
     try:

@@ -53,8 +53,11 @@ def quoted(value: Any) -> str:
 
 
 def to_number(value: Any) -> float | None:
-    """A number that 32 bits hold, or None. A time is none: its number would have a unit of its own."""
-    if isinstance(value, np.datetime64):
+    """A number that 32 bits hold, or None. A time is none: its number would have a unit of its own.
+
+    Nor is text such as 3_12, a code, of which Python makes the number 312.
+    """
+    if isinstance(value, np.datetime64) or (isinstance(value, str) and "_" in value):
         return None
     try:
         number = float(value)

@@ -8,7 +8,7 @@ from typing import Any
 
 from factorcell.evaluation import statistics
 from factorcell.evaluation.comparison import told_difference
-from factorcell.finite import is_number
+from factorcell.finite import brief, is_number
 from factorcell.reports import charts, elements, scatter
 
 Row = Mapping[str, Any]
@@ -24,11 +24,6 @@ HOW = (
 )
 
 
-def plain(value: Any) -> str:
-    """What was drawn, short: numbers to three digits."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
 def options(rows: Sequence[Row]) -> list[str]:
     """All options that the rows have drawn."""
     return list(dict.fromkeys(name for row in rows for name in row["params"]))
@@ -38,7 +33,7 @@ def table(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows flat, what was drawn beside the figures, and the names of their columns."""
     flat = []
     for row in rows:
-        drawn = {name: plain(value) for name, value in row["params"].items()}
+        drawn = {name: brief(value) for name, value in row["params"].items()}
         flat.append({**row, "number": str(row["number"]), BEHIND: told_difference("gain", row), **drawn})
     return flat, ["number", "state", "model", *FIGURES, BEHIND, *options(rows)]
 
@@ -108,4 +103,4 @@ def _table(rows: Sequence[Row], figures: Sequence[str]) -> str:
 
 def _drawn(value: Any) -> Any:
     """A cell: text as it is, a number with how it reads, None where the option was not drawn."""
-    return value if value is None or isinstance(value, str) else (value, plain(value))
+    return value if value is None or isinstance(value, str) else (value, brief(value))

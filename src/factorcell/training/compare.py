@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import files, limits
-from factorcell.config import PAPER_MODELS, Config, UserError
+from factorcell.config import MODELS, PAPER_MODELS, Config, UserError
+from factorcell.data.cache import prepare
 from factorcell.data.columns import must_have
 from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity, text_figures
@@ -15,7 +16,7 @@ from factorcell.evaluation.comparison import Candidate, Comparison, compared
 from factorcell.evaluation.ngram import FILE as COUNTED
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.results import computed, note, told_apart
-from factorcell.evaluation.text_figures import Figures
+from factorcell.evaluation.text_figures import Figures, key_of
 from factorcell.finite import is_number
 from factorcell.model import kept_results
 from factorcell.model.run import BEGINNING, Run
@@ -65,19 +66,21 @@ def compare(
     times = len(models) * seeds
     if made.seconds is not None and times > 1:
         tell(say, f"{times} trainings, which take about {duration(times * made.seconds)} in all")
+    asked = _asked(source, dev, made.config, table) if resume else None
     candidates = []
     for model in models:
         rows, texts = [], []
+        told = target if any(MODELS[model]) else None  # what is not adapted tells no values apart
         for path, chosen in trainings(folder, made.of(model), model, seeds):
             tell(say, f"{model} -> {path}")
-            row = _kept(path, table) if resume else None
+            row = _kept(path, {**asked, "target": told}) if asked else None
             row = row or _judged(fit(source, dev, chosen, path, resume=resume, say=say), table, target)
             rows.append(row)
             texts.append(texts_of(path, row))
         candidates.append(Candidate(model, rows, texts))
     if ngram:
         path = folder / NGRAM
-        row = (_kept(path, table) if resume else None) or _counted(source, dev, made.config, path, table)
+        row = (_kept(path, asked) if asked else None) or _counted(source, dev, made.config, path, table)
         candidates.append(Candidate(NGRAM, [row], [texts_of(path, row)], exact=True))
     return compared(candidates)
 
@@ -96,10 +99,17 @@ def texts_of(folder: Path, row: Row) -> Figures:
     return {**whole, **text_figures.read(folder, row.get("accuracy_key"))}
 
 
-def _kept(folder: Path, table: Any) -> Row | None:
-    """The results of a finished run of a comparison; None if there are none, or none that can be compared."""
+def _asked(source: Any, dev: Any, config: Config, table: Any) -> Row:
+    """What the rows of a comparison on `table` have in common: its name and its texts, as all models read them."""
+    corpus = read(source, dev, config, progress=False)[0]
+    texts = prepare(table, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
+    return {"kind": "compare", "table": name_of(table), "texts_key": key_of(texts)}
+
+
+def _kept(folder: Path, asked: Row) -> Row | None:
+    """The row of a finished run that has all that is `asked`; None if there is none, or none that can be compared."""
     rows = kept_results.read(folder)
-    done = [row for row in rows if row["kind"] == "compare" and row["table"] == name_of(table)]
+    done = [row for row in rows if all(row.get(name) == value for name, value in asked.items())]
     return done[-1] if done and texts_of(folder, done[-1]) else None
 
 

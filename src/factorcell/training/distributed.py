@@ -161,11 +161,6 @@ def place() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def cores() -> int:
-    """The processor cores that are this process's share."""
-    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-
-
 def restarted() -> bool:
     """Whether torchrun has started the processes anew, after one of them had failed."""
     return _attempt() > 0

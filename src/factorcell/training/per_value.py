@@ -8,7 +8,7 @@ All are unadapted and have one vocabulary, so that their perplexities compare.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +112,12 @@ def separate(
     values = corpus.schema.variable(by).values
     if len(values) == 1:
         raise UserError(f"{by} has no value of at least {config.data.min_context_count} texts (--min-context-count)")
-    if not (folder / INDEX).exists():
+    if files.is_new(folder, (*BEGINNING, INDEX)):
         folder.mkdir(parents=True, exist_ok=True)
         files.list_files(folder, (INDEX,))
-    files.write_versioned(folder / INDEX, {"by": by, "values": values}, FORMAT)
+        files.write_versioned(folder / INDEX, {"by": by, "values": values}, FORMAT)
+    else:
+        _check_same(folder, by, values)
     for number, value in enumerate(values):
         path = folder_of(folder, number)
         with begun(path, resume, say) as going_on:
@@ -134,6 +136,16 @@ def separate(
                 of = name_of(source) + ("" if number == SHARED else f", {by} {value}")
                 finish(run, own, own_held, of, chosen=unsaid(asked))
     return Separate.open(folder)
+
+
+def _check_same(folder: Path, by: str, values: Sequence[str]) -> None:
+    """Refuse to resume with another column or other values: the runs in `folder` are told by their numbers alone."""
+    kept = files.read_versioned(folder / INDEX, FORMAT, folder)
+    if kept.get("by") != by:
+        raise UserError(f"{folder} was begun with by = {kept.get('by')!r}, not {by!r}; nothing resumed")
+    if kept.get("values") != list(values):
+        causes = "other training data, or another --min-context-count"
+        raise UserError(f"{folder} was begun with other values of {by} ({causes}); nothing resumed")
 
 
 def _unadapted(asked: Asked, by: str) -> Asked:

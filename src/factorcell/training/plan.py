@@ -224,14 +224,15 @@ def speed(
 
 def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:
     trainer = _thrown_away(config, corpus, held)
-    begun = clock()
+    begun, timed = clock(), 0
     for number, batch in enumerate(trainer.batches(), 1):
+        if number == WARM + 1:  # where there are no more, the first ones have to do
+            begun, timed = clock(), 0
         trainer.step(batch)
-        if number == WARM:
-            begun = clock()
-        elif number > WARM and clock() - begun > MEASURED:
+        timed += 1
+        if number > WARM and clock() - begun > MEASURED:
             break
-    step = (clock() - begun) / max(1, number - WARM)
+    step = (clock() - begun) / timed
     more = telling.passes(config.training, corpus.schema) if trainer.run.model.adapted else 0.0
     return Speed(step, trainer.steps, _evaluation(trainer.run, held, clock), more)
 

@@ -309,6 +309,8 @@ class Search:
                 if row["split"] == "dev" and self._hopeless(trial, row, config):
                     pruned = True
                     break
+        if pruned:
+            run.load_weights()  # the best ones, with which a training ends that comes to its end
         taught = None if pruned else telling.teach(run, corpus, held, progress=progress)
         finish(run, corpus, held, self.texts.source, told=taught)
         best = run.best()

@@ -30,7 +30,8 @@ class Range:
     log: bool = False
 
 
-Space = Mapping[str, Range | tuple[str | int | float, ...]]
+Choice = str | bool | int | float
+Space = Mapping[str, Range | tuple[Choice, ...]]
 
 DEFAULT: Space = {
     "embedding_size": Range(35, 200, log=True),
@@ -77,8 +78,8 @@ def ranges(path: Path | None, fixed: Collection[str]) -> Space:
     return {name: values for name, values in {**DEFAULT, **own}.items() if name not in fixed}
 
 
-def _values(name: str, given: Any) -> Range | tuple[str | int | float, ...]:
-    if isinstance(given, list) and given and all(type(value) in (str, int, float) for value in given):
+def _values(name: str, given: Any) -> Range | tuple[Choice, ...]:
+    if isinstance(given, list) and given and all(type(value) in (str, bool, int, float) for value in given):
         return tuple(given)
     if not isinstance(given, dict):
         raise UserError(f"{name} is {given!r}; it must be a list of choices or a range, {{low = ..., high = ...}}")
@@ -114,9 +115,9 @@ def draw(trial: "BaseTrial", space: Space, models: Sequence[str], config: Config
     return config
 
 
-def _suggested(trial: "BaseTrial", name: str, values: Range | tuple[str | int | float, ...]) -> str | int | float:
+def _suggested(trial: "BaseTrial", name: str, values: Range | tuple[Choice, ...]) -> Choice:
     if not isinstance(values, Range):
-        return typing.cast(str | int | float, trial.suggest_categorical(name, values))
+        return typing.cast(Choice, trial.suggest_categorical(name, values))
     if TYPES[SECTIONS[name]][name] is int:
         return trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
     return trial.suggest_float(name, values.low, values.high, log=values.log)

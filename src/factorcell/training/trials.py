@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from factorcell.evaluation import comparison
 from factorcell.evaluation.comparison import Candidate
 from factorcell.evaluation.results import Row, kept_texts
+from factorcell.finite import brief
 from factorcell.model.run import facts
 
 BESIDE = ("gain", "gain_low", "gain_high", "ahead")
@@ -24,11 +24,6 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
             row["number"],
         ),
     )
-
-
-def brief(value: Any) -> str:
-    """What was drawn, short: numbers to three digits."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def told(row: Row) -> str:

@@ -1,6 +1,5 @@
 """All that answering needs: the service, how much it may do at once, who may ask, and how it is set."""
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from factorcell import cores
 from factorcell.config import UserError
 from factorcell.service.engine import Service
 from factorcell.service.http.keys import KeyRing
@@ -20,11 +20,6 @@ SEARCHES, CHANGES, BATCHES = 256, 256, 16  # requests that wait at most
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # of RFC 6454
 SHORTEST = 0.003  # seconds that a search gets however many wait: with fewer it finds less that people mean
 SESSIONS = 10_000  # input boxes whose newest keystroke is known
-
-
-def cores() -> int:
-    """The processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -60,8 +55,8 @@ class Site:
     keys: KeyRing | None = None
     metrics: Metrics = field(default_factory=Metrics)
     readiness: Readiness = field(default_factory=Readiness)
-    search: Lane = field(default_factory=lambda: Lane("search", cores(), SEARCHES, SHORTEST))
-    change: Lane = field(default_factory=lambda: Lane("change", cores(), CHANGES))
+    search: Lane = field(default_factory=lambda: Lane("search", cores.usable(), SEARCHES, SHORTEST))
+    change: Lane = field(default_factory=lambda: Lane("change", cores.usable(), CHANGES))
     batch: Lane = field(default_factory=lambda: Lane("batch", 1, BATCHES))
     newest: Recent[tuple[str, str], int] = field(default_factory=lambda: Recent(SESSIONS))
 

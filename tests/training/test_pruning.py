@@ -1,0 +1,60 @@
+"""Trials of a search that fall behind: when they are stopped, and what is left of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from factorcell.model.run import Run
+from factorcell.training import fit as fitting
+from factorcell.training import search, search_space
+from tests.training.test_search import CONFIG, searched
+
+
+def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median pruner stops trials that learn nothing, from the sixth on, never at their last evaluation."""
+    ranges: search_space.Space = {"learning_rate": (1e-2, 1e-9)}
+    config = search_space.configured(CONFIG, {"evaluations": 4, "epochs": 3, "warmup": 0})
+    rows = searched(tmp_path / "median", 8, ranges=ranges, pruner="median", config=config)
+    pruned = [row for row in rows if row["state"] == "pruned"]
+    assert pruned
+    assert all(row["number"] >= 5 and row["params"]["learning_rate"] == 1e-9 for row in pruned)
+    study, _ = search.opened(tmp_path / "median", None, "median", "none")
+    for row, trial in zip(rows, study.trials, strict=True):
+        run = Run.open(tmp_path / "median" / row["folder"])
+        reported = {number: log["perplexity"] for number, log in enumerate(dev_rows(run), start=1)}
+        assert trial.intermediate_values == reported
+        assert (len(reported) < 4) == (row["state"] == "pruned")
+        assert row["perplexity"] == min(reported.values())
+    everything = optuna.pruners.ThresholdPruner(upper=1.0)
+    monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda: everything)
+    for evaluations, state in ((1, "complete"), (2, "pruned")):
+        config = search_space.configured(CONFIG, {"evaluations": evaluations})
+        assert searched(tmp_path / state, 1, config=config, pruner="median")[0]["state"] == state
+    halved = searched(tmp_path / "halving", 8, ranges=ranges, config=config, pruner="halving")
+    assert "pruned" in {row["state"] for row in halved}
+
+
+def test_a_pruned_trial_ends_with_its_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that comes to its end: of those are the figures that it keeps of its development texts."""
+    finished: list[tuple[float, float]] = []
+
+    def finish(run: Run, corpus: Any, held: Any, *more: Any, **kept: Any) -> None:
+        finished.append((float(run.nats(held).mean()), np.log((run.best() or {})["perplexity"])))
+        fitting.finish(run, corpus, held, *more, **kept)
+
+    monkeypatch.setattr(search, "finish", finish)
+    monkeypatch.setattr(search.Search, "_hopeless", lambda self, trial, row, config: row["perplexity"] > row["best"])
+    config = search_space.configured(CONFIG, {"evaluations": 6, "epochs": 6})
+    (row,) = searched(tmp_path, 1, ranges={"learning_rate": (0.1,)}, config=config)
+    ((ours, best),) = finished
+    assert row["state"] == "pruned"
+    assert dev_rows(Run.open(tmp_path / row["folder"]))[-1]["perplexity"] > row["perplexity"]
+    assert ours == pytest.approx(best, rel=1e-5)
+
+
+def dev_rows(run: Run) -> list[dict[str, Any]]:
+    """The evaluations in the log of a run."""
+    return [row for row in run.log() if row["split"] == "dev"]
