@@ -8,7 +8,7 @@ import study
 import tables
 from factorcell import files
 from factorcell.config import PAPER_MODELS, UserError
-from pages import front
+from pages import beyond, front
 from pages.markdown import empty, filled, markdown, shown
 from tests import ROOT
 from tests.experiments.test_tables import by_name, cells, row, seeds
@@ -62,6 +62,22 @@ def test_the_results_of_all_sets_stand_beside_each_other(tmp_path: Path) -> None
     assert words["factorcell"] == ["28.00 ± 0.00"] * 2
     assert list(by_name(made["Perplexity per character"])) == list(PAPER_MODELS)
     assert by_name(made["Accuracy"]) == {"linear": ["", "50.0", ""]}
+
+
+def test_what_is_wanted_stands_beside_what_is_reached(tmp_path: Path) -> None:
+    """The classifier that suits dev best, though another is better on the test; a set without one is left out."""
+    accuracies = {"linear": (0.9, 0.5), "fasttext": (0.8, 0.6), "told": (0.84, 0.7)}
+    rows = {
+        name: row(name, 30.0, classifier_accuracy=test, classifier_dev_accuracy=dev)
+        for name, (test, dev) in accuracies.items()
+    }
+    files.write_rows(tmp_path / "tacl_agnews.jsonl", [row("factorcell", 30.0)])
+    files.write_rows(tmp_path / "tacl_baselines_agnews.jsonl", [rows["linear"], rows["fasttext"]])
+    files.write_rows(tmp_path / "tacl_beyond_agnews.jsonl", [rows["told"]])
+    files.write_rows(tmp_path / "tacl_beyond_hotels.jsonl", [rows["told"]])
+    text = beyond.reached(tables.reader(tmp_path), 80.0)
+    assert [line[:4] for line in cells(text)] == [["agnews", "fasttext", "80.0", "84.0"]]
+    assert text.endswith("errs on 20.0 % of dev texts; `told` makes 20% fewer.\n")
 
 
 def test_what_has_no_row_says_so(tmp_path: Path) -> None:
