@@ -94,6 +94,14 @@ def test_a_target_that_cannot_be_judged_is_told_before_any_training(
     assert not list((tmp_path / "runs").glob("*/log.jsonl"))
 
 
+def test_other_options_resume_nothing(tmp_path: Path) -> None:
+    """Rows of a finished run are those of its own options."""
+    compared(tmp_path)
+    other = replace(CONFIG, training=replace(CONFIG.training, epochs=3.0))
+    with pytest.raises(UserError, match=r"unadapted was begun with epochs = 2.0, not 3.0; nothing resumed"):
+        compare(TRAIN, ROWS, HELD, other, tmp_path, models=MODELS, target="city", ngram=False, resume=True)
+
+
 def _factorcells() -> list[str]:
     return ["factorcell", "factorcell-seed-6", "factorcell-seed-7"]
 

@@ -19,8 +19,8 @@ from factorcell.evaluation.results import computed, note, told_apart
 from factorcell.evaluation.text_figures import Figures, key_of
 from factorcell.finite import is_number
 from factorcell.model import kept_results
-from factorcell.model.run import BEGINNING, Run
-from factorcell.training.fit import Say, fit, read, tell
+from factorcell.model.run import BEGINNING, Run, read_config
+from factorcell.training.fit import Say, check_options, fit, read, tell
 from factorcell.training.plan import Asked, Budget, Plan, duration, plan, resumed, said_config
 
 Row = dict[str, Any]
@@ -73,7 +73,7 @@ def compare(
         told = target if any(MODELS[model]) else None  # what is not adapted tells no values apart
         for path, chosen in trainings(folder, made.of(model), model, seeds):
             tell(say, f"{model} -> {path}")
-            row = _kept(path, {**asked, "target": told}) if asked else None
+            row = _kept(path, {**asked, "target": told}, chosen.config) if asked else None
             row = row or _judged(fit(source, dev, chosen, path, resume=resume, say=say), table, target)
             rows.append(row)
             texts.append(texts_of(path, row))
@@ -106,9 +106,14 @@ def _asked(source: Any, dev: Any, config: Config, table: Any) -> Row:
     return {"kind": "compare", "table": name_of(table), "texts_key": key_of(texts)}
 
 
-def _kept(folder: Path, asked: Row) -> Row | None:
-    """The row of a finished run that has all that is `asked`; None if there is none, or none that can be compared."""
+def _kept(folder: Path, asked: Row, config: Config | None = None) -> Row | None:
+    """The row of a finished run that has all that is `asked`; None if there is none, or none that can be compared.
+
+    `UserError` if the run was begun with other options than those of `config`.
+    """
     rows = kept_results.read(folder)
+    if rows and config is not None:
+        check_options(folder, read_config(folder), config)
     done = [row for row in rows if all(row.get(name) == value for name, value in asked.items())]
     return done[-1] if done and texts_of(folder, done[-1]) else None
 

@@ -181,15 +181,18 @@ def described(run: Run, corpus: Corpus, dev: Corpus) -> list[str]:
 
 def check_same(run: Run, config: Config, corpus: Corpus) -> None:
     """Refuse to resume with other options or other data."""
-    old, new = run.config.to_dict(), config.to_dict()
-    for section in old:
-        for key, value in old[section].items():
-            if new[section][key] != value and key not in ("threads", "device"):
-                raise UserError(
-                    f"{run.folder} was begun with {key} = {value!r}, not {new[section][key]!r}; nothing resumed"
-                )
+    check_options(run.folder, run.config, config)
     if run.vocabulary.tokens != corpus.vocabulary.tokens or run.schema != corpus.schema:
         raise UserError(f"{run.folder} was begun with other training data; nothing resumed")
+
+
+def check_options(folder: Path, begun: Config, config: Config) -> None:
+    """Refuse to resume what was `begun` in a folder with other options."""
+    old, new = begun.to_dict(), config.to_dict()
+    for section in old:
+        for key, value in old[section].items():
+            if (now := new[section][key]) != value and key not in ("threads", "device"):
+                raise UserError(f"{folder} was begun with {key} = {value!r}, not {now!r}; nothing resumed")
 
 
 def summary(run: Run) -> str:
