@@ -16,13 +16,14 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from factorcell.config import PAPER_MODELS
 from factorcell.reports import charts
-from pages import completion, overview, specificity, trials
+from pages import completion, overview, specificity, trials, words
 from pages.results import Results, rows_of
 from study import Row
 from thesis_queries import LENGTHS, PLACES
 
 FOLDER = "figures"  # beside the page
 WIDTH, HEIGHT, LEAST = 3.3, 2.9, 1.35  # inches of a panel; the panels that a picture is wide, at least
+OUTLINE = 73  # points along an ellipse
 RANKS, LARGEST = (1, 8, 15, 22), 31  # where the ranges of figure 4.5 begin, and where all end
 CELLS = {"concat": "concatcell", "factor": "factorcell"}  # what the models of completion are called elsewhere
 PERPLEXITY = "perplexity, known targets"
@@ -32,13 +33,14 @@ Point = tuple[float, ...]  # x and y, or x, y and both ends of its interval
 
 
 class Panel(NamedTuple):
-    """Points of several kinds over two axes; those with an interval are joined by a line."""
+    """Points of several kinds over two axes; those with an interval are joined, those of outlines are lines alone."""
 
     title: str
     x: str
     y: str
     points: Mapping[str, Sequence[Point]]
     by_ratio: bool = False  # of the axis x
+    outlines: bool = False
 
 
 class Picture(NamedTuple):
@@ -92,7 +94,9 @@ def drawn(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
     """Draw a panel."""
     for kind, points in panel.points.items():
         x, y, *ends = np.array(points, dtype=np.float64).T
-        axes.plot(x, y, "o-" if ends else "o", color=colours[kind], ms=3.5, lw=1.2, alpha=0.85)
+        axes.plot(
+            x, y, "-" if panel.outlines else "o-" if ends else "o", color=colours[kind], ms=3.5, lw=1.2, alpha=0.85
+        )
         if ends:
             axes.fill_between(x, *ends, color=colours[kind], alpha=0.15, lw=0)
     if panel.by_ratio:
@@ -113,6 +117,7 @@ def pictures(read: overview.Read) -> dict[str, list[Picture]]:
     sets = {name: rows_of(read(f"tacl_trials_{name}")) for names in SETS.values() for name in names}
     made = {
         "Figures 4.2, 4.4 and 4.5": of_sizes(sets),
+        "Figures 4.6 and 4.7": of_maps(read("tacl_hotels")),
         **of_completion(read("queries"), rows_of(read("queries_trials"))),
         "Figures 6.1 to 6.4": of_texts(overview.written(read)),
     }
@@ -150,6 +155,27 @@ def _ranked(name: str, rows: Sequence[Row]) -> Panel:
 
 def _sized(row: Row) -> Point:
     return trials.recurrent_weights(row) / 1000, row["perplexity_known"]
+
+
+def of_maps(found: Results) -> list[Picture]:
+    """Figures 4.6 and 4.7: where hotels of a region, or of a class, lie among the embeddings of the FactorCell."""
+    pictures = []
+    for name, column in (("4.6", "region"), ("4.7", "class")):
+        groups = words.groups(found, column)
+        panel = Panel(
+            "", "first principal axis", "second", {one["group"]: outline(one) for one in groups}, outlines=True
+        )
+        pictures.append(Picture(name, f"Hotels by {column}, as ellipses among their embeddings", _any([panel])))
+    return pictures
+
+
+def outline(ellipse: Row) -> list[Point]:
+    """Points along an ellipse, the first one again at its end."""
+    turns, angle = np.linspace(0, 2 * np.pi, OUTLINE), np.radians(ellipse["angle"])
+    along, across = ellipse["wide"] * np.cos(turns), ellipse["high"] * np.sin(turns)
+    x = ellipse["x"] + along * np.cos(angle) - across * np.sin(angle)
+    y = ellipse["y"] + along * np.sin(angle) + across * np.cos(angle)
+    return list(zip(x.tolist(), y.tolist(), strict=True))
 
 
 def of_completion(found: Results, rows: Sequence[Row]) -> dict[str, list[Picture]]:

@@ -317,11 +317,13 @@ def penalised(line: Line, found: Results) -> Line:
 
 
 def grouped(line: Line, found: Results, column: str) -> Line:
-    """A line of a map: how many nearest neighbours are alike, in brackets by chance."""
+    """A line of a map: whether nearest neighbours are alike more often than by chance."""
+    more = words.nearer(found, PAPER_MODELS[-1], column)
     hotels, same, chance, *_ = words.alike(found, PAPER_MODELS[-1], column)
-    if not hotels:
-        return line._replace(ours=NO_ROW, why="not trained")
-    return line._replace(ours=f"{same}% alike, {chance}% by chance", why="a drawing")
+    if more is None or any(len(one.rows) < SEEDS for one in found.candidates if one.name == PAPER_MODELS[-1]):
+        return line._replace(ours=NO_ROW, why="not trained" if more is None else f"fewer than {SEEDS} seeds")
+    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[more.sign]
+    return line._replace(ours=f"{same}% alike, {chance}% by chance", verdict=verdict, why=f"of {hotels} hotels")
 
 
 def going_along(line: Line, found: Row, sign: int) -> Line:

@@ -1,11 +1,14 @@
 """Tables and figures of words and of maps: tables 3.9 and 4.5 of the thesis, figures 3.1, 4.3, 4.6 and 4.7."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
+from factorcell.evaluation.statistics import widened
 from hotels import REVIEW
 from pages.markdown import markdown, shown, with_none
 from pages.results import Results
@@ -13,6 +16,7 @@ from study import Row
 from thesis_sixteen import WHOLE
 
 ADAPTED = PAPER_MODELS[1:]
+NORMAL = 1.96  # deviations that 95 % of a normal distribution lie within
 
 
 def tables(scotus: Results, languages: Results, hotels: Results) -> dict[str, str]:
@@ -100,10 +104,30 @@ def maps(found: Results) -> str:
     places = [
         [column, one["group"], str(one["count"]), *(shown(one[key]) for key in ("x", "y", "wide", "high", "angle"))]
         for column in ("region", "class")
-        for one in found.first("factorcell").get(column, {}).get("ellipses", ())
+        for one in groups(found, column)
     ]
     columns = ["column", "group", "hotels", "x", "y", "half axis", "half axis across", "angle"]
     return text + (f"\n{markdown(columns, places)}" if places else "")
+
+
+def groups(found: Results, column: str) -> Sequence[Row]:
+    """Where the groups of a column lie among the embeddings of the first FactorCell, as ellipses."""
+    own: Sequence[Row] = found.first("factorcell").get(column, {}).get("ellipses", ())
+    return own
+
+
+def nearer(found: Results, name: str, column: str) -> Interval | None:
+    """By how much neighbours are alike more often than by chance, over hotels and trainings; None where none are known.
+
+    As if hotels were drawn one by one.
+    """
+    rows = [row[column]["neighbours"] for row in _rows(found, name) if "neighbours" in row.get(column, {})]
+    if not rows:
+        return None
+    shares, chance, hotels = np.array([row["same"] for row in rows]), rows[0]["chance"], rows[0]["values"]
+    mean = float(shares.mean())
+    reach = NORMAL * math.sqrt(mean * (1 - mean) / hotels)
+    return widened(Interval(mean - chance, mean - chance - reach, mean - chance + reach), shares, np.array([]))
 
 
 def alike(found: Results, name: str, column: str) -> list[str]:

@@ -4,13 +4,14 @@ import itertools
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import study
 import tables
 import thesis_queries
 from factorcell import files
-from pages import drawings
+from pages import drawings, overview, words
 from pages.markdown import empty
 from pages.results import Results
 from tests import ROOT
@@ -47,6 +48,49 @@ def test_gains_have_their_intervals() -> None:
     assert gained is not None
     assert gained.low is not None
     assert panel.points["factorcell"][-1][1:3] == pytest.approx((100 * gained.point, 100 * gained.low))
+
+
+def hotels(*same: float, count: int = 400) -> Results:
+    """FactorCells whose nearest neighbours have the same region in such shares, where a fifth would by chance."""
+    ellipse = {"group": "CA", "count": 9, "x": 1.0, "y": 2.0, "wide": 3.0, "high": 0.5, "angle": 30.0}
+    told = {"accuracy": 0.1, "majority": 0.1}
+    neighbours = [{"values": count, "same": one, "chance": 0.2} for one in same]
+    regions = [{"neighbours": one, "predicted": told, "ellipses": [ellipse]} for one in neighbours]
+    return Results.of(
+        [
+            {"row": "factorcell", "seed": n, "sums": {}, "perplexity": 1.0, "region": one}
+            for n, one in enumerate(regions)
+        ]
+    )
+
+
+def test_an_outline_is_that_of_the_ellipse() -> None:
+    """Each of its points, turned back about the centre, is as far from it as both half axes say."""
+    [picture] = [one for one in drawings.of_maps(hotels(0.3)) if one]
+    points = np.array(picture.panels[0].points["CA"]) - (1.0, 2.0)
+    turn = np.radians(30.0)
+    along, across = points @ (np.cos(turn), np.sin(turn)), points @ (-np.sin(turn), np.cos(turn))
+    assert (along / 3) ** 2 + (across / 0.5) ** 2 == pytest.approx(1)
+    assert along.max() == pytest.approx(3)
+    assert points[0].tolist() == pytest.approx(points[-1].tolist())
+    assert "<path" in picture.svg()
+
+
+def test_neighbours_are_alike_beyond_chance_or_not() -> None:
+    """By the share of a binomial and by what trainings differ; two seeds tell nothing."""
+    found = words.nearer(hotels(0.4, 0.4), "factorcell", "region")
+    assert found is not None
+    assert found == pytest.approx((0.2, 0.2 - 1.96 * 0.02449, 0.2 + 1.96 * 0.02449), abs=1e-4)
+
+    def said(*same: float) -> tuple[str, str]:
+        line = overview.grouped(overview.Line("F4.6", "x"), hotels(*same), "region")
+        return line.verdict, line.why
+
+    assert said(0.4, 0.41, 0.39) == ("agrees", "of 400 hotels")
+    assert said(0.4, 0.1, 0.7)[0] == said(0.2, 0.21, 0.22)[0] == "cannot be told"
+    assert said(0.1, 0.11, 0.1)[0] == "disagrees"
+    assert said(0.4, 0.41) == ("cannot be told", "fewer than 3 seeds")
+    assert said() == ("cannot be told", "not trained")
 
 
 def test_pictures_stand_above_their_table(tmp_path: Path) -> None:
