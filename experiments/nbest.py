@@ -1,13 +1,6 @@
 """N-best lists of a recogniser that does not exist: a noisy channel over real texts. This is a SIMULATION.
 
-    python experiments/nbest.py make DATA OUT
-    for model in factorcell unadapted; do
-        factorcell train OUT/train.parquet --config experiments/nbest.toml --model $model --out OUT/$model
-    done
-    python experiments/nbest.py measure OUT
-
-DATA holds train.parquet and dev.parquet of oral arguments (text, speaker, role, case). A word w that was said sounds,
-to the recogniser, like the word v of its vocabulary by
+A word w that was said sounds, to the recogniser, like the word v of its vocabulary by
 
     log p(heard | v) = -SHARP d(v, w) + SPREAD sqrt(d(v, w)) e        e ~ normal
 
@@ -17,41 +10,30 @@ missed, as if its sounds were noise, and short words may be heard between others
 all this and the bigram model of the first pass gives the 50 best texts. What real lists have and these do not: words
 cut otherwise than they were said, errors that come in groups, noise that differs between utterances and speakers.
 
-OUT gets train.parquet (the first three million words without five of the ten who speak most), the n-gram models
-bigram and fourgram, and tune.jsonl and test.jsonl: half of the utterances are by those five (column `known`: no).
+`rescoring.py` has it hear oral arguments (text, speaker, role, case) and rescores what it hears.
 """
 
-import argparse
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from factorcell import files
 from factorcell.config import Config
 from factorcell.data.tokenizer import splitter
 from factorcell.data.vocabulary import END, SPECIALS, START
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.rescoring import rescore, speakers
-from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
-from factorcell.evaluation.rescoring.rescore import Scored
-from factorcell.model.run import Run
 
 SHARP, SPREAD = 3.4, 1.9  # nats a sound, and how much of them is chance
 LM_WEIGHT, WORD = 0.6, 1.0  # of the first pass: of its bigram model, and nats for every word
 NEAR, BEAM, LIST = 14, 200, 50  # words that a word may be heard as, texts in the search, texts in a list
 SHORT = ("a", "the", "to", "of", "and", "it", "is", "in", "i", "that", "uh", "so")
-WORDS, FEWEST, MOST = 3_000_000, 5, 25
-TUNE, TEST = 400, 600
+FEWEST, MOST = 5, 25  # words of an utterance
+KNOWN, COLUMNS = ("no", "yes"), ("speaker", "role", "case", "known")
 SPELLINGS = (
     *(("ph", "f"), ("gh", ""), ("ck", "k"), ("kn", "n"), ("wr", "r"), ("wh", "w"), ("tion", "shn"), ("qu", "kw")),
     *((r"c(?=[eiy])", "s"), ("c(?!h)", "k"), ("x", "ks"), (r"(.)\1", r"\1"), (r"(?<=..)e$", ""), (r"[^a-z0-9]", "")),
@@ -164,48 +146,41 @@ def hear(model: NGram, ear: Ear, words: list[str], random: np.random.Generator) 
     return list(found.items())[:LIST]
 
 
-def held(dev: list[Row]) -> set[str]:
+def held(rows: Sequence[Row]) -> set[str]:
     """Every other of the ten who speak most."""
-    counts = Counter(row["speaker"] for row in dev if row["role"] != "unidentified")
+    counts = Counter(row["speaker"] for row in rows if row["role"] != "unidentified")
     return {speaker for speaker, _ in counts.most_common(10)[1::2]}
 
 
-def utterances(dev: list[Row], new: set[str], seed: int) -> list[Row]:
-    """`TUNE` + `TEST` turns that are neither short nor long, half of them of new speakers, in an order of chance."""
+def utterances(rows: Sequence[Row], new: set[str], count: int, seed: int) -> list[Row]:
+    """So many turns that are neither short nor long, half of them of `new` speakers, in an order of chance.
+
+    Their text is in words, and `known` says whose it is: no or yes.
+    """
     split = splitter(DATA)
-    turns = [{**row, "words": split(row["text"])} for row in dev if row["role"] != "unidentified"]
-    turns = [row for row in turns if FEWEST <= len(row["words"]) <= MOST]
+    named = [{**row, "text": " ".join(split(row["text"]))} for row in rows if row["role"] != "unidentified"]
+    turns = [row for row in named if FEWEST <= len(row["text"].split()) <= MOST]
     random = np.random.default_rng(seed)
-    count = (TUNE + TEST) // 2
-    kinds = [[row for row in turns if (row["speaker"] in new) == kind] for kind in (True, False)]
-    drawn = [kind[place] for kind in kinds for place in random.permutation(len(kind))[:count]]
+    kinds = [
+        [{**row, "known": known} for row in turns if (row["speaker"] in new) == (known == "no")] for known in KNOWN
+    ]
+    drawn = [kind[place] for kind in kinds for place in random.permutation(len(kind))[: count // 2]]
     return [drawn[place] for place in random.permutation(len(drawn))]
 
 
-def make(data: Path, out: Path, seed: int) -> None:
-    """Write tables, n-gram models and lists."""
-    out.mkdir(parents=True, exist_ok=True)
-    dev = pq.read_table(data / "dev.parquet").to_pylist()
-    new = held(dev)
-    table = pq.read_table(data / "train.parquet", columns=["text", "speaker", "role", "case"])
-    table = table.filter(pa.array([speaker not in new for speaker in table["speaker"].to_pylist()]))
-    ends = np.cumsum([len(text.split()) for text in table["text"].to_pylist()])
-    pq.write_table(table.slice(0, int(np.searchsorted(ends, WORDS)) + 1), out / "train.parquet")
-    bigram = NGram.fit(out / "train.parquet", DATA, out / "bigram", order=2)
-    NGram.fit(out / "train.parquet", DATA, out / "fourgram", order=4, vocabulary=bigram.vocabulary)
+def lists(bigram: NGram, rows: Sequence[Row], seed: int) -> list[Row]:
+    """What is heard of utterances, as `read_nbest` takes it."""
     ear, random = Ear(tuple(bigram.vocabulary.tokens)), np.random.default_rng(seed)
-    rows = []
-    for number, turn in enumerate(tqdm(utterances(dev, new, seed), desc="hearing", unit=" utterances")):
-        heard = hear(bigram, ear, turn["words"], random)
+    made = []
+    for number, row in enumerate(tqdm(rows, desc="hearing", unit=" utterances")):
+        heard = hear(bigram, ear, row["text"].split(), random)
         logs = np.split(-bigram.nats(corpus := bigram.prepare([{"text": text} for text, _ in heard])), ends_of(corpus))
         pairs = zip(heard, logs, strict=False)
         found = [{"text": text, "acoustic": sounds, "lm": float(part.sum())} for (text, sounds), part in pairs]
         found.sort(key=first_pass, reverse=True)
-        said = {"id": f"turn-{number:04}", "hypotheses": found, "reference": " ".join(turn["words"])}
-        known = "no" if turn["speaker"] in new else "yes"
-        rows.append({**said, "speaker": turn["speaker"], "role": turn["role"], "case": turn["case"], "known": known})
-    files.write_rows(out / "tune.jsonl", rows[:TUNE])
-    files.write_rows(out / "test.jsonl", rows[TUNE:])
+        said = {"id": f"turn-{number:04}", "hypotheses": found, "reference": row["text"]}
+        made.append({**said, **{name: row[name] for name in COLUMNS}})
+    return made
 
 
 def first_pass(one: Row) -> float:
@@ -217,59 +192,3 @@ def ends_of(corpus: Any) -> NDArray[np.int64]:
     """Where the targets of each text end."""
     ends: NDArray[np.int64] = np.cumsum(corpus.lengths)
     return ends
-
-
-def measure(out: Path) -> Iterator[Row]:
-    """Rows for each system, with weights fitted on tune.jsonl and word error rates on test.jsonl, by whether known.
-
-    Scores are kept in files, so that a measurement that was stopped goes on.
-    """
-    tune, test = (read_nbest(out / name) for name in ("tune.jsonl", "test.jsonl"))
-    nothing = [Scored(lists, tuple(np.zeros(len(one.texts)) for one in lists.utterances)) for lists in (tune, test)]
-    yield from judged("first pass, reweighted", nothing)
-    yield from judged("4-gram", scored(NGram.open(out / "fourgram"), out / "fourgram.scores.jsonl", (tune, test)))
-    unadapted = Run.open(out / "unadapted", precision="bfloat16")
-    yield from judged("unadapted", scored(unadapted, out / "unadapted.scores.jsonl", (tune, test)))
-    run = Run.open(out / "factorcell", precision="bfloat16")
-    plain = scored(run, out / "context.scores.jsonl", (tune, test))
-    yield from judged("FactorCell, context", plain)
-    weights, _ = rescore.fit(plain[0])
-    learned = [speakers.learn(run, lists, weights, unknown="group", progress=True) for lists in (tune, test)]
-    yield from judged("FactorCell, learning", learned)
-    bare = [read_nbest([_without(row) for row in files.read_rows(out / name)]) for name in ("tune.jsonl", "test.jsonl")]
-    yield from judged("FactorCell, no context", scored(run, out / "bare.scores.jsonl", bare))
-
-
-def judged(name: str, both: Sequence[Scored]) -> list[Row]:
-    """Rows of a system, of lists to tune on and lists to judge."""
-    weights, _ = rescore.fit(both[0])
-    summary = rescore.summarise(rescore.rescore(both[1], weights), ["known"])
-    return [{"system": name, **row, "weights": dict(weights.values)} for row in summary]
-
-
-def scored(model: Run | NGram, kept: Path, both: Sequence[NBest]) -> list[Scored]:
-    """The lists with the scores of a model, those of new speakers as of rare ones."""
-    return [rescore.score(model, lists, unknown="group", kept=kept, progress=True) for lists in both]
-
-
-def _without(row: Row) -> Row:
-    return {**row, "speaker": None, "role": None, "case": None}
-
-
-def main() -> None:
-    """Make lists, or print a row of JSON for each system."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("make", "measure"))
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    if given.what == "make":
-        data, out = given.folders
-        return make(data, out, given.seed)
-    for row in measure(given.folders[0]):
-        print(json.dumps(row), flush=True)
-    return None
-
-
-if __name__ == "__main__":
-    main()

@@ -22,7 +22,20 @@ import switches
 import tacl
 from factorcell import files
 from factorcell.config import UserError
-from pages import advice, beside, beyond, completion, drawings, finetuning, front, overview, specificity, trials, words
+from pages import (
+    advice,
+    beside,
+    beyond,
+    completion,
+    drawings,
+    finetuning,
+    front,
+    overview,
+    rescoring,
+    specificity,
+    trials,
+    words,
+)
 from pages.drawings import Picture
 from pages.markdown import empty, filled
 from pages.results import Results, rows_of, with_both_ends
@@ -91,6 +104,11 @@ def foreseen(results: Path, suffix: str = "") -> dict[str, str]:
     return {"advice": advice.table(reader(results, suffix))}
 
 
+def rescored(results: Path, suffix: str = "") -> dict[str, str]:
+    """What context brings to a recogniser."""
+    return rescoring.tables(reader(results, suffix)("rescoring"))
+
+
 def draw(results: Path, suffix: str, folder: Path) -> None:
     """Write the pictures that there are, in place of all that were there."""
     every = list(itertools.chain(*drawings.pictures(reader(results, suffix)).values()))
@@ -106,6 +124,7 @@ PAGES = {
     "results.md": front.results,
     "privacy.md": privacy,
     "advice.md": foreseen,
+    "rescoring.md": rescored,
     "../README.md": front.front,
 }
 
