@@ -2,7 +2,7 @@
 
     python experiments/rescoring.py --data DATA --out OUT
 
-Turns of oral arguments are heard, half of them by five speakers who are not in training. The recipe nbest.toml reads
+Turns of oral arguments are heard, many of them by five speakers who are not in training. The recipe nbest.toml reads
 three million words once. Weights are fitted to lists of dev, by the fewest word errors and, for figures whose name
 begins with likelihood, by the likelihood objective; errors are those of the lists of the test.
 
@@ -38,7 +38,7 @@ from study import Baseline, Experiment, Measured, Options, Row
 from thesis_sixteen import turns
 
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the training texts, and of those by which weights are chosen
-UTTERANCES = {"dev": 400, "test": 2000}  # lists to fit to and to judge
+UTTERANCES = {"dev": 400, "test": 2000}  # lists to fit to and to judge, at most
 KINDS: dict[str, tuple[str, ...]] = {"": ("no", "yes"), "_new": ("no",), "_known": ("yes",)}
 CONTEXT = ("speaker", "role", "case")
 ORDER = 4  # of the n-gram model beside them

@@ -53,7 +53,11 @@ def errors(found: Results) -> str:
         told = "" if less is None else less.told(".2f", 100.0)
         lines.append([what, *figures, told, found.shown(what, "likelihood", ".2f", 100.0)])
     heads = [f"word errors, %: {name}" for name in SPEAKERS.values()]
-    return with_none(["", *heads, "below unadapted, points", "by likelihood, %: all"], lines)
+    table = with_none(["", *heads, "below unadapted, points", "by likelihood, %: all"], lines)
+    if not lines:
+        return table
+    every, new = (found.units(lines[0][0], f"wer{kind}")[1] for kind in ("", "_new"))
+    return f"{table}\nOf {every:,} words that were said, {new:,} by new speakers.\n"
 
 
 def said(found: Results) -> str:

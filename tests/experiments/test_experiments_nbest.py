@@ -209,6 +209,8 @@ def test_the_tables_have_a_line_for_each_system(measured: Path) -> None:
     assert [*said] == [name for name in pages.SYSTEMS if name not in WITHOUT]
     gain = 1 - rows["factorcell"]["said_bare"] / rows["unadapted"]["said"]
     assert said["FactorCell without its context"][3].startswith(f"{100 * gain:+.1f}% [")
+    every, new = (study.ungrouped(rows["oracle"])[f"wer{kind}"].below.sum() for kind in ("", "_new"))
+    assert made["Word errors"].endswith(f"Of {every:.0f} words that were said, {new:.0f} by new speakers.\n")
     assert "No row yet." in pages.tables(Results.of([]))["Word errors"]
 
 
