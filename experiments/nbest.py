@@ -153,7 +153,7 @@ def held(rows: Sequence[Row]) -> set[str]:
 
 
 def utterances(rows: Sequence[Row], new: set[str], count: int, seed: int) -> list[Row]:
-    """So many turns that are neither short nor long, half of `new` speakers if they have as many, in an order of chance.
+    """So many turns, neither short nor long, half of `new` speakers if they have so many, in an order of chance.
 
     Their text is in words, and `known` says whose it is: no or yes.
     """
