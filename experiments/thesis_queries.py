@@ -10,6 +10,7 @@ texts, and which frequent texts have become likelier by then, stands in the rows
 
 Beside the three is a FactorCell whose context vector is the embedding of the user as it is, as chapter 5 has it; ours
 have a layer over it. The perplexity of dev by Adadelta with a bound and by Adagrad, our default, stands beside that.
+With the FactorCell are one's own earlier texts alone, and the blend of both with popular texts, whose weights suit dev.
 """
 
 import sys
@@ -26,15 +27,16 @@ import study
 from commits import first
 from corpora import Tables
 from factorcell import files
+from factorcell.completion.blend import Blend, BlendWeights
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule, User, tells_apart
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import PrefixDraw, Stream, System, known_prefixes, read, replay
-from factorcell.completion.replay.systems import MostPopular, Personalised, Unpersonalised
-from factorcell.completion.replay.tuning import rates
+from factorcell.completion.replay.systems import MostPopular, OwnHistory, Personalised, Unpersonalised
+from factorcell.completion.replay.tuning import proposals, rates
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
-from study import Experiment, Measured, Options, Row
+from study import Experiment, Measured, Options, Row, Training
 
 TEXTS, FEWEST, MOST = 6000, 20, 400  # of dev and of the test, at least; texts of a user that is in one of them
 TUNED, KEPT = 100, 200  # texts of each user of dev and of the test, the first ones
@@ -100,16 +102,16 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 def measure(run: Run, tables: Tables) -> Measured:
     """Reciprocal ranks of a run and, beside one that tells nobody apart, of the most popular completion."""
-    row, streams, rows = replayed(run, tables, EVERY, tuple(RULES))
-    figures = ranks(rows["mrr"], streams, "mrr", KINDS)
-    if "mpc" in rows:
-        figures |= ranks(rows["mpc"], streams, "mpc", SPLIT)
+    row, streams, rows = replayed(run, tables, EVERY, tuple(RULES), beyond=run.config.model == BLENDED)
+    figures = ranks(rows.pop("mrr"), streams, "mrr", KINDS)
+    for name, own in rows.items():
+        figures |= ranks(own, streams, name, SPLIT)
     told = learned(run, tables["train"]) if tells_apart(run) else {}
     return Measured({**row, **told, **{name: sums.ratio for name, sums in figures.items()}}, figures)
 
 
 def replayed(
-    run: Run, tables: Tables, every: int, rules: Sequence[str] = (PRINTED,)
+    run: Run, tables: Tables, every: int, rules: Sequence[str] = (PRINTED,), beyond: bool = False
 ) -> tuple[Row, list[Stream], dict[str, list[Row]]]:
     """Of the users of the test one text of `every` is completed: their streams, and what each system made of them.
 
@@ -117,7 +119,7 @@ def replayed(
     """
     data = run.config.data
     streams = read(tables["test"], data, most_rows=KEPT, draw=PrefixDraw(every))
-    row, systems = systems_of(run, tables, rules)
+    row, systems = systems_of(run, tables, rules, beyond)
     path = run.folder.with_name(f"{run.folder.name}-replay.jsonl")
     for _ in replay(systems, streams, path, text=data.text, known=known_prefixes(streams, tables["train"], data)):
         pass
@@ -126,8 +128,11 @@ def replayed(
     return {**row, "perplexity_online": float(np.exp(nats / targets))}, streams, found
 
 
-def systems_of(run: Run, tables: Tables, rules: Sequence[str]) -> tuple[Row, dict[str, System]]:
-    """What is replayed, and the rate at which a run learns new users: that of the best perplexity on dev."""
+def systems_of(run: Run, tables: Tables, rules: Sequence[str], beyond: bool) -> tuple[Row, dict[str, System]]:
+    """What is replayed, and the rate at which a run learns new users: that of the best perplexity on dev.
+
+    What goes `beyond` are one's own earlier texts, and the blend.
+    """
     completer = Completer(run, unknown="group")
     if not tells_apart(run):
         return {}, {"mrr": Unpersonalised(completer, "user"), "mpc": MostPopular(Popularity.of(run))}
@@ -140,7 +145,13 @@ def systems_of(run: Run, tables: Tables, rules: Sequence[str]) -> tuple[Row, dic
     rate, (optimiser, reach) = float(best[PRINTED]["rate"]), RULES[PRINTED]
     LearningRule(optimiser, rate, reach).save(run)
     found = {f"dev_{name}": float(one["perplexity"]) for name, one in best.items()}
-    return {"online_rate": rate, **found}, {"mrr": Personalised(run, completer)}
+    systems: dict[str, System] = {"mrr": Personalised(run, completer)}
+    if beyond:
+        popularity = Popularity.of(run)
+        weights = BlendWeights.fit(list(proposals(completer, Learner(run), popularity, streams)))
+        systems["history"] = OwnHistory(run.config.data.text)
+        systems["blend"] = Personalised(run, Blend(completer, popularity, weights))
+    return {"online_rate": rate, **found}, systems
 
 
 def learned(run: Run, train: Path) -> Row:
@@ -200,6 +211,7 @@ def ranks(rows: Sequence[Row], streams: Sequence[Stream], name: str, kinds: Mapp
 
 WITHOUT: Options = {"model": {"adapt": ["factor"], "context_layer": "none"}, "data": PRINTED_COUNTS}
 EXPERIMENT = Experiment("queries", "commits_small.toml", {**ROWS, NO_LAYER: WITHOUT}, tables, measure)
+BLENDED = EXPERIMENT.config(Training("factor", 0), 1).model  # the run that is blended with other sources
 main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":

@@ -165,8 +165,13 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
     """Table 5.2: mean reciprocal ranks, over the texts of all users that no model was trained on."""
     kinds = ("seen", "unseen", "")
     lines = []
-    for name in (*published["large"], NO_LAYER):
-        row, figure = ("unadapted", "mpc") if name == "mpc" else (name, "mrr")
+    beyond = {
+        "mpc": "unadapted",
+        "history": "factor",
+        "blend": "factor",
+    }  # figures of their own, and whose row has them
+    for name in (*published["large"], NO_LAYER, "history", "blend"):
+        row, figure = (beyond[name], name) if name in beyond else (name, "mrr")
         own = [found.shown(row, f"{figure}_{kind}".rstrip("_"), ".3f") for kind in kinds]
         own.append(found.shown(row, f"{figure}_late", ".3f"))
         every = [published[size].get(name, [None] * 3) for size in ("small", "large")]
@@ -174,8 +179,14 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
     sizes = [f"thesis, {size}: {kind or 'all'}" for size in ("small", "large") for kind in kinds]
     header = ["model", "seen", "unseen", "all", f"after {LATE} texts", *sizes]
     printed = {name: row[-1] for name, row in published["small"].items() if name != "mpc"}
-    said = f"All: {found.orders('mrr', printed)}{learned(found)}" if found.candidates else NO_ROW
+    said = f"All: {found.orders('mrr', printed)}{blended(found)}{learned(found)}" if found.candidates else NO_ROW
     return markdown(header, lines) + "\n" + said
+
+
+def blended(found: Results) -> str:
+    """What the blend brings to the FactorCell."""
+    more = found.within("factor", "blend", "mrr")
+    return "" if more is None else f"\nThe blend beside the FactorCell alone: {more.told('.4f')}.\n"
 
 
 def learned(found: Results) -> str:

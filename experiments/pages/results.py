@@ -149,6 +149,14 @@ class Results:
         drawn = self._pair(name, key, base)
         return None if drawn is None else drawn.difference(1, 0)
 
+    def within(self, name: str, key: str, base: str) -> Interval | None:
+        """By how much a figure of a row lies above another one of the same trainings, over texts; None without."""
+        own = next((one.texts for one in self.candidates if one.name == name), ())
+        if not all(key in texts and base in texts for texts in own):
+            return None
+        both = Ratios.of([[texts[base] for texts in own], [texts[key] for texts in own]])
+        return None if both is None else both.difference(1, 0, paired=True)
+
     def lower(self, name: str, key: str, base: str) -> Interval | None:
         """By what share a perplexity of a row lies below that of the row `base`; None without."""
         drawn = self._pair(name, key, base)

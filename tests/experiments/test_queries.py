@@ -172,6 +172,30 @@ def test_gains_in_ranks_are_shares_of_those_of_another_row() -> None:
     assert wide.sign == 0
 
 
+def test_a_blend_is_held_against_the_model_that_it_blends() -> None:
+    """Of the same users and trainings: what all users gain alike has no spread."""
+    rows = [row(name, 0.3, seed) for name in ("unadapted", "factor") for seed in range(3)]
+    assert beside.blended(Results.of(rows)) == ""
+    for one in rows[3:]:
+        plain = one["sums"]["mrr"]
+        above = [above + 0.01 * below for above, below in zip(plain["above"], plain["below"], strict=True)]
+        one["sums"]["blend"] = {**plain, "above": above}
+        one["blend"] = one["mrr"] + 0.01
+    found = Results.of(rows)
+    more = found.within("factor", "blend", "mrr")
+    assert more is not None
+    assert more == pytest.approx((0.01, 0.01, 0.01), abs=1e-6)
+    assert found.within("unadapted", "blend", "mrr") is None
+    assert beside.blended(found) == "\nThe blend beside the FactorCell alone: +0.0100 [+0.0100, +0.0100].\n"
+    printed = {
+        "small": {"unadapted": [0.1] * 3, "factor": [0.2] * 3},
+        "large": {"unadapted": [0.1] * 3, "factor": [0.2] * 3},
+    }
+    lines = [line for line in beside.queries(found, printed).splitlines() if line.startswith("| blend |")]
+    mean = np.mean([one["blend"] for one in rows[3:]])
+    assert lines[0].split("|")[4].strip(" *").startswith(f"{mean:.3f}")
+
+
 def test_lines_of_gains_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three seeds the sign of the interval; of fewer, of few users or of few texts nothing is told."""
 
