@@ -9,7 +9,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from corpora import Tables
 from factorcell.data.tables import open_table
@@ -19,6 +19,17 @@ from factorcell.model.run import Run
 from study import HERE, Measured
 
 WITHIN = 300.0  # km of a city, as in the TACL paper
+
+
+class Cities(NamedTuple):
+    """Cities of a file, the nearest of which is told of texts that have a place."""
+
+    file: str
+
+    def named(self) -> dict[str, dict[str, float]]:
+        """Each by name, with `lat` and `lon`."""
+        with (HERE / self.file).open(encoding="utf-8", newline="") as file:
+            return {row.pop("name"): {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)}
 
 
 def told_apart(run: Run, tables: Tables, target: str) -> Measured:
@@ -65,12 +76,6 @@ def asked_for(table: Path, target: str, known: Sequence[str]) -> list[str]:
     return [value for value in known if value in there]
 
 
-def cities() -> dict[str, dict[str, float]]:
-    """The six cities by name, each with `lat` and `lon`."""
-    with (HERE / "us_cities.csv").open(encoding="utf-8", newline="") as file:
-        return {row.pop("name"): {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)}
-
-
 def detected(run: Run, tables: Tables, target: str, values: Sequence[str], distractors: Sequence[str]) -> Measured:
     """The mean AUC of `values` against each other and against `distractors`, by perplexities as z-scores.
 
@@ -86,11 +91,11 @@ def detected(run: Run, tables: Tables, target: str, values: Sequence[str], distr
     return Measured({**row, "auc": metrics["auc"]})
 
 
-def nearest_city(run: Run, tables: Tables) -> Measured:
-    """Accuracy of the nearest of six cities, of the texts that are judged and near one."""
+def nearest_city(run: Run, tables: Tables, cities: Cities) -> Measured:
+    """Accuracy of the nearest of the cities, of the texts that are judged and near one."""
     if not run.model.adapted:
         return Measured({})
-    found = classify_points(run, tables["judged"], cities(), within=WITHIN)
+    found = classify_points(run, tables["judged"], cities.named(), within=WITHIN)
     metrics = found.metrics()
     row = {"candidates": len(found.names), "judged": metrics["texts"], "accuracy": metrics["accuracy"]}
     return Measured(row, {"accuracy": judged_texts(found)})

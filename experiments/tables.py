@@ -88,7 +88,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
         "Section A.2": finetuning.table(read("finetuned", "none")),
         "Every mechanism": beside.family(read("family")),
         "Parts as printed, news": beside.switched(read("switches_agnews", switches.OURS), "word"),
-        "Parts as printed, tweets": beside.switched(read("switches_tweets", switches.OURS), "character"),
+        "Parts as printed, places": beside.switched(read("switches_places", switches.OURS), "character"),
         "Parts as printed, films": beside.switched(read("switches_imdb", switches.OURS), "word"),
         **others,
     }

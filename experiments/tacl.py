@@ -17,13 +17,13 @@ import study
 from corpora import Tables
 from factorcell.config import PAPER_MODELS, Config
 from factorcell.model.run import Run
-from measures import nearest_city, told_apart
+from measures import Cities, nearest_city, told_apart
 from study import Experiment, Measured, Options
 
 
 @dataclass(frozen=True)
 class Set:
-    """A data set, what the paper calls the one that it stands for, and which column is told; None: the nearest city.
+    """A data set, what the paper calls the one that it stands for, and which column, or nearest city, is told.
 
     Its perplexities are per `unit`; so many texts of the test are `judged`, all if not said. The FactorCell has a rank
     of its own where that of the recipe suited dev less well.
@@ -31,7 +31,7 @@ class Set:
 
     source: str
     printed: str
-    target: str | None
+    target: str | Cities
     unit: str = "word"
     judged: int = sys.maxsize
     rank: int | None = None
@@ -45,7 +45,8 @@ SETS = {
     "hotels13": Set("hotels13", "TripAdvisor", "rating", rank=4),
     "imdb": Set("imdb", "Yelp", "rating", judged=1000),  # eight ratings of long texts
     "languages": Set("commonvoice9", "EuroTwitter", "language", "character"),
-    "tweets": Set("geotweets", "GeoTwitter", None, "character"),
+    "tweets": Set("geotweets", "GeoTwitter", Cities("us_cities.csv"), "character"),
+    "places": Set("placenames", "GeoTwitter", Cities("world_cities.csv"), "character"),
 }
 
 
@@ -65,7 +66,9 @@ def tables(one: Set, data: Path, folder: Path, share: float) -> Tables:
 def told(run: Run, tables: Tables, name: str) -> Measured:
     """Which contexts a run of a set tells apart."""
     target = SETS[name].target
-    return nearest_city(run, tables) if target is None else told_apart(run, tables, target)
+    if isinstance(target, Cities):
+        return nearest_city(run, tables, target)
+    return told_apart(run, tables, target)
 
 
 def measure(run: Run, tables: Tables, name: str) -> Measured:

@@ -42,13 +42,19 @@ from factorcell.model.scoring import Scorer
 from factorcell.training import mixture
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import SHARED, Separate, separate
-from measures import WITHIN, as_classifier, asked_for, cities
+from measures import WITHIN, Cities, as_classifier, asked_for
 from study import Baseline, Experiment, Measured
 from tacl import SETS
 
 CITY = "city"  # the column of the nearest one
+Target = str | Cities  # a column, or the cities of which the nearest is told
 ORDERS = range(3, 13)  # of n-gram models
 ORDER = {"word": 2, "character": 5}  # of the n-grams that classifiers see, by the unit of a set
+
+
+def column_of(target: Target) -> str:
+    """The column that is told."""
+    return CITY if isinstance(target, Cities) else target
 
 
 @dataclass(frozen=True)
@@ -60,10 +66,10 @@ class Asked:
     key: Sequence[str]
 
     @classmethod
-    def of(cls, target: str | None, tables: Tables, known: Sequence[str]) -> "Asked":
-        """Those that the models tell apart too, if they are `known`; without a target the cities."""
-        if target is None:
-            names = [city for city in cities() if city in known]
+    def of(cls, target: Target, tables: Tables, known: Sequence[str]) -> "Asked":
+        """Those that the models tell apart too, if they are `known`."""
+        if isinstance(target, Cities):
+            names = [city for city in target.named() if city in known]
             return cls(CITY, names, names)
         names = asked_for(tables["judged"], target, known)
         return cls(target, names, (target, *names))
@@ -109,15 +115,18 @@ def as_if(corpus: Corpus, context: Mapping[str, Any]) -> Corpus:
 def tables(name: str, data: Path, folder: Path, share: float) -> Tables:
     """The texts of a set, and where the nearest city is told the same with it."""
     made = tacl.tables(SETS[name], data, folder, share)
-    if SETS[name].target is not None:
+    target = SETS[name].target
+    if not isinstance(target, Cities):
         return made
     named = {part: path.with_name(f"{path.stem}-{CITY}.parquet") for part, path in made.items()}
-    return made | {f"labelled_{at}": corpora.kept(path, partial(with_city, made[at])) for at, path in named.items()}
+    return made | {
+        f"labelled_{at}": corpora.kept(path, partial(with_city, made[at], target)) for at, path in named.items()
+    }
 
 
-def with_city(path: Path) -> pa.Table:
+def with_city(path: Path, cities: Cities) -> pa.Table:
     """Texts with the nearest city, none where all are too far."""
-    table, every = corpora.read(path), cities()
+    table, every = corpora.read(path), cities.named()
     # as exact as a model has them, so that the same texts lie within
     here = np.stack([table[name].to_numpy().astype(np.float32) for name in ("lat", "lon")], axis=1)
     away = kilometres(here.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in every.values()]))
@@ -161,26 +170,26 @@ def scored(scorer: Scorer, tables: Tables) -> Measured:
     return Measured({"dev": summarised(scorer.nats(held), held)}) | study.tested(scorer, labelled(tables, "test"))
 
 
-def separated(config: Config, tables: Tables, folder: Path, target: str | None) -> Measured:
+def separated(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
     """A model for each value."""
     runs = trained(config, tables, folder, target)
     return costs(runs) | scored(runs, tables) | told_by_rule(runs, runs.schema.categories[0], tables, target)
 
 
-def mixed(config: Config, tables: Tables, folder: Path, target: str | None) -> Measured:
+def mixed(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
     """The models of the values, which the row `separate` of the same seed has, mixed with that of all texts."""
     runs = trained(config, tables, folder.parent.with_name("separate") / folder.name, target)
     if not (folder / mixture.INDEX).exists():
         dev = labelled(tables, "dev")
-        mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=target or CITY, unknown="group")
+        mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=column_of(target), unknown="group")
     made = Mixture.open(folder)
     return costs(runs) | scored(made, tables) | told_by_rule(made, runs.schema.categories[0], tables, target)
 
 
-def trained(config: Config, tables: Tables, folder: Path, target: str | None) -> Separate:
+def trained(config: Config, tables: Tables, folder: Path, target: Target) -> Separate:
     """The models of the values, those that are not finished trained to their end."""
     train, dev = (labelled(tables, part) for part in ("train", "dev"))
-    return separate(train, dev, config, folder, by=target or CITY, resume=True)
+    return separate(train, dev, config, folder, by=column_of(target), resume=True)
 
 
 def costs(runs: Separate) -> Measured:
@@ -190,7 +199,7 @@ def costs(runs: Separate) -> Measured:
     return Measured({"parameters": parameters, "minutes": minutes})
 
 
-def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, target: str | None) -> Measured:
+def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, target: Target) -> Measured:
     """What Bayes' rule tells by a scorer that knows the values of a variable."""
     asked = Asked.of(target, tables, variable.values[1:])
     if not asked.names:  # in a trial all of them may be rare
@@ -202,12 +211,12 @@ def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, target: str
 # ---- classifiers ----
 
 
-def classified(config: Config, tables: Tables, folder: Path, target: str | None, order: int, kind: str) -> Measured:
+def classified(config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str) -> Measured:
     """A classifier that learned from the training texts; where texts are held, also at the temperature that suits them.
 
     Like the models, naive Bayes has a uniform prior first, and as a classifier that of training.
     """
-    train, column = labelled(tables, "train"), target or CITY
+    train, column = labelled(tables, "train"), column_of(target)
     corpus, test = baselines.read(train, labelled(tables, "judged"), column, config.data)
     variable = corpus.schema.categories[0]
     judges: Mapping[str, Callable[[], Callable[[Corpus], Classification]]] = {
@@ -225,15 +234,15 @@ def classified(config: Config, tables: Tables, folder: Path, target: str | None,
 
 
 def unless_rare(
-    config: Config, tables: Tables, folder: Path, target: str | None, measure: Callable[..., Measured]
+    config: Config, tables: Tables, folder: Path, target: Target, measure: Callable[..., Measured]
 ) -> Measured:
     """What is measured of values; nothing where fewer than two are frequent enough, as in a trial."""
-    values = Counter(corpora.read(labelled(tables, "train"))[target or CITY].drop_null().to_pylist())
+    values = Counter(corpora.read(labelled(tables, "train"))[column_of(target)].drop_null().to_pylist())
     frequent = [value for value, texts in values.items() if texts >= config.data.min_context_count]
     return measure(config, tables, folder, target) if len(frequent) > 1 else Measured({})
 
 
-def of_values(target: str | None, measure: Callable[..., Measured], **how: Any) -> Baseline:
+def of_values(target: Target, measure: Callable[..., Measured], **how: Any) -> Baseline:
     """A row that knows the values of a column."""
     return Baseline(partial(unless_rare, target=target, measure=measure), **how)
 
@@ -243,7 +252,7 @@ def counted() -> dict[str, Baseline]:
     return {"ngram": Baseline(ngram, seeded=False, exact=True)}
 
 
-def classifiers(target: str | None, unit: str) -> dict[str, Baseline]:
+def classifiers(target: Target, unit: str) -> dict[str, Baseline]:
     """What tells a column by the texts of a `unit`."""
     of = partial(classified, order=ORDER[unit])
     return {
@@ -253,7 +262,7 @@ def classifiers(target: str | None, unit: str) -> dict[str, Baseline]:
     }
 
 
-def others(target: str | None, unit: str) -> dict[str, Baseline]:
+def others(target: Target, unit: str) -> dict[str, Baseline]:
     """The rows that are no single run."""
     return {
         "separate": of_values(target, separated),
@@ -263,7 +272,7 @@ def others(target: str | None, unit: str) -> dict[str, Baseline]:
     }
 
 
-ROWS = ("prefix", *others(None, "word"))
+ROWS = ("prefix", *others(CITY, "word"))
 
 
 def experiment(name: str) -> Experiment:

@@ -31,7 +31,7 @@ from factorcell.training import telling
 from factorcell.training.finetuning import finetune
 from factorcell.training.fit import fit
 from factorcell.training.mixture import Mixture
-from measures import cities
+from measures import Cities
 from study import Baseline, Experiment, Measured, Options
 from tacl import SETS
 from tacl_baselines import Asked, best_ngram, scored, tables, told, told_by_rule
@@ -106,9 +106,10 @@ def in_a_row(text: str) -> set[tuple[str, ...]]:
 def which(scorer: Scorer, run: Run, tables: Tables, name: str) -> Measured:
     """Which contexts a scorer tells apart that knows those of `run`."""
     target = SETS[name].target
-    if target is None:
-        asked = Asked.of(target, tables, list(cities()))
-        return told(asked.by_rule(scorer, tables["labelled_judged"], list(cities().values())))
+    if isinstance(target, Cities):
+        cities = target.named()
+        asked = Asked.of(target, tables, list(cities))
+        return told(asked.by_rule(scorer, tables["labelled_judged"], list(cities.values())))
     return told_by_rule(scorer, run.schema.variable(target), tables, target)
 
 
@@ -118,7 +119,7 @@ def made(name: str) -> dict[str, Baseline]:
     def of(seeds: Sequence[int], ngram: bool) -> Callable[..., Measured]:
         return partial(together, name=name, seeds=seeds, ngram=ngram)
 
-    told = {"told": Baseline(partial(taught, name=name), after=WITH)} if SETS[name].target else {}
+    told = {"told": Baseline(partial(taught, name=name), after=WITH)} if isinstance(SETS[name].target, str) else {}
     return {
         **told,
         WITH: Baseline(of((), ngram=True)),

@@ -23,7 +23,7 @@ PASSES = 0.6  # of those of the recipe
 SIZES = {"embedding_size": (50, 200), "hidden_size": (60, 250), "context_size": (2, 24)}  # even in their logarithms
 RANKS = (1, 30)
 DROPOUT = (0.0, 0.3)
-MANY = ("hotels", "hotels13", "tweets")  # sets whose contexts are too many for a bias of each value
+MANY = ("hotels", "hotels13", "tweets", "places")  # sets whose contexts are too many for a bias of each value
 
 
 def drawn(name: str, model: str, number: int) -> Options:

@@ -21,6 +21,7 @@ FRONT = {  # sets, and what they are
     "imdb": "film reviews, words; rating",
     "languages": "spoken sentences, characters; language",
     "tweets": "tweets, characters; latitude, longitude",
+    "places": "names of places, characters; latitude, longitude",
 }
 OTHERS = ("tacl_baselines", "tacl_beyond")
 SCORERS = {  # rows that have a perplexity -> what they are, in this order

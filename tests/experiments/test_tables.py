@@ -175,7 +175,8 @@ def test_every_perplexity_has_its_unit_and_its_targets_in_its_head() -> None:
     heads = {name: [line for line in text.splitlines() if line.startswith("|")][:1] for name, text in made.items()}
     cells_of = {name: head[0].strip("| ").split(" | ") for name, head in heads.items() if head}
     of_characters = {"Table 3.6", "Figure 5.1", "TACL, EuroTwitter (languages)", "TACL, GeoTwitter (tweets)"}
-    of_characters |= {"Beyond, languages", "Beyond, tweets", "Parts as printed, tweets"}
+    of_characters |= {"TACL, GeoTwitter (places)", "Beyond, places"}
+    of_characters |= {"Beyond, languages", "Beyond, tweets", "Parts as printed, places"}
     for name, head in cells_of.items():
         unit = "character" if name in of_characters else "unit" if name.startswith("Figures") else "word"
         counted = "all targets" if name.startswith("Table 3.") else "known targets"
@@ -189,7 +190,7 @@ def test_every_perplexity_has_its_unit_and_its_targets_in_its_head() -> None:
     assert sum("perplexity" in " ".join(head) for head in cells_of.values()) >= 11
     assert set(tacl.SETS) == {name.rpartition("(")[2].rstrip(")") for name in made if name.startswith("TACL")}
     for name, one in tacl.SETS.items():
-        assert (one.unit == "character") == (name in ("languages", "tweets"))
+        assert (one.unit == "character") == (name in ("languages", "tweets", "places"))
 
 
 def test_sixteen_rows_beside_those_of_the_thesis() -> None:
