@@ -68,6 +68,8 @@ class ServedModel:
 
     def has_learned(self, record: Record) -> bool:
         """Whether there is nothing of a person that it could still learn."""
+        if self.assistant.learner is None:
+            return True
         state = record.state(self.identity)
         return not record.texts if state is None else state.through == record.accepted
 
