@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from factorcell.commands import main
+from factorcell.model.run import Run
+from factorcell.service import administration
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
 from factorcell.service.learning import ServedModel
 from factorcell.service.stores.opening import open_store
 from tests.service import runs
 from tests.service.oracle import alone, kept
+from tests.small import make_letters
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +91,25 @@ def test_people_travel(url: str, model: ServedModel, tmp_path: Path, capsys: pyt
     service.close()
     file.write_text(lines[0] + "\n{", encoding="utf-8")
     assert "line 2: not JSON" in said(["users", "import", str(file), "--store", other], capsys, 2)[1]
+
+
+def test_whoever_is_deleted_meanwhile_is_not_exported(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are, all of them; who is asked for by name must be there."""
+    monkeypatch.setattr(administration, "users", lambda store: iter(("aaa", "ann", "anna", "bob")))
+    lines, _ = said(["users", "export", "--store", url], capsys)
+    assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]
+    assert "nothing is kept" in said(["users", "export", "ann", "anna", "--store", url], capsys, 2)[1]
+
+
+def test_a_run_that_tells_nobody_apart_learns_nobody(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make_letters()
+    Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema).save_weights({})
+    message = said(["users", "migrate", str(tmp_path / "run"), "--store", url], capsys, 2)[1]
+    assert "does not tell people apart" in message
 
 
 def test_people_come_back_as_they_were_downloaded(

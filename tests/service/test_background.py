@@ -2,6 +2,9 @@
 
 import threading
 
+import pytest
+
+from factorcell.config import UserError
 from factorcell.service.recent import Recent
 from factorcell.service.record import StoreError
 from factorcell.service.relearning import Relearner
@@ -44,6 +47,26 @@ def test_each_who_waits_is_learned_once_and_an_error_stops_nobody() -> None:
     relearner.add("zoe")
     assert relearner.settle(10), "it begins again"
     relearner.close()
+
+
+def test_who_cannot_be_learned_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says where it failed, and nothing of whom."""
+    learned = list[str]()
+
+    def learn(user: str) -> None:
+        if user == "ann":
+            raise UserError("ann wrote what nobody reads")
+        learned.append(user)
+
+    relearner = Relearner(learn)
+    for user in ("ann", "bob"):
+        relearner.add(user)
+    assert relearner.settle(10)
+    relearner.close()
+    assert learned == ["bob"]
+    (line,) = caplog.messages
+    assert line.startswith("UserError at factorcell.service.relearning:")
+    assert "ann" not in line
 
 
 def test_who_waits_at_the_end_is_left() -> None:

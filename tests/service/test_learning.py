@@ -1,15 +1,19 @@
 """What a served model is known by."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from factorcell.completion.online import LearningRule
 from factorcell.config import UserError
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from tests.service import runs
+from tests.service.oracle import alone, kept
+from tests.small import make_letters
 
 
 def test_who_learns_otherwise_is_another_model(tmp_path: Path) -> None:
@@ -32,3 +36,43 @@ def test_context_does_not_say_who_types(service: Service) -> None:
     with pytest.raises(UserError, match=said):
         service.accept("ann", "abba", context={"who": "bob"})
     assert service.show("ann") is None
+
+
+def test_a_model_that_learns_nobody_holds_up_no_other(
+    opened: Callable[..., Service], models: tuple[ServedModel, ServedModel], tmp_path: Path
+) -> None:
+    """There is nothing that it could learn; the next model that tells people apart learns them all the same."""
+    made = make_letters(spread=0.8)
+    nobodys = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    nobodys.save_weights({})
+    service = opened(models[0])
+    service.accept("ann", "abba")
+    service.use(ServedModel(Run.open(nobodys.folder)))
+    assert service.complete(CompletionRequest("ab", "ann")).results
+    with pytest.raises(UserError, match="does not tell people apart"):
+        service.accept("ann", "abc")
+    assert service.relearn("ann")
+    service.use(models[1])
+    service.complete(CompletionRequest("ab", "ann"))
+    assert service.settle()
+    assert kept(service, "ann") == alone(models[1], ["abba"])
+
+
+@pytest.mark.parametrize(("text", "prefixes", "read"), [("Abca", ("ab", "Ab"), "abca"), ("J\u030cb", ("\u01f0",), "\u01f0b")])
+def test_own_texts_come_up_as_the_run_reads_them(
+    opened: Callable[..., Service], tmp_path: Path, text: str, prefixes: tuple[str, ...], read: str
+) -> None:
+    """Lower-cased, and joined by NFC where only small letters are; what is kept is the text as it was accepted."""
+    made = make_letters(data={"user": "city", "context": (), "min_user_count": 1, "lowercase": True})
+    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run.save_weights({})
+    TextCounts({"abc": 5}, 5).save(run.folder / POPULARITY)
+    service = opened(model := ServedModel(Run.open(run.folder)))
+    service.accept("ann", text)
+    for prefix in prefixes:
+        sources = {one.text: one.source for one in service.complete(CompletionRequest(prefix, "ann")).results}
+        assert "history" in sources[read]
+    profile = service.show("ann")
+    assert profile is not None
+    assert [one.text for one in profile.texts] == [text]
+    assert kept(service, "ann") == alone(model, [text])

@@ -52,7 +52,9 @@ def run_users_export(given: argparse.Namespace) -> None:
     """`factorcell users export`."""
     with _opened(given) as store:
         for user in given.users or administration.users(store):
-            terminal.lines([changes.exported(_found(store, user))])
+            record = _found(store, user) if given.users else administration.read(store, user)
+            if record is not None:  # of everybody, somebody may be deleted meanwhile
+                terminal.lines([changes.exported(record)])
 
 
 def run_users_import(given: argparse.Namespace) -> None:
@@ -93,6 +95,7 @@ def run_users_migrate(given: argparse.Namespace) -> None:
 
     with _opened(given) as store:
         service = Service(ServedModel(Run.open(given.run)), store)
+        service.model.learner.new()  # or an error: a run that tells nobody apart has nothing to learn
         everybody = list(administration.users(store))
         late = [user for user in progress_bar(everybody, desc="learning", unit="people") if not service.relearn(user)]
     terminal.say(f"{len(everybody) - len(late):,} people are learned by {given.run}")

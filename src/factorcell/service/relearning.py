@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from factorcell.service import faults
 from factorcell.service.record import StoreError
 
 WAITING = 10_000  # people that wait at most; whoever finds no room comes again with the next request
@@ -62,5 +63,7 @@ class Relearner:
                 self._learn(user)
             except StoreError:
                 pass  # the next request of the person hands them in again
+            except Exception as error:  # one person's: the others are learned all the same
+                faults.log(error)
             finally:
                 self._queue.task_done()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
@@ -149,9 +150,22 @@ def test_what_is_too_old_is_deleted(watched: Watcher) -> None:
     assert service.show("ann") is None
 
 
-def test_watcher_looks_by_itself(watched: Watcher, folders: tuple[Path, Path]) -> None:
-    first = watched.site.service.model
+@pytest.mark.parametrize("fault", [None, ValueError("ann"), UserError("a person of a later format")])
+def test_watcher_looks_by_itself(
+    watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, fault: Exception | None
+) -> None:
+    """A fault of ours is logged, and it looks on."""
+    first, looked = watched.site.service.model, threading.Event()
+
+    def expire() -> int:
+        looked.set()
+        if fault is not None:
+            raise fault
+        return 0
+
+    watched.site.service.expire = expire  # type: ignore[method-assign]
     watched.start()
+    assert looked.wait(10)
     replace(watched, folders[1])
     watched.reload()
     deadline = threading.Event()
@@ -161,3 +175,5 @@ def test_watcher_looks_by_itself(watched: Watcher, folders: tuple[Path, Path]) -
         deadline.wait(0.05)
     watched.close()
     assert watched.site.service.model is not first
+    assert sum(f"{type(fault).__name__} at factorcell.service" in line for line in caplog.messages) == bool(fault)
+    assert "ann" not in caplog.text

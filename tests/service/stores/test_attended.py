@@ -91,6 +91,24 @@ def test_what_fails_is_tried_by_one_thread(fragile: Fragile, kind: Any, other: A
     store.close()
 
 
+def test_a_probe_that_fails_otherwise_is_tried_on(fragile: Fragile, caplog: pytest.LogCaptureFixture) -> None:
+    """A fault of ours is logged, and the store answers again once it does."""
+    store = AttendedStore(cast(Any, fragile))
+
+    def strange() -> None:
+        raise ValueError("ann")
+
+    fragile.does = {"read": fails, "version": strange}
+    with pytest.raises(StoreError, match="out of order"):
+        store.read("a")
+    time.sleep(0.05)
+    fragile.does = {}
+    assert until_answered(store, "read") == answer("read")
+    assert caplog.messages[0].startswith("ValueError at factorcell.service.stores.attended:")
+    assert "ann" not in caplog.text
+    store.close()
+
+
 def test_one_persons_damage_is_no_failure(fragile: Fragile) -> None:
     store = AttendedStore(cast(Any, fragile))
 

@@ -1,6 +1,5 @@
 """Around all answers: what is too long or comes from elsewhere is refused, headers are added, requests are counted."""
 
-import logging
 import time
 from collections.abc import Collection
 
@@ -8,12 +7,12 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from factorcell.service import faults
 from factorcell.service.http import problems, reading
 from factorcell.service.http.lanes import BUSY
 from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Site
 
-LOG = logging.getLogger("factorcell.service")
 OPERATION = "factorcell.operation"  # where a scope has the name of what was asked
 LATE = "factorcell.late"  # where a scope has the seconds that its answer will wait for the loop, by what it has done
 TURNS = 12  # of the loop until then, each as long as the first; fewer where fewer requests are there
@@ -93,17 +92,8 @@ def failed(error: Exception, site: Site) -> Response:
     """The problem that an error is; faults of ours are logged, without what was asked."""
     problem = problems.of(error, str(site.service.model.run.folder))
     if problem.kind == "failed":
-        LOG.error("%s at %s", type(error).__name__, _place(error))
+        faults.log(error)
     return problem.response()
-
-
-def _place(error: BaseException) -> str:
-    """The lines that an error came through; its message may have what was asked."""
-    lines, trace = [], error.__traceback__
-    while trace is not None:
-        lines.append(f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}")
-        trace = trace.tb_next
-    return " > ".join(lines[-4:])
 
 
 def _name(host: str) -> str:

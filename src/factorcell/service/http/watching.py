@@ -12,6 +12,7 @@ from pathlib import Path
 
 from factorcell import digests
 from factorcell.config import UserError
+from factorcell.service import faults
 from factorcell.service.http.site import Site
 from factorcell.service.learning import ServedModel
 from factorcell.service.record import StoreError
@@ -116,6 +117,9 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._closed:
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # new models and keys are to be noticed all the same
+                faults.log(error)
             self._wake.wait(EVERY)
             self._wake.clear()

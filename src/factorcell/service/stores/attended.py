@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar
 
+from factorcell.service import faults
 from factorcell.service.record import DamagedRecordError, Record, StoreError
 from factorcell.service.stores.store import PAGE, Store
 
@@ -103,6 +104,9 @@ class _Line:
             try:
                 self._probe()
             except StoreError:
+                continue
+            except Exception as error:  # whoever ends here leaves the store unanswered for ever
+                faults.log(error)
                 continue
             self._down = False
             return
