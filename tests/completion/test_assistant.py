@@ -158,6 +158,19 @@ def test_a_run_without_users_completes_all_the_same(tmp_path: Path) -> None:
     assert assistant.learn(None, "abc") is None
 
 
+def test_own_texts_come_up_whatever_letters_they_were_written_in(tmp_path: Path) -> None:
+    made = make_letters(data={"user": "city", "context": (), "min_user_count": 1, "lowercase": True})
+    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run.save_weights({})
+    TextCounts({"abc": 5}, 5).save(run.folder / POPULARITY)
+    assistant = Assistant.of(Run.open(run.folder))
+    assert assistant.learner is not None
+    user = assistant.learn(assistant.learner.new(), "Abca")
+    for prefix in ("ab", "Ab"):
+        found = assistant.suggest(assistant.type(assistant.begin(user), prefix)).suggestions
+        assert "history" in next(one.source for one in found if one.text == "abca")
+
+
 def test_no_source_suggests_what_is_not_allowed(folder: Path) -> None:
     run = Run.open(folder)
     free, strict = Assistant.of(run), Assistant.of(run, allowed=lambda text: "bb" not in text)

@@ -78,11 +78,12 @@ class ServedModel:
 
         None if it does not tell people apart.
         """
-        if self.assistant.learner is None:
+        learner = self.assistant.learner
+        if learner is None:
             return None
         if record is None:
-            return self.assistant.learner.new()
-        history = History(tuple(text.text for text in record.texts))
+            return learner.new()
+        history = History(tuple(learner.as_read(text.text) for text in record.texts[-History.most :]))
         return replace(self._before(record.state(self.identity)), history=history)
 
     def begin(self, record: Record | None, context: Mapping[str, Any]) -> TypedText:
