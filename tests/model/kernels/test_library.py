@@ -1,11 +1,13 @@
 """The compiled code: how it is found and chosen, and that sanitizers find nothing."""
 
+import ctypes
 import logging
 import os
 import shutil
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,6 +73,17 @@ def test_a_copy_of_a_process_computes_on_threads_of_its_own() -> None:
         assert kills.ended(kills.begun(again)) == 0
     finally:
         torch.set_num_threads(threads)
+
+
+def test_memory_is_kept_by_glibc_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows a process has no library without a name, and nothing is asked for."""
+
+    def windows(name: str | None) -> None:
+        raise TypeError(f"expected str, not {type(name).__name__}")
+
+    monkeypatch.setattr(library, "os", SimpleNamespace(name="nt"))
+    monkeypatch.setattr(ctypes, "CDLL", windows)
+    library.keep_memory.__wrapped__()
 
 
 HARNESS = """

@@ -80,6 +80,8 @@ def keep_memory() -> None:
 
     By default glibc gives large arrays back to the system, which zeroes their pages anew: up to a third of the time.
     """
+    if os.name == "nt":
+        return  # there is no glibc, nor a library without a name
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option, value in MALLOC.values():
