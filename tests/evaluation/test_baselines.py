@@ -5,6 +5,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import baselines
 from factorcell.evaluation.baselines import fasttext, linear, naive_bayes, read
+from factorcell.evaluation.ngram import NGram
 from tests.small import CONTEXT, make_run
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
@@ -203,6 +205,18 @@ def test_verbs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "confusion" in capsys.readouterr().out
     assert main(["baseline", "bayes", *judging]) == 0
     assert "given the right value" in capsys.readouterr().out
+
+
+def test_the_users_of_a_run_may_be_what_is_judged(folder: Path) -> None:
+    """Neither the users nor the times of the run are read beside the target; nor by an n-gram model, which has none."""
+    data = replace(DATA, user="dialect", anonymous=True, time="day")
+    train, test = read(folder / "train.jsonl", folder / "test.jsonl", "dialect", data)
+    assert [variable.name for variable in train.schema.variables] == ["dialect"]
+    assert set(test.categories[:, 0].tolist()) == {1, 2}
+    table = [{"text": "sun sand"}, {"text": "sun sea"}]
+    model = NGram.fit(table, data, folder / "counts", order=2)
+    assert (model.data.user, model.data.time, model.data.anonymous) == ("", "", False)
+    assert NGram.open(folder / "counts").prepare(table).targets == 6
 
 
 def test_like_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -174,6 +175,14 @@ def test_values_in_order(names: tuple[str, ...], order: tuple[str, ...], scale: 
 def test_rows_that_cannot_be_judged(judge: Judge, rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(UserError, match=message):
         judge.judge(rows)
+
+
+def test_nobody_is_told_apart_but_by_the_target() -> None:
+    """Whatever users and times the models have, of which the names may be nobody's business."""
+    data = replace(DATA, user="who", anonymous=True, time="day")
+    judge = Judge.train_on(texts(200, 1), data, STARS)
+    assert judge.names == ("1", "3", "5")
+    assert judge.judge([{"text": "clean lovely", "stars": "5"}])["accuracy"] == 1
 
 
 def test_mistakes_of_a_judge() -> None:

@@ -40,6 +40,11 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
+def telling(data: DataConfig, target: str) -> DataConfig:
+    """`data` with the category `target` as its one context variable: users and times are read nowhere beside it."""
+    return replace(data, context=(f"{target}:category",), user="", time="", anonymous=False)
+
+
 def read(
     source: Any,
     table: Any,
@@ -53,7 +58,7 @@ def read(
 
     `UserError` where there is nothing to choose among, or no test text has a value to be judged by.
     """
-    data = replace(data, context=(f"{target}:category",))
+    data = telling(data, target)
     must_have(table, data)
     train = prepare(source, data, vocabulary=vocabulary, progress=progress)
     if len(train.schema.variable(target).values) < 3:

@@ -91,7 +91,7 @@ class Judge:
         two values, or the order lacks one.
         """
         target, seed = options.target, options.seed
-        data = replace(data, context=(f"{target}:category",), user="", time="")
+        data = baselines.telling(data, target)
         if held is None:
             whole, _ = baselines.read(table, table, target, data, vocabulary=vocabulary, progress=progress)
             train, unseen = whole.split(HELD_OUT, seed)

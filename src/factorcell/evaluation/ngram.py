@@ -150,7 +150,7 @@ class NGram:
         A corpus has been read so, and has its vocabulary. `vocabulary` is that of another model, so that the two have
         the same targets; else it is made from `source`. Without an `order` it is the usual one of the unit.
         """
-        folder, data = Path(folder), replace(data, context=())
+        folder, data = Path(folder), replace(data, context=(), user="", time="", anonymous=False)
         order = USUAL[data.unit] if order is None else order
         limits.check(order=order)
         with lock.writing(folder):
