@@ -59,7 +59,7 @@ class Result(Message):
     """A suggestion: a whole text that goes on from what stands before the cursor."""
 
     text: str
-    source: Annotated[str, Meta(description="who proposes it: model, popular, history, or several with +")]
+    source: Annotated[str, Meta(description="who proposes it: model, popularity, history, or several with +")]
     score: Annotated[float, Meta(description="log probability of the text given what is typed")]
     slips: Annotated[int, Meta(ge=0, description="typing errors that it takes for granted")]
     parts: Annotated[dict[str, float] | None, Meta(description="what each source adds to the score, if asked for")] = (
