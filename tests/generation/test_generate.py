@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from factorcell.choices import METHODS
 from factorcell.commands import main
@@ -13,6 +14,8 @@ from factorcell.config import UserError
 from factorcell.data.tokenizer import sentence_case, split
 from factorcell.generation.generate import TOGETHER, GenerationOptions, condition, every, fill, generate, stream
 from factorcell.generation.infilling import InfillingOptions
+from factorcell.generation.sampling import WritingTask
+from factorcell.model.kernels import library
 from factorcell.model.run import Run
 from tests.small import make_run
 
@@ -84,6 +87,28 @@ def test_a_stream_is_the_first_text(run: Run, options: GenerationOptions, prompt
     assert "".join(pieces) == row["text"]
     assert row["text"].startswith(sentence_case(prompt.lower()))
     assert len(pieces) == row["tokens"] + bool(prompt)
+
+
+def test_a_stream_computes_as_the_run_scores(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step does, so that less precise products draw the text of `generate`; between two of them nobody else."""
+    within, between, choose = list[bool](), list[bool](), WritingTask.choose
+
+    def watched(task: WritingTask, *given: Any) -> Any:
+        within.append(library.halved(run.device))
+        return choose(task, *given)
+
+    monkeypatch.setattr(run, "precision", "bfloat16")
+    (row, *_) = rows(run, CONTEXTS[:1])
+    monkeypatch.setattr(WritingTask, "choose", watched)
+    pieces = stream(run, CONTEXTS[0], options=SHORT)
+    text = ""
+    for piece in pieces:
+        text += piece
+        between.append(library.halved(run.device) or torch.is_inference_mode_enabled())
+    assert text == row["text"]
+    assert within == [True] * len(within)
+    assert within
+    assert not any(between)
 
 
 def test_what_is_banned_is_not_written(run: Run) -> None:

@@ -30,7 +30,17 @@ from factorcell.generation import beam_search, infilling
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.infilling import InfillingOptions
-from factorcell.generation.sampling import Choice, Clock, GeneratedText, WritingTask, drawing, greedy, steps, write
+from factorcell.generation.sampling import (
+    Choice,
+    Clock,
+    GeneratedText,
+    Step,
+    WritingTask,
+    drawing,
+    greedy,
+    steps,
+    write,
+)
 from factorcell.model import sizes
 from factorcell.model.language_model import Conditioned
 from factorcell.model.precision import SINGLE
@@ -242,14 +252,23 @@ def stream(
     conditioned, which = condition(run, [context], [0], unknown)
     rules, tokens, shown = options.rules(run), run.tokenizer.split(prompt), ""
     task = WritingTask(run.model, conditioned, which, rules, run.tokenizer.encode(tokens), options.seconds)
-    chosen = steps(task, _choice(options, 1, 0))
-    for step in chain([None], chosen):
+    for step in chain([None], _scored(run, steps(task, _choice(options, 1, 0)))):
         if step is not None and step.tokens[0] != rules.end:
             tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]
         text = _readable(run, tokens, case)
         if len(text) > len(shown):
             yield text[len(shown) :]
         shown = text
+
+
+def _scored(run: Run, chosen: Iterator[Step]) -> Iterator[Step]:
+    """Each step computed as `run` scores; whoever asks for it computes as before in between."""
+    while True:
+        with run.scoring():
+            step = next(chosen, None)
+        if step is None:
+            return
+        yield step
 
 
 def fill(
