@@ -22,10 +22,11 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     served: list[ServerOptions] = []
     monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
     words = "runs/qac --port 0 --host ::1 --keep 90d --never x+ --workers 3 --deadline-ms 40 --origin https://a.example"
-    serving.run_serve(parsed(f"{words} --keys k.toml --block b.txt --slips 1 --cached 7 --pad 4096"))
+    serving.run_serve(parsed(f"{words} --keys k.toml --block b.txt --slips 1 --cached 7 --pad 4096 --precision auto"))
     (one,) = served
     assert (one.run, one.store) == (Path("runs/qac"), "sqlite:///runs/qac.users.db")
     assert (one.host, one.port, one.workers, one.slips, one.cached) == ("::1", 0, 3, 1, 7)
+    assert (one.precision, parsed("runs/qac").precision) == ("auto", "float32")
     assert (one.keys, one.block) == (Path("k.toml"), Path("b.txt"))
     assert (one.privacy.keep, one.privacy.never) == (90 * 86_400, ("x+",))
     assert (one.settings.deadline, one.settings.origins, one.settings.pad) == (0.04, ("https://a.example",), 4096)

@@ -58,7 +58,9 @@ def test_a_model_that_learns_nobody_holds_up_no_other(
     assert kept(service, "ann") == alone(models[1], ["abba"])
 
 
-@pytest.mark.parametrize(("text", "prefixes", "read"), [("Abca", ("ab", "Ab"), "abca"), ("J\u030cb", ("\u01f0",), "\u01f0b")])
+@pytest.mark.parametrize(
+    ("text", "prefixes", "read"), [("Abca", ("ab", "Ab"), "abca"), ("J\u030cb", ("\u01f0",), "\u01f0b")]
+)
 def test_own_texts_come_up_as_the_run_reads_them(
     opened: Callable[..., Service], tmp_path: Path, text: str, prefixes: tuple[str, ...], read: str
 ) -> None:

@@ -38,6 +38,7 @@ def run_serve(given: argparse.Namespace) -> None:
         port=given.port,
         workers=given.workers,
         slips=given.slips,
+        precision=given.precision,
         block=given.block,
         privacy=Privacy(tuple(given.never), keep),
         cached=given.cached,

@@ -20,6 +20,7 @@ from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.vocabulary import END, Vocabulary
 
 POOL = 50  # batches' worth of shuffled rows that are sorted by length together
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth); odd, so that no two products are equal
 
 
 @dataclass(frozen=True)
@@ -226,3 +227,9 @@ def known_targets(corpus: Corpus) -> NDArray[np.bool_]:
     """Which targets of `corpus` are in the vocabulary, text after text."""
     known: NDArray[np.bool_] = targets(corpus) != corpus.vocabulary.specials.unknown
     return known
+
+
+def longer(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift: int = 29) -> NDArray[np.uint64]:
+    """64-bit hashes of n-grams that go on with `tokens`, from the `hashes` of what stands before them (0: nothing)."""
+    keys = (hashes ^ tokens) * MULTIPLIER
+    return keys ^ (keys >> np.uint64(shift))

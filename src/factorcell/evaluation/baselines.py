@@ -24,7 +24,7 @@ from factorcell.choices import PRIORS
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.columns import must_have
-from factorcell.data.corpus import Corpus, target_offsets, targets
+from factorcell.data.corpus import Corpus, longer, target_offsets, targets
 from factorcell.data.tables import name_of
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.bayes_rule import Classification, judge
@@ -34,7 +34,6 @@ from factorcell.progress import progress_bar
 SMOOTHING = 0.5  # added to every count of naive Bayes
 EPOCHS, BATCH, RATE = 3, 64, 0.5  # of the linear model: passes, texts a step, Adagrad's rate, which falls to zero
 CELLS = 1 << 25  # weights of the linear model: buckets * values
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth's multiplicative hashing)
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -151,8 +150,7 @@ class _Bags:
         found, texts = [], []
         for length in range(1, order + 1):
             hashed[1:] = hashed[:-1]
-            hashed = (hashed ^ (tokens + np.uint64(length))) * MULTIPLIER
-            hashed ^= hashed >> np.uint64(32)
+            hashed = longer(hashed, tokens + np.uint64(length), shift=32)
             inside = place >= length - 1
             found.append((hashed[inside] % np.uint64(buckets)).astype(np.int64))
             texts.append(text[inside])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Corpus, longer
 from factorcell.data.values import category_name
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import baselines
@@ -36,7 +36,6 @@ REPEATED = 3  # a text that repeats a trigram repeats itself
 COPIED = (4, 5, 6, 7, 8)  # lengths of n-grams that may be copied
 HELD_OUT = 0.1  # of the table, where no real texts are given to compare with
 LOOKED_AT = 10_000  # n-grams on which variety is measured, at most: it falls with their number
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # of the hash; odd, so that no two tokens in a place share one
 
 Row = dict[str, Any]
 Ids = NDArray[np.int64]
@@ -192,8 +191,7 @@ def ngrams(corpus: Corpus, length: int) -> tuple[Hashes, Ids]:
     count = max(0, len(tokens) - length + 1)
     hashed = np.zeros(count, dtype=np.uint64)
     for place in range(length):
-        hashed = (hashed ^ tokens[place : place + count]) * MULTIPLIER
-        hashed ^= hashed >> np.uint64(29)
+        hashed = longer(hashed, tokens[place : place + count])
     inside = run[length : length + count] - run[:count] == length  # from one text, for a special token begins each
     return hashed[inside], text[:count][inside]
 

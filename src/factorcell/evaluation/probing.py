@@ -22,6 +22,7 @@ from factorcell.config import UserError
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing
+from factorcell.evaluation.statistics import ranks
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -156,9 +157,7 @@ def aucs(states: Floats, labels: Ids, count: int) -> NDArray[np.float64]:
     found = np.empty((count, states.shape[1]))
     with np.errstate(invalid="ignore", divide="ignore"):
         for unit, column in enumerate(states.T):
-            _, which, counts = np.unique(column, return_inverse=True, return_counts=True)
-            ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]  # mean rank of ties, from 1
-            sums = np.bincount(labels, weights=ranks, minlength=count)
+            sums = np.bincount(labels, weights=ranks(column), minlength=count)
             found[:, unit] = (sums - own * (own + 1) / 2) / (own * (len(labels) - own))
     return found
 

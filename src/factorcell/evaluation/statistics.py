@@ -131,13 +131,14 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Row:
     """Spearman's: the correlation of ranks, equal numbers sharing their mean rank."""
-    return correlation(_ranks(first), _ranks(second))
+    return correlation(ranks(first).tolist(), ranks(second).tolist())
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
+def ranks(values: Sequence[float] | NDArray[Any]) -> Floats:
+    """The rank of each value, 1 the lowest; equal ones share their mean rank."""
     _, which, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
-    ranks: list[float] = (np.cumsum(counts) - (counts - 1) / 2)[which].tolist()
-    return ranks
+    found: Floats = (np.cumsum(counts) - (counts - 1) / 2)[which]
+    return found
 
 
 def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
@@ -145,6 +146,4 @@ def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
     wanted, total = int(positive.sum()), len(positive)
     if wanted in (0, total):
         return math.nan
-    _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]  # mean rank of ties, from 1
-    return float((ranks[positive].sum() - wanted * (wanted + 1) / 2) / (wanted * (total - wanted)))
+    return float((ranks(scores)[positive].sum() - wanted * (wanted + 1) / 2) / (wanted * (total - wanted)))

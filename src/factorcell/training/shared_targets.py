@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import Config
-from factorcell.data.corpus import Batch, Corpus, target_offsets
+from factorcell.data.corpus import Batch, Corpus, longer, target_offsets
 from factorcell.data.counts import people_of
 
 ORDERS = {"char": 4, "grapheme": 4, "word": 2, "space": 2}
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,5 @@ def ngrams(corpus: Corpus, order: int) -> NDArray[np.uint64]:
     for back in range(order - 1, -1, -1):
         before = np.zeros_like(tokens)
         before[back:] = np.where(places[back:] >= back, tokens[: len(tokens) - back], 0)
-        keys = (keys ^ before) * MULTIPLIER
-        keys ^= keys >> np.uint64(29)
+        keys = longer(keys, before)
     return keys[places > 0]

@@ -1,5 +1,6 @@
 """The compiled code: how it is found and chosen, and that sanitizers find nothing."""
 
+import ctypes
 import logging
 import os
 import shutil
@@ -81,7 +82,7 @@ def test_memory_is_kept_by_glibc_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         raise TypeError(f"expected str, not {type(name).__name__}")
 
     monkeypatch.setattr(library, "os", SimpleNamespace(name="nt"))
-    monkeypatch.setattr(library.ctypes, "CDLL", windows)
+    monkeypatch.setattr(ctypes, "CDLL", windows)
     library.keep_memory.__wrapped__()
 
 

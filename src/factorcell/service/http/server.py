@@ -44,7 +44,7 @@ LARGEST_HEAD = 64 << 10  # bytes that are read of headers at all; what is less i
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What is served (`run`, its `unknown` values, `slips` forgiven, phrases to `block`), to whom, and from where."""
+    """What is served (`run`, `slips` forgiven, its `precision`, phrases to `block`), to whom, and where."""
 
     run: Path
     store: str
@@ -53,6 +53,7 @@ class ServerOptions:
     port: int = 8000
     workers: int = 1
     slips: int = 0
+    precision: str = "float32"
     block: Path | None = None
     privacy: Privacy = field(default_factory=Privacy)
     cached: int = CACHED
@@ -62,7 +63,7 @@ class ServerOptions:
         """The run as it lies there now, proven."""
         allowed = None if self.block is None else BlockList.read(self.block)
         folder = self.run.absolute()  # which errors leave out, wherever it stands: "." stands in many
-        model = ServedModel(Run.open(folder), slips=self.slips, allowed=allowed)
+        model = ServedModel(Run.open(folder, precision=self.precision), slips=self.slips, allowed=allowed)
         model.probe()
         return model
 
