@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import sampled
 import study
 import switches
 import tacl
@@ -24,6 +25,7 @@ DRAWN = ("dbpedia", "hotels", "imdb", "languages")  # sets of figures 4.2, 4.4 a
 COMMANDS: tuple[tuple[str, ...], ...] = (
     *((script, name) for name in tacl.SETS for script in ("tacl", "tacl_baselines", "tacl_beyond")),
     ("rescoring",),
+    *(("sampled", name) for name in sampled.SETS),
     ("thesis_queries",),
     *(("thesis_specificity", name) for name in thesis_specificity.SETS),
     ("thesis_variables",),

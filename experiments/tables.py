@@ -18,6 +18,7 @@ from typing import Any
 
 import exposure
 import papers
+import sampled
 import switches
 import tacl
 from factorcell import files
@@ -109,6 +110,12 @@ def rescored(results: Path, suffix: str = "") -> dict[str, str]:
     return rescoring.tables(reader(results, suffix)("rescoring"))
 
 
+def generated(results: Path, suffix: str = "") -> dict[str, str]:
+    """Whether sampled texts fit their rating."""
+    read = reader(results, suffix)
+    return {f"sampled, {name}": specificity.sampled(read(f"sampled_{name}")) for name in sampled.SETS}
+
+
 def draw(results: Path, suffix: str, folder: Path) -> None:
     """Write the pictures that there are, in place of all that were there."""
     every = list(itertools.chain(*drawings.pictures(reader(results, suffix)).values()))
@@ -125,6 +132,7 @@ PAGES = {
     "privacy.md": privacy,
     "advice.md": foreseen,
     "rescoring.md": rescored,
+    "generation.md": generated,
     "../README.md": front.front,
 }
 

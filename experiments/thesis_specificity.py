@@ -28,6 +28,7 @@ from corpora import Tables
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.judge import Judge, JudgeOptions
 from factorcell.evaluation.specificity import write
+from factorcell.finite import is_number
 from factorcell.generation.generate import GenerationOptions, every
 from factorcell.model.run import Run
 from study import Experiment, Measured, Row
@@ -42,6 +43,7 @@ BEAM = GenerationOptions(
     "stochastic", max_tokens=70, min_tokens=70, no_repeat_ngram=3, width=120, grow=8, length_penalty=0.0
 )
 KEPT = ("deviation", "tokens", "distinct_2", "repeated", "copied_5")  # of what the judge says of texts
+REAL = ("accuracy", "deviation", "copied_5")  # and of what it says of real ones
 Wanted = tuple[dict[str, str], str]  # a context, and the value that its text is to be judged as
 
 
@@ -97,14 +99,21 @@ def measure(run: Run, tables: Tables, name: str, number: int) -> Measured:
     judge = Judge.train_on(train, run.config.data, asked, held=held, vocabulary=run.vocabulary)
     path = run.folder.with_name(f"{run.folder.name}-texts-{number}.jsonl")
     texts = write(run, [context for context, _ in contexts], how.options, path)
-    rows = [{"text": row["text"], how.target: value} for row, (_, value) in zip(texts, contexts, strict=True)]
-    judged, fits = judge.judge_each(rows)
-    row: Row = {"specificity": judged["accuracy"], **{key: judged[key] for key in KEPT}}
-    row["real"] = {key: judge.real[key] for key in ("accuracy", "deviation")}
+    found, row = fitting(judge, texts, contexts), Row()
     if name == "hotels":
         row |= of_towns([one["text"] for one in texts], [context["hotel"] for context, _ in contexts], tables)
     if name == "imdb" and number == how.texts:
         row |= samples.tried("fillers", partial(samples.fillers, run, TEMPLATES, "rating"))
+    return found | Measured(row)
+
+
+def fitting(judge: Judge, texts: Sequence[Row], contexts: Sequence[Wanted]) -> Measured:
+    """How many of the texts are judged to be what they were written for, and the same of real ones."""
+    target = judge.target
+    rows = [{"text": row["text"], target: value} for row, (_, value) in zip(texts, contexts, strict=True)]
+    judged, fits = judge.judge_each(rows)
+    row: Row = {"specificity": judged["accuracy"], **{key: judged[key] for key in KEPT}}
+    row["real"] = {key: judge.real[key] for key in REAL if is_number(judge.real.get(key))}
     key = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]
     return Measured(row, {"specificity": text_figures.of_right(key, fits, np.ones_like(fits))})
 

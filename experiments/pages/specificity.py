@@ -49,6 +49,26 @@ def specificity(found: Results, published: Published) -> str:
     return f"{markdown(header, lines)}\n{told}Fit: {orders}{towns(found)}"
 
 
+def sampled(found: Results) -> str:
+    """Texts that are sampled: how many are judged to fit, beside those of the unadapted model and real ones."""
+    lines = []
+    for name in (name for name in PAPER_MODELS if name in found):
+        more = None if name == PAPER_MODELS[0] else found.difference(name, "specificity", PAPER_MODELS[0])
+        told = "" if more is None else more.told(".1f", 100.0)
+        shares = [found.shown(name, key, ".1f", 100.0) for key in ("specificity", "copied_5")]
+        lines.append([name, shares[0], told, found.shown(name, "deviation"), shares[1]])
+    if lines:
+        real = found.candidates[0].rows[0]["real"]
+        own = [
+            shown(100 * real["accuracy"], ".1f"),
+            "",
+            shown(real["deviation"]),
+            shown(100 * real.get("copied_5", np.nan), ".1f"),
+        ]
+        lines.append(["real texts", *own])
+    return with_none(["model", "fit, %", "above unadapted, points", "deviation", "5-grams copied, %"], lines)
+
+
 def towns(found: Results) -> str:
     """How many texts of each model mention a town, beside real texts; nothing where none is written for a hotel."""
     rows = {name: [found.shown(name, key, ".1f", 100.0) for key in TOWNS] for name in PAPER_MODELS}

@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet as pq
 
 import hotels
+import sampled
 import study
 import tacl
 import tacl_trials
@@ -22,10 +23,40 @@ from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.evaluation.text_figures import TextSums
 from pages import overview, specificity
 from pages.results import Results
+from tests.experiments.test_tables import by_name
 from tests.small import make_run
 
 PRINTED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))["generation"]
 CHAINS = ("Super 8 Boise", "Rose Cottage", "Hyatt Reno", "Comfort Inn")
+
+
+def test_sampled_texts_are_wanted_for_every_rating_alike(tmp_path: Path) -> None:
+    """As many for each, of whatever hotel, the same at every call; without hotels of ratings alone."""
+    run = make_run(tmp_path / "run", ("city", "stars"))
+    ratings = Variable("rating", "category", (RARE, "1", "5"), (1, 1, 1))
+    run.schema = ContextSchema((Variable("hotel", "category", (RARE, *CHAINS), (1,) * 5), ratings))
+    found = sampled.wanted(run, 40)
+    assert found == sampled.wanted(run, 40)
+    assert Counter(value for _, value in found) == {"1": 20, "5": 20}
+    assert all(context["rating"] == value for context, value in found)
+    assert {context["hotel"] for context, _ in found} == set(CHAINS)
+    run.schema = ContextSchema((ratings,))
+    assert sampled.wanted(run, 3) == [({"rating": "1"}, "1"), ({"rating": "5"}, "5")]
+
+
+def test_sampled_texts_stand_beside_real_ones() -> None:
+    """What each model has beyond the unadapted one, with an interval over texts."""
+    real = {"accuracy": 0.6, "deviation": 0.5, "copied_5": 0.2}
+    shares = {"unadapted": 0.2, "factorcell": 0.5}
+    rows = [
+        {**row(name, seed, share), "copied_5": 0.1, "real": real} for name, share in shares.items() for seed in range(3)
+    ]
+    lines = by_name(specificity.sampled(Results.of(rows)))
+    assert list(lines) == ["unadapted", "factorcell", "real texts"]
+    assert lines["unadapted"] == ["20.0 ± 0.0", "", "0.80 ± 0.00", "10.0 ± 0.0"]
+    assert lines["factorcell"][1].startswith("+30.0 [")
+    assert lines["real texts"] == ["60.0", "", "0.50", "20.0"]
+    assert specificity.sampled(Results.of([])).endswith("No row yet.\n")
 
 
 @pytest.mark.parametrize("name", thesis_specificity.SETS)

@@ -1,0 +1,59 @@
+"""Do sampled texts fit the rating that they were written for? fastText judges, which has learned from real ones.
+
+Their figures stand in docs/generation.md.
+
+    python experiments/sampled.py hotels --data DATA --out OUT
+
+The models are those of tacl.py; what is not trained yet is. Each writes as many texts for every rating, hotels drawn by
+chance, by sampling at temperature 1.
+"""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+import study
+import tacl
+from corpora import Tables
+from factorcell.evaluation.judge import Judge, JudgeOptions
+from factorcell.evaluation.specificity import write
+from factorcell.generation.generate import GenerationOptions, every
+from factorcell.model.run import Run
+from study import Experiment, Measured
+from thesis_specificity import Wanted, fitting
+
+SETS = ("hotels", "imdb")
+TARGET, TEXTS = "rating", 1000
+OPTIONS = GenerationOptions("sample", max_tokens=70)
+
+
+def wanted(run: Run, number: int) -> list[Wanted]:
+    """About `number` contexts, the same for all models: every rating as often, and whatever hotel."""
+    ratings = every(run.schema, TARGET)
+    contexts: list[Wanted] = [({TARGET: rating}, rating) for rating in ratings for _ in range(number // len(ratings))]
+    if "hotel" not in [variable.name for variable in run.schema.variables]:
+        return contexts
+    names, random = run.schema.variable("hotel").values[1:], np.random.default_rng(0)
+    return [({**context, "hotel": names[random.integers(len(names))]}, value) for context, value in contexts]
+
+
+def measure(run: Run, tables: Tables) -> Measured:
+    """How many of a run's texts are judged to be of the rating that they were written for."""
+    asked, contexts = JudgeOptions(TARGET, "fasttext"), wanted(run, TEXTS)
+    judge = Judge.train_on(tables["train"], run.config.data, asked, held=tables["test"], vocabulary=run.vocabulary)
+    path = run.folder.with_name(f"{run.folder.name}-sampled-{TEXTS}.jsonl")
+    return fitting(judge, write(run, [context for context, _ in contexts], OPTIONS, path), contexts)
+
+
+def experiment(name: str) -> Experiment:
+    """What the four models of a set write."""
+    of = tacl.experiment(name)
+    return replace(of, name=f"sampled_{name}", runs=of.name, measure=measure)
+
+
+EXPERIMENTS = {name: experiment(name) for name in SETS}
+main = study.script(__file__, __doc__, EXPERIMENTS)
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
