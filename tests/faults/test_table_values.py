@@ -35,7 +35,9 @@ TYPED: dict[str, Write] = {
 }
 
 # Values of each column: what must come of them in training, and (third) with unknown=expected if that is another.
-BAD_NUMBERS = ("abc", "1e999", "-inf", "nan", "NaN", "0x10", "1,5", "--1", " ", "\x00", "\u202e5", "1e39", "9" * 5000)
+BAD_NUMBERS = (
+    *("abc", "1e999", "-inf", "nan", "NaN", "0x10", "1,5", "1_000", "--1", " ", "\x00", "\u202e5", "1e39", "9" * 5000),
+)
 BAD_TIMES = (
     *("0000-01-01T00:00", "10000-01-01T00:00", "9999-12-31T23:59:60", "2026-02-30T10:00", "2026-13-01T10:00", "now"),
     *("-0001-01-01T00:00", "1768291200", "1e18", "NaT", "nan", "2026-01-01T25:00", "2026-01-01T10:00+99:00", "\x00"),
@@ -52,7 +54,7 @@ Value = tuple[str, Any, Expected, Expected]
 
 TEXTS: list[Value] = [
     *(("temp", value, "row 2: temp is ", "row 2: temp is ") for value in BAD_NUMBERS),
-    *(("temp", value, 4, 4) for value in (" 5 ", "1_000", "-0", "1e38", "1e-400")),
+    *(("temp", value, 4, 4) for value in (" 5 ", "-0", "1e38", "1e-400")),
     ("temp", "", "row 2: temp is empty", 4),
     *(("turn", value, "row 2: turn is ", "row 2: turn is ") for value in BAD_NUMBERS),
     *(("turn", value, 4, 4) for value in ("-1", "1e30", "6", "1e-300")),
