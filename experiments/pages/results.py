@@ -60,7 +60,7 @@ class Orders:
     def __str__(self) -> str:
         return (
             f"of {self.printed} pairs told apart in print {self.sure} differ here beyond chance; "
-            f"of all {self.differ} that differ here {self.same} stand as printed.\n"
+            f"of all {self.differ} that do {self.same} stand as printed.\n"
         )
 
     @property
