@@ -22,6 +22,7 @@ import pyarrow as pa
 import corpora
 import nbest
 import study
+import tacl
 from corpora import Tables
 from factorcell import files
 from factorcell.completion.online import Learner
@@ -34,7 +35,7 @@ from factorcell.evaluation.rescoring.rescore import Scored
 from factorcell.evaluation.text_figures import Figures, TextSums, per_text
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
-from study import Baseline, Experiment, Measured, Options, Row
+from study import Baseline, Experiment, Measured, Row
 from thesis_sixteen import turns
 
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the training texts, and of those by which weights are chosen
@@ -44,10 +45,7 @@ CONTEXT = ("speaker", "role", "case")
 ORDER = 4  # of the n-gram model beside them
 LEARNED, BARE = "_learned", "_bare"  # how the names of figures end
 
-ROWS: dict[str, Options] = {
-    "unadapted": {"model": {"adapt": [], "output_bias": []}},
-    "factorcell": {"model": {"adapt": ["concat", "factor"], "output_bias": ["low_rank"]}},
-}
+ROWS = {model: tacl.options(model) for model in ("unadapted", "factorcell")}
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:

@@ -18,10 +18,10 @@ import tacl
 from corpora import Tables
 from factorcell.evaluation.judge import Judge, JudgeOptions
 from factorcell.evaluation.specificity import write
-from factorcell.generation.generate import GenerationOptions, every
+from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from study import Experiment, Measured
-from thesis_specificity import Wanted, fitting
+from thesis_specificity import Wanted, fitting, of_ratings
 
 SETS = ("hotels", "imdb")
 TARGET, TEXTS = "rating", 1000
@@ -30,8 +30,7 @@ OPTIONS = GenerationOptions("sample", max_tokens=70)
 
 def wanted(run: Run, number: int) -> list[Wanted]:
     """About `number` contexts, the same for all models: every rating as often, and whatever hotel."""
-    ratings = every(run.schema, TARGET)
-    contexts: list[Wanted] = [({TARGET: rating}, rating) for rating in ratings for _ in range(number // len(ratings))]
+    contexts = of_ratings(run, number)
     if "hotel" not in [variable.name for variable in run.schema.variables]:
         return contexts
     names, random = run.schema.variable("hotel").values[1:], np.random.default_rng(0)

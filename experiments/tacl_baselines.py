@@ -47,6 +47,7 @@ from study import Baseline, Experiment, Measured
 from tacl import SETS
 
 CITY = "city"  # the column of the nearest one
+CLASSIFIERS = ("bayes", "linear", "fasttext")
 Target = str | Cities  # a column, or the cities of which the nearest is told
 ORDERS = range(3, 13)  # of n-gram models
 ORDER = {"word": 2, "character": 5}  # of the n-grams that classifiers see, by the unit of a set

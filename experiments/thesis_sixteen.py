@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 import corpora
 import study
+import tacl
 import titles
 from corpora import Tables
 from factorcell.model.run import Run
@@ -151,8 +152,7 @@ def of_languages(run: Run, tables: Tables) -> Measured:
 def experiment(name: str, tables: Tabled, measure: Callable[[Run, Tables], Measured], **told: Baseline) -> Experiment:
     """The sixteen on a set, and baselines: of words, and what has `told` values apart."""
     baselines = {**counted(), **told}
-    prefix: Options = {"model": {"adapt": ["prefix"], "output_bias": []}}
-    rows = {**sixteen(), "prefix": prefix, **dict.fromkeys(baselines, combined(()))}
+    rows = {**sixteen(), "prefix": tacl.options("prefix"), **dict.fromkeys(baselines, combined(()))}
     recipe = f"thesis_{name.partition('_')[0]}.toml"
     return Experiment(name, recipe, rows, tables, measure, baselines=baselines)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 import corpora
 import study
+import tacl
 from corpora import Tables
 from factorcell.data.corpus import known_targets
 from factorcell.evaluation.text_figures import TextSums, key_of, per_text
@@ -53,7 +54,7 @@ def rows() -> dict[str, Options]:
         made[f"low_rank_each+sparse-{number}"] = {"model": both, **l1}
     printed = {"output_bias": ["sparse"], "sparse_printed": True, "sparse_penalty": [THRESHOLD]}
     made[f"threshold-{THRESHOLD}"] = {"model": printed}
-    made["prefix"] = {"model": {"adapt": ["prefix"], "output_bias": []}}
+    made["prefix"] = tacl.options("prefix")
     return made | dict.fromkeys(counted(), made["none"])
 
 

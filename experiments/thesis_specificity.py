@@ -70,12 +70,17 @@ SETS = {
 def wanted(run: Run, name: str, number: int) -> list[Wanted]:
     """About `number` contexts, the same for all models: every rating as often, or hotels of chains by chance."""
     if name == "imdb":
-        ratings = every(run.schema, "rating")
-        return [({"rating": rating}, rating) for rating in ratings for _ in range(number // len(ratings))]
+        return of_ratings(run, number)
     classes = {hotel: hotels.class_of(hotel) for hotel in run.schema.variable("hotel").values[1:]}
     of_chains = [(hotel, found) for hotel, found in classes.items() if found]
     drawn = np.random.default_rng(0).integers(len(of_chains), size=number) if of_chains else ()
     return [({"hotel": of_chains[place][0], **hotels.BEST}, of_chains[place][1]) for place in drawn]
+
+
+def of_ratings(run: Run, number: int) -> list[Wanted]:
+    """About `number` contexts: every rating as often."""
+    ratings = every(run.schema, "rating")
+    return [({"rating": rating}, rating) for rating in ratings for _ in range(number // len(ratings))]
 
 
 def tables(name: str, of: Experiment, data: Path, folder: Path, share: float) -> Tables:

@@ -11,7 +11,6 @@ from factorcell.config import PAPER_MODELS
 from family import EXPERIMENT as FAMILY
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
-from tacl_baselines import classifiers
 from thesis_queries import LATE, NO_LAYER, RULES
 from thesis_sixteen import PARTS
 from thesis_sparse import EXPERIMENT as SPARSE
@@ -19,6 +18,7 @@ from thesis_sparse import VARIABLES as VARIED
 from thesis_subreddits import NEAREST, NEIGHBOURS_OF
 from thesis_variables import SUBSETS, VARIABLES
 
+BESIDE = {"mpc": "unadapted", "history": "factor", "blend": "factor"}  # figures of their own -> the row that has them
 SHOWN = 9  # communities at each end of table 3.5
 KNOWN, ALL = "known targets", "all targets"
 
@@ -79,7 +79,7 @@ def sixteen(found: Results, published: Published, scores: Mapping[str, str], uni
         printed += [""] * (len(scores) - len(printed))
         figures = own(found, name, list(scores), ALL)
         lines.append([*marks, *figures, *printed_gain(published, name, "unadapted"), *printed])
-    for name in ("prefix", "ngram", *classifiers("", unit)):
+    for name in ("prefix", "ngram", *tacl_baselines.CLASSIFIERS):
         if name in found:
             lines.append([name, "", "", "", *own(found, name, list(scores), ALL), *[""] * (2 + len(scores))])
     of = published if "accuracy" in scores else {name: row[:1] for name, row in published.items()}
@@ -165,13 +165,8 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
     """Table 5.2: mean reciprocal ranks, over the texts of all users that no model was trained on."""
     kinds = ("seen", "unseen", "")
     lines = []
-    beyond = {
-        "mpc": "unadapted",
-        "history": "factor",
-        "blend": "factor",
-    }  # figures of their own, and whose row has them
     for name in (*published["large"], NO_LAYER, "history", "blend"):
-        row, figure = (beyond[name], name) if name in beyond else (name, "mrr")
+        row, figure = (BESIDE[name], name) if name in BESIDE else (name, "mrr")
         own = [found.shown(row, f"{figure}_{kind}".rstrip("_"), ".3f") for kind in kinds]
         own.append(found.shown(row, f"{figure}_late", ".3f"))
         every = [published[size].get(name, [None] * 3) for size in ("small", "large")]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import Ratios, gain
+from factorcell.evaluation.statistics import gain
 from factorcell.evaluation.text_figures import TextSums
 from pages.markdown import shown, with_none
 from pages.results import Results
@@ -53,5 +53,5 @@ def gained(found: Results, name: str, way: str) -> Interval | None:
     rows = [row["finetuned"] for row in found.candidates[0].rows]
     keys = [f"{name}, {way}, {l1}" for l1 in PENALTIES]
     best = min(keys[1:], key=lambda key: float(np.mean([row[key]["dev"] for row in rows])))
-    both = Ratios.of([sums(found, keys[0]), sums(found, best)])
-    return None if both is None else gain(both.difference(0, 1, paired=True))
+    saved = found.within(found.candidates[0].name, keys[0], best)
+    return None if saved is None else gain(saved)

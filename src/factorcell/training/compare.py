@@ -9,6 +9,7 @@ from factorcell import files, limits
 from factorcell.config import MODELS, PAPER_MODELS, Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import must_have
+from factorcell.data.corpus import Corpus
 from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.classification import ACCURACY, category, must_tell
@@ -60,13 +61,14 @@ def compare(
     table = dev if test is None else test
     must_have(table, said_config(config).data)
     made = common_plan(source, dev, config, folder, budget, models=models, say=say)
-    if target:
-        variable = category(read(source, dev, made.config, progress=False)[0].schema, target)
+    corpus = read(source, dev, made.config, progress=False)[0] if target or resume else None
+    if target and corpus is not None:
+        variable = category(corpus.schema, target)
         must_tell(table, variable, variable.values[1:], made.config.data, ACCURACY)
     times = len(models) * seeds
     if made.seconds is not None and times > 1:
         tell(say, f"{times} trainings, which take about {duration(times * made.seconds)} in all")
-    asked = _asked(source, dev, made.config, table) if resume else None
+    asked = _asked(corpus, made.config, table) if resume and corpus is not None else None
     candidates = []
     for model in models:
         rows, texts = [], []
@@ -99,9 +101,8 @@ def texts_of(folder: Path, row: Row) -> Figures:
     return {**whole, **text_figures.read(folder, row.get("accuracy_key"))}
 
 
-def _asked(source: Any, dev: Any, config: Config, table: Any) -> Row:
+def _asked(corpus: Corpus, config: Config, table: Any) -> Row:
     """What the rows of a comparison on `table` have in common: its name and its texts, as all models read them."""
-    corpus = read(source, dev, config, progress=False)[0]
     texts = prepare(table, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
     return {"kind": "compare", "table": name_of(table), "texts_key": key_of(texts)}
 
