@@ -37,7 +37,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("thesis_queries_trials",),
     ("family",),
     *(("tacl_trials", name) for name in DRAWN),
-    *(("thesis_specificity", f"{name}_trials") for name in thesis_specificity.SETS),
+    *(("thesis_specificity", name) for name in thesis_specificity.EXPERIMENTS if name not in thesis_specificity.SETS),
 )
 
 

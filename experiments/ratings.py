@@ -37,7 +37,7 @@ def sheet(name: str, data: Path, out: Path, folder: Path, texts: int, seed: int)
     """Write the sheet and the key: as many texts of each model of the first seed, drawn and put in order by `seed`."""
     if (folder / SHEET).exists():
         raise UserError(f"{folder / SHEET}: exists already; choose another --folder")
-    of, random = tacl.experiment(name), np.random.default_rng(seed)
+    of, random = tacl.experiment(SETS[name].of), np.random.default_rng(seed)
     drawn: list[Cells] = []
     for model in of.rows:
         every = written(name, out / of.name / model)
@@ -56,16 +56,16 @@ def sheet(name: str, data: Path, out: Path, folder: Path, texts: int, seed: int)
 
 def written(name: str, folder: Path) -> list[Cells]:
     """The texts of a model, and what each was written for."""
-    rows = files.read_rows(folder / f"0-texts-{SETS[name].texts}.jsonl")
-    wanted = [
-        hotels.class_of(row["context"]["hotel"]) if name == "hotels" else row["context"]["rating"] for row in rows
-    ]
+    how = SETS[name]
+    rows = files.read_rows(thesis_specificity.file_of(folder / "0", name, how.texts))
+    wanted = [hotels.class_of(row["context"]["hotel"]) if how.classes else row["context"]["rating"] for row in rows]
     return [{"text": row["text"], "wanted": value or ""} for row, value in zip(rows, wanted, strict=True)]
 
 
 def judge(name: str, data: Path, out: Path) -> Judge:
     """The judge of the tables."""
-    of, how = tacl.experiment(name), SETS[name]
+    how = SETS[name]
+    of = tacl.experiment(how.of)
     tables = thesis_specificity.tables(name, of, data, out / "tables", 1.0)
     run = Run.open(out / of.name / next(iter(of.rows)) / "0")
     asked = JudgeOptions(how.target, "fasttext", how.order)

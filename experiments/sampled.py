@@ -11,8 +11,6 @@ chance, by sampling at temperature 1.
 import sys
 from dataclasses import replace
 
-import numpy as np
-
 import study
 import tacl
 from corpora import Tables
@@ -21,27 +19,18 @@ from factorcell.evaluation.specificity import write
 from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from study import Experiment, Measured
-from thesis_specificity import Wanted, fitting, of_ratings
+from thesis_specificity import file_of, fitting, of_ratings
 
 SETS = ("hotels", "imdb")
 TARGET, TEXTS = "rating", 1000
 OPTIONS = GenerationOptions("sample", max_tokens=70)
 
 
-def wanted(run: Run, number: int) -> list[Wanted]:
-    """About `number` contexts, the same for all models: every rating as often, and whatever hotel."""
-    contexts = of_ratings(run, number)
-    if "hotel" not in [variable.name for variable in run.schema.variables]:
-        return contexts
-    names, random = run.schema.variable("hotel").values[1:], np.random.default_rng(0)
-    return [({**context, "hotel": names[random.integers(len(names))]}, value) for context, value in contexts]
-
-
 def measure(run: Run, tables: Tables) -> Measured:
     """How many of a run's texts are judged to be of the rating that they were written for."""
-    asked, contexts = JudgeOptions(TARGET, "fasttext"), wanted(run, TEXTS)
+    asked, contexts = JudgeOptions(TARGET, "fasttext"), of_ratings(run, TEXTS)
     judge = Judge.train_on(tables["train"], run.config.data, asked, held=tables["test"], vocabulary=run.vocabulary)
-    path = run.folder.with_name(f"{run.folder.name}-sampled-{TEXTS}.jsonl")
+    path = file_of(run.folder, "sampled", TEXTS)
     return fitting(judge, write(run, [context for context, _ in contexts], OPTIONS, path), contexts)
 
 

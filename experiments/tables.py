@@ -83,6 +83,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
         **completion.tables(read("queries"), rows_of(read("queries_trials"))),
         "Tables 6.1 to 6.3": specificity.fillers(read("specificity_imdb")),
         "Table 6.4": specificity.specificity(read("specificity_imdb"), printed["generation"]["Yelp"]),
+        "Table 6.4, of hotels": specificity.specificity(read("specificity_ratings"), printed["generation"]["Yelp"]),
         "Table 6.5": specificity.specificity(read("specificity_hotels"), printed["generation"]["TripAdvisor"]),
         "Figures 6.1 to 6.4": specificity.figures(overview.written(read)),
         "Table A.1": beside.sparse(read("sparse", "none"), printed["sparse"]),

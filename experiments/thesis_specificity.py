@@ -1,11 +1,13 @@
 """Chapter 6 of the thesis: does the text that a model writes fit its context? fastText judges, trained on real texts.
 
-    python experiments/thesis_specificity.py imdb --data DATA --out OUT         # tables 6.1 to 6.4
-    python experiments/thesis_specificity.py hotels --data DATA --out OUT       # table 6.5
-    python experiments/thesis_specificity.py imdb_trials --data DATA --out OUT  # figures 6.1, 6.2 (hotels: 6.3, 6.4)
+    python experiments/thesis_specificity.py imdb --data DATA --out OUT            # tables 6.1 to 6.4
+    python experiments/thesis_specificity.py ratings --data DATA --out OUT         # table 6.4, of hotels
+    python experiments/thesis_specificity.py hotels --data DATA --out OUT          # table 6.5
+    python experiments/thesis_specificity.py ratings_trials --data DATA --out OUT  # figures 6.1, 6.2 (hotels: 6.3, 6.4)
 
-The models are those of tacl.py, for figures those of tacl_trials.py; what is not trained yet is. Films are written for
-their rating, which every model was given; hotels for the class of their chain, which none was, at five stars.
+The models are those of tacl.py, for figures those of tacl_trials.py; what is not trained yet is. Films and hotels are
+written for their rating, which every model was given; hotels also for the class of their chain, which none was, at five
+stars. What models write of films fits alike, whatever the model, so figures are of hotels alone.
 """
 
 import hashlib
@@ -49,27 +51,35 @@ Wanted = tuple[dict[str, str], str]  # a context, and the value that its text is
 
 @dataclass(frozen=True)
 class Writing:
-    """What is written of a set: texts to be judged by `target`, whose values have an `order`, by a beam of `options`.
+    """What models of the set `of` write: texts to be judged by `target`, whose values have an `order`, by `options`.
 
-    So many texts of each model of a table, and of each trial of a figure.
+    So many texts of each model of a table, and of each trial of a figure, or none.
     """
 
+    of: str
     target: str
     options: GenerationOptions
     texts: int
-    of_trials: int
+    of_trials: int = 0
     order: tuple[str, ...] = ()
 
+    @property
+    def classes(self) -> bool:
+        """Whether texts are written for the class of a hotel, which no model was given."""
+        return self.target == "class"
 
+
+SHORTER = replace(BEAM, max_tokens=40, min_tokens=40, width=50, grow=4)
 SETS = {
-    "imdb": Writing("rating", BEAM, 200, 96),
-    "hotels": Writing("class", replace(BEAM, max_tokens=40, min_tokens=40, width=50, grow=4), 400, 200, hotels.CLASSES),
+    "imdb": Writing("imdb", "rating", BEAM, 200),
+    "ratings": Writing("hotels", "rating", SHORTER, 400, 200),
+    "hotels": Writing("hotels", "class", SHORTER, 400, 200, hotels.CLASSES),
 }
 
 
 def wanted(run: Run, name: str, number: int) -> list[Wanted]:
     """About `number` contexts, the same for all models: every rating as often, or hotels of chains by chance."""
-    if name == "imdb":
+    if not SETS[name].classes:
         return of_ratings(run, number)
     classes = {hotel: hotels.class_of(hotel) for hotel in run.schema.variable("hotel").values[1:]}
     of_chains = [(hotel, found) for hotel, found in classes.items() if found]
@@ -78,18 +88,27 @@ def wanted(run: Run, name: str, number: int) -> list[Wanted]:
 
 
 def of_ratings(run: Run, number: int) -> list[Wanted]:
-    """About `number` contexts: every rating as often."""
-    ratings = every(run.schema, "rating")
-    return [({"rating": rating}, rating) for rating in ratings for _ in range(number // len(ratings))]
+    """About `number` contexts, the same for all models: every rating as often, and hotels, if any, by chance."""
+    ratings, random = every(run.schema, "rating"), np.random.default_rng(0)
+    contexts = [({"rating": rating}, rating) for rating in ratings for _ in range(number // len(ratings))]
+    if "hotel" not in [variable.name for variable in run.schema.variables]:
+        return contexts
+    names = run.schema.variable("hotel").values[1:]
+    return [({**context, "hotel": names[random.integers(len(names))]}, value) for context, value in contexts]
+
+
+def file_of(run: Path, name: str, number: int) -> Path:
+    """The texts that a run has written."""
+    return run.with_name(f"{run.name}-{name}-{number}.jsonl")
 
 
 def tables(name: str, of: Experiment, data: Path, folder: Path, share: float) -> Tables:
-    """The texts that a set is trained on, and those that its judge learns from and is judged by."""
+    """The texts that models are trained on, and those that their judge learns from and is judged by."""
     made = of.tables(data, folder, share)
     for part in ("train", "test"):
         source = made[part]
         classed = source.with_name(f"{source.stem}-classes.parquet")
-        labelled = corpora.kept(classed, partial(hotels.with_classes, source)) if name == "hotels" else source
+        labelled = corpora.kept(classed, partial(hotels.with_classes, source)) if SETS[name].classes else source
         made[f"labelled_{part}"] = labelled
     return made
 
@@ -102,10 +121,10 @@ def measure(run: Run, tables: Tables, name: str, number: int) -> Measured:
     asked = JudgeOptions(how.target, "fasttext", how.order)
     train, held = tables["labelled_train"], tables["labelled_test"]
     judge = Judge.train_on(train, run.config.data, asked, held=held, vocabulary=run.vocabulary)
-    path = run.folder.with_name(f"{run.folder.name}-texts-{number}.jsonl")
+    path = file_of(run.folder, name, number)
     texts = write(run, [context for context, _ in contexts], how.options, path)
     found, row = fitting(judge, texts, contexts), Row()
-    if name == "hotels":
+    if how.classes:
         row |= of_towns([one["text"] for one in texts], [context["hotel"] for context, _ in contexts], tables)
     if name == "imdb" and number == how.texts:
         row |= samples.tried("fillers", partial(samples.fillers, run, TEMPLATES, "rating"))
@@ -132,14 +151,16 @@ def of_towns(texts: Sequence[str], written_for: Sequence[str], tables: Tables) -
 
 def experiment(name: str, trials: bool) -> Experiment:
     """What the models of a set write, those of its table or those of random sizes."""
-    of = tacl_trials.experiment(name) if trials else tacl.experiment(name)
-    number = SETS[name].of_trials if trials else SETS[name].texts
-    how = partial(measure, name=name, number=number)
-    own = of.name.replace("tacl", "specificity")
-    return replace(of, name=own, runs=of.name, tables=partial(tables, name, of), measure=how)
+    how = SETS[name]
+    of = tacl_trials.experiment(how.of) if trials else tacl.experiment(how.of)
+    own, number = ("specificity_trials", how.of_trials) if trials else ("specificity", how.texts)
+    measured = partial(measure, name=name, number=number)
+    return replace(of, name=f"{own}_{name}", runs=of.name, tables=partial(tables, name, of), measure=measured)
 
 
-EXPERIMENTS = {f"{name}{'_trials' * trials}": experiment(name, trials) for trials in (False, True) for name in SETS}
+EXPERIMENTS = {name: experiment(name, False) for name in SETS} | {
+    f"{name}_trials": experiment(name, True) for name, how in SETS.items() if how.of_trials
+}
 main = study.script(__file__, __doc__, EXPERIMENTS)
 
 if __name__ == "__main__":

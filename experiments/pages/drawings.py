@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
+import thesis_specificity
 from factorcell.config import PAPER_MODELS
 from factorcell.reports import charts
 from pages import completion, overview, specificity, trials, words
@@ -222,7 +223,7 @@ def of_texts(sets: Mapping[str, Sequence[Row]]) -> list[Picture]:
         ranks = {PAPER_MODELS[-1]: [(row["config"]["model"]["rank"], 100 * row["specificity"]) for row in own]}
         axes = (("accuracy, %", points), ("rank", ranks))
         panels = [Panel("", x, "texts that fit, %", _there(one)) for x, one in axes]
-        told = f"Texts that fit, {name}, against"
+        told = f"Texts that fit their {thesis_specificity.SETS[name].target}, against"
         pictures.append(Picture(accurate, f"{told} the accuracy of the model", _any(panels[:1])))
         pictures.append(Picture(ranked, f"{told} the rank", _any(panels[1:])))
     return sorted(pictures)

@@ -206,8 +206,8 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
 
 
 def chapter_6(read: Read, printed: Mapping[str, Published]) -> list[Line]:
-    """Texts that fit their context: of films by their rating, of hotels by a class that no model was given."""
-    films, hotels = written(read).values()
+    """Texts that fit their context: films and hotels by their rating, hotels by a class that no model was given."""
+    ratings, hotels = written(read).values()
 
     def figure(which: str, what: str, name: str, rows: Sequence[Row], kind: str) -> Line:
         line = Line(which, what, f"thesis_specificity {name}_trials")
@@ -219,19 +219,20 @@ def chapter_6(read: Read, printed: Mapping[str, Published]) -> list[Line]:
         return ordered(line, found, "specificity", {model: row[0] for model, row in theirs.items()}, ".1%")
 
     return [
-        figure("F6.1", "telling apart and writing, films", "imdb", films, "accuracy"),
-        figure("F6.2", "rank and writing, films", "imdb", films, "rank"),
+        figure("F6.1", "telling apart and writing, stars", "ratings", ratings, "accuracy"),
+        figure("F6.2", "rank and writing, stars", "ratings", ratings, "rank"),
         table("T6.4", "texts that fit stars, films", "imdb", printed["Yelp"]),
+        table("T6.4", "texts that fit stars, hotels", "ratings", printed["Yelp"]),
         table("T6.5", "texts that fit a hidden class", "hotels", printed["TripAdvisor"]),
-        figure("F6.3", "rank and writing, hotels", "hotels", hotels, "rank"),
-        figure("F6.4", "telling apart and writing, hotels", "hotels", hotels, "accuracy"),
+        figure("F6.3", "rank and writing, a hidden class", "hotels", hotels, "rank"),
+        figure("F6.4", "telling apart and writing, a hidden class", "hotels", hotels, "accuracy"),
     ]
 
 
 def written(read: Read) -> dict[str, list[Row]]:
-    """The trials of each set of chapter 6 that have written texts."""
-    pairs = {name: (read(f"specificity_trials_{name}"), read(f"tacl_trials_{name}")) for name in ("imdb", "hotels")}
-    return {name: specificity.joined(*map(rows_of, pair)) for name, pair in pairs.items()}
+    """The trials that have written texts, by what these are judged by."""
+    told = rows_of(read("tacl_trials_hotels"))
+    return {name: specificity.joined(rows_of(read(f"specificity_trials_{name}")), told) for name in specificity.FIGURES}
 
 
 def both(line: Line, found: Results, printed: Published, row: str, key: str = "perplexity") -> list[Line]:

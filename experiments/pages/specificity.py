@@ -10,10 +10,10 @@ from pages import trials
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results
 from study import Row
-from thesis_specificity import TEMPLATES
+from thesis_specificity import SETS, TEMPLATES
 
 ORDER = tuple(reversed(PAPER_MODELS[1:]))  # as tables 6.1 to 6.3 have them
-FIGURES = {"imdb": ("6.1", "6.2"), "hotels": ("6.4", "6.3")}  # of accuracy, and of rank and perplexity
+FIGURES = {"ratings": ("6.1", "6.2"), "hotels": ("6.4", "6.3")}  # of accuracy, and of rank and perplexity
 TOWNS = {"town_any": "a town", "town_own": "their hotel's", "town_commonest": "the commonest one"}
 
 Published = Mapping[str, Sequence[float]]
@@ -98,15 +98,16 @@ def along(rows: Sequence[Row], what: str) -> Row:
 
 def figures(sets: Mapping[str, Sequence[Row]]) -> str:
     """Figures 6.1 to 6.4: a line for each correlation, and the means of the classes of models."""
-    lines = []
+    lines, means = [], []
     for name, rows in sets.items():
+        target = SETS[name].target
         for place, kinds in zip(FIGURES[name], (("accuracy",), ("rank", "perplexity")), strict=True):
             for kind in kinds if rows else ():
                 found = along(rows, kind)
-                lines.append([place, name, kind, str(found["n"]), trials.told(found)])
-    means = [[name, model, *_means(trials.of_class(rows, model))] for name, rows in sets.items() for model in ORDER]
-    text = with_none(["figure", "set", "texts that fit, with", "models", "correlation"], lines)
-    header = ["set", "model", "models", "accuracy, %", "fit, %"]
+                lines.append([place, target, kind, str(found["n"]), trials.told(found)])
+        means += [[target, model, *_means(trials.of_class(rows, model))] for model in ORDER]
+    text = with_none(["figure", "fit", "texts that fit, with", "models", "correlation"], lines)
+    header = ["fit", "model", "models", "accuracy, %", "fit, %"]
     return text + (f"\n{markdown(header, [line for line in means if line[2] != '0'])}" if lines else "")
 
 

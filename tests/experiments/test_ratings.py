@@ -10,6 +10,7 @@ import pytest
 
 import ratings
 import tacl
+import thesis_specificity
 from factorcell.evaluation.statistics import correlation
 from thesis_specificity import SETS
 
@@ -45,7 +46,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder = tmp_path / "out" / "tacl_imdb" / model
         folder.mkdir(parents=True)
         rows = [{"text": f'"{model}", {n}', "context": {"rating": "19"[n % 2]}} for n in range(10)]
-        path = folder / f"0-texts-{SETS['imdb'].texts}.jsonl"
+        path = thesis_specificity.file_of(folder / "0", "imdb", SETS["imdb"].texts)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "out"
 

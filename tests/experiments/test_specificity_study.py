@@ -11,7 +11,6 @@ import pytest
 from pyarrow import parquet as pq
 
 import hotels
-import sampled
 import study
 import tacl
 import tacl_trials
@@ -30,18 +29,18 @@ PRINTED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_tex
 CHAINS = ("Super 8 Boise", "Rose Cottage", "Hyatt Reno", "Comfort Inn")
 
 
-def test_sampled_texts_are_wanted_for_every_rating_alike(tmp_path: Path) -> None:
+def test_texts_are_wanted_for_every_rating_alike(tmp_path: Path) -> None:
     """As many for each, of whatever hotel, the same at every call; without hotels of ratings alone."""
     run = make_run(tmp_path / "run", ("city", "stars"))
     ratings = Variable("rating", "category", (RARE, "1", "5"), (1, 1, 1))
     run.schema = ContextSchema((Variable("hotel", "category", (RARE, *CHAINS), (1,) * 5), ratings))
-    found = sampled.wanted(run, 40)
-    assert found == sampled.wanted(run, 40)
+    found = thesis_specificity.wanted(run, "ratings", 40)
+    assert found == thesis_specificity.of_ratings(run, 40)
     assert Counter(value for _, value in found) == {"1": 20, "5": 20}
     assert all(context["rating"] == value for context, value in found)
     assert {context["hotel"] for context, _ in found} == set(CHAINS)
     run.schema = ContextSchema((ratings,))
-    assert sampled.wanted(run, 3) == [({"rating": "1"}, "1"), ({"rating": "5"}, "5")]
+    assert thesis_specificity.wanted(run, "ratings", 3) == [({"rating": "1"}, "1"), ({"rating": "5"}, "5")]
 
 
 def test_sampled_texts_stand_beside_real_ones() -> None:
@@ -59,13 +58,15 @@ def test_sampled_texts_stand_beside_real_ones() -> None:
     assert specificity.sampled(Results.of([])).endswith("No row yet.\n")
 
 
-@pytest.mark.parametrize("name", thesis_specificity.SETS)
+@pytest.mark.parametrize("name", thesis_specificity.EXPERIMENTS)
 def test_the_runs_are_those_of_other_tables(name: str) -> None:
-    """The same rows with the same options, under a name of their own."""
-    for suffix, of in (("", tacl.experiment(name)), ("_trials", tacl_trials.experiment(name))):
-        made = thesis_specificity.EXPERIMENTS[name + suffix]
-        assert (made.runs, made.rows, made.recipe) == (of.name, of.rows, of.recipe)
-    assert len({made.name for made in thesis_specificity.EXPERIMENTS.values()}) == 4
+    """The same rows with the same options; neither rows nor texts of two of them have one name."""
+    made, trials = thesis_specificity.EXPERIMENTS[name], name.endswith("_trials")
+    of = (tacl_trials if trials else tacl).experiment(thesis_specificity.SETS[name.removesuffix("_trials")].of)
+    assert (made.runs, made.rows, made.recipe) == (of.name, of.rows, of.recipe)
+    assert [one.name for one in thesis_specificity.EXPERIMENTS.values()].count(made.name) == 1
+    files = {thesis_specificity.file_of(Path("0"), one, how.texts) for one, how in thesis_specificity.SETS.items()}
+    assert len(files) == len(thesis_specificity.SETS)
 
 
 def test_films_are_written_for_every_rating(tmp_path: Path) -> None:
@@ -198,14 +199,14 @@ def test_figures_of_texts_that_fit(tmp_path: Path) -> None:
         for place, name in enumerate(models)
     ]
     told = [{"row": name, "seed": 0, "sums": {}, "accuracy": 0.9 - 0.01 * place} for place, name in enumerate(models)]
-    files.write_rows(tmp_path / "specificity_trials_imdb.jsonl", written)
-    files.write_rows(tmp_path / "tacl_trials_imdb.jsonl", told[:-1])
+    files.write_rows(tmp_path / "specificity_trials_ratings.jsonl", written)
+    files.write_rows(tmp_path / "tacl_trials_hotels.jsonl", told[:-1])
     found = overview.written(lambda name, base="unadapted": Results.read(tmp_path, name, base))
-    assert (len(found["imdb"]), len(found["hotels"])) == (14, 0)
+    assert (len(found["ratings"]), len(found["hotels"])) == (14, 0)
     text = specificity.figures(found)
-    assert "| 6.1 | imdb | accuracy | 14 | -1.00 [-1.00, -1.00] |" in text
-    assert "| 6.2 | imdb | rank | 4 | +1.00 [+1.00, +1.00] |" in text
-    assert "| 6.2 | imdb | perplexity | 4 | -" in text
-    assert "hotels" not in text
-    assert "| imdb | softmaxbias | 5 | 84.0 | 26.0 |" in text
-    assert "No row yet." in specificity.figures({"imdb": [], "hotels": []})
+    assert "| 6.1 | rating | accuracy | 14 | -1.00 [-1.00, -1.00] |" in text
+    assert "| 6.2 | rating | rank | 4 | +1.00 [+1.00, +1.00] |" in text
+    assert "| 6.2 | rating | perplexity | 4 | -" in text
+    assert "class" not in text
+    assert "| rating | softmaxbias | 5 | 84.0 | 26.0 |" in text
+    assert "No row yet." in specificity.figures({"ratings": [], "hotels": []})
