@@ -38,6 +38,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("family",),
     *(("tacl_trials", name) for name in DRAWN),
     *(("thesis_specificity", name) for name in thesis_specificity.EXPERIMENTS if name not in thesis_specificity.SETS),
+    ("sampled", "hotels_trials"),
 )
 
 

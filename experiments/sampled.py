@@ -1,11 +1,10 @@
 """Do sampled texts fit the rating that they were written for? fastText judges, which has learned from real ones.
 
-Their figures stand in docs/generation.md.
+    python experiments/sampled.py hotels --data DATA --out OUT         # for docs/generation.md; and imdb
+    python experiments/sampled.py hotels_trials --data DATA --out OUT  # beside figures 6.1 and 6.2, which are of a beam
 
-    python experiments/sampled.py hotels --data DATA --out OUT
-
-The models are those of tacl.py; what is not trained yet is. Each writes as many texts for every rating, hotels drawn by
-chance, by sampling at temperature 1.
+The models are those of tacl.py, or of tacl_trials.py; what is not trained yet is. Each writes as many texts for every
+rating, hotels drawn by chance, by sampling at temperature 1.
 """
 
 import sys
@@ -13,6 +12,7 @@ from dataclasses import replace
 
 import study
 import tacl
+import tacl_trials
 from corpora import Tables
 from factorcell.evaluation.judge import Judge, JudgeOptions
 from factorcell.evaluation.specificity import write
@@ -34,13 +34,13 @@ def measure(run: Run, tables: Tables) -> Measured:
     return fitting(judge, write(run, [context for context, _ in contexts], OPTIONS, path), contexts)
 
 
-def experiment(name: str) -> Experiment:
-    """What the four models of a set write."""
-    of = tacl.experiment(name)
-    return replace(of, name=f"sampled_{name}", runs=of.name, measure=measure)
+def experiment(of: Experiment) -> Experiment:
+    """What the models of an experiment write."""
+    return replace(of, name=of.name.replace("tacl", "sampled"), runs=of.name, measure=measure)
 
 
-EXPERIMENTS = {name: experiment(name) for name in SETS}
+EXPERIMENTS = {name: experiment(tacl.experiment(name)) for name in SETS}
+EXPERIMENTS["hotels_trials"] = experiment(tacl_trials.experiment("hotels"))
 main = study.script(__file__, __doc__, EXPERIMENTS)
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Writing:
 SHORTER = replace(BEAM, max_tokens=40, min_tokens=40, width=50, grow=4)
 SETS = {
     "imdb": Writing("imdb", "rating", BEAM, 200),
-    "ratings": Writing("hotels", "rating", SHORTER, 400, 200),
+    "ratings": Writing("hotels", "rating", SHORTER, 2000, 400),
     "hotels": Writing("hotels", "class", SHORTER, 400, 200, hotels.CLASSES),
 }
 

@@ -14,7 +14,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-import thesis_specificity
 from factorcell.config import PAPER_MODELS
 from factorcell.reports import charts
 from pages import completion, overview, specificity, trials, words
@@ -212,21 +211,19 @@ def _gains(found: Results, axes: Sequence[tuple[str, str, Sequence[int]]]) -> li
 
 def of_texts(sets: Mapping[str, Sequence[Row]]) -> list[Picture]:
     """Figures 6.1 to 6.4: texts that fit, against accuracy over all models, and against the rank over FactorCells."""
-    pictures = []
+    panels: dict[str, list[Panel]] = {}
     for name, rows in sets.items():
-        accurate, ranked = specificity.FIGURES[name]
+        drawn = specificity.DRAWN[name]
         points = {
             model: [(100 * row["accuracy"], 100 * row["specificity"]) for row in trials.of_class(rows, model)]
             for model in PAPER_MODELS[1:]
         }
         own = trials.of_class(rows, PAPER_MODELS[-1])
         ranks = {PAPER_MODELS[-1]: [(row["config"]["model"]["rank"], 100 * row["specificity"]) for row in own]}
-        axes = (("accuracy, %", points), ("rank", ranks))
-        panels = [Panel("", x, "texts that fit, %", _there(one)) for x, one in axes]
-        told = f"Texts that fit their {thesis_specificity.SETS[name].target}, against"
-        pictures.append(Picture(accurate, f"{told} the accuracy of the model", _any(panels[:1])))
-        pictures.append(Picture(ranked, f"{told} the rank", _any(panels[1:])))
-    return sorted(pictures)
+        for place, axis, one in ((drawn.by_accuracy, "accuracy, %", points), (drawn.by_rank, "rank", ranks)):
+            panels.setdefault(place, []).append(Panel(drawn.fit, axis, "texts that fit, %", _there(one)))
+    told = {panel.x: f"Texts that fit their context against the {panel.x}" for own in panels.values() for panel in own}
+    return [Picture(place, told[own[0].x].removesuffix(", %"), _any(own)) for place, own in sorted(panels.items())]
 
 
 def _there(points: Mapping[str, Sequence[Point]]) -> dict[str, Sequence[Point]]:

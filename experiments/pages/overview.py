@@ -207,11 +207,11 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
 
 def chapter_6(read: Read, printed: Mapping[str, Published]) -> list[Line]:
     """Texts that fit their context: films and hotels by their rating, hotels by a class that no model was given."""
-    ratings, hotels = written(read).values()
+    drawn = written(read)
 
-    def figure(which: str, what: str, name: str, rows: Sequence[Row], kind: str) -> Line:
-        line = Line(which, what, f"thesis_specificity {name}_trials")
-        return going_along(line, specificity.along(rows, kind), 1)
+    def figure(which: str, what: str, name: str, kind: str, command: str = "") -> Line:
+        line = Line(which, what, command or f"thesis_specificity {name}_trials")
+        return going_along(line, specificity.along(drawn[name], kind), 1)
 
     def table(which: str, what: str, name: str, theirs: Published) -> Line:
         line = Line(which, what, f"thesis_specificity {name}", printed=f"{theirs['factorcell'][0]:.1f}%")
@@ -219,20 +219,22 @@ def chapter_6(read: Read, printed: Mapping[str, Published]) -> list[Line]:
         return ordered(line, found, "specificity", {model: row[0] for model, row in theirs.items()}, ".1%")
 
     return [
-        figure("F6.1", "telling apart and writing, stars", "ratings", ratings, "accuracy"),
-        figure("F6.2", "rank and writing, stars", "ratings", ratings, "rank"),
+        figure("F6.1", "telling apart and writing, stars", "ratings", "accuracy"),
+        figure("F6.1", "telling apart and writing, sampled", "sampled", "accuracy", "sampled hotels_trials"),
+        figure("F6.2", "rank and writing, stars", "ratings", "rank"),
+        figure("F6.2", "rank and writing, sampled", "sampled", "rank", "sampled hotels_trials"),
         table("T6.4", "texts that fit stars, films", "imdb", printed["Yelp"]),
         table("T6.4", "texts that fit stars, hotels", "ratings", printed["Yelp"]),
         table("T6.5", "texts that fit a hidden class", "hotels", printed["TripAdvisor"]),
-        figure("F6.3", "rank and writing, a hidden class", "hotels", hotels, "rank"),
-        figure("F6.4", "telling apart and writing, a hidden class", "hotels", hotels, "accuracy"),
+        figure("F6.3", "rank and writing, a hidden class", "hotels", "rank"),
+        figure("F6.4", "telling apart and writing, a hidden class", "hotels", "accuracy"),
     ]
 
 
 def written(read: Read) -> dict[str, list[Row]]:
     """The trials that have written texts, by what these are judged by."""
     told = rows_of(read("tacl_trials_hotels"))
-    return {name: specificity.joined(rows_of(read(f"specificity_trials_{name}")), told) for name in specificity.FIGURES}
+    return {name: specificity.joined(rows_of(read(own.rows)), told) for name, own in specificity.DRAWN.items()}
 
 
 def both(line: Line, found: Results, printed: Published, row: str, key: str = "perplexity") -> list[Line]:

@@ -1,6 +1,7 @@
 """Tables 6.1 to 6.5 of the thesis and its figures 6.1 to 6.4: texts that fit their context."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,13 +11,28 @@ from pages import trials
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results
 from study import Row
-from thesis_specificity import SETS, TEMPLATES
+from thesis_specificity import TEMPLATES
 
 ORDER = tuple(reversed(PAPER_MODELS[1:]))  # as tables 6.1 to 6.3 have them
-FIGURES = {"ratings": ("6.1", "6.2"), "hotels": ("6.4", "6.3")}  # of accuracy, and of rank and perplexity
 TOWNS = {"town_any": "a town", "town_own": "their hotel's", "town_commonest": "the commonest one"}
 
 Published = Mapping[str, Sequence[float]]
+
+
+class Drawn(NamedTuple):
+    """Texts of models of random sizes: whose rows they are, what they fit, and which figures they belong to."""
+
+    rows: str
+    fit: str
+    by_accuracy: str
+    by_rank: str
+
+
+DRAWN = {
+    "ratings": Drawn("specificity_trials_ratings", "rating", "6.1", "6.2"),
+    "sampled": Drawn("sampled_trials_hotels", "rating, sampled", "6.1", "6.2"),
+    "hotels": Drawn("specificity_trials_hotels", "class", "6.4", "6.3"),
+}
 
 
 def fillers(found: Results) -> str:
@@ -100,12 +116,11 @@ def figures(sets: Mapping[str, Sequence[Row]]) -> str:
     """Figures 6.1 to 6.4: a line for each correlation, and the means of the classes of models."""
     lines, means = [], []
     for name, rows in sets.items():
-        target = SETS[name].target
-        for place, kinds in zip(FIGURES[name], (("accuracy",), ("rank", "perplexity")), strict=True):
-            for kind in kinds if rows else ():
-                found = along(rows, kind)
-                lines.append([place, target, kind, str(found["n"]), trials.told(found)])
-        means += [[target, model, *_means(trials.of_class(rows, model))] for model in ORDER]
+        _, fit, by_accuracy, by_rank = DRAWN[name]
+        for kind, place in {"accuracy": by_accuracy, "rank": by_rank, "perplexity": by_rank}.items() if rows else ():
+            found = along(rows, kind)
+            lines.append([place, fit, kind, str(found["n"]), trials.told(found)])
+        means += [[fit, model, *_means(trials.of_class(rows, model))] for model in ORDER]
     text = with_none(["figure", "fit", "texts that fit, with", "models", "correlation"], lines)
     header = ["fit", "model", "models", "accuracy, %", "fit, %"]
     return text + (f"\n{markdown(header, [line for line in means if line[2] != '0'])}" if lines else "")

@@ -20,7 +20,7 @@ from factorcell import files
 from factorcell.config import PAPER_MODELS
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.evaluation.text_figures import TextSums
-from pages import overview, specificity
+from pages import drawings, overview, specificity
 from pages.results import Results
 from tests.experiments.test_tables import by_name
 from tests.small import make_run
@@ -202,11 +202,16 @@ def test_figures_of_texts_that_fit(tmp_path: Path) -> None:
     files.write_rows(tmp_path / "specificity_trials_ratings.jsonl", written)
     files.write_rows(tmp_path / "tacl_trials_hotels.jsonl", told[:-1])
     found = overview.written(lambda name, base="unadapted": Results.read(tmp_path, name, base))
-    assert (len(found["ratings"]), len(found["hotels"])) == (14, 0)
+    assert {name: len(own) for name, own in found.items()} == {"ratings": 14, "sampled": 0, "hotels": 0}
     text = specificity.figures(found)
     assert "| 6.1 | rating | accuracy | 14 | -1.00 [-1.00, -1.00] |" in text
     assert "| 6.2 | rating | rank | 4 | +1.00 [+1.00, +1.00] |" in text
     assert "| 6.2 | rating | perplexity | 4 | -" in text
     assert "class" not in text
     assert "| rating | softmaxbias | 5 | 84.0 | 26.0 |" in text
-    assert "No row yet." in specificity.figures({"ratings": [], "hotels": []})
+    assert [(one.name, len(one.panels)) for one in drawings.of_texts(found)] == [
+        *(("6.1", 1), ("6.2", 1), ("6.3", 0), ("6.4", 0)),
+    ]
+    both = [one.panels for one in drawings.of_texts({**found, "sampled": found["ratings"]})][:2]
+    assert [[panel.title for panel in panels] for panels in both] == [["rating", "rating, sampled"]] * 2
+    assert "No row yet." in specificity.figures({name: [] for name in specificity.DRAWN})
