@@ -117,6 +117,11 @@ def generated(results: Path, suffix: str = "") -> dict[str, str]:
     return {f"sampled, {name}": specificity.sampled(read(f"sampled_{name}")) for name in sampled.SETS}
 
 
+def completed(results: Path, suffix: str = "") -> dict[str, str]:
+    """What completion reaches for people that no model knew."""
+    return completion.reached(reader(results, suffix)("queries"))
+
+
 def draw(results: Path, suffix: str, folder: Path) -> None:
     """Write the pictures that there are, in place of all that were there."""
     every = list(itertools.chain(*drawings.pictures(reader(results, suffix)).values()))
@@ -134,6 +139,7 @@ PAGES = {
     "advice.md": foreseen,
     "rescoring.md": rescored,
     "generation.md": generated,
+    "completion.md": completed,
     "../README.md": front.front,
 }
 

@@ -7,13 +7,21 @@ import numpy as np
 
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import correlation
-from pages import trials
+from pages import beside, trials
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results
 from study import Row
 from thesis_queries import LATE, LENGTHS, OFTEN, PAIRS, PLACES, PREFIX, RISEN, ROWS, SUGGESTED, WARM
 
 LEARNING = ("factor", "concat")  # those that tell users apart, in the order of the printed tables
+SYSTEMS = {  # what completes -> the row that has its figures, and how they are called there
+    "most popular completion": ("unadapted", "mpc"),
+    "one's own earlier texts": ("factor", "history"),
+    "unadapted": ("unadapted", "mrr"),
+    "ConcatCell": ("concat", "mrr"),
+    "FactorCell": ("factor", "mrr"),
+    "blend": ("factor", "blend"),
+}
 
 
 def tables(found: Results, drawn: Sequence[Row]) -> dict[str, str]:
@@ -25,6 +33,22 @@ def tables(found: Results, drawn: Sequence[Row]) -> dict[str, str]:
         "Figure 5.3": by_length(found),
         "Tables 5.3 to 5.5": risen(found),
     }
+
+
+def reached(found: Results) -> dict[str, str]:
+    """The tables of docs/completion.md: what each system reaches, and what learning who writes brings over time."""
+    lines = []
+    for name, (row, figure) in SYSTEMS.items():
+        ranks = [found.shown(row, f"{figure}{kind}", ".3f") for kind in ("", "_seen", "_unseen", "_late")]
+        own = figure == "mrr"
+        more = found.above(row, "mrr", "unadapted") if own and name != "unadapted" else None
+        lines.append([name, ranks[0], _told(more), *ranks[1:], found.shown(row, "perplexity_online") if own else ""])
+    header = ["system", "MRR", "above unadapted", "seen", "unseen", f"after {LATE} texts", "perplexity per character"]
+    if not found.candidates:
+        return {"What it reaches": f"{markdown(header, lines)}\n{NO_ROW}"}
+    _, texts = found.units("unadapted", "mrr")
+    said = f"Of {texts:,} texts.\n{beside.blended(found)}{beside.learned(found)}"
+    return {"What it reaches": f"{markdown(header, lines)}\n{said}"}
 
 
 def suggested(found: Results) -> str:

@@ -17,6 +17,7 @@ from factorcell.completion.online import Learner
 from factorcell.completion.replay.streams import Stream
 from pages import beside, completion, overview
 from pages.results import Results
+from tests.experiments.test_tables import by_name
 from tests.small import make_letters
 
 
@@ -194,6 +195,28 @@ def test_a_blend_is_held_against_the_model_that_it_blends() -> None:
     lines = [line for line in beside.queries(found, printed).splitlines() if line.startswith("| blend |")]
     mean = np.mean([one["blend"] for one in rows[3:]])
     assert lines[0].split("|")[4].strip(" *").startswith(f"{mean:.3f}")
+
+
+def test_what_completion_reaches() -> None:
+    """A line for each system, of the row that has its figures; gains beside those that learn alone."""
+    rows = [row(name, share, seed) for name, share in (("unadapted", 0.2), ("factor", 0.4)) for seed in range(3)]
+    for one in rows:
+        one["perplexity_online"] = 3.5
+        for name in {"unadapted": ("mpc",), "factor": ("history", "blend")}[one["row"]]:
+            for kind in thesis_queries.SPLIT:
+                if f"mrr{kind}" in one:
+                    one[name + kind], one["sums"][name + kind] = one[f"mrr{kind}"], one["sums"][f"mrr{kind}"]
+    text = completion.reached(Results.of(rows))["What it reaches"]
+    lines = by_name(text)
+    assert list(lines) == list(completion.SYSTEMS)
+    assert lines["FactorCell"][0] == lines["blend"][0] == lines["one's own earlier texts"][0] != lines["unadapted"][0]
+    assert lines["most popular completion"][0] == lines["unadapted"][0]
+    assert lines["FactorCell"][1].startswith("+")
+    assert [name for name, cells in lines.items() if cells[1]] == ["FactorCell"]
+    assert [name for name, cells in lines.items() if cells[-1]] == ["unadapted", "FactorCell"]
+    assert not any(lines["ConcatCell"])
+    assert "\nOf 9,000 texts.\n\nThe blend beside the FactorCell alone: +0.0000" in text
+    assert "No row yet." in completion.reached(Results.of([]))["What it reaches"]
 
 
 def test_lines_of_gains_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
