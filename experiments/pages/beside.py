@@ -190,7 +190,8 @@ def learned(found: Results) -> str:
     if not all(shown.values()):
         return ""
     told = ", ".join(f"{value} by {how}" for how, value in shown.items() if how != "none")
-    return f"\nThe FactorCell on the users of dev: perplexity {shown['none']} where nothing is learned, {told}.\n"
+    nothing = f"perplexity {shown['none']} where nothing is learned"
+    return f"\nThe FactorCell on the users of dev: {nothing},\n{told}.\n"
 
 
 def family(found: Results) -> str:

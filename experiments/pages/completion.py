@@ -9,7 +9,7 @@ from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import correlation
 from pages import beside, trials
 from pages.markdown import NO_ROW, markdown, shown, with_none
-from pages.results import Results
+from pages.results import Results, rows_of
 from study import Row
 from thesis_queries import LATE, LENGTHS, OFTEN, PAIRS, PLACES, PREFIX, RISEN, ROWS, SUGGESTED, WARM
 
@@ -49,6 +49,13 @@ def reached(found: Results) -> dict[str, str]:
     _, texts = found.units("unadapted", "mrr")
     said = f"Of {texts:,} texts.\n{beside.blended(found)}{beside.learned(found)}"
     return {"What it reaches": f"{markdown(header, lines)}\n{said}"}
+
+
+def with_popular(found: Results) -> Results:
+    """The same rows, and most popular completion as one of its own, which comes with the unadapted model."""
+    rows = rows_of(found)
+    there = [row for row in rows if row["row"] == "unadapted" and "mpc" in row["sums"]]
+    return Results.of([*rows, *({**row, "row": "mpc", "sums": {"mrr": row["sums"]["mpc"]}} for row in there)])
 
 
 def suggested(found: Results) -> str:

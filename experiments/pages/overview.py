@@ -3,59 +3,43 @@
 What is said of one follows from rows, by `results.Orders`; where there are none, nothing is said.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import switches
 import tacl
-from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
-from factorcell.evaluation.comparison import COMPARED
-from factorcell.evaluation.statistics import rank_correlation
-from pages import completion, finetuning, specificity, trials, words
-from pages.markdown import markdown, shown
-from pages.results import (
-    AGREES,
-    DISAGREES,
-    MARGIN,
-    SEEDS,
-    UNTOLD,
-    Published,
-    Results,
-    accuracies,
-    chosen,
-    communities,
-    gain,
-    perplexities,
-    rows_of,
-    with_both_ends,
+from pages import completion, specificity
+from pages.markdown import markdown
+from pages.results import Published, Results, chosen, rows_of, with_both_ends
+from pages.verdicts import (
+    KNOWN,
+    NO_ROW,
+    Line,
+    both,
+    by_trainings,
+    correlated,
+    further,
+    going_along,
+    grouped,
+    measured,
+    no_better,
+    opposed,
+    ordered,
+    penalised,
+    ranked,
+    sooner,
 )
 from study import Row
-from thesis_queries import LENGTHS, PLACES
+from thesis_queries import PLACES
 from thesis_sixteen import WHOLE
 from thesis_variables import VARIABLES
 
-KNOWN = "perplexity_known"  # what the TACL paper and appendix A count; chapter 3 counts all targets
-NO_ROW, NO_COMMAND = "no row", "none yet"
-WORDS = "words, no figures"  # why nothing can be told of texts that a model writes, and of neighbours
+NO_COMMAND = "none yet"
 OPPOSED = ("dbpedia", "hotels", "imdb")  # where the thesis says so of its figure 4.2
-USERS, TEXTS = 30, 300  # of whom, and of which, a verdict on a kind of texts needs so many
+BEST = "concat+low_rank+hash"  # of communities and languages
 
-Names = Mapping[str, str] | None
 Read = Callable[..., Results]  # the rows of an experiment by its name, and their first row
-
-
-class Line(NamedTuple):
-    """A table or a figure: where it is printed, what it is, our command and figure, the printed one, the verdict."""
-
-    where: str
-    what: str
-    command: str = ""
-    ours: str = ""
-    printed: str = ""
-    verdict: str = UNTOLD
-    why: str = WORDS
 
 
 def lines(read: Read, printed: Mapping[str, Any]) -> list[Line]:
@@ -94,8 +78,15 @@ def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
         measured(
             Line("T3.3, 2017 T3", "communities", "thesis_sixteen reddit_titles"),
             read("reddit_titles"),
-            {name: row[:1] for name, row in printed["reddit_titles"].items()},  # an AUC has no texts to draw from
-            "concat+low_rank+hash",
+            {name: row[:1] for name, row in printed["reddit_titles"].items()},
+            BEST,
+        ),
+        by_trainings(
+            Line("T3.3, 2017 T3", "communities, AUC", "thesis_sixteen reddit_titles"),
+            read("reddit_titles"),
+            "auc",
+            {name: row[1] for name, row in printed["reddit_titles"].items() if len(row) > 1},
+            BEST,
         ),
         Line("T3.4, 2017 T4", "neighbours of communities", "thesis_subreddits"),
         correlated(
@@ -107,9 +98,16 @@ def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             Line("T3.6, 2017 T6", "languages", "thesis_sixteen commonvoice9"),
             read("commonvoice9"),
             printed["commonvoice9"],
-            "concat+low_rank+hash",
+            BEST,
         ),
-        Line("F3.1, 2017 F1", "a hidden unit for Spanish", "thesis_sixteen commonvoice9"),
+        by_trainings(
+            Line("T3.6, 2017 T6", "languages, F1", "thesis_sixteen commonvoice9"),
+            read("commonvoice9"),
+            "macro_f1",
+            {name: row[2] for name, row in printed["commonvoice9"].items() if len(row) > 2},
+            BEST,
+        ),
+        Line("F3.1, 2017 F1, TACL F4", "a hidden unit for Spanish", "thesis_sixteen commonvoice9"),
         *both(
             Line("T3.7, 2017 T7", "oral arguments", "thesis_sixteen scotus"),
             scotus,
@@ -169,6 +167,7 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
     """Completion, which is the ACL paper too; generation; sparse biases."""
     sparse, queries = read("sparse", "none"), read("queries")
     ranks = {name: row[-1] for name, row in printed["completion"]["small"].items() if name != "mpc"}
+    popular = [printed["completion"]["small"][name][-1] for name in ("mpc", "unadapted")]
     kinds = {kind: chosen(sparse, kind) for kind in printed["sparse"]}
     return [
         Line("T5.1, ACL", "completions, cold and warm", "thesis_queries"),
@@ -176,6 +175,13 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             Line("F5.1", "perplexity and reciprocal rank", "thesis_queries_trials"),
             completion.together(rows_of(read("queries_trials"))),
             -1,
+        ),
+        ordered(
+            Line("T5.2, ACL", "a language model over popular texts", "thesis_queries", printed=f"{popular[-1]:.3f}"),
+            completion.with_popular(queries),
+            "mrr",
+            {"mpc": popular[0], "unadapted": popular[-1]},
+            ".3f",
         ),
         ordered(
             Line("T5.2, ACL", "reciprocal ranks of models", "thesis_queries", printed=f"{ranks['factor']:.3f}"),
@@ -201,6 +207,7 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             KNOWN,
             {kind: name for kind, name in kinds.items() if name},
         ),
+        no_better(Line("TA.1", "a sparse bias beside low-rank ones", "thesis_sparse"), sparse, kinds),
         penalised(Line("A.2", "a penalty on fine-tuning", "thesis_finetuning"), read("finetuned", "none")),
     ]
 
@@ -225,6 +232,7 @@ def chapter_6(read: Read, printed: Mapping[str, Published]) -> list[Line]:
         figure("F6.2", "rank and writing, sampled", "sampled", "rank", "sampled hotels_trials"),
         table("T6.4", "texts that fit stars, films", "imdb", printed["Yelp"]),
         table("T6.4", "texts that fit stars, hotels", "ratings", printed["Yelp"]),
+        Line("6.3", "people agree with the judge", "", NO_ROW, "r +0.82", why="wants people: ratings.py"),
         table("T6.5", "texts that fit a hidden class", "hotels", printed["TripAdvisor"]),
         figure("F6.3", "rank and writing, a hidden class", "hotels", "rank"),
         figure("F6.4", "telling apart and writing, a hidden class", "hotels", "accuracy"),
@@ -235,151 +243,3 @@ def written(read: Read) -> dict[str, list[Row]]:
     """The trials that have written texts, by what these are judged by."""
     told = rows_of(read("tacl_trials_hotels"))
     return {name: specificity.joined(rows_of(read(own.rows)), told) for name, own in specificity.DRAWN.items()}
-
-
-def both(line: Line, found: Results, printed: Published, row: str, key: str = "perplexity") -> list[Line]:
-    """Two lines of rows: of perplexities, and of how often the right value is told, where print has that."""
-    return [measured(line, found, printed, row, key), *right(line, found, printed, row)]
-
-
-def measured(
-    line: Line, found: Results, printed: Published, row: str, key: str = "perplexity", names: Names = None
-) -> Line:
-    """A line of rows: the gain of `row` over the first, and whether the orders are the printed ones.
-
-    `key` is of the targets that print counts; our rows go by other `names` than the printed ones where these are given.
-    """
-    first = next(iter(printed))
-    theirs = shown(gain(printed[row][0], printed[first][0]), "+.1%")
-    if not found.candidates:
-        return line._replace(ours=NO_ROW, printed=theirs, why="not trained")
-    orders = found.orders(key, perplexities(printed), names)
-    own = Interval.of(found.row(names.get(row, row) if names else row), COMPARED[key][0])
-    ours = NO_ROW if own is None else f"{own.point:+.1%}"
-    return line._replace(ours=ours, printed=theirs, verdict=orders.verdict, why=orders.why)
-
-
-def right(line: Line, found: Results, printed: Published, row: str) -> list[Line]:
-    """A line of how often the rows tell the right value, that of `row`; none where print has no accuracies."""
-    told = accuracies(printed)
-    line = line._replace(what=f"{line.what}, accuracy", printed=f"{told.get(row, 0.0):.1f}%")
-    if not told:
-        return []
-    if not found.candidates:
-        return [line._replace(ours=NO_ROW, why="not trained")]
-    orders, ours = found.orders("accuracy", told), found.row(row).get("accuracy")
-    return [line._replace(ours=shown(ours, ".1%") or NO_ROW, verdict=orders.verdict, why=orders.why)]
-
-
-def correlated(line: Line, found: Results, printed: Published) -> Line:
-    """A line of gains a community: whether those gain most here that gain most in print, by their ranks."""
-    if len(found.candidates) < 2:
-        return line._replace(ours=NO_ROW, why="not trained")
-    every = communities(found)
-    names = [name for name in printed if name in every]
-    ours = [gain(every[name][2], every[name][1]) or 0.0 for name in names]
-    theirs = [gain(printed[name][1], printed[name][0]) or 0.0 for name in names]
-    rank = rank_correlation(ours, theirs)
-    if rank["low"] is None or any(len(one.rows) < SEEDS for one in found.candidates):
-        return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
-    told = f"ranks {rank['r']:+.2f}"
-    verdict = AGREES if rank["low"] > 0 else DISAGREES if rank["high"] < 0 else UNTOLD
-    return line._replace(ours=told, verdict=verdict, why=f"{len(names)} communities")
-
-
-def ordered(line: Line, found: Results, key: str, printed: Mapping[str, float], form: str) -> Line:
-    """A line of a figure `key`: that of the last printed model, and whether the orders are the printed ones."""
-    if not found.candidates:
-        return line._replace(ours=NO_ROW, why="not trained")
-    ours, orders = found.row(list(printed)[-1]).get(key), found.orders(key, printed)
-    return line._replace(ours=shown(ours, form) or NO_ROW, verdict=orders.verdict, why=orders.why)
-
-
-def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
-    """A line of trials: that the SoftmaxBias models of better perplexity are worse at telling contexts apart."""
-    found = [trials.together(rows, "softmaxbias") for rows in sets.values()]
-    if any(one["n"] < trials.LEAST or one["low"] is None for one in found):
-        return line._replace(ours=NO_ROW, why="not trained")
-    signs = [Interval(one["r"], one["low"], one["high"]).sign for one in found]
-    verdict = AGREES if min(signs) > 0 else DISAGREES if max(signs) < 0 else UNTOLD
-    told = ", ".join(f"{one['r']:+.2f}" for one in found)
-    return line._replace(ours=told, verdict=verdict, why=f"{signs.count(1)} of {len(signs)} sets")
-
-
-def penalised(line: Line, found: Results) -> Line:
-    """A line of fine-tunings: that no penalty is better than none by a margin, as the thesis found."""
-    every = [finetuning.gained(found, *case) for case in finetuning.CASES]
-    cases = [case for case in every if case is not None]
-    gains = [case.sign > 0 and case.point > MARGIN for case in cases]
-    none = all(case.high is not None and case.high < MARGIN for case in cases)
-    if not gains or len(found.candidates[0].rows) < SEEDS:
-        return line._replace(ours=NO_ROW, why="not trained" if not gains else f"fewer than {SEEDS} seeds")
-    told = f"{sum(gains)} of {len(gains)} gain {MARGIN:.0%}"
-    verdict = DISAGREES if any(gains) else AGREES if none else UNTOLD
-    return line._replace(ours=told, verdict=verdict, why="of domains and parts")
-
-
-def grouped(line: Line, found: Results, column: str) -> Line:
-    """A line of a map: whether nearest neighbours are alike more often than by chance."""
-    more = words.nearer(found, PAPER_MODELS[-1], column)
-    hotels, same, chance, *_ = words.alike(found, PAPER_MODELS[-1], column)
-    if more is None or any(len(one.rows) < SEEDS for one in found.candidates if one.name == PAPER_MODELS[-1]):
-        return line._replace(ours=NO_ROW, why="not trained" if more is None else f"fewer than {SEEDS} seeds")
-    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[more.sign]
-    return line._replace(ours=f"{same}% alike, {chance}% by chance", verdict=verdict, why=f"of {hotels} hotels")
-
-
-def going_along(line: Line, found: Row, sign: int) -> Line:
-    """A line of a correlation that is above zero in print, or below, as `sign` says."""
-    if found["low"] is None or found["n"] < trials.LEAST:
-        return line._replace(ours=NO_ROW, why="not trained")
-    ours = Interval(found["r"], found["low"], found["high"]).sign
-    verdict = UNTOLD if ours == 0 else AGREES if ours == sign else DISAGREES
-    return line._replace(ours=f"r {found['r']:+.2f}", verdict=verdict, why=f"{found['n']} models")
-
-
-def further(line: Line, found: Results, key: str) -> Line:
-    """A line of a figure that the FactorCell is further ahead in than the ConcatCell, as print has it."""
-    gained = found.above("factor", key, "concat")
-    return _of_users(line, found, "concat", gained, (key,), "+.1%")
-
-
-def sooner(line: Line, found: Results) -> Line:
-    """A line of what personal completion gains in ranks: more after short prefixes than after long ones, in print."""
-    keys = [f"mrr_prefix_{LENGTHS['prefix'][place]}" for place in (0, -1)]
-    short, long = (found.difference("factor", key, "unadapted") for key in keys)
-    gained = None if short is None or long is None else less(short, long)
-    return _of_users(line, found, "unadapted", gained, keys, "+.4f")
-
-
-def _of_users(line: Line, found: Results, base: str, gained: Interval | None, keys: Sequence[str], form: str) -> Line:
-    """A line of what the FactorCell has `gained` over the row `base`, in figures `keys` of enough users and texts."""
-    if gained is None:
-        return line._replace(ours=NO_ROW, why="not trained")
-    if any(len(one.rows) < SEEDS for one in found.candidates if one.name in ("factor", base)):
-        return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
-    users, texts = map(min, zip(*(found.units("factor", key) for key in keys), strict=True))
-    few = users < USERS or texts < TEXTS
-    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[0 if few else gained.sign]
-    return line._replace(ours=f"{gained.point:{form}}", verdict=verdict, why=f"of {texts:,} texts")
-
-
-def less(one: Interval, other: Interval) -> Interval:
-    """`one` less `other`, two figures of other texts."""
-    point, reaches = one.point - other.point, list[float]()
-    for each in (one, other):
-        if each.low is None or each.high is None:
-            return Interval(point)
-        reaches.append((each.high - each.low) / 2)
-    reach = math.hypot(*reaches)
-    return Interval(point, point - reach, point + reach)
-
-
-def ranked(line: Line, rows: Sequence[Row]) -> Line:
-    """A line of trials: what a rank of 20 saves of the perplexity."""
-    found = trials.worth(rows)
-    if found is None:
-        return line._replace(ours=NO_ROW, why="not trained")
-    sign = found.saved.sign
-    verdict = AGREES if sign > 0 else DISAGREES if sign < 0 else UNTOLD
-    return line._replace(ours=f"{found.saved.point:+.1%}", verdict=verdict, why="least squares")

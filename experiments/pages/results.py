@@ -17,7 +17,7 @@ import study
 from factorcell import bootstrap, files
 from factorcell.bootstrap import Interval
 from factorcell.evaluation import statistics
-from factorcell.evaluation.comparison import AVERAGED, Candidate, compared, figure
+from factorcell.evaluation.comparison import AVERAGED, COMPARED, Candidate, compared, figure
 from factorcell.evaluation.statistics import Ratios, widened
 from factorcell.evaluation.text_figures import TextSums
 from study import Row
@@ -28,8 +28,9 @@ from thesis_variables import VARIABLES
 SEEDS = 3  # trainings of a row, at least, before anything is said of it
 MARGIN = 0.01  # of a perplexity or a rank: papers print one training each, so what lies closer is no order of theirs
 POINT = 1.0  # of shares in per cent, likewise
-SHARES = ("accuracy", "specificity")
-ENOUGH = 0.5  # of the pairs that are told apart in print have to differ here
+SHARES = ("accuracy", "specificity", "auc", "macro_f1")
+DIFFERENCES = tuple(name for name, _ in COMPARED.values())  # how figures begin that are measured from the first row
+ENOUGH = 0.5  # of the pairs that are told apart in print more than that have to differ here
 NEARLY_ALL = 0.95  # of those have to stand as printed: one in forty would not by chance alone
 
 AGREES, DISAGREES, UNTOLD = "agrees", "disagrees", "cannot be told"
@@ -57,6 +58,21 @@ class Orders:
     same: int = 0
     lacking: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        printed: Mapping[str, float],
+        found: Mapping[tuple[str, str], Interval],
+        trainings: Mapping[str, int],
+    ) -> "Orders":
+        """What the differences `found` of pairs of rows say of figures `printed`, each row of so many `trainings`."""
+        far = {pair for pair in itertools.combinations(printed, 2) if apart(key, *(printed[name] for name in pair))}
+        differ = {pair: one.sign for pair, one in found.items() if one.sign and printed[pair[0]] != printed[pair[1]]}
+        same = sum(sign == np.sign(printed[a] - printed[b]) for (a, b), sign in differ.items())
+        lacking = sum(trainings.get(name, 0) < SEEDS for name in printed)
+        return cls(len(far), len(far & differ.keys()), len(differ), int(same), lacking)
+
     def __str__(self) -> str:
         return (
             f"of {self.printed} pairs told apart in print {self.sure} differ here beyond chance; "
@@ -66,7 +82,7 @@ class Orders:
     @property
     def verdict(self) -> str:
         """What our rows say of the printed order."""
-        if self.lacking or not self.sure or self.sure < ENOUGH * self.printed:
+        if self.lacking or self.sure <= ENOUGH * self.printed:
             return UNTOLD
         return AGREES if self.same >= NEARLY_ALL * self.differ else DISAGREES
 
@@ -82,9 +98,10 @@ class Orders:
 
 @dataclass(frozen=True)
 class Results:
-    """The finished rows of an experiment, the one that gains are measured from first."""
+    """The finished rows of an experiment, first `base`, which gains are measured from; without it there are none."""
 
     candidates: Sequence[Candidate]
+    base: str = ""
 
     @classmethod
     def read(cls, folder: Path, name: str, base: str = "unadapted") -> "Results":
@@ -98,14 +115,16 @@ class Results:
         found = {
             name: sorted((row for row in rows if row["row"] == name), key=lambda row: row["seed"]) for name in names
         }
-        return cls([candidate(name, found[name]) for name in names])
+        return cls([candidate(name, found[name]) for name in names], base)
 
     @cached_property
     def averaged(self) -> Mapping[str, Row]:
         """By name: the figures of a row, means over its seeds, and its gains over the first."""
         if not self.candidates:
             return {}
-        rows = compared(self.candidates)
+        rows: Sequence[Row] = compared(self.candidates).rows
+        if self.candidates[0].name != self.base:
+            rows = [{key: value for key, value in row.items() if not key.startswith(DIFFERENCES)} for row in rows]
         return {one.name: {**row, **means(one.rows)} for one, row in zip(self.candidates, rows, strict=True)}
 
     def dev(self, name: str) -> float:
@@ -157,10 +176,19 @@ class Results:
         both = Ratios.of([[texts[base] for texts in own], [texts[key] for texts in own]])
         return None if both is None else both.difference(1, 0, paired=True)
 
-    def lower(self, name: str, key: str, base: str) -> Interval | None:
-        """By what share a perplexity of a row lies below that of the row `base`; None without."""
+    def lower(self, name: str, key: str, base: str, paired: bool = False) -> Interval | None:
+        """By what share a perplexity of a row lies below that of the row `base`; None without.
+
+        Where its trainings are those of `base` that went on, they are `paired` by seed.
+        """
         drawn = self._pair(name, key, base)
-        return None if drawn is None else statistics.gain(drawn.difference(0, 1))
+        if paired and self.seeds(name) != self.seeds(base):
+            return None
+        return None if drawn is None else statistics.gain(drawn.difference(0, 1, paired))
+
+    def seeds(self, name: str) -> list[int]:
+        """The seeds of a row."""
+        return [row["seed"] for one in self.candidates if one.name == name for row in one.rows]
 
     def _pair(self, name: str, key: str, base: str) -> Ratios | None:
         """The figures of the row `base` and of a row, by texts that are drawn again."""
@@ -187,16 +215,22 @@ class Results:
         own = {name: sums for name, sums in own.items() if sums}
         drawn = Ratios.of(list(own.values())) if len(own) > 1 else None
         places = {name: place for place, name in enumerate(own)}
-        far = {(a, b) for a, b in itertools.combinations(printed, 2) if apart(key, printed[a], printed[b])}
-        signs = {
-            (a, b): drawn.difference(places[a], places[b]).sign
+        found = {
+            (a, b): drawn.difference(places[a], places[b])
             for a, b in itertools.combinations(own, 2)
-            if drawn is not None and printed[a] != printed[b]
+            if drawn is not None
         }
-        differ = {pair: sign for pair, sign in signs.items() if sign}
-        same = sum(sign == np.sign(printed[a] - printed[b]) for (a, b), sign in differ.items())
-        lacking = sum(len(own.get(name, ())) < SEEDS for name in printed)
-        return Orders(len(far), len(far & differ.keys()), len(differ), int(same), lacking)
+        return Orders.of(key, printed, found, {name: len(sums) for name, sums in own.items()})
+
+    def orders_of_trainings(self, key: str, printed: Mapping[str, float]) -> "Orders":
+        """The same of a figure that no texts are kept of: by how its trainings spread."""
+        rows = {one.name: [row[key] for row in one.rows if key in row] for one in self.candidates}
+        own = {name: np.array(rows[name]) for name in printed if rows.get(name)}
+        found = {}
+        for a, b in itertools.combinations(own, 2):
+            point = float(own[a].mean() - own[b].mean())
+            found[a, b] = widened(Interval(point, point, point), own[a], own[b])
+        return Orders.of(key, printed, found, {name: len(values) for name, values in own.items()})
 
     @staticmethod
     def _sums(candidate: Candidate, key: str) -> list[TextSums]:

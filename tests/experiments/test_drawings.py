@@ -11,7 +11,7 @@ import study
 import tables
 import thesis_queries
 from factorcell import files
-from pages import drawings, overview, words
+from pages import drawings, verdicts, words
 from pages.markdown import empty
 from pages.results import Results
 from tests import ROOT
@@ -83,7 +83,7 @@ def test_neighbours_are_alike_beyond_chance_or_not() -> None:
     assert found == pytest.approx((0.2, 0.2 - 1.96 * 0.02449, 0.2 + 1.96 * 0.02449), abs=1e-4)
 
     def said(*same: float) -> tuple[str, str]:
-        line = overview.grouped(overview.Line("F4.6", "x"), hotels(*same), "region")
+        line = verdicts.grouped(verdicts.Line("F4.6", "x"), hotels(*same), "region")
         return line.verdict, line.why
 
     assert said(0.4, 0.41, 0.39) == ("agrees", "of 400 hotels")

@@ -15,7 +15,7 @@ from corpora import read
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
-from pages import finetuning, overview
+from pages import finetuning, verdicts
 from pages.results import Results
 from tests.small import make_run
 
@@ -98,12 +98,12 @@ def test_penalties_beside_none() -> None:
     assert "| +9." in lines["filmsall"] or "| +10." in lines["filmsall"]
     assert "no difference" not in lines["filmsall"]
     assert lines["a wordbias"].endswith("no difference |")
-    line = overview.Line("A.2", "x")
-    assert overview.penalised(line, found)[3:6] == ("1 of 12 gain 1%", "", "disagrees")
-    assert overview.penalised(line, Results.of(rows(0.005), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
-    unsure = overview.penalised(line, Results.of(rows(0.008, noise=0.05), "none"))
+    line = verdicts.Line("A.2", "x")
+    assert verdicts.penalised(line, found)[3:6] == ("1 of 12 gain 1%", "", "disagrees")
+    assert verdicts.penalised(line, Results.of(rows(0.005), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
+    unsure = verdicts.penalised(line, Results.of(rows(0.008, noise=0.05), "none"))
     assert unsure[3:6] == ("0 of 12 gain 1%", "", "cannot be told")
-    assert overview.penalised(line, Results.of(rows(0.0), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
-    assert overview.penalised(line, Results.of(rows(0.1, 2), "none"))[5:] == ("cannot be told", "fewer than 3 seeds")
-    assert overview.penalised(line, Results.of([]))[3:] == ("no row", "", "cannot be told", "not trained")
+    assert verdicts.penalised(line, Results.of(rows(0.0), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
+    assert verdicts.penalised(line, Results.of(rows(0.1, 2), "none"))[5:] == ("cannot be told", "fewer than 3 seeds")
+    assert verdicts.penalised(line, Results.of([]))[3:] == ("no row", "", "cannot be told", "not trained")
     assert finetuning.table(Results.of([])).endswith("No row yet.\n")

@@ -1,7 +1,9 @@
 """Pages of the documentation, whose tables are made of rows."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import study
@@ -77,7 +79,10 @@ def test_what_is_wanted_stands_beside_what_is_reached(tmp_path: Path) -> None:
     files.write_rows(tmp_path / "tacl_beyond_hotels.jsonl", [rows["told"]])
     text = beyond.reached(tables.reader(tmp_path), 80.0)
     assert [line[:4] for line in cells(text)] == [["agnews", "fasttext", "80.0", "84.0"]]
-    assert text.endswith("errs on 20.0 % of dev texts; `told` makes 20% fewer.\n")
+    (reach,) = re.findall(r"\n`told` makes 20% \[(-?\d+)%, (\d+)%\] fewer on the test; 20% fewer were wanted.\n", text)
+    spread = 1.96 * np.sqrt(0.84 / (0.16 * 400) + 0.8 / (0.2 * 3000))
+    assert [int(end) for end in reach] == [round(100 - 80 * np.exp(sign * spread)) for sign in (1, -1)]
+    assert "errs on 20.0 % of 3,000 texts of dev;\n" in text
 
 
 def test_what_has_no_row_says_so(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import thesis_queries_trials
 from factorcell.bootstrap import Interval
 from factorcell.completion.online import Learner
 from factorcell.completion.replay.streams import Stream
-from pages import beside, completion, overview
+from pages import beside, completion, verdicts
 from pages.results import Results
 from tests.experiments.test_tables import by_name
 from tests.small import make_letters
@@ -130,7 +130,7 @@ def test_the_table_of_ranks() -> None:
     told = {"dev_none": 4.0, "dev_adadelta": 3.5, "dev_adadelta with a bound": 3.75, "dev_adagrad": 3.25}
     every = [{**one, **told} for name in shares for one in [row(name, 0, 0.3)]]
     assert (
-        "where nothing is learned, 3.50 by adadelta, 3.75 by adadelta with a bound, 3.25 by adagrad."
+        "where nothing is learned,\n3.50 by adadelta, 3.75 by adadelta with a bound, 3.25 by adagrad."
         in beside.queries(Results.of(every), published)
     )
 
@@ -219,12 +219,25 @@ def test_what_completion_reaches() -> None:
     assert "No row yet." in completion.reached(Results.of([]))["What it reaches"]
 
 
+def test_popular_texts_are_a_row_of_their_own() -> None:
+    """Beside the language model that they come with, of the same texts; without rows there is none."""
+    rows = [row("unadapted", 0.3, seed) for seed in range(3)]
+    for one in rows:
+        plain = one["sums"]["mrr"]
+        one["sums"]["mpc"] = {**plain, "above": [0.5 * value for value in plain["above"]]}
+    found = completion.with_popular(Results.of(rows))
+    orders = found.orders("mrr", {"mpc": 0.2, "unadapted": 0.3})
+    assert (orders.verdict, orders.why) == ("agrees", "1 of 1 as printed")
+    assert found.orders("mrr", {"mpc": 0.3, "unadapted": 0.2}).verdict == "disagrees"
+    assert completion.with_popular(Results.of([])).candidates == []
+
+
 def test_lines_of_gains_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three seeds the sign of the interval; of fewer, of few users or of few texts nothing is told."""
 
     def said(share: float, seeds: int) -> list[str]:
         rows = [row(name, own, seed) for name, own in (("concat", 0.3), ("factor", share)) for seed in range(seeds)]
-        return list(overview.further(overview.Line("F5.2", "x"), Results.of(rows), "mrr_after_100")[3:])
+        return list(verdicts.further(verdicts.Line("F5.2", "x"), Results.of(rows), "mrr_after_100")[3:])
 
     assert said(0.4, 3)[2:] == ["agrees", "of 3,000 texts"]
     assert said(0.4, 3)[0].startswith("+")
@@ -232,16 +245,16 @@ def test_lines_of_gains_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said(0.4, 2) == ["no row", "", "cannot be told", "fewer than 3 seeds"]
     for name, least in (("USERS", 61), ("TEXTS", 3001)):
         with monkeypatch.context() as context:
-            context.setattr(overview, name, least)
+            context.setattr(verdicts, name, least)
             assert said(0.4, 3)[2] == "cannot be told"
-    nothing = overview.further(overview.Line("F5.2", "x"), Results.of([]), "mrr_after_100")
+    nothing = verdicts.further(verdicts.Line("F5.2", "x"), Results.of([]), "mrr_after_100")
     assert nothing[3:] == ("no row", "", "cannot be told", "not trained")
 
 
 def test_short_prefixes_gain_beyond_long_ones() -> None:
     """The difference of two gains in ranks, its interval as wide as both together."""
-    assert overview.less(Interval(3.0, 0.0, 6.0), Interval(1.0, -3.0, 5.0)) == Interval(2.0, -3.0, 7.0)
-    assert overview.less(Interval(3.0), Interval(1.0, -3.0, 5.0)) == Interval(2.0)
+    assert verdicts.less(Interval(3.0, 0.0, 6.0), Interval(1.0, -3.0, 5.0)) == Interval(2.0, -3.0, 7.0)
+    assert verdicts.less(Interval(3.0), Interval(1.0, -3.0, 5.0)) == Interval(2.0)
 
     def said(more: float) -> list[str]:
         rows = [row(name, 0.3, seed) for name in ("unadapted", "factor") for seed in range(3)]
@@ -251,11 +264,11 @@ def test_short_prefixes_gain_beyond_long_ones() -> None:
                 sums["above"] = [
                     above + more * below for above, below in zip(sums["above"], sums["below"], strict=True)
                 ]
-        return list(overview.sooner(overview.Line("F5.3", "x"), Results.of(rows))[3:])
+        return list(verdicts.sooner(verdicts.Line("F5.3", "x"), Results.of(rows))[3:])
 
     assert [said(more)[2] for more in (0.3, 0.0, -0.3)] == ["agrees", "cannot be told", "disagrees"]
     assert float(said(0.3)[0]) - float(said(0.0)[0]) == pytest.approx(0.3, abs=1e-3)
-    assert overview.sooner(overview.Line("F5.3", "x"), Results.of([]))[3:] == (
+    assert verdicts.sooner(verdicts.Line("F5.3", "x"), Results.of([]))[3:] == (
         "no row",
         "",
         "cannot be told",
@@ -293,8 +306,8 @@ def test_perplexity_and_ranks_of_many_models() -> None:
     assert "| all | 15 |" in text
 
     def said(sign: int, rows: list[dict[str, Any]]) -> list[str]:
-        line = overview.Line("F5.1", "x")
-        return list(overview.going_along(line, completion.together(rows), sign)[3:])
+        line = verdicts.Line("F5.1", "x")
+        return list(verdicts.going_along(line, completion.together(rows), sign)[3:])
 
     assert said(-1, rows) == ["r -1.00", "", "agrees", "15 models"]
     assert said(1, rows)[2] == "disagrees"

@@ -20,7 +20,7 @@ from factorcell import files
 from factorcell.config import PAPER_MODELS
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.evaluation.text_figures import TextSums
-from pages import drawings, overview, specificity
+from pages import drawings, overview, specificity, verdicts
 from pages.results import Results
 from tests.experiments.test_tables import by_name
 from tests.small import make_run
@@ -178,9 +178,9 @@ def test_tables_of_texts_that_fit() -> None:
     assert "Fit: of 6 pairs told apart in print 6 differ here beyond chance; of all 6" in text
     told = specificity.fillers(found)
     assert "| 5 | great 2 |  |  |\n| 1 | bad |  |  |" in told
-    line = overview.Line("T6.4", "x", printed="69.5%")
+    line = verdicts.Line("T6.4", "x", printed="69.5%")
     printed = {name: figures[0] for name, figures in PRINTED["Yelp"].items()}
-    assert list(overview.ordered(line, found, "specificity", printed, ".1%")[3:]) == [
+    assert list(verdicts.ordered(line, found, "specificity", printed, ".1%")[3:]) == [
         *("90.0%", "69.5%", "agrees", "6 of 6 as printed"),
     ]
     nothing = Results.of([])

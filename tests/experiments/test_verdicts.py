@@ -1,0 +1,66 @@
+"""Differences of finished rows, and what they say of print: of trainings alone, paired, and of a missing first row."""
+
+import pytest
+
+from pages import verdicts
+from pages.results import Results
+from tests.experiments.test_tables import row, seeds
+
+
+def test_figures_without_texts_have_orders_by_their_trainings() -> None:
+    """Two rows differ where their trainings spread less than they lie apart; fewer than three seeds are lacking."""
+    shares = {"hash": (0.60, 0.61, 0.62), "concat": (0.70, 0.71, 0.72), "all": (0.70, 0.715, 0.72)}
+    rows = [row(name, 9.0, seed, auc=auc) for name, own in shares.items() for seed, auc in enumerate(own)]
+    found, printed = Results.of(rows), {"hash": 70.0, "concat": 76.0, "all": 79.0}
+    orders = found.orders_of_trainings("auc", printed)
+    assert (orders.printed, orders.sure, orders.differ, orders.same, orders.lacking) == (3, 2, 2, 2, 0)
+    turned = found.orders_of_trainings("auc", {"hash": 80.0, "concat": 76.0, "all": 76.5})
+    assert (turned.printed, turned.sure, turned.same) == (2, 2, 0)
+    assert Results.of(rows[:-1]).orders_of_trainings("auc", printed).lacking == 1
+    line = verdicts.by_trainings(verdicts.Line("T3.3", "x"), found, "auc", printed, "concat")
+    assert line[3:] == ("71.0%", "76.0%", "agrees", "2 of 2 as printed")
+    nothing = verdicts.by_trainings(verdicts.Line("T3.3", "x"), Results.of([]), "auc", printed, "concat")
+    assert nothing[3:] == ("no row", "76.0%", "cannot be told", "not trained")
+
+
+def test_without_its_first_row_nothing_is_gained() -> None:
+    """What stands first in its place is no yardstick."""
+    rows = [*seeds("role", 40.0, 41.0), *seeds("case", 30.0, 31.0)]
+    assert Results.of(rows, "role").gain("case").startswith("+2")
+    found = Results.of(rows, "none")
+    assert found.gain("case") == ""
+    assert not [key for key in found.row("case") if key.startswith("gain")]
+    assert found.row("case")["perplexity"] == pytest.approx(31.5, abs=0.1)
+    assert found.difference("case", "perplexity_known", "role") is not None
+
+
+def test_trainings_that_went_on_are_paired() -> None:
+    """What all trainings gain alike has no spread, however far they lie apart; of other seeds nothing is told."""
+    rows = [*seeds("factorcell", 40.0, 50.0, 60.0), *seeds("told", 39.6, 49.5, 59.4)]
+    found = Results.of(rows, "factorcell")
+    plain, paired = (found.lower("told", "perplexity_known", "factorcell", paired=paired) for paired in (False, True))
+    assert plain is not None
+    assert paired is not None
+    assert plain.point == paired.point == pytest.approx(0.01, abs=1e-3)
+    assert (plain.sign, paired.sign) == (0, 1)
+    other = Results.of(rows[:-1], "factorcell")
+    assert other.lower("told", "perplexity_known", "factorcell", paired=True) is None
+
+
+def test_a_sparse_bias_is_held_against_the_one_beside_it() -> None:
+    """No better within one per cent, better beyond it, or neither."""
+
+    def said(better: float, seeds_of: int = 3) -> list[str]:
+        known = [40.0, 40.2, 39.9][:seeds_of]
+        rows = [*seeds("low_rank_each", *known), *seeds("low_rank_each+sparse", *(one / better for one in known))]
+        kinds = {"low_rank_each": "low_rank_each", "low_rank_each+sparse": "low_rank_each+sparse"}
+        return list(verdicts.no_better(verdicts.Line("TA.1", "x"), Results.of(rows, "none"), kinds)[3:])
+
+    assert said(0.98)[2] == "agrees"
+    assert said(1.05)[2] == "disagrees"
+    assert said(1.01)[2] == "cannot be told"
+    assert said(0.98, 2)[3] == "fewer than 3 seeds"
+    nothing = verdicts.no_better(
+        verdicts.Line("TA.1", "x"), Results.of([]), {"low_rank_each": None, "low_rank_each+sparse": None}
+    )
+    assert nothing[3:] == ("no row", "", "cannot be told", "not trained")
