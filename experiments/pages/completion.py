@@ -63,7 +63,7 @@ def suggested(found: Results) -> str:
     told = found.first("factor").get("suggested", {})
     places = [str(place) for place in range(1, SUGGESTED + 1)]
     lines = list(zip_longest(places, told.get("cold", ()), told.get("warm", ()), fillvalue=""))
-    after = f"The prefix is `{PREFIX}`; warm is after {_listed(WARM)}.\n"
+    after = f"The prefix is `{PREFIX}`; warm is after\n\n" + "".join(f"- “{text}”\n" for text in WARM)
     return markdown(["", "cold start", "warm start"], lines) + "\n" + (after if told else NO_ROW)
 
 
