@@ -19,6 +19,7 @@ from factorcell.model.run import Run
 from study import HERE, Measured
 
 WITHIN = 300.0  # km of a city, as in the TACL paper
+PRINTED = "_printed_cities"  # ends the keys of figures of the cities that the TACL paper tells apart
 
 
 class Cities(NamedTuple):
@@ -30,6 +31,9 @@ class Cities(NamedTuple):
         """Each by name, with `lat` and `lon`."""
         with (HERE / self.file).open(encoding="utf-8", newline="") as file:
             return {row.pop("name"): {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)}
+
+
+PRINTED_CITIES = Cities("printed_cities.csv")
 
 
 def told_apart(run: Run, tables: Tables, target: str) -> Measured:
@@ -92,10 +96,21 @@ def detected(run: Run, tables: Tables, target: str, values: Sequence[str], distr
 
 
 def nearest_city(run: Run, tables: Tables, cities: Cities) -> Measured:
-    """Accuracy of the nearest of the cities, of the texts that are judged and near one."""
+    """Accuracy of the nearest of our cities, and of the nearest of the paper's, of the texts judged that are near one.
+
+    Each has its own texts, `judged`; keys of the paper's end in `PRINTED`.
+    """
     if not run.model.adapted:
         return Measured({})
+    return _nearest(run, tables, cities) | _nearest(run, tables, PRINTED_CITIES, PRINTED)
+
+
+def _nearest(run: Run, tables: Tables, cities: Cities, ending: str = "") -> Measured:
+    """Accuracy (a share) among the cities of a file, under keys that end in `ending`."""
     found = classify_points(run, tables["judged"], cities.named(), within=WITHIN)
     metrics = found.metrics()
+    if not metrics["texts"]:  # in a trial none may be near
+        return Measured({})
     row = {"candidates": len(found.names), "judged": metrics["texts"], "accuracy": metrics["accuracy"]}
-    return Measured(row, {"accuracy": judged_texts(found)})
+    named = {f"{key}{ending}": value for key, value in row.items()}
+    return Measured(named, {f"accuracy{ending}": judged_texts(found)})

@@ -8,10 +8,14 @@ from factorcell.evaluation import probing
 from factorcell.evaluation.embeddings import words
 from factorcell.evaluation.likelihood_ratios import explain
 from factorcell.generation.generate import GenerationOptions, every, fill, generate
+from factorcell.generation.infilling import InfillingOptions
 from factorcell.model.run import Run
 from study import Measured, Row
 
 BEAM = GenerationOptions("beam", max_tokens=30, min_tokens=6, width=100, length_penalty=0.0)  # a most probable sentence
+# The most probable filler where the text ends with the template: without an end a single word is always likelier, of
+# which the text could go on. Of up to four words, as in the thesis.
+FILLED = InfillingOptions(max_tokens=4, width=100, length_penalty=0.0, whole=True)
 EXAMPLES = 30  # of each language, from which logistic regression learns as in the thesis
 BOOSTED = 10  # words of table 4.5
 
@@ -36,10 +40,10 @@ def indicated(run: Run, table: Any, target: str, value: str, texts: Sequence[str
 
 
 def fillers(run: Run, templates: Sequence[str], column: str) -> Row:
-    """What fills the gap of each template best for each value of a column, the highest first."""
+    """What fills the gap of each template, with which a text ends, best for each value of a column, highest first."""
     values = list(reversed(every(run.schema, column)))
     contexts = [{column: value} for value in values]
-    found = [fill(run, template, contexts) for template in templates]
+    found = [fill(run, template, contexts, options=FILLED) for template in templates]
     return {
         "fillers": [{value: row["filler"] for value, row in zip(values, rows, strict=True)} for rows in found],
     }

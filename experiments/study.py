@@ -92,7 +92,8 @@ class Experiment:
     """`rows` of options over the file `recipe`, the `tables` of (data, folder, share), what else to `measure`.
 
     `runs` is the experiment whose runs are measured, trained where they are not; its own if not given. `baselines` are
-    rows that are made in another way. Every row is trained from all `seeds`.
+    rows that are made in another way. Every row is trained from all `seeds`. What parts of a text add to a figure is
+    made `whole` before random texts are grouped: parts of one are not independent.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Experiment:
     runs: str = ""
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     seeds: Sequence[int] = SEEDS
+    whole: Callable[[Figures, Tables], Figures] = lambda figures, tables: figures
 
     def trainings(self, rows: Iterable[str] = (), seeds: Iterable[int] = ()) -> tuple[Training, ...]:
         """Some rows by some seeds; all where none are given."""
@@ -249,6 +251,7 @@ def finish(job: Job, training: Training, tables: Tables) -> None:
     baseline = job.experiment.baselines.get(training.row)
     make = baseline.measure if baseline else partial(trained, job.experiment)
     found = make(config, tables, folder)
+    figures = job.experiment.whole(found.figures, tables)
     result = {
         "experiment": job.name,
         **training._asdict(),
@@ -257,7 +260,7 @@ def finish(job: Job, training: Training, tables: Tables) -> None:
         "machine": machine(),
         **found.row,
         **({"exact": True} if baseline and baseline.exact else {}),
-        "sums": {name: grouped(sums) for name, sums in found.figures.items()},
+        "sums": {name: grouped(sums) for name, sums in figures.items()},
         "config": config.to_dict(),
     }
     files.append_row(job.rows, result)

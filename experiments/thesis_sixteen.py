@@ -6,23 +6,29 @@ x rescales the recurrent layer (`scale`), + shifts it (`concat`), LR and Hash sh
 Of the model with all four there are sentences for roles (table 3.9), of the unadapted one of languages the hidden unit
 for Spanish (figure 3.1). Beside them are control codes, n-grams, and classifiers of what is told (tacl_baselines.py);
 those of justices have learned from these justices alone.
+
+Turns of oral arguments are split into texts of 45 words, as in the thesis. Intervals are over whole turns.
 """
 
 import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 import corpora
 import study
 import tacl
 import titles
 from corpora import Tables
+from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from measures import detected, told_apart
 from samples import indicated, sentences
@@ -32,6 +38,8 @@ from tacl_baselines import classifiers, counted
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
 LONGEST = 45  # words of a turn; longer ones are split, as in the thesis
+TURN = "turn"  # the column that numbers them
+MEASURED = ("test", "judged")  # the tables of what texts add to perplexities, and to the share of them that is told
 JUSTICES, JUDGED = 11, 1000
 LANGUAGES_JUDGED = 2000  # sentences
 DETECTED = ("AskMen", "askscience", "AskWomen", "atheism", "changemyview", "Fitness", "politics", "worldnews")
@@ -71,13 +79,16 @@ def sixteen() -> dict[str, Options]:
 
 
 def turns(table: pa.Table, words: int) -> pa.Table:
-    """The first `words` words of a table of turns; a turn of more than `LONGEST` words becomes several."""
+    """The first `words` words of a table of turns; a turn of more than `LONGEST` words becomes several pieces.
+
+    The column `TURN` numbers the turns, so pieces of one share a number.
+    """
     pieces: list[Row] = []
-    for row in (row for batch in table.to_batches(1000) for row in batch.to_pylist()):
+    for number, row in enumerate(row for batch in table.to_batches(1000) for row in batch.to_pylist()):
         split = row["text"].split()
         for begin in range(0, len(split), LONGEST):
             part = split[begin : min(begin + LONGEST, begin + words)]
-            pieces.append({**row, "text": " ".join(part)})
+            pieces.append({**row, "text": " ".join(part), TURN: number})
             words -= len(part)
             if words == 0:
                 return pa.Table.from_pylist(pieces)
@@ -97,13 +108,37 @@ def scotus_tables(data: Path, folder: Path, share: float) -> Tables:
     counts = {"train": round(WORDS * share), **dict.fromkeys(("dev", "test"), round(DEVELOPED * share))}
     counts["judged"] = max(20, round(JUDGED * share))
     whole = corpora.parts(data, folder, "scotus")
-    made: dict[str, Callable[[], pa.Table]] = {
-        part: partial(lambda part: turns(corpora.read(whole[part]), counts[part]), part) for part in corpora.PARTS
-    }
-    made["judged"] = lambda: justices(turns(corpora.read(whole["test"]), sys.maxsize), counts["judged"])
-    found = {part: corpora.kept(folder / f"scotus-{part}-{counts[part]}.parquet", make) for part, make in made.items()}
+
+    def pieces(part: str) -> pa.Table:
+        if part == "judged":
+            return justices(turns(corpora.read(whole["test"]), sys.maxsize), counts[part])
+        return turns(corpora.read(whole[part]), counts[part])
+
+    def kept(part: str, ending: str, chosen: Callable[[pa.Table], pa.Table]) -> Path:
+        return corpora.kept(folder / f"scotus-{part}-{counts[part]}{ending}.parquet", lambda: chosen(pieces(part)))
+
+    found = {part: kept(part, "", lambda table: table.drop_columns([TURN])) for part in counts}
+    found |= {f"{part}_{TURN}": kept(part, f"-{TURN}", lambda table: table.select([TURN])) for part in MEASURED}
     own = found["train"].with_name(f"scotus-justices-{counts['train']}-{counts['judged']}.parquet")
     return {**found, "labelled_train": corpora.kept(own, partial(spoken_by, found["train"], found["judged"]))}
+
+
+def of_whole_turns(figures: Figures, tables: Tables) -> Figures:
+    """What texts add to figures of oral arguments, summed over the pieces of each turn: an entry for every turn."""
+    told = {part: corpora.read(tables[f"{part}_{TURN}"])[TURN].to_numpy() for part in MEASURED}
+    return {
+        name: summed(sums, told["test" if name.startswith("perplexity") else "judged"])
+        for name, sums in figures.items()
+    }
+
+
+def summed(sums: TextSums, numbers: NDArray[np.int64]) -> TextSums:
+    """What N texts add, summed over those of one of the `numbers` (N,)."""
+    if len(numbers) != len(sums.above):
+        raise ValueError(f"{len(sums.above)} texts, of which {len(numbers)} have a turn")
+    _, places = np.unique(numbers, return_inverse=True)
+    above, below = (np.bincount(places, part).astype(np.float64) for part in (sums.above, sums.below))
+    return TextSums(f"{sums.key} {TURN}s", above, below)
 
 
 def spoken_by(train: Path, judged: Path) -> pa.Table:
@@ -159,7 +194,9 @@ def experiment(name: str, tables: Tabled, measure: Callable[[Run, Tables], Measu
 
 EXPERIMENTS = {
     "reddit_titles": experiment("reddit_titles", reddit_tables, of_communities),
-    "scotus": experiment("scotus", scotus_tables, of_scotus, **classifiers("speaker", "word")),
+    "scotus": replace(
+        experiment("scotus", scotus_tables, of_scotus, **classifiers("speaker", "word")), whole=of_whole_turns
+    ),
     "commonvoice9": experiment(
         "commonvoice9", commonvoice9_tables, of_languages, **classifiers("language", "character")
     ),

@@ -35,10 +35,12 @@ from factorcell.generation.generate import GenerationOptions, every
 from factorcell.model.run import Run
 from study import Experiment, Measured, Row
 
-TEMPLATES = (  # of tables 6.1 to 6.3
+# Of tables 6.1 to 6.3, of films where print has restaurants. Their marks go, as texts of imdb have none; print's second
+# speaks of the food.
+TEMPLATES = (
     "my wife and i saw this and ____",
-    "this was the first film of his that i saw and it was ____",
-    "i will ____ it again",
+    "this was my first time watching this and the acting was ____",
+    "i will ____ again",
 )
 # The first words of a review, none of which ends before: all are as long, and the most probable one is kept.
 BEAM = GenerationOptions(

@@ -10,14 +10,14 @@ import sys
 
 import study
 from study import Experiment
-from thesis_sixteen import PARTS, combined, scotus_tables
+from thesis_sixteen import PARTS, combined, of_whole_turns, scotus_tables
 
 VARIABLES = ("case", "speaker", "role")
 SUBSETS = tuple(
     tuple(itertools.compress(VARIABLES, subset)) for subset in itertools.product((False, True), repeat=len(VARIABLES))
 )
 ROWS = {"+".join(subset): {"data": {"context": list(subset)}, **combined(PARTS)} for subset in SUBSETS[1:-1]}
-EXPERIMENT = Experiment("variables", "thesis_scotus.toml", ROWS, scotus_tables)
+EXPERIMENT = Experiment("variables", "thesis_scotus.toml", ROWS, scotus_tables, whole=of_whole_turns)
 main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from study import Row
 from thesis_specificity import TEMPLATES
 
 ORDER = tuple(reversed(PAPER_MODELS[1:]))  # as tables 6.1 to 6.3 have them
+WRITTEN = ("fit, %", "deviation", "5-grams copied, %")  # of what models write, and of real texts
 TOWNS = {"town_any": "a town", "town_own": "their hotel's", "town_commonest": "the commonest one"}
 
 Published = Mapping[str, Sequence[float]]
@@ -49,20 +50,36 @@ def fillers(found: Results) -> str:
 
 
 def specificity(found: Results, published: Published) -> str:
-    """Tables 6.4 and 6.5: how many texts are judged to fit, how far off the others are, and the perplexity."""
+    """Tables 6.4 and 6.5: how many texts are judged to fit, how far off and how much copied they are, the perplexity.
+
+    Real texts have no perplexity.
+    """
     lines = []
     for name in PAPER_MODELS:
-        figures = [found.shown(name, "specificity", ".1f", 100.0), found.shown(name, "deviation")]
+        figures = [*written(found, name), found.shown(name, "perplexity_known")]
         printed = [shown(published[name][0], ".1f"), *(shown(value) for value in published[name][1:])]
-        lines.append([name, *figures, found.shown(name, "perplexity_known"), *printed])
+        lines.append([name, *figures, *printed])
     perplexity = "perplexity per word, known targets"
-    header = ["model", "fit, %", "deviation", perplexity, "thesis: fit, %", "deviation", f"thesis: {perplexity}"]
+    header = ["model", *WRITTEN, perplexity, "thesis: fit, %", "deviation", f"thesis: {perplexity}"]
     if not found.candidates:
         return f"{markdown(header, lines)}\n{NO_ROW}"
-    real = found.candidates[0].rows[0].get("real")
-    told = "" if real is None else f"Real texts: {real['accuracy']:.1%} fit, {real['deviation']:.2f} off.\n"
+    lines += [["real texts", *own, *[""] * (len(header) - 1 - len(own))] for own in real_texts(found)]
     orders = found.orders("specificity", {name: row[0] for name, row in published.items()})
-    return f"{markdown(header, lines)}\n{told}Fit: {orders}{towns(found)}"
+    return f"{markdown(header, lines)}\nFit: {orders}{towns(found)}"
+
+
+def written(found: Results, name: str) -> list[str]:
+    """What is judged of the texts that a row wrote, in the columns `WRITTEN`."""
+    fit, copied = (found.shown(name, key, ".1f", 100.0) for key in ("specificity", "copied_5"))
+    return [fit, found.shown(name, "deviation"), copied]
+
+
+def real_texts(found: Results) -> list[list[str]]:
+    """The same of real texts, from the row that has most of it: older ones lack what is copied. None without any."""
+    every: list[Row] = [row.get("real", {}) for one in found.candidates for row in one.rows]
+    real = max(every, key=len, default={})
+    copied = shown(100 * real.get("copied_5", np.nan), ".1f")
+    return [[shown(100 * real["accuracy"], ".1f"), shown(real["deviation"]), copied]] if real else []
 
 
 def sampled(found: Results) -> str:
@@ -70,19 +87,10 @@ def sampled(found: Results) -> str:
     lines = []
     for name in (name for name in PAPER_MODELS if name in found):
         more = None if name == PAPER_MODELS[0] else found.difference(name, "specificity", PAPER_MODELS[0])
-        told = "" if more is None else more.told(".1f", 100.0)
-        shares = [found.shown(name, key, ".1f", 100.0) for key in ("specificity", "copied_5")]
-        lines.append([name, shares[0], told, found.shown(name, "deviation"), shares[1]])
-    if lines:
-        real = found.candidates[0].rows[0]["real"]
-        own = [
-            shown(100 * real["accuracy"], ".1f"),
-            "",
-            shown(real["deviation"]),
-            shown(100 * real.get("copied_5", np.nan), ".1f"),
-        ]
-        lines.append(["real texts", *own])
-    return with_none(["model", "fit, %", "above unadapted, points", "deviation", "5-grams copied, %"], lines)
+        fit, *others = written(found, name)
+        lines.append([name, fit, "" if more is None else more.told(".1f", 100.0), *others])
+    lines += [["real texts", fit, "", *others] for fit, *others in real_texts(found)]
+    return with_none(["model", WRITTEN[0], "above unadapted, points", *WRITTEN[1:]], lines)
 
 
 def towns(found: Results) -> str:

@@ -22,6 +22,7 @@ import titles
 from factorcell import files
 from factorcell.data.cache import prepare
 from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from pages import beside
 from pages.results import Results
@@ -170,6 +171,44 @@ def test_long_turns_become_several() -> None:
         assert " ".join(piece["text"] for piece in pieces).split() == every[:words]
         assert all(0 < len(piece["text"].split()) <= thesis_sixteen.LONGEST for piece in pieces)
         assert all("abcdef"[int(piece["text"][1])] == piece["case"] for piece in pieces)
+        assert all(piece["text"][1] == str(piece["turn"]) for piece in pieces)
+
+
+def test_pieces_of_a_turn_fall_into_one_group(tmp_path: Path) -> None:
+    """An entry for every turn, and a group has all of its pieces or none; totals are those of the pieces."""
+    lengths = np.random.default_rng(0).integers(1, 200, 150)
+    texts = [" ".join(f"w{turn}" for _ in range(length)) for turn, length in enumerate(lengths)]
+    rows = [
+        {"text": text, "case": "a", "speaker": f"j{turn % 3}", "role": "justice" if turn % 2 else "advocate"}
+        for turn, text in enumerate(texts)
+    ]
+    for part in corpora.PARTS:
+        corpora.written(tmp_path / "scotus" / f"{part}.parquet", pa.Table.from_pylist(rows))
+    tables = thesis_sixteen.scotus_tables(tmp_path, tmp_path / "tables", 1.0)
+    figures, spoken = {}, {}
+    for name, part in (("perplexity", "test"), ("accuracy", "judged")):
+        table = corpora.read(tables[part])
+        assert table.column_names == ["text", "case", "speaker", "role"]
+        spoken[name] = np.array([int(text.split()[0][1:]) for text in table["text"].to_pylist()])
+        figures[name] = TextSums("k", 1.0 + spoken[name], np.ones(len(table)))
+    made = thesis_sixteen.of_whole_turns(figures, tables)
+    for name, sums in made.items():
+        turns, counts = np.unique(spoken[name], return_counts=True)
+        assert max(counts) > 1
+        assert sums.above.tolist() == ((1.0 + turns) * counts).tolist()
+        assert sums.below.tolist() == counts.tolist()
+        assert sums.ratio == pytest.approx(figures[name].ratio)
+        assert sums.key != figures[name].key  # no row by turns is compared with one by pieces
+        grouped = study.grouped(sums)
+        assert sum(grouped["below"]) == len(spoken[name])
+    with pytest.raises(ValueError, match="have a turn"):
+        thesis_sixteen.summed(figures["accuracy"], np.zeros(3, dtype=np.int64))
+
+
+def test_only_oral_arguments_are_told_by_turns() -> None:
+    """Table 3.8 has rows of table 3.7 beside its own, so both have entries of turns; other sets have texts."""
+    by_turns = {name for name, one in ALL.items() if one.whole is thesis_sixteen.of_whole_turns}
+    assert by_turns == {"scotus", "variables"}
 
 
 def test_the_justices_who_speak_most() -> None:

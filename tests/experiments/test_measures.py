@@ -32,3 +32,46 @@ def test_detection_is_by_perplexities_as_z_scores(tmp_path: Path) -> None:
     assert found["auc"] == pytest.approx(np.mean(areas))
     assert (found["candidates"], found["distractors"]) == (len(values), 3)
     assert measures.detected(run, {"judged": judged}, "city", values[:1], ("x",)).row == {}
+
+
+@pytest.mark.filterwarnings("ignore:.*far outside of training")
+def test_the_cities_of_the_paper_stand_beside_ours(tmp_path: Path) -> None:
+    """Each six judge the texts at most 300 km from one of them, by the likelihoods at these cities alone."""
+    run = make_run(tmp_path / "r", ("city", "stars", "lat:number", "lon:number"))
+    ours, printed = measures.Cities("world_cities.csv"), measures.PRINTED_CITIES
+    assert len(printed.named()) == 6
+    near = {
+        "London": (51.5, -0.1),
+        "Manchester": (53.5, -2.2),
+        "Vienna": (48.2, 16.4),
+        "Madrid": (40.4, -3.7),
+        "": (0, 0),
+    }
+    rows = [
+        {"text": text, "city": "Nice", "stars": "1", "lat": lat, "lon": lon}
+        for (lat, lon), text in itertools.product(near.values(), ("the sea", "sun and sand"))
+    ]
+    judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
+    found = measures.nearest_city(run, {"judged": judged}, ours)
+    for ending, cities in (("", ours), (measures.PRINTED, printed)):
+        names = [name for name in near for _ in range(2)]
+        scores = [[run.score([{**row, **place}])[0]["nats"] for place in cities.named().values()] for row in rows]
+        best = [list(cities.named())[int(np.argmin(line))] for line in scores]
+        # Manchester is within 300 km of London, which is the nearest of our six there
+        truth = ["London" if name == "Manchester" and not ending else name for name in names]
+        right = [one == other for one, other in zip(best, truth, strict=True) if other in cities.named()]
+        assert found.row[f"judged{ending}"] == len(right) == 6
+        assert found.row[f"candidates{ending}"] == 6
+        assert found.row[f"accuracy{ending}"] == pytest.approx(np.mean(right))
+        sums = found.figures[f"accuracy{ending}"]
+        assert sums.above.sum() / sums.below.sum() == pytest.approx(np.mean(right))
+
+
+@pytest.mark.filterwarnings("ignore:.*far outside of training")
+def test_cities_that_no_text_is_near_are_left_out(tmp_path: Path) -> None:
+    """A small trial has no row of them, where a share of no texts would be none."""
+    run = make_run(tmp_path / "r", ("lat:number", "lon:number"))
+    rows = [{"text": "the sea", "lat": 48.2, "lon": 16.4}]  # Vienna
+    judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
+    found = measures.nearest_city(run, {"judged": judged}, measures.Cities("world_cities.csv"))
+    assert set(found.row) == {"candidates", "judged", "accuracy"}

@@ -1,5 +1,7 @@
 """What experiments keep of models in words and maps, and the tables that are made of it."""
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ from pyarrow import parquet as pq
 import hotels
 import samples
 import thesis_sixteen
-from factorcell.generation.generate import fill
 from pages import words
 from pages.results import Results
 from tests.small import make_letters, make_run, nats_of
@@ -43,15 +44,23 @@ def test_boosted_words_are_those_of_positive_bias(tmp_path: Path) -> None:
     assert 0 < len(row["words"]) <= samples.BOOSTED
 
 
-def test_fillers_of_every_value(tmp_path: Path) -> None:
-    """The best filler of each template for each value, the highest value first; what is not to be made says why."""
-    run = make_run(tmp_path / "run", ("city", "stars"), adapt=("factor",))
+def test_fillers_of_every_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the most probable text that ends with the template, for each value, the highest first, by trying all.
+
+    Those of one and two tokens are tried, so the search is for these. What is not to be made says why.
+    """
+    run = make_run(tmp_path / "run", ("stars",), adapt=("factor",))
+    assert (samples.FILLED.max_tokens, samples.FILLED.whole) == (4, True)
+    monkeypatch.setattr(samples, "FILLED", replace(samples.FILLED, max_tokens=2))
+    words = run.vocabulary.tokens[3:]
+    tried = [*words, *(" ".join(pair) for pair in itertools.product(words, repeat=2))]
     templates = ["the ____ and sand", "cold ____"]
     found = samples.fillers(run, templates, "stars")["fillers"]
     for template, own in zip(templates, found, strict=True):
         assert list(own) == ["5", "1"]
         for stars, filler in own.items():
-            assert filler == fill(run, template, [{"stars": stars}])[0]["filler"]
+            rows = [{"text": template.replace("____", one), "stars": stars} for one in tried]
+            assert filler == tried[int(np.argmin([row["nats"] for row in run.score(rows)]))]
     told = samples.tried("fillers", lambda: samples.fillers(run, ["the moon ____"], "stars"))
     assert "'moon' is not in the vocabulary" in told["fillers"]["none"]
 

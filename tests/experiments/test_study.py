@@ -19,6 +19,7 @@ import thesis_sixteen
 from factorcell import files
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import evaluate
+from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from factorcell.training import trainer as training
 
@@ -110,6 +111,21 @@ def test_a_finished_row_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(study, "finish", lambda *_: pytest.fail("trained again"))
     assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
     assert study.main(tiny, given(tmp_path, jobs=2), ["x.py"]) == 0
+
+
+def test_parts_of_a_text_are_made_whole_before_texts_are_grouped(tmp_path: Path) -> None:
+    """The groups of a row are of what `whole` makes of the figures; the figures themselves are those of all texts."""
+
+    def halves(figures: Figures, tables: corpora.Tables) -> Figures:
+        assert "test" in tables
+        return {name: TextSums("w", sums.above[:1], sums.below[:1]) for name, sums in figures.items()}
+
+    plain = experiment(tmp_path, ROWS)
+    assert study.main(plain, given(tmp_path, ["concat"]), ["x.py"]) == 0
+    assert study.main(replace(plain, name="w", runs="tiny", whole=halves), given(tmp_path, ["concat"]), ["x.py"]) == 0
+    [first], [row] = (files.read_rows(tmp_path / f"{name}.jsonl") for name in ("tiny", "w"))
+    assert (row["sums"]["perplexity"]["key"], len(row["sums"]["perplexity"]["above"])) == ("w", 1)
+    assert (len(first["sums"]["perplexity"]["above"]), row["perplexity"]) == (7, first["perplexity"])
 
 
 def test_a_command_names_no_folder_of_the_machine(tmp_path: Path) -> None:
