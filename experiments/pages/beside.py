@@ -9,6 +9,7 @@ import tacl_baselines
 from factorcell.choices import PROPOSALS
 from factorcell.config import PAPER_MODELS
 from family import EXPERIMENT as FAMILY
+from measures import PRINTED
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
 from thesis_queries import LATE, NO_LAYER, RULES
@@ -55,7 +56,17 @@ def four(found: Results, published: Published, unit: str = "word") -> str:
         printed += [shown(one, ".1f") for one in published.get(model, ())[1:]]
         lines.append([model, parameters, *own(found, model, ["accuracy"]), *printed, *[""] * (3 - len(printed))])
     header = ["model", "parameters", *ours(unit), "accuracy, %", *theirs("TACL", unit), "accuracy, %"]
-    return markdown(header, lines) + "\n" + told(found, published, KNOWN)
+    return markdown(header, lines) + "\n" + told(found, published, KNOWN) + printed_cities(found)
+
+
+def printed_cities(found: Results) -> str:
+    """How often the nearest of the cities that the paper tells apart is told; nothing of a set without cities."""
+    key = f"accuracy{PRINTED}"
+    shares = [f"{name} {share} %" for name in PAPER_MODELS if (share := found.shown(name, key, ".1f", 100.0))]
+    if not shares:
+        return ""
+    _, texts = found.units(PAPER_MODELS[-1], key)
+    return f"Of {texts} texts near one of the paper's six cities {', '.join(shares)} are told.\n"
 
 
 def told(found: Results, published: Published, counted: str) -> str:

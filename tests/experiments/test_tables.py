@@ -168,6 +168,14 @@ def test_four_models_beside_those_of_the_paper() -> None:
     assert lines["factorcell"][:3] == ["5,678", "**91.00**", "**90.00**"]
     assert lines["factorcell"][3].startswith("+10.0% [")
     assert lines["factorcell"][4:] == ["90.5", "92.30", "4.1%", "90.6"]
+    assert "six cities" not in beside.four(Results.of(rows), PUBLISHED["tacl"]["AgNews"])
+    for one in rows:
+        one["sums"]["accuracy_printed_cities"] = {"key": "c", "above": [1.0, 2.0], "below": [3.0, 2.0]}
+        one["accuracy_printed_cities"] = 0.6
+    text = beside.four(Results.of(rows), PUBLISHED["tacl"]["AgNews"])
+    assert text.endswith(
+        "Of 5 texts near one of the paper's six cities unadapted 60.0 %, factorcell 60.0 % are told.\n"
+    )
 
 
 def test_every_perplexity_has_its_unit_and_its_targets_in_its_head() -> None:
