@@ -66,7 +66,7 @@ def printed_cities(found: Results) -> str:
     if not shares:
         return ""
     _, texts = found.units(PAPER_MODELS[-1], key)
-    return f"Of {texts} texts near one of the paper's six cities {', '.join(shares)} are told.\n"
+    return f"Of {texts} texts near one of the paper's six cities these are told:\n{', '.join(shares)}.\n"
 
 
 def told(found: Results, published: Published, counted: str) -> str:
