@@ -174,7 +174,7 @@ def test_four_models_beside_those_of_the_paper() -> None:
         one["accuracy_printed_cities"] = 0.6
     text = beside.four(Results.of(rows), PUBLISHED["tacl"]["AgNews"])
     assert text.endswith(
-        "Of 5 texts near one of the paper's six cities unadapted 60.0 %, factorcell 60.0 % are told.\n"
+        "Of 5 texts near one of the paper's six cities these are told:\nunadapted 60.0 %, factorcell 60.0 %.\n"
     )
 
 
