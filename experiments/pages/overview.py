@@ -145,7 +145,10 @@ def chapter_4(read: Read, printed: Mapping[str, Any]) -> list[Line]:
         ),
         Line("F4.3, TACL F2", "a review by five and one stars", "tacl hotels"),
         *character,
-        Line("F4.4, TACL F3", "the same, of characters", "tacl_trials languages", why="a drawing"),
+        opposed(
+            Line("F4.4, TACL F3", "the same, of characters", "tacl_trials languages"),
+            {"languages": rows_of(read("tacl_trials_languages"))},
+        ),
         ranked(
             Line("F4.5, TACL F5", "a rank of 20 in place of 0", "tacl_trials dbpedia", printed="+5.0%"),
             rows_of(read("tacl_trials_dbpedia")),
