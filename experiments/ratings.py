@@ -22,7 +22,7 @@ import tacl
 import thesis_specificity
 from factorcell import files
 from factorcell.config import UserError
-from factorcell.evaluation.judge import Judge, JudgeOptions
+from factorcell.evaluation.judge import Judge
 from factorcell.evaluation.statistics import rank_correlation
 from factorcell.model.run import Run
 from pages.markdown import markdown
@@ -68,9 +68,7 @@ def judge(name: str, data: Path, out: Path) -> Judge:
     of = tacl.experiment(how.of)
     tables = thesis_specificity.tables(name, of, data, out / "tables", 1.0)
     run = Run.open(out / of.name / next(iter(of.rows)) / "0")
-    asked = JudgeOptions(how.target, "fasttext", how.order)
-    train, held = tables["labelled_train"], tables["labelled_test"]
-    return Judge.train_on(train, run.config.data, asked, held=held, vocabulary=run.vocabulary)
+    return thesis_specificity.judge_of(run, tables, how)
 
 
 def write(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:

@@ -120,9 +120,7 @@ def measure(run: Run, tables: Tables, name: str, number: int) -> Measured:
     how, contexts = SETS[name], wanted(run, name, number)
     if not contexts:  # in a trial all of them may be rare
         return Measured({})
-    asked = JudgeOptions(how.target, "fasttext", how.order)
-    train, held = tables["labelled_train"], tables["labelled_test"]
-    judge = Judge.train_on(train, run.config.data, asked, held=held, vocabulary=run.vocabulary)
+    judge = judge_of(run, tables, how)
     path = file_of(run.folder, name, number)
     texts = write(run, [context for context, _ in contexts], how.options, path)
     found, row = fitting(judge, texts, contexts), Row()
@@ -131,6 +129,13 @@ def measure(run: Run, tables: Tables, name: str, number: int) -> Measured:
     if name == "imdb" and number == how.texts:
         row |= samples.tried("fillers", partial(samples.fillers, run, TEMPLATES, "rating"))
     return found | Measured(row)
+
+
+def judge_of(run: Run, tables: Tables, how: Writing) -> Judge:
+    """Who tells the targets of texts apart, by the words of a run."""
+    asked = JudgeOptions(how.target, "fasttext", how.order)
+    train, held = tables["labelled_train"], tables["labelled_test"]
+    return Judge.train_on(train, run.config.data, asked, held=held, vocabulary=run.vocabulary)
 
 
 def fitting(judge: Judge, texts: Sequence[Row], contexts: Sequence[Wanted]) -> Measured:

@@ -172,12 +172,17 @@ def sparse_told(found: Results, published: Published, best: Mapping[str, str]) -
     return f"Perplexity: {orders}{added}"
 
 
+def system(name: str) -> tuple[str, str]:
+    """The row that has the reciprocal ranks of what completes, and how they are called there."""
+    return (BESIDE[name], name) if name in BESIDE else (name, "mrr")
+
+
 def queries(found: Results, published: Mapping[str, Published]) -> str:
     """Table 5.2: mean reciprocal ranks, over the texts of all users that no model was trained on."""
     kinds = ("seen", "unseen", "")
     lines = []
     for name in (*published["large"], NO_LAYER, "history", "blend"):
-        row, figure = (BESIDE[name], name) if name in BESIDE else (name, "mrr")
+        row, figure = system(name)
         own = [found.shown(row, f"{figure}_{kind}".rstrip("_"), ".3f") for kind in kinds]
         own.append(found.shown(row, f"{figure}_late", ".3f"))
         every = [published[size].get(name, [None] * 3) for size in ("small", "large")]

@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from statistics import NormalDist
 
+from factorcell.evaluation.statistics import INTERVAL
 from pages import overview
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results, rows_of
@@ -14,7 +14,6 @@ from tacl_beyond import MODEL, RUN, WITH, experiment
 TOLD = "told"
 GO_ON = (TOLD, WITH)  # rows whose trainings begin with those of the FactorCell, seed by seed
 CODE_TEXTS, WANTED = 3000, 0.2  # texts of dev that the published code is measured on; by how much fewer are to be wrong
-NORMAL = NormalDist().inv_cdf(0.975)  # standard deviations that 95 % lie within
 ACCURACY, CHOSEN_BY = "classifier_accuracy", "classifier_dev_accuracy"
 CALIBRATION = "classifier_calibration_error"
 HEADER = (
@@ -74,7 +73,7 @@ def fewer(found: Results, code: float) -> str:
 def share(found: Results, row: str, code: float) -> str:
     """By what share a row makes fewer errors than `code`, a share of errors on other texts, each wrong by chance."""
     wrong, (_, texts) = 1 - found.row(row)[ACCURACY], found.units(row, ACCURACY)
-    reach = NORMAL * math.hypot(
+    reach = INTERVAL * math.hypot(
         *(math.sqrt((1 - one) / (one * count)) for one, count in ((wrong, texts), (code, CODE_TEXTS)))
     )
     low, point, high = (1 - wrong / code * math.exp(factor * reach) for factor in (1, 0, -1))

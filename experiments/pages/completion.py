@@ -14,13 +14,13 @@ from study import Row
 from thesis_queries import LATE, LENGTHS, OFTEN, PAIRS, PLACES, PREFIX, RISEN, ROWS, SUGGESTED, WARM
 
 LEARNING = ("factor", "concat")  # those that tell users apart, in the order of the printed tables
-SYSTEMS = {  # what completes -> the row that has its figures, and how they are called there
-    "most popular completion": ("unadapted", "mpc"),
-    "one's own earlier texts": ("factor", "history"),
-    "unadapted": ("unadapted", "mrr"),
-    "ConcatCell": ("concat", "mrr"),
-    "FactorCell": ("factor", "mrr"),
-    "blend": ("factor", "blend"),
+SYSTEMS = {  # what completes, and what it is called in tables
+    "mpc": "most popular completion",
+    "history": "one's own earlier texts",
+    "unadapted": "unadapted",
+    "concat": "ConcatCell",
+    "factor": "FactorCell",
+    "blend": "blend",
 }
 
 
@@ -36,13 +36,14 @@ def tables(found: Results, drawn: Sequence[Row]) -> dict[str, str]:
 
 
 def reached(found: Results) -> dict[str, str]:
-    """The tables of docs/completion.md: what each system reaches, and what learning who writes brings over time."""
+    """The table of docs/completion.md: what each system reaches."""
     lines = []
-    for name, (row, figure) in SYSTEMS.items():
+    for name, what in SYSTEMS.items():
+        row, figure = beside.system(name)
         ranks = [found.shown(row, f"{figure}{kind}", ".3f") for kind in ("", "_seen", "_unseen", "_late")]
         own = figure == "mrr"
         more = found.above(row, "mrr", "unadapted") if own and name != "unadapted" else None
-        lines.append([name, ranks[0], _told(more), *ranks[1:], found.shown(row, "perplexity_online") if own else ""])
+        lines.append([what, ranks[0], _told(more), *ranks[1:], found.shown(row, "perplexity_online") if own else ""])
     header = ["system", "MRR", "above unadapted", "seen", "unseen", f"after {LATE} texts", "perplexity per character"]
     if not found.candidates:
         return {"What it reaches": f"{markdown(header, lines)}\n{NO_ROW}"}

@@ -11,7 +11,7 @@ import tacl
 from factorcell.config import PAPER_MODELS
 from pages import completion, specificity
 from pages.markdown import markdown
-from pages.results import Published, Results, chosen, rows_of, with_both_ends
+from pages.results import Published, Results, chosen, column, rows_of, with_both_ends
 from pages.verdicts import (
     KNOWN,
     NO_ROW,
@@ -71,21 +71,21 @@ def introduction() -> list[Line]:
 
 def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
     """Sixteen ways to adapt, on three sets."""
-    reddit, scotus = read("subreddits"), read("scotus")
+    titles, reddit, languages, scotus = map(read, ("reddit_titles", "subreddits", "commonvoice9", "scotus"))
     variables = Results.of(with_both_ends(rows_of(read("variables", "none")), rows_of(scotus)), "none")
     every = "+".join(VARIABLES)
     return [
         measured(
             Line("T3.3, 2017 T3", "communities", "thesis_sixteen reddit_titles"),
-            read("reddit_titles"),
+            titles,
             {name: row[:1] for name, row in printed["reddit_titles"].items()},
             BEST,
         ),
         by_trainings(
             Line("T3.3, 2017 T3", "communities, AUC", "thesis_sixteen reddit_titles"),
-            read("reddit_titles"),
+            titles,
             "auc",
-            {name: row[1] for name, row in printed["reddit_titles"].items() if len(row) > 1},
+            column(printed["reddit_titles"], 1),
             BEST,
         ),
         Line("T3.4, 2017 T4", "neighbours of communities", "thesis_subreddits"),
@@ -96,15 +96,15 @@ def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
         ),
         *both(
             Line("T3.6, 2017 T6", "languages", "thesis_sixteen commonvoice9"),
-            read("commonvoice9"),
+            languages,
             printed["commonvoice9"],
             BEST,
         ),
         by_trainings(
             Line("T3.6, 2017 T6", "languages, F1", "thesis_sixteen commonvoice9"),
-            read("commonvoice9"),
+            languages,
             "macro_f1",
-            {name: row[2] for name, row in printed["commonvoice9"].items() if len(row) > 2},
+            column(printed["commonvoice9"], 2),
             BEST,
         ),
         Line("F3.1, 2017 F1, TACL F4", "a hidden unit for Spanish", "thesis_sixteen commonvoice9"),

@@ -257,12 +257,17 @@ def means(rows: Sequence[Mapping[str, Any]]) -> Row:
 
 def perplexities(printed: Published) -> dict[str, float]:
     """The first figure of each printed row."""
-    return {name: row[0] for name, row in printed.items()}
+    return column(printed, 0)
 
 
 def accuracies(printed: Published) -> dict[str, float]:
     """The second figure of each printed row that has one."""
-    return {name: row[1] for name, row in printed.items() if len(row) > 1}
+    return column(printed, 1)
+
+
+def column(printed: Published, place: int) -> dict[str, float]:
+    """The figure at a place of each printed row that has so many."""
+    return {name: row[place] for name, row in printed.items() if len(row) > place}
 
 
 def gain(value: float | None, base: float | None) -> float | None:

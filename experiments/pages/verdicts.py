@@ -8,7 +8,7 @@ from typing import NamedTuple
 from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.comparison import COMPARED
-from factorcell.evaluation.statistics import rank_correlation
+from factorcell.evaluation.statistics import INTERVAL, rank_correlation
 from pages import finetuning, trials, words
 from pages.markdown import shown
 from pages.results import (
@@ -142,7 +142,7 @@ def surely(found: Interval, tries: int) -> bool:
     """Whether a gain is above zero, as one of so many `tries`, of which one in forty would be by chance alone."""
     if found.low is None:
         return False
-    wider = NormalDist().inv_cdf(1 - 0.025 / tries) / NormalDist().inv_cdf(0.975)
+    wider = NormalDist().inv_cdf(1 - 0.025 / tries) / INTERVAL
     return found.point > wider * (found.point - found.low)
 
 
@@ -164,7 +164,7 @@ def grouped(line: Line, found: Results, column: str) -> Line:
     """A line of a map: whether nearest neighbours are alike more often than by chance."""
     more = words.nearer(found, PAPER_MODELS[-1], column)
     hotels, same, chance, *_ = words.alike(found, PAPER_MODELS[-1], column)
-    if more is None or any(len(one.rows) < SEEDS for one in found.candidates if one.name == PAPER_MODELS[-1]):
+    if more is None or len(found.seeds(PAPER_MODELS[-1])) < SEEDS:
         return line._replace(ours=NO_ROW, why="not trained" if more is None else f"fewer than {SEEDS} seeds")
     verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[more.sign]
     return line._replace(ours=f"{same}% alike, {chance}% by chance", verdict=verdict, why=f"of {hotels} hotels")
@@ -197,7 +197,7 @@ def _of_users(line: Line, found: Results, base: str, gained: Interval | None, ke
     """A line of what the FactorCell has `gained` over the row `base`, in figures `keys` of enough users and texts."""
     if gained is None:
         return line._replace(ours=NO_ROW, why="not trained")
-    if any(len(one.rows) < SEEDS for one in found.candidates if one.name in ("factor", base)):
+    if any(len(found.seeds(name)) < SEEDS for name in ("factor", base)):
         return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
     users, texts = map(min, zip(*(found.units("factor", key) for key in keys), strict=True))
     few = users < USERS or texts < TEXTS

@@ -208,7 +208,7 @@ def test_what_completion_reaches() -> None:
                     one[name + kind], one["sums"][name + kind] = one[f"mrr{kind}"], one["sums"][f"mrr{kind}"]
     text = completion.reached(Results.of(rows))["What it reaches"]
     lines = by_name(text)
-    assert list(lines) == list(completion.SYSTEMS)
+    assert list(lines) == list(completion.SYSTEMS.values())
     assert lines["FactorCell"][0] == lines["blend"][0] == lines["one's own earlier texts"][0] != lines["unadapted"][0]
     assert lines["most popular completion"][0] == lines["unadapted"][0]
     assert lines["FactorCell"][1].startswith("+")
