@@ -21,7 +21,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from factorcell.config import Config, UserError, choose
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summarised
 from factorcell.evaluation.text_figures import Figures, TextSums
-from factorcell.model.precision import AUTO
+from factorcell.model import precision
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.fit import fit
@@ -47,7 +47,6 @@ SEEDS = (0, 1, 2)
 GROUPS = 100  # of texts, whose sums a row keeps
 POLL = 1.0  # seconds between two looks at the trainings
 STOPPED = 130  # the exit code of who was stopped
-PRECISION = "bfloat16"  # where a recipe leaves it open: what is faster at a busy moment is not to tell rows apart
 
 Row = dict[str, Any]
 Options = Mapping[str, Mapping[str, Any]]  # section -> option -> value
@@ -122,8 +121,8 @@ class Experiment:
             sections[section] = {**sections[section], **options}
         training_options = sections["training"]
         training_options |= {"threads": threads, "seed": training.seed}
-        if training_options.get("precision", AUTO) == AUTO:
-            training_options["precision"] = PRECISION
+        if training_options.get("precision") != precision.SINGLE:
+            training_options["precision"] = products()
         return Config.from_dict(sections, where=f"row {training.row}")
 
 
@@ -178,7 +177,8 @@ class Job:
         for training in done.keys() & set(self.wanted):
             made = Config.from_dict(done[training]["config"])
             now = self.experiment.config(training, made.training.threads)
-            if made != now:
+            of_machine = replace(now.training, precision=made.training.precision)
+            if made != replace(now, training=of_machine):
                 raise UserError(f"{self.rows}: row {training} was made with other options; choose another --results")
         return [training for training in self.wanted if training not in done]
 
@@ -189,6 +189,14 @@ class Job:
             if baseline is None or all(one.row != baseline.after for one in (*waiting, *running)):
                 return training
         return None
+
+
+def products() -> str:
+    """The precision of all trainings here, but those that are to have float32: what the processor has instructions for.
+
+    What is faster at a busy moment is not to tell rows apart. Which of the two it is tells nothing (LOG, 2026-11-24).
+    """
+    return precision.HALF if precision.possible(torch.device("cpu")) else precision.SINGLE
 
 
 def parser(text: str) -> argparse.ArgumentParser:

@@ -20,6 +20,7 @@ from factorcell import files
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.text_figures import Figures, TextSums
+from factorcell.model import precision
 from factorcell.model.run import Run
 from factorcell.training import trainer as training
 
@@ -225,6 +226,23 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     other = experiment(tmp_path, {"concat": {"model": {**ROWS["concat"]["model"], "hidden_size": 5}}})
     assert study.main(other, given(tmp_path), ["x.py"]) == 2
     assert "row concat 0 was made with other options" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("has", "wanted"), [(True, "bfloat16"), (False, "float32")])
+def test_precision_is_that_of_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: bool, wanted: str
+) -> None:
+    """What a recipe leaves open or has as bfloat16 is as the processor has it; rows of another one are finished too."""
+    single = {**ROWS["concat"], "training": {"precision": "float32"}}
+    half = {**ROWS["concat"], "training": {"precision": "bfloat16"}}
+    tiny = experiment(tmp_path, {**ROWS, "single": single, "half": half})
+    monkeypatch.setattr(precision, "possible", lambda device: has)
+    made = {row: tiny.config(study.Training(row, 0), 1).training.precision for row in tiny.rows}
+    assert made == {**dict.fromkeys(tiny.rows, wanted), "single": "float32"}
+    assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
+    monkeypatch.setattr(precision, "possible", lambda device: not has)
+    monkeypatch.setattr(study, "finish", lambda *_: pytest.fail("trained again"))
+    assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
 
 
 # ---- side by side ----
