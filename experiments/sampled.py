@@ -9,6 +9,7 @@ rating, hotels drawn by chance, by sampling at temperature 1.
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 import study
 import tacl
@@ -22,15 +23,17 @@ from study import Experiment, Measured
 from thesis_specificity import file_of, fitting, of_ratings
 
 SETS = ("hotels", "imdb")
-TARGET, TEXTS = "rating", 1000
+TARGET, TEXTS, OF_TRIALS = "rating", 1000, 4000  # texts of each model
 OPTIONS = GenerationOptions("sample", max_tokens=70)
 
 
-def measure(run: Run, tables: Tables) -> Measured:
+def measure(run: Run, tables: Tables, number: int = TEXTS) -> Measured:
     """How many of a run's texts are judged to be of the rating that they were written for."""
-    asked, contexts = JudgeOptions(TARGET, "fasttext"), of_ratings(run, TEXTS)
+    asked, contexts = JudgeOptions(TARGET, "fasttext"), of_ratings(run, number)
+    if not contexts:
+        return Measured({})
     judge = Judge.train_on(tables["train"], run.config.data, asked, held=tables["test"], vocabulary=run.vocabulary)
-    path = file_of(run.folder, "sampled", TEXTS)
+    path = file_of(run.folder, "sampled", number)
     return fitting(judge, write(run, [context for context, _ in contexts], OPTIONS, path), contexts)
 
 
@@ -39,8 +42,9 @@ def experiment(of: Experiment) -> Experiment:
     return replace(of, name=of.name.replace("tacl", "sampled"), runs=of.name, measure=measure)
 
 
+DRAWN = experiment(tacl_trials.experiment("hotels"))
 EXPERIMENTS = {name: experiment(tacl.experiment(name)) for name in SETS}
-EXPERIMENTS["hotels_trials"] = experiment(tacl_trials.experiment("hotels"))
+EXPERIMENTS["hotels_trials"] = replace(DRAWN, measure=partial(measure, number=OF_TRIALS))
 main = study.script(__file__, __doc__, EXPERIMENTS)
 
 if __name__ == "__main__":

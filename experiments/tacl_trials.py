@@ -2,20 +2,22 @@
 
     python experiments/tacl_trials.py agnews --data DATA --out OUT
 
-Fourteen models of each class, none stopped early: sizes and dropout are drawn, the rest is the recipe of the set but
-for its passes, of which they make fewer. A model has one seed, as in the paper: what is told is of all together.
+Fourteen models of each class, none stopped early: sizes and dropout are drawn, the same for all classes; the rest is
+the recipe of the set but for its passes, of which they make fewer. A model has one seed, as in the paper: what is told
+is of all together.
 """
 
 import sys
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
+import draws
 import study
 import tacl
+from corpora import Tables
 from factorcell.config import PAPER_MODELS
-from study import Experiment, Options, Training
+from factorcell.model.run import Run
+from study import Experiment, Measured, Options, Training
 
 ADAPTED = PAPER_MODELS[1:]
 TRIALS = 14  # of each class
@@ -24,17 +26,23 @@ SIZES = {"embedding_size": (50, 200), "hidden_size": (60, 250), "context_size": 
 RANKS = (1, 30)
 DROPOUT = (0.0, 0.3)
 MANY = ("hotels", "hotels13", "tweets", "places")  # sets whose contexts are too many for a bias of each value
+POINTS = draws.evenly(TRIALS, (*SIZES, "rank", "dropout", "bias"))
 
 
 def drawn(name: str, model: str, number: int) -> Options:
-    """The options of a trial, the same on every machine."""
-    random = np.random.default_rng((ADAPTED.index(model), number))
-    sizes = {key: round(float(np.exp(random.uniform(*np.log(ends))))) for key, ends in SIZES.items()}
-    rank = int(random.integers(RANKS[0], RANKS[1] + 1))
-    dropout = round(float(random.uniform(*DROPOUT)), 3)
-    bias = "one_hot" if random.random() < 0.5 and name not in MANY else "low_rank"
+    """The options of a trial, the same on every machine and for all classes."""
+    point = POINTS[number]
+    sizes = {key: round(draws.size(ends, point[key])) for key, ends in SIZES.items()}
+    rank = RANKS[0] + int((RANKS[1] + 1 - RANKS[0]) * point["rank"])
+    dropout = round(DROPOUT[0] + (DROPOUT[1] - DROPOUT[0]) * point["dropout"], 3)
+    bias = "one_hot" if point["bias"] < 0.5 and name not in MANY else "low_rank"
     made = dict(tacl.options(model)["model"])
     return {"model": {**made, **sizes, "rank": rank, "dropout_recurrent": dropout, "output_bias": [bias]}}
+
+
+def measure(run: Run, tables: Tables, name: str) -> Measured:
+    """Which contexts a run tells apart; none of `held`, since no temperature of a trial is told."""
+    return tacl.told(run, {part: table for part, table in tables.items() if part != "held"}, name)
 
 
 def experiment(name: str) -> Experiment:
@@ -45,8 +53,7 @@ def experiment(name: str) -> Experiment:
     rows = {
         f"{model} {number:02}": {**drawn(name, model, number), **short} for number in range(TRIALS) for model in ADAPTED
     }
-    measure = partial(tacl.told, name=name)
-    return replace(of, name=f"tacl_trials_{name}", rows=rows, measure=measure, seeds=(0,))
+    return replace(of, name=f"tacl_trials_{name}", rows=rows, measure=partial(measure, name=name), seeds=(0,))
 
 
 EXPERIMENTS = {name: experiment(name) for name in tacl.SETS}

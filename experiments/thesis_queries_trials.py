@@ -3,13 +3,12 @@
     python experiments/thesis_queries_trials.py --data DATA --out OUT
 
 Eight models of each kind, over the recipe and the texts of thesis_queries.py; their sizes and how long they are trained
-are drawn. A model has one seed: what is told of them is of all together.
+are drawn, the same for all kinds. A model has one seed: what is told of them is of all together.
 """
 
 import sys
 
-import numpy as np
-
+import draws
 import study
 import thesis_queries
 from corpora import Tables
@@ -22,13 +21,14 @@ TRIALS = 8  # of each kind
 SIZES = {"hidden_size": (50, 300), "embedding_size": (12, 32), "variable_size": (4, 30), "rank": (4, 50)}
 PASSES = (0.25, 1.5)  # all drawn evenly in their logarithms
 EVERY = 6  # one text of so many is completed
+POINTS = draws.evenly(TRIALS, (*SIZES, "passes"))
 
 
 def drawn(kind: str, number: int) -> Options:
-    """The options of a trial, the same on every machine."""
-    random = np.random.default_rng((list(ROWS).index(kind), number))
-    sizes = {key: round(float(np.exp(random.uniform(*np.log(ends))))) for key, ends in SIZES.items()}
-    passes = round(float(np.exp(random.uniform(*np.log(PASSES)))), 2)
+    """The options of a trial, the same on every machine and for all kinds."""
+    point = POINTS[number]
+    sizes = {key: round(draws.size(ends, point[key])) for key, ends in SIZES.items()}
+    passes = round(draws.size(PASSES, point["passes"]), 2)
     model = {**ROWS[kind]["model"], **sizes, "context_size": sizes["variable_size"]}
     return {**ROWS[kind], "model": model, "training": {"epochs": passes, "evaluations": 1}}
 

@@ -74,8 +74,8 @@ class Writing:
 SHORTER = replace(BEAM, max_tokens=40, min_tokens=40, width=50, grow=4)
 SETS = {
     "imdb": Writing("imdb", "rating", BEAM, 200),
-    "ratings": Writing("hotels", "rating", SHORTER, 2000, 400),
-    "hotels": Writing("hotels", "class", SHORTER, 400, 200, hotels.CLASSES),
+    "ratings": Writing("hotels", "rating", SHORTER, 2000, 2000),
+    "hotels": Writing("hotels", "class", SHORTER, 400, 1000, hotels.CLASSES),
 }
 
 
@@ -96,6 +96,8 @@ def of_ratings(run: Run, number: int) -> list[Wanted]:
     if "hotel" not in [variable.name for variable in run.schema.variables]:
         return contexts
     names = run.schema.variable("hotel").values[1:]
+    if not names:  # in a trial all of them may be rare
+        return []
     return [({**context, "hotel": names[random.integers(len(names))]}, value) for context, value in contexts]
 
 
@@ -118,7 +120,7 @@ def tables(name: str, of: Experiment, data: Path, folder: Path, share: float) ->
 def measure(run: Run, tables: Tables, name: str, number: int) -> Measured:
     """How many of a run's texts are judged to be what they were written for; for tables also what fills a gap."""
     how, contexts = SETS[name], wanted(run, name, number)
-    if not contexts:  # in a trial all of them may be rare
+    if not contexts:
         return Measured({})
     judge = judge_of(run, tables, how)
     path = file_of(run.folder, name, number)

@@ -47,7 +47,7 @@ def recurrent_weights(row: Row) -> int:
 
 
 def worth(rows: Sequence[Row]) -> Worth | None:
-    """Least squares of log perplexity on the logarithm of the size of W and on the rank, which is 0 of a ConcatCell.
+    """Least squares of log perplexity on what is drawn: the rank, which is 0 of a ConcatCell, and all else.
 
     The interval is that of trials drawn again. None of fewer than `LEAST` trials.
     """
@@ -55,15 +55,21 @@ def worth(rows: Sequence[Row]) -> Worth | None:
     ranked += [(row, 0) for row in of_class(rows, "concatcell")]
     if len(ranked) < LEAST:
         return None
-    sizes = np.log([recurrent_weights(row) for row, _ in ranked])
-    inputs = np.stack([np.ones(len(ranked)), sizes, np.array([rank for _, rank in ranked], dtype=float)], axis=1)
+    inputs = np.array([(1.0, float(np.log(recurrent_weights(row))), rank, *besides(row)) for row, rank in ranked])
     logs = np.log(np.array([row["perplexity_known"] for row, _ in ranked], dtype=np.float64))
     counts = bootstrap.counts(len(ranked), DRAWS)
     slopes = np.array([fitted(inputs, logs, counted) for counted in counts])
     saved = -np.expm1(RANK * slopes[:, 2])
-    size, rank = slopes[0, 1:]
+    size, rank = slopes[0, 1:3]
     weights = float(WEIGHTS * np.exp(RANK * rank / size)) if size < 0 and rank < 0 else None
     return Worth(Interval(float(saved[0]), *(float(end) for end in np.quantile(saved[1:], (0.025, 0.975)))), weights)
+
+
+def besides(row: Row) -> tuple[float, ...]:
+    """What else is drawn of a model that its perplexity may hang on: dropout, context size and the kind of its bias."""
+    model = row["config"]["model"]
+    one_hot = float("one_hot" in model["output_bias"])
+    return float(model["dropout_recurrent"]), float(np.log(model["context_size"])), one_hot
 
 
 def fitted(inputs: Floats, targets: Floats, counts: Floats) -> Floats:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import draws
 import study
 import tacl
 import tacl_trials
@@ -28,7 +29,7 @@ def rows(size: float, rank: float, noise: float = 0.0, slope: float = -0.5) -> l
 
 
 def test_trials_are_drawn_once_and_for_all() -> None:
-    """Forty-eight different models in their ranges; only sets of few contexts have biases of each value."""
+    """Forty-two models in their ranges, of the same sizes in each class; biases of each value are of few contexts."""
     made = tacl_trials.experiment("agnews").rows
     assert len(made) == 42
     assert len({repr(options["model"]) for options in made.values()}) == 42
@@ -37,6 +38,9 @@ def test_trials_are_drawn_once_and_for_all() -> None:
         values = [options["model"][key] for options in made.values()]
         assert low <= min(values) < (low + high) / 3
         assert (low + high) / 2 < max(values) <= high
+    for number in range(tacl_trials.TRIALS):
+        models = [dict(made[f"{model} {number:02}"]["model"]) for model in tacl_trials.ADAPTED]
+        assert len({repr(one | {"adapt": []}) for one in models}) == 1
     kinds = {tuple(options["model"]["output_bias"]) for options in made.values()}
     assert kinds == {("one_hot",), ("low_rank",)}
     many = tacl_trials.experiment("hotels").rows.values()
@@ -82,6 +86,29 @@ def test_what_a_rank_is_worth() -> None:
     assert found.weights == pytest.approx(trials.WEIGHTS * np.exp(0.6))
     assert trials.worth(rows(size=0.1, rank=-0.003)).weights is None  # type: ignore[union-attr]
     assert trials.worth(rows(-0.1, -0.003)[:6]) is None
+
+
+def test_what_a_rank_is_worth_is_told_from_all_else_that_is_drawn() -> None:
+    """Dropout, context size and the kind of bias may move perplexities as they like: the law of the rank is found."""
+    made = rows(size=-0.1, rank=-0.003)
+    for row in made:
+        model = row["config"]["model"]
+        moved = model["dropout_recurrent"] - 0.1 * np.log(model["context_size"])
+        row["perplexity_known"] *= float(np.exp(moved + 0.2 * ("one_hot" in model["output_bias"])))
+    found = trials.worth(made)
+    assert found is not None
+    assert found.saved.point == pytest.approx(1 - np.exp(-0.06))
+    assert found.weights == pytest.approx(trials.WEIGHTS * np.exp(0.6))
+
+
+def test_draws_are_even() -> None:
+    """A number in each part of each range; columns hardly correlate; the same every time, and ranges in logarithms."""
+    points = draws.evenly(14, "abcdef")
+    columns = np.array([list(point.values()) for point in points])
+    assert (np.sort((columns * 14).astype(int), axis=0) == np.arange(14)[:, None]).all()
+    assert np.abs(np.corrcoef(columns, rowvar=False) - np.eye(6)).max() < 0.3
+    assert draws.evenly(14, "abcdef") == points
+    assert [draws.size((2, 32), point) for point in (0.0, 0.5, 1.0)] == pytest.approx([2, 8, 32])
 
 
 def test_noise_widens_the_interval() -> None:
