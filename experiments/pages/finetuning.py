@@ -9,7 +9,7 @@ from factorcell.evaluation.statistics import gain
 from factorcell.evaluation.text_figures import TextSums
 from pages.markdown import shown, with_none
 from pages.results import Results
-from thesis_finetuning import DOMAINS, PENALTIES, WAYS
+from thesis_finetuning import DOMAINS, KINDS, PENALTIES, WAYS
 
 CASES = [(name, way) for name in DOMAINS for way in WAYS]
 
@@ -21,11 +21,11 @@ def table(found: Results) -> str:
         before = sums(found, f"{name}, before")
         keys = [f"{name}, {way}, {l1}" for l1 in PENALTIES]
         perplexities = [_perplexity(before), *(_perplexity(sums(found, key)) for key in keys)]
-        best = gained(found, name, way)
-        told = "" if best is None else best.told(".1f", 100.0, "%")
-        lines.append([name, way, str(found.candidates[0].rows[0]["finetuned"][keys[0]]["texts"]), *perplexities, told])
-    header = ["texts", "what moves", "test texts", *(f"{_head(l1)}, known targets" for l1 in ("", *PENALTIES))]
-    return with_none([*header, "gain of the penalty that suits dev best, known targets"], lines)
+        gains = [gained(found, name, way, kind) for kind in KINDS]
+        told = ["" if one is None else one.told(".1f", 100.0, "%") for one in gains]
+        lines.append([name, way, str(found.candidates[0].rows[0]["finetuned"][keys[0]]["texts"]), *perplexities, *told])
+    header = ["texts", "what moves", "test texts", *(f"{_head(l1)}, all targets" for l1 in ("", *PENALTIES))]
+    return with_none([*header, "gain of the penalty that suits dev best, all targets", "known targets"], lines)
 
 
 def _head(l1: str) -> str:
@@ -43,8 +43,8 @@ def sums(found: Results, key: str) -> list[TextSums]:
     return [texts[key] for one in found.candidates for texts in one.texts]
 
 
-def gained(found: Results, name: str, way: str) -> Interval | None:
-    """What the penalty above zero that suits dev best gains over none; None without rows.
+def gained(found: Results, name: str, way: str, kind: str = "perplexity") -> Interval | None:
+    """What the penalty above zero that suits dev best gains over none in perplexity of a `kind`; None without rows.
 
     A seed's run is tuned in both ways.
     """
@@ -53,5 +53,5 @@ def gained(found: Results, name: str, way: str) -> Interval | None:
     rows = [row["finetuned"] for row in found.candidates[0].rows]
     keys = [f"{name}, {way}, {l1}" for l1 in PENALTIES]
     best = min(keys[1:], key=lambda key: float(np.mean([row[key]["dev"] for row in rows])))
-    saved = found.within(found.candidates[0].name, keys[0], best)
+    saved = found.within(found.candidates[0].name, *(f"{key}{KINDS[kind]}" for key in (keys[0], best)))
     return None if saved is None else gain(saved)

@@ -85,20 +85,24 @@ def test_table_3_8_has_eight_rows_of_which_two_are_of_table_3_7() -> None:
 
 
 def test_table_a_1_searches_for_a_penalty_of_each_variable() -> None:
-    """Each kind of the published table is there, with a sparse part once a trial, of low rank in several sizes."""
+    """Each kind of the published table is there, with a sparse part once a trial, without one in several sizes."""
     rows = thesis_sparse.EXPERIMENT.rows
     for kind in PUBLISHED["sparse"]:
         named = [name for name in rows if name == kind or name.rpartition("-")[0] == kind]
         sizes = {rows[name]["model"].get("context_size") for name in named}
-        trials = thesis_sparse.TRIALS if "sparse" in kind else len(thesis_sparse.SIZES)
+        sparse = "sparse" in kind
+        trials = thesis_sparse.TRIALS if sparse else len(thesis_sparse.SIZES)
         assert len(named) == (1 if kind == "none" else trials)
-        assert sizes == (set(thesis_sparse.SIZES) if "low_rank" in kind else {None})
+        both = {thesis_sparse.SIZE} if sparse else set(thesis_sparse.SIZES)
+        assert sizes == (both if "low_rank" in kind else {None})
     own = [repr(row) for name, row in rows.items() if name not in thesis_sparse.EXPERIMENT.baselines]
     assert len(set(own)) == len(own)
     config = thesis_sparse.EXPERIMENT.config(study.Training("sparse-3", 0), 1)
     assert config.data.context == thesis_sparse.VARIABLES
     assert [one.split("=")[0] for one in config.training.sparse_l1] == list(thesis_sparse.VARIABLES)
     assert thesis_sparse.penalties() == thesis_sparse.penalties()
+    alike = [{*each.values()} for each in thesis_sparse.penalties() if len({*each.values()}) == 1]
+    assert alike == [{one} for one in thesis_sparse.LAMBDAS]
     for variable in thesis_sparse.VARIABLES:
         assert len({each[variable] for each in thesis_sparse.penalties()}) > 2
     printed = thesis_sparse.EXPERIMENT.config(study.Training("threshold-0.01", 0), 1).model

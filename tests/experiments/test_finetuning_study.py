@@ -56,16 +56,19 @@ def test_every_way_and_penalty_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(thesis_finetuning, "WAYS", {"bias": (("output_bias",), 6, 0.03)})
     given = {f"sea {part}": tmp_path / "t.parquet" for part in ("train", "dev", "test")}
     found = thesis_finetuning.measure(run, given)
-    assert list(found.figures) == ["sea, before", "sea, bias, 0", "sea, bias, 1e3"]
-    before = evaluate(run, tmp_path / "t.parquet")["perplexity_known"]
-    assert np.exp(found.figures["sea, before"].ratio) == pytest.approx(before)
+    keys = ["sea, before", "sea, bias, 0", "sea, bias, 1e3"]
+    assert list(found.figures) == [f"{key}{kind}" for key in keys for kind in ("", ", known targets")]
+    before = evaluate(run, tmp_path / "t.parquet")
+    assert np.exp(found.figures["sea, before"].ratio) == pytest.approx(before["perplexity"])
+    assert np.exp(found.figures["sea, before, known targets"].ratio) == pytest.approx(before["perplexity_known"])
+    assert np.exp(found.row["finetuned"]["sea, before"]["dev"]) == pytest.approx(before["perplexity"])
     assert found.figures["sea, bias, 1e3"].ratio == pytest.approx(found.figures["sea, before"].ratio)
     assert found.figures["sea, bias, 0"].ratio < found.figures["sea, before"].ratio
     assert found.row["finetuned"]["sea, bias, 0"]["texts"] == 10
     tuned = Run.open(tmp_path / "run-finetuned" / "sea" / "bias" / "0")
     assert tuned.config.training.learning_rate == 0.03
     assert np.exp(found.figures["sea, bias, 0"].ratio) == pytest.approx(
-        evaluate(tuned, tmp_path / "t.parquet")["perplexity_known"], rel=1e-5
+        evaluate(tuned, tmp_path / "t.parquet")["perplexity"], rel=1e-5
     )
     assert thesis_finetuning.measure(run, given).row == found.row
 
@@ -83,7 +86,11 @@ def rows(better: float, seeds: int = 3, noise: float = 0.003) -> list[dict[str, 
                 values[f"{name}, {way}, {l1}"] = 0.0
         values["films, all, 1e-5"] = -better
         off = {key: random.normal(value, noise, 200) for key, value in values.items()}
-        sums = {key: study.grouped(TextSums("k", below * (hard + off[key]), below)) for key in values}
+        sums = {
+            f"{key}{kind}": study.grouped(TextSums("k", below * (hard + off[key]), below))
+            for key in values
+            for kind in thesis_finetuning.KINDS.values()
+        }
         kept = {key: {"dev": value, "texts": 200} for key, value in values.items()}
         made.append({"row": "none", "seed": seed, "sums": sums, "finetuned": kept})
     return made
