@@ -21,9 +21,10 @@ from thesis_sparse import THRESHOLD
 
 ADAPTS = ("prefix", "concat", "scale", "scale_split", "factor")
 BIASES = ("low_rank", "low_rank_each", "one_hot", "sparse", "hash")
+UNADAPTED, BASE = "unadapted", ("concat", "low_rank")
 JOINED = (
     ("prefix", "low_rank"),
-    ("concat", "low_rank"),
+    BASE,
     ("concat", "factor", "low_rank"),
     ("scale", "factor", "low_rank"),
     ("concat", "scale", "factor", "low_rank", "hash"),
@@ -40,18 +41,22 @@ def model(*names: str, **options: Any) -> Options:
 
 
 def rows() -> dict[str, Options]:
-    """Adaptations alone and together; kinds of cells, layers, dropout and losses over a ConcatCell."""
-    made = {"unadapted": model(), **{name: model(name) for name in (*ADAPTS, *BIASES)}}
+    """Adaptations alone and together, and what else can be chosen."""
+    made = {UNADAPTED: model(), **{name: model(name) for name in (*ADAPTS, *BIASES)}}
     made |= {"+".join(names): model(*names) for names in JOINED}
-    base = ("concat", "low_rank")
-    made |= {f"cell {cell}": model(*base, cell=cell) for cell in CELLS if cell != "coupled"}
-    made["two layers"] = model(*base, layers=2)
-    made["layer normalisation"] = model(*base, layer_norm=True)
-    made["no dropout"] = model(*base, dropout_recurrent=0.0, dropout_input=0.0, dropout_output=0.0)
-    made["variational dropout"] = model(*base, variational=True)
     made["sparse_printed"] = model("sparse", sparse_printed=True, sparse_penalty=[THRESHOLD])
-    made["loss sampled_text"] = {**model(*base), "training": {**SHORT, "loss": "sampled_text", "samples": 150}}
-    return {**made, **dict.fromkeys(BASELINES, model())}
+    return {**made, **variants(), **dict.fromkeys(BASELINES, model())}
+
+
+def variants() -> dict[str, Options]:
+    """Kinds of cells, layers, dropout and losses over a ConcatCell."""
+    made = {f"cell {cell}": model(*BASE, cell=cell) for cell in CELLS if cell != "coupled"}
+    made["two layers"] = model(*BASE, layers=2)
+    made["layer normalisation"] = model(*BASE, layer_norm=True)
+    made["no dropout"] = model(*BASE, dropout_recurrent=0.0, dropout_input=0.0, dropout_output=0.0)
+    made["variational dropout"] = model(*BASE, variational=True)
+    made["loss sampled_text"] = {**model(*BASE), "training": {**SHORT, "loss": "sampled_text", "samples": 150}}
+    return made
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
@@ -60,6 +65,7 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
     return {**given, "judged": given["test"]}
 
 
+HELD_AGAINST = {**dict.fromkeys(variants(), "+".join(BASE)), "sparse_printed": "sparse"}  # the others: `UNADAPTED`
 EXPERIMENT = Experiment(
     "family",
     "agnews_words.toml",

@@ -88,7 +88,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
         "Figures 6.1 to 6.4": specificity.figures(overview.written(read)),
         "Table A.1": beside.sparse(read("sparse", "none"), printed["sparse"]),
         "Section A.2": finetuning.table(read("finetuned", "none")),
-        "Every mechanism": beside.family(read("family")),
+        "Every mechanism": beside.mechanisms(read("family")),
         "Parts as printed, news": beside.switched(read("switches_agnews", switches.OURS), "word"),
         "Parts as printed, places": beside.switched(read("switches_places", switches.OURS), "character"),
         "Parts as printed, films": beside.switched(read("switches_imdb", switches.OURS), "word"),

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+import family
 import switches
 import tacl_baselines
 from factorcell.choices import PROPOSALS
 from factorcell.config import PAPER_MODELS
-from family import EXPERIMENT as FAMILY
 from measures import PRINTED
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
@@ -167,8 +167,9 @@ def sparse_told(found: Results, published: Published, best: Mapping[str, str]) -
         return NO_ROW
     orders = found.orders("perplexity_known", perplexities(published), best)
     both, base = (best.get(kind, "") for kind in ("low_rank_each+sparse", "low_rank_each"))
-    more = found.above(both, "top_3", base)
-    added = "" if more is None else f"Top-3 with a sparse bias beside a low-rank one: {more.told('.2f', 100.0, '%')}.\n"
+    more = found.difference(both, "top_3", base)
+    told = "" if more is None else more.told(".2f", 100.0, " points")
+    added = told and f"Top-3 with a sparse bias beside a low-rank one: {told}.\n"
     return f"Perplexity: {orders}{added}"
 
 
@@ -210,11 +211,17 @@ def learned(found: Results) -> str:
     return f"\nThe FactorCell on the users of dev: {nothing},\n{told}.\n"
 
 
-def family(found: Results) -> str:
-    """Every mechanism that was trained, beside the others."""
-    names = [name for name in FAMILY.rows if name in found]
-    lines = [[name, *own(found, name, ["accuracy"]), found.shown(name, "minutes", ".1f")] for name in names]
-    return with_none(["model", *ours(), "accuracy, %", "minutes"], lines)
+def mechanisms(found: Results) -> str:
+    """Every mechanism that was trained, and what it gains over the row that it is held against."""
+    lines = []
+    for name in (name for name in family.EXPERIMENT.rows if name in found):
+        against = "" if name == family.UNADAPTED else family.HELD_AGAINST.get(name, family.UNADAPTED)
+        more = found.lower(name, "perplexity_known", against) if against in found else None
+        figures = [found.shown(name, key) for key in ("perplexity", "perplexity_known")]
+        told = "" if more is None else more.told(".1f", 100.0, "%")
+        ends = [found.shown(name, "accuracy", ".1f", 100.0), found.shown(name, "minutes", ".1f")]
+        lines.append([name, against, *figures, told, *ends])
+    return with_none(["model", "beside", *ours(), "accuracy, %", "minutes"], lines)
 
 
 def switched(found: Results, unit: str) -> str:

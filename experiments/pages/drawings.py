@@ -210,7 +210,7 @@ def _gains(found: Results, axes: Sequence[tuple[str, str, Sequence[int]]]) -> li
 
 
 def of_texts(sets: Mapping[str, Sequence[Row]]) -> list[Picture]:
-    """Figures 6.1 to 6.4: texts that fit, against accuracy over all models, and against the rank over FactorCells."""
+    """Figures 6.1 to 6.4: texts that fit, by the accuracy of all models, by rank and perplexity of FactorCells."""
     panels: dict[str, list[Panel]] = {}
     for name, rows in sets.items():
         drawn = specificity.DRAWN[name]
@@ -218,12 +218,18 @@ def of_texts(sets: Mapping[str, Sequence[Row]]) -> list[Picture]:
             model: [(100 * row["accuracy"], 100 * row["specificity"]) for row in trials.of_class(rows, model)]
             for model in PAPER_MODELS[1:]
         }
-        own = trials.of_class(rows, PAPER_MODELS[-1])
-        ranks = {PAPER_MODELS[-1]: [(row["config"]["model"]["rank"], 100 * row["specificity"]) for row in own]}
-        for place, axis, one in ((drawn.by_accuracy, "accuracy, %", points), (drawn.by_rank, "rank", ranks)):
-            panels.setdefault(place, []).append(Panel(drawn.fit, axis, "texts that fit, %", _there(one)))
-    told = {panel.x: f"Texts that fit their context against the {panel.x}" for own in panels.values() for panel in own}
-    return [Picture(place, told[own[0].x].removesuffix(", %"), _any(own)) for place, own in sorted(panels.items())]
+        own = [(100 * row["specificity"], row) for row in trials.of_class(rows, PAPER_MODELS[-1])]
+        ranks = {PAPER_MODELS[-1]: [(row["config"]["model"]["rank"], fit) for fit, row in own]}
+        perplexities = {PAPER_MODELS[-1]: [(row["perplexity_known"], fit) for fit, row in own]}
+        drawn_by = (drawn.by_accuracy, "accuracy, %", points), (drawn.by_rank, "rank", ranks)
+        for place, axis, one in (*drawn_by, (drawn.by_rank, PERPLEXITY, perplexities)):
+            panel = Panel(drawn.fit, axis, "texts that fit, %", _there(one), by_ratio=axis == PERPLEXITY)
+            panels.setdefault(place, []).append(panel)
+    told = {
+        place: " and the ".join(dict.fromkeys(one.x.partition(",")[0] for one in own)) for place, own in panels.items()
+    }
+    said = "Texts that fit their context against the"
+    return [Picture(place, f"{said} {told[place]}", _any(own)) for place, own in sorted(panels.items())]
 
 
 def _there(points: Mapping[str, Sequence[Point]]) -> dict[str, Sequence[Point]]:

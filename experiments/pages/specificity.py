@@ -8,6 +8,7 @@ import numpy as np
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import correlation
 from pages import trials
+from pages.correlations import within
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results
 from study import Row
@@ -15,6 +16,7 @@ from thesis_specificity import TEMPLATES
 
 ORDER = tuple(reversed(PAPER_MODELS[1:]))  # as tables 6.1 to 6.3 have them
 WRITTEN = ("fit, %", "deviation", "5-grams copied, %")  # of what models write, and of real texts
+WITHIN, AMONG = ("accuracy", "accuracy within classes"), ("rank", "perplexity")  # over all models, over FactorCells
 TOWNS = {"town_any": "a town", "town_own": "their hotel's", "town_commonest": "the commonest one"}
 
 Published = Mapping[str, Sequence[float]]
@@ -112,9 +114,13 @@ def joined(written: Sequence[Row], told: Sequence[Row]) -> list[Row]:
 
 
 def along(rows: Sequence[Row], what: str) -> Row:
-    """The correlation of specificity with accuracy over all models, with rank or log perplexity over FactorCells."""
-    if what == "accuracy":
-        return correlation([row["accuracy"] for row in rows], [row["specificity"] for row in rows])
+    """The correlation of specificity with accuracy over all models, with rank or log perplexity over FactorCells.
+
+    "accuracy within classes" is that beyond what the classes of models differ by.
+    """
+    if what.startswith("accuracy"):
+        told, fit = ([float(row[key]) for row in rows] for key in ("accuracy", "specificity"))
+        return correlation(told, fit) if what == "accuracy" else within(told, fit, [*map(trials.model_of, rows)])
     own = trials.of_class(rows, PAPER_MODELS[-1])
     values = [row["config"]["model"]["rank"] if what == "rank" else np.log(row["perplexity_known"]) for row in own]
     return correlation(values, [row["specificity"] for row in own])
@@ -125,7 +131,8 @@ def figures(sets: Mapping[str, Sequence[Row]]) -> str:
     lines, means = [], []
     for name, rows in sets.items():
         _, fit, by_accuracy, by_rank = DRAWN[name]
-        for kind, place in {"accuracy": by_accuracy, "rank": by_rank, "perplexity": by_rank}.items() if rows else ():
+        places = {**dict.fromkeys(WITHIN, by_accuracy), **dict.fromkeys(AMONG, by_rank)}
+        for kind, place in places.items() if rows else ():
             found = along(rows, kind)
             lines.append([place, fit, kind, str(found["n"]), trials.told(found)])
         means += [[fit, model, *_means(trials.of_class(rows, model))] for model in ORDER]

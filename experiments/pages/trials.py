@@ -10,11 +10,13 @@ import tacl
 from factorcell import bootstrap
 from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
-from factorcell.evaluation.statistics import correlation
+from factorcell.evaluation.statistics import Ratios
+from factorcell.evaluation.text_figures import TextSums
+from pages.correlations import within
 from pages.markdown import markdown, shown
-from study import Row
+from study import Row, ungrouped
 
-FIGURE = "perplexity per unit, known targets"
+KNOWN, FIGURE = "perplexity_known", "perplexity per unit, known targets"
 LEAST = 10  # models, before anything is said of them
 RANK, WEIGHTS = 20, 120_000  # of which the paper's sentence is
 DRAWS = 2000
@@ -31,13 +33,43 @@ class Worth(NamedTuple):
 
 def of_class(rows: Sequence[Row], model: str) -> list[Row]:
     """The trials of a class of models."""
-    return [row for row in rows if row["row"].rpartition(" ")[0] == model and row.get("accuracy") is not None]
+    return [row for row in rows if model_of(row) == model and row.get("accuracy") is not None]
+
+
+def model_of(row: Row) -> str:
+    """The class of a trial."""
+    return str(row["row"].rpartition(" ")[0])
 
 
 def together(rows: Sequence[Row], model: str) -> Row:
-    """The correlation of log perplexity and accuracy over the trials of a class: `r`, `low`, `high`, `n`."""
+    """The correlation of log perplexity and accuracy over the trials of a class, within each kind of softmax bias.
+
+    One of each value is more accurate than one of low rank, whatever the perplexity.
+    """
     own = of_class(rows, model)
-    return correlation([np.log(row["perplexity_known"]) for row in own], [row["accuracy"] for row in own])
+    logs = [float(np.log(row["perplexity_known"])) for row in own]
+    return within(logs, [row["accuracy"] for row in own], [one_hot(row) for row in own])
+
+
+def traded(rows: Sequence[Row]) -> Interval | None:
+    """How far the accuracy of the model that has most of it lies above that of the one of lowest perplexity.
+
+    Both are chosen by one half of the texts and held against each other by the other half; None without trials.
+    """
+    told = [(figures[KNOWN], figures["accuracy"]) for figures in map(ungrouped, rows) if "accuracy" in figures]
+    if len(told) < LEAST:
+        return None
+    halves = [[halved(sums) for sums in one] for one in told]
+    by_text = min(halves, key=lambda one: one[0][0].ratio)
+    by_label = max(halves, key=lambda one: one[1][0].ratio)
+    both = Ratios.of([[by_text[1][1]], [by_label[1][1]]])
+    return None if both is None else both.difference(1, 0)
+
+
+def halved(sums: TextSums) -> tuple[TextSums, TextSums]:
+    """What the groups of even numbers, and those of odd ones, add."""
+    every = np.arange(len(sums.above))
+    return sums.select(every[::2]), sums.select(every[1::2])
 
 
 def recurrent_weights(row: Row) -> int:
@@ -68,8 +100,12 @@ def worth(rows: Sequence[Row]) -> Worth | None:
 def besides(row: Row) -> tuple[float, ...]:
     """What else is drawn of a model that its perplexity may hang on: dropout, context size and the kind of its bias."""
     model = row["config"]["model"]
-    one_hot = float("one_hot" in model["output_bias"])
-    return float(model["dropout_recurrent"]), float(np.log(model["context_size"])), one_hot
+    return float(model["dropout_recurrent"]), float(np.log(model["context_size"])), float(one_hot(row))
+
+
+def one_hot(row: Row) -> bool:
+    """Whether the softmax has a bias of each value."""
+    return "one_hot" in row["config"]["model"]["output_bias"]
 
 
 def fitted(inputs: Floats, targets: Floats, counts: Floats) -> Floats:

@@ -10,6 +10,7 @@ from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.comparison import COMPARED
 from factorcell.evaluation.statistics import INTERVAL, rank_correlation
 from pages import finetuning, trials, words
+from pages.correlations import pooled
 from pages.markdown import shown
 from pages.results import (
     AGREES,
@@ -117,12 +118,18 @@ def ordered(line: Line, found: Results, key: str, printed: Mapping[str, float], 
 def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
     """A line of trials: that the SoftmaxBias models of better perplexity are worse at telling contexts apart."""
     found = [trials.together(rows, "softmaxbias") for rows in sets.values()]
-    if any(one["n"] < trials.LEAST or one["low"] is None for one in found):
+    if any(one["n"] < trials.LEAST for one in found):
         return line._replace(ours=NO_ROW, why="not trained")
-    signs = [Interval(one["r"], one["low"], one["high"]).sign for one in found]
-    verdict = AGREES if min(signs) > 0 else DISAGREES if max(signs) < 0 else UNTOLD
-    told = ", ".join(f"{one['r']:+.2f}" for one in found)
-    return line._replace(ours=told, verdict=verdict, why=f"{signs.count(1)} of {len(signs)} sets")
+    return going_along(line, pooled(found), 1)
+
+
+def traded(line: Line, rows: Sequence[Row]) -> Line:
+    """A line of trials: that the model chosen by accuracy tells more apart than the one chosen by perplexity."""
+    found = trials.traded(rows)
+    if found is None:
+        return line._replace(ours=NO_ROW, why="not trained")
+    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[found.sign]
+    return line._replace(ours=f"{100 * found.point:+.1f} points", verdict=verdict, why="chosen by half of the texts")
 
 
 def penalised(line: Line, found: Results) -> Line:
@@ -171,7 +178,7 @@ def grouped(line: Line, found: Results, column: str) -> Line:
 
 
 def going_along(line: Line, found: Row, sign: int) -> Line:
-    """A line of a correlation that is above zero in print, or below, as `sign` says."""
+    """A line of a correlation that is above zero in print, or below, or neither, as `sign` says."""
     if found["low"] is None or found["n"] < trials.LEAST:
         return line._replace(ours=NO_ROW, why="not trained")
     ours = Interval(found["r"], found["low"], found["high"]).sign

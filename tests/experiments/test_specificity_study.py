@@ -217,11 +217,14 @@ def test_figures_of_texts_that_fit(tmp_path: Path) -> None:
     assert "| 6.1 | rating | accuracy | 14 | -1.00 [-1.00, -1.00] |" in text
     assert "| 6.2 | rating | rank | 4 | +1.00 [+1.00, +1.00] |" in text
     assert "| 6.2 | rating | perplexity | 4 | -" in text
-    assert "class" not in text
+    assert "| 6.1 | rating | accuracy within classes | 14 | -1.00 [-1.00, -1.00] |" in text
+    assert "| class |" not in text
     assert "| rating | softmaxbias | 5 | 84.0 | 26.0 |" in text
     assert [(one.name, len(one.panels)) for one in drawings.of_texts(found)] == [
-        *(("6.1", 1), ("6.2", 1), ("6.3", 0), ("6.4", 0)),
+        *(("6.1", 1), ("6.2", 2), ("6.3", 0), ("6.4", 0)),
     ]
+    assert drawings.of_texts(found)[1].told.endswith("against the rank and the perplexity")
     both = [one.panels for one in drawings.of_texts({**found, "sampled": found["ratings"]})][:2]
-    assert [[panel.title for panel in panels] for panels in both] == [["rating", "rating, sampled"]] * 2
+    titles = ["rating", "rating, sampled"]
+    assert [[panel.title for panel in panels] for panels in both] == [titles, np.repeat(titles, 2).tolist()]
     assert "No row yet." in specificity.figures({name: [] for name in specificity.DRAWN})

@@ -10,7 +10,9 @@ import draws
 import study
 import tacl
 import tacl_trials
-from pages import overview, trials
+from factorcell.evaluation.statistics import correlation
+from factorcell.evaluation.text_figures import TextSums
+from pages import correlations, overview, trials, verdicts
 from pages.results import Results
 
 
@@ -138,11 +140,83 @@ def test_lines_of_figures() -> None:
     assert said(tacl_trials_dbpedia=better)["F4.5"][2] == "agrees"
     assert said(tacl_trials_dbpedia=rows(-0.1, 0.003, noise=0.02))["F4.5"][2] == "disagrees"
     assert said(tacl_trials_dbpedia=better)["F4.2"][2] == "cannot be told"
-    assert said(**dict.fromkeys(names, better))["F4.2"] == ["-1.00, -1.00, -1.00", "", "disagrees", "0 of 3 sets"]
+    assert said(**dict.fromkeys(names, better))["F4.2"] == ["r -1.00", "", "disagrees", "42 models"]
     opposed = rows(-0.1, -0.003, noise=0.02, slope=0.5)
-    assert said(**dict.fromkeys(names, opposed))["F4.2"][2:] == ["agrees", "3 of 3 sets"]
-    mixed = {**dict.fromkeys(names, opposed), names[0]: better}
-    assert said(**mixed)["F4.2"][2:] == ["cannot be told", "2 of 3 sets"]
+    assert said(**dict.fromkeys(names, opposed))["F4.2"][2:] == ["agrees", "42 models"]
+    chance = [{**row, "accuracy": value} for row, value in zip(better, np.tile([0.1, 0.2, 0.2], 14), strict=True)]
+    assert said(**dict.fromkeys(names, chance))["F4.2"][2:] == ["cannot be told", "not trained"]
+    random = np.random.default_rng(0)
+    mixed = [{**row, "accuracy": value} for row, value in zip(better, random.random(42), strict=True)]
+    assert said(**dict.fromkeys(names, mixed))["F4.2"][2:] == ["cannot be told", "42 models"]
+
+
+def told_apart(accuracies: dict[str, float], perplexities: dict[str, float]) -> list[dict[str, Any]]:
+    """Trials with figures of texts."""
+    made = []
+    for name in accuracies:
+        right = np.random.default_rng(0).random(2000) < accuracies[name]
+        nats = np.full(2000, 10 * np.log(perplexities[name]))
+        sums = {"accuracy": TextSums("a", right.astype(float), np.ones(2000))}
+        sums["perplexity_known"] = TextSums("k", nats, np.full(2000, 10.0))
+        made.append({"row": name, "seed": 0, "sums": {key: study.grouped(one) for key, one in sums.items()}})
+    return made
+
+
+def test_what_is_traded_for_accuracy() -> None:
+    """The one chosen by accuracy is held against the one chosen by perplexity, by texts that chose neither."""
+    names = [f"softmaxbias {n:02}" for n in range(12)]
+    accuracies = {name: 0.5 + 0.03 * n for n, name in enumerate(names)}
+    hard = {name: 10.0 + n for n, name in enumerate(names)}
+    found = trials.traded(told_apart(accuracies, hard))
+    assert found is not None
+    assert found.sign == 1
+    assert found.point == pytest.approx(0.33, abs=0.05)
+    line = verdicts.Line("F4.4", "x")
+    told = verdicts.traded(line, told_apart(accuracies, hard))
+    assert told.verdict == "agrees"
+    assert told.ours == f"{100 * found.point:+.1f} points"
+    easy = {name: 30.0 - n for n, name in enumerate(names)}
+    assert trials.traded(told_apart(accuracies, easy)) == (0.0, 0.0, 0.0)  # it is the same model
+    assert verdicts.traded(line, told_apart(accuracies, easy)).verdict == "cannot be told"
+    few = told_apart(dict.fromkeys(names[:9], 0.5), hard)
+    assert verdicts.traded(line, few)[3:] == ("no row", "", "cannot be told", "not trained")
+
+
+def test_halves_of_texts_share_none() -> None:
+    """Every group is in one of them."""
+    sums = TextSums("k", np.arange(7.0), np.arange(7.0) + 1)
+    even, odd = trials.halved(sums)
+    assert (even.above.tolist(), odd.above.tolist()) == ([0, 2, 4, 6], [1, 3, 5])
+    assert even.below.sum() + odd.below.sum() == sums.below.sum()
+
+
+def test_correlations_within_groups() -> None:
+    """That of what is left when an indicator of every group is fitted; groups of other means alone say nothing."""
+    random = np.random.default_rng(1)
+    groups = np.repeat([0, 1, 2], 10)
+    first, second = random.normal(size=(2, 30)) + 5 * groups
+    indicators = np.eye(3)[groups]
+    left = [one - indicators @ np.linalg.lstsq(indicators, one, rcond=None)[0] for one in (first, second)]
+    found = correlations.within(first.tolist(), second.tolist(), groups.tolist())
+    assert found["r"] == pytest.approx(np.corrcoef(*left)[0, 1])
+    assert (found["n"], found["free"]) == (30, 25)
+    assert found["low"] < 0 < found["high"]
+    assert np.corrcoef(first, second)[0, 1] > 0.9
+    assert correlations.within([1.0, 1.0, 2.0, 2.0], [3.0, 3.0, 4.0, 4.0], "aabb")["r"] is None
+    one = correlations.within(first.tolist(), second.tolist(), "a" * 30)
+    plain = correlation(first.tolist(), second.tolist())
+    assert [one[key] for key in plain] == pytest.approx([plain[key] for key in plain])
+
+
+def test_correlations_of_sets_together() -> None:
+    """A mean that weighs trials, surer than each; a set that says nothing is left out."""
+    one, other = ({"r": r, "low": None, "high": None, "n": n, "free": n - 3} for r, n in ((0.5, 14), (0.1, 25)))
+    found = correlations.pooled([one, other])
+    assert found["r"] == pytest.approx(np.tanh((11 * np.arctanh(0.5) + 22 * np.arctanh(0.1)) / 33))
+    assert np.arctanh(found["high"]) - np.arctanh(found["low"]) == pytest.approx(2 * 1.959964 / np.sqrt(33))
+    assert correlations.pooled([one, {**other, "r": None}])["r"] == pytest.approx(0.5)
+    assert correlations.pooled([{**one, "r": None}])["r"] is None
+    assert correlations.pooled([{**one, "r": 1.0}])["r"] == pytest.approx(1.0)
 
 
 def test_the_table_of_trials() -> None:
