@@ -151,7 +151,7 @@ def test_nats_are_the_same_on_every_path(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("kind", ["exact", "sampled"])
 def test_losses_of_half_the_bits_are_near(kind: str) -> None:
-    """Within autocast, value and gradient."""
+    """Within autocast, value and gradient; the same where the processor multiplies floats alone."""
     torch.manual_seed(0)
     start = [torch.randn(40, 12), torch.randn(90, 12), torch.randn(90)]
     targets, samples = torch.randint(90, (40,)), torch.arange(0, 90, 3)
@@ -165,6 +165,9 @@ def test_losses_of_half_the_bits_are_near(kind: str) -> None:
                 nats = softmax.sampled_nats(values, table, bias, targets, samples, torch.zeros(90))
         nats.sum().backward()  # type: ignore[no-untyped-call]
         results.append([nats.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
+    shortened = library.short() or not library.usable(*start)  # PyTorch emulates what the processor lacks
     for full, half in zip(*results, strict=True):
         assert half.dtype == torch.float32
-        assert 0 < float((full - half).norm() / full.norm()) < 0.02
+        off = float((full - half).norm() / full.norm())
+        assert (off > 0) == shortened
+        assert off < 0.02
