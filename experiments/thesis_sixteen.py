@@ -192,8 +192,14 @@ def experiment(name: str, tables: Tabled, measure: Callable[[Run, Tables], Measu
     return Experiment(name, recipe, rows, tables, measure, baselines=baselines)
 
 
+def shorter(of: Experiment, passes: float) -> Experiment:
+    """An experiment whose recipe others share, its trainings of so many passes."""
+    rows = {name: {**options, "training": {"epochs": passes}} for name, options in of.rows.items()}
+    return replace(of, rows=rows)
+
+
 EXPERIMENTS = {
-    "reddit_titles": experiment("reddit_titles", reddit_tables, of_communities),
+    "reddit_titles": shorter(experiment("reddit_titles", reddit_tables, of_communities), 0.3),
     "scotus": replace(
         experiment("scotus", scotus_tables, of_scotus, **classifiers("speaker", "word")), whole=of_whole_turns
     ),
