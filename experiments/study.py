@@ -237,6 +237,8 @@ def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[st
         where = given.data, given.out, given.results or given.out
         job = Job(experiment, *where, wanted, given.threads, given.jobs, given.trial, tuple(command))
         missing = job.missing()
+        if not missing:
+            return 0  # the texts of all finished tables would take minutes to write
         job.results.mkdir(parents=True, exist_ok=True)
         tables = job.tables()
         if min(job.jobs, len(missing)) > 1:

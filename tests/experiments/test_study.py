@@ -110,6 +110,7 @@ def test_a_finished_row_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
         assert (row["seed"], Config.from_dict(found)) == (0, run.config)
         assert study.ungrouped(row)["perplexity"].ratio == pytest.approx(math.log(row["perplexity"]), rel=1e-6)
     monkeypatch.setattr(study, "finish", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(study.Job, "tables", lambda _: pytest.fail("texts that nothing needs"))
     assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
     assert study.main(tiny, given(tmp_path, jobs=2), ["x.py"]) == 0
 
