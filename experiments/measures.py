@@ -1,8 +1,8 @@
 """What experiments measure on their test beside perplexity: which contexts a model tells apart.
 
-Bayes' rule and the exact softmax; an unadapted model is not asked. The accuracy of the papers is that of a uniform
-prior. As a classifier, which knows how frequent each value is, a model has the priors of training, and what a text says
-counts at the temperature that suits dev.
+Bayes' rule and the exact softmax, unless samples of it are asked for; an unadapted model is not asked. The accuracy of
+the papers is that of a uniform prior. As a classifier, which knows how frequent each value is, a model has the priors
+of training, and what a text says counts at the temperature that suits dev.
 """
 
 import csv
@@ -36,15 +36,19 @@ class Cities(NamedTuple):
 PRINTED_CITIES = Cities("printed_cities.csv")
 
 
-def told_apart(run: Run, tables: Tables, target: str) -> Measured:
-    """Accuracy, F1, AUC and calibration of `target`, of the texts that are judged; where texts are `held`, of both."""
+def told_apart(run: Run, tables: Tables, target: str, samples: int = 0) -> Measured:
+    """Accuracy, F1, AUC and calibration of `target`, of the texts that are judged; where texts are `held`, of both.
+
+    By `samples` of the vocabulary drawn from unigrams, as printed; by all of it if 0.
+    """
     if not run.model.adapted:
         return Measured({})
     variable = run.schema.variable(target)
     names = asked_for(tables["judged"], target, variable.values[1:])
     if not names:  # in a trial all of them may be rare
         return Measured({})
-    ask = partial(classify, run, target=target, values=names, unknown="group")
+    drawn: dict[str, Any] = {"samples": samples, "proposal": "unigram"}
+    ask = partial(classify, run, target=target, values=names, unknown="group", **drawn)
     found = ask(tables["judged"])
     metrics = found.metrics()
     row = {"candidates": len(names), "judged": metrics["texts"]}

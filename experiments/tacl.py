@@ -67,12 +67,12 @@ def tables(one: Set, data: Path, folder: Path, share: float) -> Tables:
     return {**given, "judged": judged, "held": corpora.first(given["dev"], min(one.judged, HELD))}
 
 
-def told(run: Run, tables: Tables, name: str) -> Measured:
-    """Which contexts a run of a set tells apart."""
+def told(run: Run, tables: Tables, name: str, samples: int = 0) -> Measured:
+    """Which contexts a run of a set tells apart; categories by all of its vocabulary, or by `samples` of it."""
     target = SETS[name].target
     if isinstance(target, Cities):
         return nearest_city(run, tables, target)
-    return told_apart(run, tables, target)
+    return told_apart(run, tables, target, samples)
 
 
 def measure(run: Run, tables: Tables, name: str) -> Measured:

@@ -4,7 +4,8 @@
 
 Fourteen models of each class, none stopped early: sizes and dropout are drawn, the same for all classes; the rest is
 the recipe of the set but for its passes, of which they make fewer. A model has one seed, as in the paper: what is told
-is of all together.
+is of all together. Where units are words, contexts are told apart by samples of the vocabulary, as in print: by all of
+it would take longer than a training.
 """
 
 import sys
@@ -26,6 +27,7 @@ SIZES = {"embedding_size": (50, 200), "hidden_size": (60, 250), "context_size": 
 RANKS = (1, 30)
 DROPOUT = (0.0, 0.3)
 MANY = ("hotels", "hotels13", "tweets", "places")  # sets whose contexts are too many for a bias of each value
+SAMPLES = 1000  # of a vocabulary of words, to tell contexts apart by
 POINTS = draws.evenly(TRIALS, (*SIZES, "rank", "dropout", "bias"))
 
 
@@ -42,7 +44,8 @@ def drawn(name: str, model: str, number: int) -> Options:
 
 def measure(run: Run, tables: Tables, name: str) -> Measured:
     """Which contexts a run tells apart; none of `held`, since no temperature of a trial is told."""
-    return tacl.told(run, {part: table for part, table in tables.items() if part != "held"}, name)
+    samples = SAMPLES if tacl.SETS[name].unit == "word" else 0
+    return tacl.told(run, {part: table for part, table in tables.items() if part != "held"}, name, samples)
 
 
 def experiment(name: str) -> Experiment:

@@ -9,6 +9,7 @@ import pytest
 
 import corpora
 import measures
+from factorcell.evaluation.classification import classify
 from tests.small import make_run
 
 
@@ -32,6 +33,20 @@ def test_detection_is_by_perplexities_as_z_scores(tmp_path: Path) -> None:
     assert found["auc"] == pytest.approx(np.mean(areas))
     assert (found["candidates"], found["distractors"]) == (len(values), 3)
     assert measures.detected(run, {"judged": judged}, "city", values[:1], ("x",)).row == {}
+
+
+def test_values_are_told_by_samples_where_that_is_asked_for(tmp_path: Path) -> None:
+    """By draws from unigrams, as printed; else by the whole softmax."""
+    run = make_run(tmp_path / "r", ("city", "stars"))
+    run.save_unigrams(np.arange(len(run.vocabulary)))
+    values = run.schema.variable("city").values[1:]
+    rows = [{"text": text, "city": name, "stars": "1"} for text, name in itertools.product(("sea 1", "a 3"), values)]
+    judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
+    for samples in (0, 3):
+        found = measures.told_apart(run, {"judged": judged}, "city", samples).row
+        told = classify(run, judged, "city", unknown="group", samples=samples, proposal="unigram").metrics()
+        assert (found["accuracy"], found["value_nats"]) == (told["accuracy"], told["value_nats"])
+    assert found["value_nats"] != measures.told_apart(run, {"judged": judged}, "city").row["value_nats"]
 
 
 @pytest.mark.filterwarnings("ignore:.*far outside of training")
