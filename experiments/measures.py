@@ -7,7 +7,6 @@ of training, and what a text says counts at the temperature that suits dev.
 
 import csv
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,8 +46,10 @@ def told_apart(run: Run, tables: Tables, target: str, samples: int = 0) -> Measu
     names = asked_for(tables["judged"], target, variable.values[1:])
     if not names:  # in a trial all of them may be rare
         return Measured({})
-    drawn: dict[str, Any] = {"samples": samples, "proposal": "unigram"}
-    ask = partial(classify, run, target=target, values=names, unknown="group", **drawn)
+
+    def ask(table: Path) -> Classification:
+        return classify(run, table, target, values=names, unknown="group", samples=samples, proposal="unigram")
+
     found = ask(tables["judged"])
     metrics = found.metrics()
     row = {"candidates": len(names), "judged": metrics["texts"]}

@@ -15,6 +15,11 @@ DEVICE = torch.device("meta")  # any that every build of PyTorch knows
 CROSSING = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
+def inference_mode(mode: bool = True) -> torch.set_grad_enabled:
+    """What stands for `torch.inference_mode`, which does not take tensors of Python."""
+    return torch.set_grad_enabled(not mode)
+
+
 class There(Tensor):
     """A tensor on `DEVICE`; computed on the processor."""
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from factorcell import files
 from factorcell.commands.main import main
@@ -22,7 +21,7 @@ from factorcell.config import UserError
 from factorcell.data.vocabulary import SPECIALS
 from factorcell.model.run import Run
 from tests.completion.test_search import CLOSE, typed_in, written_out
-from tests.elsewhere import DEVICE, Elsewhere
+from tests.elsewhere import DEVICE, Elsewhere, inference_mode
 from tests.small import inside, make_letters, make_run
 
 USERS = {"user": "city", "context": (), "min_user_count": 1}  # people are cities
@@ -232,7 +231,7 @@ def test_threads_get_the_answers_that_they_get_alone() -> None:
 def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made on the wrong device."""
     monkeypatch.setenv("FACTORCELL_KERNEL", "off")  # there only the plain path runs
-    monkeypatch.setattr("torch.inference_mode", torch.no_grad)  # inference mode does not take tensors of Python
+    monkeypatch.setattr("torch.inference_mode", inference_mode)
     here, there = make_letters(), make_letters()
     ours = Completer(here).complete("ab", context={"city": "Nice"})
     published = beam(here.model, typed_in(here, "ab"), most=4).completions

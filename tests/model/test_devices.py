@@ -20,7 +20,7 @@ from factorcell.model.run import Run
 from factorcell.training.distributed import World
 from factorcell.training.trainer import Row, Trainer
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
-from tests.elsewhere import DEVICE, Elsewhere
+from tests.elsewhere import DEVICE, Elsewhere, inference_mode
 from tests.small import ROWS, make_run
 
 MISSING: dict[str, Any] = {"text": "sun and sea", "city": None, "stars": None, "lat": None, "lon": None}
@@ -53,7 +53,7 @@ def test_scores_are_those_of_the_processor(
     model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nats, likelihoods of candidates with and without other context, texts drawn."""
-    monkeypatch.setattr("torch.inference_mode", torch.no_grad)  # inference mode does not take tensors of Python
+    monkeypatch.setattr("torch.inference_mode", inference_mode)
     run = make_run(tmp_path / "run", **model)
     rows = [*ROWS, MISSING]
     corpus, some = run.prepare(rows, unknown="expected"), [{"city": "Oslo"}, {"city": "Nice"}]
@@ -88,7 +88,7 @@ def test_scores_are_those_of_the_processor(
 
 def test_every_kind_of_context_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times, texts and vectors, some of them missing, scored and told apart."""
-    monkeypatch.setattr("torch.inference_mode", torch.no_grad)
+    monkeypatch.setattr("torch.inference_mode", inference_mode)
     rows = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(6)]
     data = {"context": ("city", *CONTEXT), "min_count": 1, "min_context_count": 1, "min_context_word": 1}
     config = Config.from_dict(
@@ -130,7 +130,7 @@ def test_training_is_that_of_the_processor(
     monkeypatch.setattr(World, "generators", [])
     plain = torch.optim.AdamW
     monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, fused: plain(groups, lr=lr, foreach=False))
-    monkeypatch.setattr("torch.inference_mode", torch.no_grad)
+    monkeypatch.setattr("torch.inference_mode", inference_mode)
     for module in ("cells", "dropout"):  # the masks of other devices, on both
         monkeypatch.setattr(f"factorcell.model.{module}.mask", bernoulli)
     how = {"loss": loss, "samples": 5, "batch_tokens": 30}

@@ -35,6 +35,7 @@ from factorcell.data.schema import MISSING, ContextSchema
 
 HASHES = 16  # bits of the Bloom filter that a pair sets
 AT_ONCE = 1 << 19  # pairs of a value and a token that are looked at together
+KEPT = 1 << 26  # bytes at most of what is remembered of the filter, for each variable
 
 
 class LowRankBias(nn.Module):
@@ -152,6 +153,31 @@ class Pairs:
         return sum(others, start=first)
 
 
+class SeenWords:
+    """The words (V) that each value of a variable was seen with, of those values that were asked for: a bit a pair.
+
+    A filter is read all over, so that every look waits for memory; a row of these bits is read at once.
+    """
+
+    def __init__(self, values: int, words: int, device: torch.device) -> None:
+        with torch.inference_mode(False):  # else what is remembered while scoring could not be added to in training
+            self.bits = torch.zeros(values, _bytes(words), dtype=torch.uint8, device=device)
+            self.known = torch.zeros(values, dtype=torch.bool, device=device)
+
+    def add(self, values: Tensor, row: Tensor, word: Tensor) -> None:
+        """Remember of `values` (D,) that they were seen in the pairs of a `row` of theirs and a `word` (M,)."""
+        seen = self.bits.new_zeros(len(values), self.bits.shape[1], 8)
+        seen[row, word >> 3, word & 7] = 1
+        self.bits[values] = (seen << torch.arange(8, dtype=torch.uint8, device=seen.device)).sum(2, dtype=torch.uint8)
+        self.known[values] = True
+
+    def pairs(self, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and column of the pairs of `values` (D,) and `tokens` (U,) that were seen."""
+        bits = self.bits.index_select(0, values).index_select(1, tokens >> 3)
+        row, word = ((bits >> (tokens & 7).to(torch.uint8)) & 1).nonzero(as_tuple=True)
+        return row, word
+
+
 class HashBias(nn.Module):
     """Biases of pairs of a value and a word, in buckets that pairs share, for pairs that training has seen.
 
@@ -168,7 +194,9 @@ class HashBias(nn.Module):
         self.vocabulary_size, self.variables = vocabulary_size, schema.categories
         self.size, self.filter_size = table_sizes(config)
         self.weight = nn.Parameter(torch.zeros(self.size, 1))
-        self.register_buffer("bits", torch.zeros(-(-self.filter_size // 8), dtype=torch.uint8))
+        self.register_buffer("bits", torch.zeros(_bytes(self.filter_size), dtype=torch.uint8))
+        self._remembered: dict[int, SeenWords] = {}  # by variable
+        self._filter = self.bits, self.bits._version  # of which that is true
 
     def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
         """Let pairs of `tokens` (N,) with the values (N, C) of their texts into the filter."""
@@ -230,6 +258,29 @@ class HashBias(nn.Module):
             every = torch.ones(len(values), len(tokens), dtype=torch.bool, device=values.device)
             row, word = every.nonzero(as_tuple=True)
             return row, word
+        remembered = self._memory(column)
+        if remembered is None:
+            return self._passing(column, values, tokens)
+        fresh, step = values[~remembered.known[values]], max(1, AT_ONCE // self.vocabulary_size)
+        words = torch.arange(self.vocabulary_size, device=values.device)
+        for begin in range(0, len(fresh), step):
+            part = fresh[begin : begin + step]
+            remembered.add(part, *self._passing(column, part, words))
+        return remembered.pairs(values, tokens)
+
+    def _memory(self, column: int) -> SeenWords | None:
+        """What is remembered of a variable while the filter stays as it is; None where that could grow too large."""
+        count, (bits, version) = len(self.variables[column].values), self._filter
+        if count * _bytes(self.vocabulary_size) > KEPT:
+            return None
+        if bits is not self.bits or version != self.bits._version:
+            self._remembered, self._filter = {}, (self.bits, self.bits._version)
+        if column not in self._remembered:
+            self._remembered[column] = SeenWords(count, self.vocabulary_size, self.bits.device)
+        return self._remembered[column]
+
+    def _passing(self, column: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_seen`, of the filter itself."""
         ours, theirs = _hashes(values, tokens, column, "bit 0", self.filter_size)
         row, word = self._lit(ours[:, None] + theirs).nonzero(as_tuple=True)
         for probe in range(1, HASHES):
@@ -267,6 +318,11 @@ def _random(name: str, size: int) -> int:
 def table_sizes(config: ModelConfig) -> tuple[int, int]:
     """The buckets of the hashed bias, and the bits of its filter."""
     return _prime(config.hash_size), _prime(config.bloom_size) if config.bloom_size else 0
+
+
+def _bytes(bits: int) -> int:
+    """How many bytes have so many bits."""
+    return -(-bits // 8)
 
 
 def _prime(least: int) -> int:
