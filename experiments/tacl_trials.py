@@ -22,7 +22,7 @@ from study import Experiment, Measured, Options, Training
 
 ADAPTED = PAPER_MODELS[1:]
 TRIALS = 14  # of each class
-PASSES = 0.6  # of those of the recipe
+PASSES = 0.4  # of those of the recipe
 SIZES = {"embedding_size": (50, 200), "hidden_size": (60, 250), "context_size": (2, 24)}  # even in their logarithms
 RANKS = (1, 30)
 DROPOUT = (0.0, 0.3)

@@ -74,7 +74,7 @@ class Writing:
 SHORTER = replace(BEAM, max_tokens=40, min_tokens=40, width=50, grow=4)
 SETS = {
     "imdb": Writing("imdb", "rating", BEAM, 200),
-    "ratings": Writing("hotels", "rating", SHORTER, 2000, 2000),
+    "ratings": Writing("hotels", "rating", SHORTER, 2000, 1000),
     "hotels": Writing("hotels", "class", SHORTER, 400, 1000, hotels.CLASSES),
 }
 
