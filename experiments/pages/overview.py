@@ -158,7 +158,7 @@ def chapter_4(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             Line("4.3.4, TACL 4.4", "layer normalisation, imdb for Yelp", "switches imdb"),
             read("switches_imdb", switches.OURS),
             printed["layer_norm"],
-            switches.NORMALISED,
+            switches.GATES,
             KNOWN,
         ),
         grouped(Line("F4.6, TACL F6", "hotels by region", "tacl hotels"), read("tacl_hotels"), "region"),
