@@ -14,6 +14,7 @@ from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
 from thesis_queries import LATE, NO_LAYER, RULES
 from thesis_sixteen import PARTS
+from thesis_sixteen import sixteen as subsets
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES as VARIED
 from thesis_subreddits import NEAREST, NEIGHBOURS_OF
@@ -80,16 +81,18 @@ def told(found: Results, published: Published, counted: str) -> str:
 
 
 def sixteen(found: Results, published: Published, scores: Mapping[str, str], unit: str = "word") -> str:
-    """Tables 3.3, 3.6 and 3.7. `scores` are keys of ours, in the order of the published columns, and their headings."""
+    """Tables 3.3, 3.6 and 3.7. `scores` are keys of ours, in the order of the published columns, and their headings.
+
+    All subsets, in the order of print, which lacks one of them in table 3.3.
+    """
     names = [f"{score}, %" for score in scores.values()]
     header = ["×", "+", "LR", "Hash", *ours(unit, ALL), *names, *theirs("thesis", unit, ALL), *names]
     lines = []
-    for name, row in published.items():
+    for name in subsets():
         marks = ["Y" if part in name.split("+") else "N" for part in PARTS]
-        printed = [shown(value, ".1f") for value in row[1 : len(scores) + 1]]
-        printed += [""] * (len(scores) - len(printed))
-        figures = own(found, name, list(scores), ALL)
-        lines.append([*marks, *figures, *printed_gain(published, name, "unadapted"), *printed])
+        printed = printed_gain(published, name, "unadapted") if name in published else []
+        printed += [shown(value, ".1f") for value in published.get(name, ())[1 : len(scores) + 1]]
+        lines.append([*marks, *own(found, name, list(scores), ALL), *printed, *[""] * (2 + len(scores) - len(printed))])
     for name in ("prefix", "ngram", *tacl_baselines.CLASSIFIERS):
         if name in found:
             lines.append([name, "", "", "", *own(found, name, list(scores), ALL), *[""] * (2 + len(scores))])

@@ -222,6 +222,9 @@ def test_sixteen_rows_beside_those_of_the_thesis() -> None:
     both = {"accuracy": "accuracy", "macro_f1": "F1"}
     languages = beside.sixteen(Results.of(rows), PUBLISHED["commonvoice9"], both)
     assert by_name(languages, 4)["NNNY"][3:] == ["25.0", "", "6.43", "0.2%", "56.1", "44.0"]
+    unprinted = [row("unadapted", 40.0), row("scale+hash", 30.0, auc=0.75)]
+    communities = beside.sixteen(Results.of(unprinted), PUBLISHED["reddit_titles"], {"auc": "AUC"})
+    assert by_name(communities, 4)["YNNY"][3:] == ["75.0", "", "", ""], "ours alone"
 
 
 def test_variables_take_two_rows_of_the_other_table() -> None:
