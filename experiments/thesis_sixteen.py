@@ -203,8 +203,8 @@ EXPERIMENTS = {
     "scotus": replace(
         experiment("scotus", scotus_tables, of_scotus, **classifiers("speaker", "word")), whole=of_whole_turns
     ),
-    "commonvoice9": shorter(
-        experiment("commonvoice9", commonvoice9_tables, of_languages, **classifiers("language", "character")), 0.4
+    "commonvoice9": experiment(
+        "commonvoice9", commonvoice9_tables, of_languages, **classifiers("language", "character")
     ),
 }
 main = study.script(__file__, __doc__, EXPERIMENTS)

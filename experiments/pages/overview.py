@@ -37,7 +37,7 @@ from thesis_sixteen import WHOLE
 from thesis_variables import VARIABLES
 
 NO_COMMAND = "none yet"
-OPPOSED = ("dbpedia", "hotels")  # where the thesis says so of its figure 4.2
+OPPOSED = ("dbpedia", "hotels")  # sets of figure 4.2 that are trained
 BEST = "concat+low_rank+hash"  # of communities and languages
 
 Read = Callable[..., Results]  # the rows of an experiment by its name, and their first row

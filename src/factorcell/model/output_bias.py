@@ -35,7 +35,7 @@ from factorcell.data.schema import MISSING, ContextSchema
 
 HASHES = 16  # bits of the Bloom filter that a pair sets
 AT_ONCE = 1 << 19  # pairs of a value and a token that are looked at together
-KEPT = 1 << 26  # bytes at most of what is remembered of the filter, for each variable
+KEPT = 1 << 25  # bytes at most of what is remembered of the filter, for each variable
 
 
 class LowRankBias(nn.Module):
@@ -174,7 +174,7 @@ class SeenWords:
     def pairs(self, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Row and column of the pairs of `values` (D,) and `tokens` (U,) that were seen."""
         bits = self.bits.index_select(0, values).index_select(1, tokens >> 3)
-        row, word = ((bits >> (tokens & 7).to(torch.uint8)) & 1).nonzero(as_tuple=True)
+        row, word = _lit(bits, tokens).nonzero(as_tuple=True)
         return row, word
 
 
@@ -262,9 +262,8 @@ class HashBias(nn.Module):
         if remembered is None:
             return self._passing(column, values, tokens)
         fresh, step = values[~remembered.known[values]], max(1, AT_ONCE // self.vocabulary_size)
-        words = torch.arange(self.vocabulary_size, device=values.device)
         for begin in range(0, len(fresh), step):
-            part = fresh[begin : begin + step]
+            part, words = fresh[begin : begin + step], torch.arange(self.vocabulary_size, device=values.device)
             remembered.add(part, *self._passing(column, part, words))
         return remembered.pairs(values, tokens)
 
@@ -292,7 +291,12 @@ class HashBias(nn.Module):
     def _lit(self, index: Tensor) -> Tensor:
         index = _wrapped(index, self.filter_size)
         bits = self.bits.index_select(0, (index >> 3).flatten()).view(index.shape)  # indexing takes ten times as long
-        return ((bits >> (index & 7)) & 1).bool()
+        return _lit(bits, index)
+
+
+def _lit(read: Tensor, index: Tensor) -> Tensor:
+    """Whether the bits at `index` are set, in the bytes `read` there."""
+    return ((read >> (index & 7).to(torch.uint8)) & 1).bool()
 
 
 def _hashes(values: Tensor, tokens: Tensor, column: int, name: str, size: int) -> tuple[Tensor, Tensor]:
