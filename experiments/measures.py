@@ -18,6 +18,7 @@ from factorcell.model.run import Run
 from study import HERE, Measured
 
 WITHIN = 300.0  # km of a city, as in the TACL paper
+SAMPLES = 1000  # of a vocabulary of words, where not all of it tells contexts apart; the TACL paper draws 8,000
 PRINTED = "_printed_cities"  # ends the keys of figures of the cities that the TACL paper tells apart
 
 

@@ -22,13 +22,12 @@ import tacl
 from corpora import Tables
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
-from measures import Cities
+from measures import SAMPLES, Cities
 from study import Experiment, Measured, Options
 from tacl import SETS
 
 OURS = "ours"
 EPOCHS = {"agnews": 1.5, "places": 1.0, "imdb": 1.0}
-SAMPLES = 1000  # of the vocabulary
 NORMALISED, GATES = "layer_norm", "layer_norm, gates alone"  # the latter as printed
 PRINTED_OF = {"imdb": (OURS, NORMALISED, GATES)}  # what the papers say of a set alone; of the others all is trained
 HELD_AGAINST = {  # rows that are printed in another way -> ours; those that are not here: `OURS`

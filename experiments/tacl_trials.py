@@ -18,6 +18,7 @@ import tacl
 from corpora import Tables
 from factorcell.config import PAPER_MODELS
 from factorcell.model.run import Run
+from measures import SAMPLES
 from study import Experiment, Measured, Options, Training
 
 ADAPTED = PAPER_MODELS[1:]
@@ -27,7 +28,6 @@ SIZES = {"embedding_size": (50, 200), "hidden_size": (60, 250), "context_size": 
 RANKS = (1, 30)
 DROPOUT = (0.0, 0.3)
 MANY = ("hotels", "hotels13", "tweets", "places")  # sets whose contexts are too many for a bias of each value
-SAMPLES = 1000  # of a vocabulary of words, to tell contexts apart by
 POINTS = draws.evenly(TRIALS, (*SIZES, "rank", "dropout", "bias"))
 
 

@@ -9,7 +9,7 @@ import switches
 import tacl_baselines
 from factorcell.choices import PROPOSALS
 from factorcell.config import PAPER_MODELS
-from measures import PRINTED
+from measures import PRINTED, SAMPLES
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
 from thesis_queries import LATE, NO_LAYER, RULES
@@ -247,5 +247,5 @@ def switched(found: Results, unit: str) -> str:
     ]
     drawn = {how: found.shown(switches.OURS, f"accuracy_{how}", ".1f", 100.0) for how in PROPOSALS}
     said = ", ".join(f"{value}% by {how}" for how, value in drawn.items() if value)
-    sampled = f"\nAccuracy of ours by {switches.SAMPLES:,} samples of the vocabulary: {said}.\n" if said else ""
+    sampled = f"\nAccuracy of ours by {SAMPLES:,} samples of the vocabulary: {said}.\n" if said else ""
     return with_none(header, lines) + sampled
