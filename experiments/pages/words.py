@@ -50,7 +50,7 @@ def units(found: Results) -> str:
     few = row["few_examples"]
     learned = (
         f"From {few['examples']} examples of each language logistic regression tells {few['accuracy']:.1%} of the "
-        f"others by the state after them; {few['chance']:.1%} are of the most frequent one.\n"
+        f"others by the state after them.\nOf these {few['chance']:.1%} are of the most frequent language.\n"
     )
     return f"{text}\n{learned}\n{markdown(['the unit for Spanish after each word'], along)}"
 

@@ -152,5 +152,7 @@ def test_tables_of_words_and_maps() -> None:
     assert "| region | CA | 5 | 0.10 | 0.20 | 1.00 | 0.50 | 30.00 |" in made["Figures 4.6 and 4.7"]
     assert "| Inn | 5 | sea, sun |" in made["Table 4.5"]
     assert not any("No row yet" in text for text in made.values())
+    said = [line for text in made.values() for line in text.splitlines() if not line.startswith("|")]
+    assert max(map(len, said)) <= 120
     nothing = words.tables(*(Results.of([]) for _ in range(3)))
     assert all("No row yet." in text for text in nothing.values())
