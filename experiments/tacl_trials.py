@@ -23,7 +23,7 @@ from study import Experiment, Measured, Options, Training
 
 ADAPTED = PAPER_MODELS[1:]
 TRIALS = 14  # of each class
-PASSES = {"word": 0.4, "char": 1.0}  # of those of the recipe; after fewer n-grams are far ahead of models of characters
+PASSES = {"word": 0.4, "character": 1.0}  # of those of the recipe; of characters n-grams are far ahead after fewer
 SIZES = {"embedding_size": (50, 200), "hidden_size": (60, 250), "context_size": (2, 24)}  # even in their logarithms
 RANKS = (1, 30)
 DROPOUT = (0.0, 0.3)
