@@ -281,7 +281,7 @@ class TrainingConfig:
     tell_epochs: float = real(1.0, "passes in which values are told apart", 0, 1_000_000, rare=True)
     tell_values: int = whole(8, "other values that a text's own is compared with in a step, at most", 1, rare=True)
     sparse_l1: tuple[str, ...] = option(
-        ("1e-4",),
+        ("1e-6",),
         "l1 penalty of the sparse softmax bias, in nats a target: NUMBER, or NAME=NUMBER of one variable (repeatable)",
         metavar="[NAME=]NUMBER",
         rare=True,
