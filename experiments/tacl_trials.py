@@ -4,8 +4,7 @@
 
 Fourteen models of each class, none stopped early: sizes and dropout are drawn, the same for all classes; the rest is
 the recipe of the set. A model has one seed, as in the paper: what is told is of all together. Where units are words,
-models make fewer passes than the recipe, and contexts are told apart by samples of the vocabulary, as in print: by all
-of it would take longer than a training.
+contexts are told apart by samples of the vocabulary, as in print: by all of it would take longer than a training.
 """
 
 import sys
@@ -19,11 +18,10 @@ from corpora import Tables
 from factorcell.config import PAPER_MODELS
 from factorcell.model.run import Run
 from measures import SAMPLES
-from study import Experiment, Measured, Options, Training
+from study import Experiment, Measured, Options
 
 ADAPTED = PAPER_MODELS[1:]
 TRIALS = 14  # of each class
-PASSES = {"word": 0.4, "character": 1.0}  # of those of the recipe; of characters n-grams are far ahead after fewer
 SIZES = {"embedding_size": (50, 200), "hidden_size": (60, 250), "context_size": (2, 24)}  # even in their logarithms
 RANKS = (1, 30)
 DROPOUT = (0.0, 0.3)
@@ -51,13 +49,7 @@ def measure(run: Run, tables: Tables, name: str) -> Measured:
 def experiment(name: str) -> Experiment:
     """All trials of a set, one of each class after the other."""
     of = tacl.experiment(name)
-    passes = of.config(Training(ADAPTED[0], 0), 1).training.epochs
-    trained = {"training": {"epochs": PASSES[tacl.SETS[name].unit] * passes}}
-    rows = {
-        f"{model} {number:02}": {**drawn(name, model, number), **trained}
-        for number in range(TRIALS)
-        for model in ADAPTED
-    }
+    rows = {f"{model} {number:02}": drawn(name, model, number) for number in range(TRIALS) for model in ADAPTED}
     return replace(of, name=f"tacl_trials_{name}", rows=rows, measure=partial(measure, name=name), seeds=(0,))
 
 
