@@ -4,7 +4,7 @@
 
 Fourteen models of each class, none stopped early: sizes and dropout are drawn, the same for all classes; the rest is
 the recipe of the set. A model has one seed, as in the paper: what is told is of all together. Where units are words,
-contexts are told apart by samples of the vocabulary, as in print: by all of it would take longer than a training.
+contexts are told apart by samples of the vocabulary, as in print.
 """
 
 import sys
