@@ -1,5 +1,7 @@
 """The table of what came of hostile inputs and faults: nothing that went wrong is missing from it."""
 
+from pathlib import Path
+
 import pytest
 
 from tests import outcomes
@@ -23,8 +25,11 @@ pytest_plugins = "pytester"
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_table_counts_each_outcome(workers: int, pytester: pytest.Pytester) -> None:
+def test_the_table_counts_each_outcome(
+    workers: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also what was right before a test failed, and in processes of their own."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # a run of its own finds `tests` too
     pytester.makeconftest("from tests.conftest import outcome, pytest_terminal_summary")
     pytester.makepyfile(OUTCOMES)
     more = ["-n", str(workers)] if workers else ["-p", "no:xdist"]
