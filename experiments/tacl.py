@@ -1,4 +1,4 @@
-"""Tables 3 and 4 of the TACL paper: four models on seven sets, in perplexity and in telling contexts apart.
+"""Tables 3 and 4 of the TACL paper: four models on eight sets, in perplexity and in telling contexts apart.
 
     python experiments/tacl.py agnews --data DATA --out OUT
 
