@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from corpora import Tables
 from factorcell import files
-from factorcell.config import Config, UserError, choose
+from factorcell.config import Config, TrainingConfig, UserError, choose
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summarised
 from factorcell.evaluation.text_figures import Figures, TextSums
@@ -47,6 +47,7 @@ SEEDS = (0, 1, 2)
 GROUPS = 100  # of texts, whose sums a row keeps
 POLL = 1.0  # seconds between two looks at the trainings
 STOPPED = 130  # the exit code of who was stopped
+DEFAULTS = TrainingConfig()
 
 Row = dict[str, Any]
 Options = Mapping[str, Mapping[str, Any]]  # section -> option -> value
@@ -176,9 +177,7 @@ class Job:
         done = {Training(row["row"], row["seed"]): row for row in files.read_rows(self.rows)}
         for training in done.keys() & set(self.wanted):
             made = Config.from_dict(done[training]["config"])
-            now = self.experiment.config(training, made.training.threads)
-            of_machine = replace(now.training, precision=made.training.precision)
-            if made != replace(now, training=of_machine):
+            if telling(made) != telling(self.experiment.config(training, made.training.threads)):
                 raise UserError(f"{self.rows}: row {training} was made with other options; choose another --results")
         return [training for training in self.wanted if training not in done]
 
@@ -189,6 +188,17 @@ class Job:
             if baseline is None or all(one.row != baseline.after for one in (*waiting, *running)):
                 return training
         return None
+
+
+def telling(config: Config) -> Config:
+    """The options by which rows differ; those that change no figure of this model are as if not given.
+
+    The precision is that of the machine, and nothing but the proximal steps of a sparse softmax bias reads its penalty.
+    """
+    unread: dict[str, Any] = {"precision": DEFAULTS.precision}
+    if "sparse" not in config.model.output_bias or config.model.sparse_printed:
+        unread["sparse_l1"] = DEFAULTS.sparse_l1
+    return replace(config, training=replace(config.training, **unread))
 
 
 def products() -> str:

@@ -155,9 +155,9 @@ def told(found: Row) -> str:
 
 def sentence(name: str, found: Worth) -> str:
     """The paper's sentence on its figure 5, of a set."""
-    wanted = f"wants {found.weights:,.0f} weights" if found.weights else "is not to be had"
     saved = found.saved.told(".1f", 100.0, "%")
-    return (
-        f"- `{name}`: with a rank of {RANK} in place of 0 the perplexity falls by {saved}; "
-        f"as much by a larger recurrent layer than one of {WEIGHTS:,} weights {wanted}.\n"
-    )
+    said = f"- `{name}`: with a rank of {RANK} in place of 0 the perplexity falls by {saved}"
+    if found.saved.sign != 1:
+        return said + ".\n"
+    wanted = f"wants {found.weights:,.0f} weights" if found.weights else "is not to be had"
+    return f"{said};\n  as much by a larger recurrent layer than one of {WEIGHTS:,} weights {wanted}.\n"

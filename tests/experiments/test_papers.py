@@ -57,6 +57,14 @@ def test_the_whole_is_counted() -> None:
     ]
 
 
+@pytest.mark.parametrize("command", papers.COMMANDS, ids=" ".join)
+def test_rows_that_are_kept_are_those_of_today(command: tuple[str, ...], tmp_path: Path) -> None:
+    """With the rows of the study at hand nothing is trained again, whatever default has changed since."""
+    of = papers.experiment(*command)
+    kept = study.HERE / "results"
+    assert study.Job(of, tmp_path, tmp_path, kept, of.trainings(), 1, 1, False, ()).missing() == []
+
+
 def scripts(folder: Path, **codes: int) -> list[str]:
     """Scripts that end with these codes and write down their arguments."""
     for name, code in codes.items():

@@ -229,6 +229,23 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "row concat 0 was made with other options" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("model", "same"),
+    [({}, True), ({"output_bias": ["sparse"]}, False), ({"output_bias": ["sparse"], "sparse_printed": True}, True)],
+)
+def test_options_that_nothing_reads_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: dict[str, Any], same: bool
+) -> None:
+    """A penalty tells rows apart that have a sparse bias with proximal steps, and no others."""
+    told = [
+        experiment(tmp_path, {"one": {"model": {**ROWS["concat"]["model"], **model}, "training": {"sparse_l1": [l1]}}})
+        for l1 in ("1e-4", "1e-6")
+    ]
+    assert study.main(told[0], given(tmp_path), ["x.py"]) == 0
+    assert study.main(told[1], given(tmp_path), ["x.py"]) == (0 if same else 2)
+    assert ("made with other options" in capsys.readouterr().err) != same
+
+
 @pytest.mark.parametrize(("has", "wanted"), [(True, "bfloat16"), (False, "float32")])
 def test_precision_is_that_of_the_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: bool, wanted: str

@@ -10,6 +10,7 @@ import draws
 import study
 import tacl
 import tacl_trials
+from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import correlation
 from factorcell.evaluation.text_figures import TextSums
 from pages import correlations, overview, trials, verdicts
@@ -230,5 +231,14 @@ def test_the_table_of_trials() -> None:
     assert cells[:5] == ["dbpedia", "word", "softmaxbias", "14", "-1.00 [-1.00, -1.00]"]
     assert cells[5:] == [f"{best['perplexity_known']:.2f}", *[f"{100 * best['accuracy']:.1f}"] * 2, cells[5]]
     assert "- `dbpedia`: with a rank of 20 in place of 0 the perplexity falls by +5.8%" in found
-    assert "wants 218," in found
+    assert "as much by a larger recurrent layer than one of 120,000 weights wants 218," in found
+
+
+def test_what_saves_nothing_is_not_weighed() -> None:
+    """Of a rank that may be worth nothing no size says as much."""
+    assert "wants" in trials.sentence("imdb", trials.Worth(Interval(0.04, 0.01, 0.07), 150_000.0))
+    assert "is not to be had" in trials.sentence("imdb", trials.Worth(Interval(0.04, 0.01, 0.07), None))
+    told = trials.sentence("imdb", trials.Worth(Interval(0.001, -0.016, 0.018), 121_000.0))
+    assert told.endswith("no difference.\n")
+    assert "weights" not in told
     assert "Not trained yet" in trials.table({"imdb": []})
