@@ -1,6 +1,7 @@
 """The figures of the papers as pictures: points and lines out of the same rows as the tables beside them."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,12 +23,13 @@ from study import Row
 from thesis_queries import LENGTHS, PLACES
 
 FOLDER = "figures"  # beside the page
-WIDTH, HEIGHT, LEAST = 3.3, 2.9, 1.35  # inches of a panel; the panels that a picture is wide, at least
+WIDTH, HEIGHT = 3.3, 2.9  # inches of a panel
+LEAST, MOST = 1.35, 3  # the panels that a picture is wide
 OUTLINE = 73  # points along an ellipse
 RANKS, LARGEST = (1, 8, 15, 22), 31  # where the ranges of figure 4.5 begin, and where all end
 CELLS = {"concat": "concatcell", "factor": "factorcell"}  # what the models of completion are called elsewhere
 PERPLEXITY = "perplexity, known targets"
-SETS = {"4.2": overview.OPPOSED, "4.4": ("languages",), "4.5": ("dbpedia",)}
+SETS = {"4.2": overview.OPPOSED, "4.4": ("languages",), "4.5": ("dbpedia", "hotels", "languages")}
 
 Point = tuple[float, ...]  # x and y, or x, y and both ends of its interval
 
@@ -77,14 +79,16 @@ class Picture(NamedTuple):
         return f"<!-- {hashlib.sha256(repr(points).encode()).hexdigest()[:16]} -->\n"
 
     def figure(self) -> Figure:
-        """The panels side by side, on white ground, below what their colours mean."""
-        figure = Figure(figsize=(WIDTH * max(LEAST, len(self.panels)), HEIGHT))
-        figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0, 1, 0.9)))
+        """The panels side by side, in lines of as many, on white ground, below what their colours mean."""
+        lines = math.ceil(len(self.panels) / MOST)
+        across = math.ceil(len(self.panels) / lines)
+        figure = Figure(figsize=(WIDTH * max(LEAST, across), HEIGHT * lines))
+        figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - 0.1 / lines)))
         figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, color="white", zorder=-2))
         kinds = list(dict.fromkeys(kind for panel in self.panels for kind in panel.points))
         colours = charts.colours(kinds)
-        for axes, panel in zip(figure.subplots(1, len(self.panels), squeeze=False)[0], self.panels, strict=True):
-            drawn(axes, panel, colours)
+        for number, panel in enumerate(self.panels, 1):
+            drawn(figure.add_subplot(lines, across, number), panel, colours)
         marks = [Line2D([], [], color=colours[kind], marker="o", ls="", label=charts.titled(kind)) for kind in kinds]
         charts.legend(figure, marks, len(marks), 1.0, 0.2, 1.0)
         return figure
