@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from corpora import Tables
 from factorcell import files
-from factorcell.config import Config, TrainingConfig, UserError, choose
+from factorcell.config import Config, UserError, choose
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summarised
 from factorcell.evaluation.text_figures import Figures, TextSums
@@ -47,7 +47,6 @@ SEEDS = (0, 1, 2)
 GROUPS = 100  # of texts, whose sums a row keeps
 POLL = 1.0  # seconds between two looks at the trainings
 STOPPED = 130  # the exit code of who was stopped
-DEFAULTS = TrainingConfig()
 
 Row = dict[str, Any]
 Options = Mapping[str, Mapping[str, Any]]  # section -> option -> value
@@ -191,14 +190,10 @@ class Job:
 
 
 def telling(config: Config) -> Config:
-    """The options by which rows differ; those that change no figure of this model are as if not given.
-
-    The precision is that of the machine, and nothing but the proximal steps of a sparse softmax bias reads its penalty.
-    """
-    unread: dict[str, Any] = {"precision": DEFAULTS.precision}
-    if "sparse" not in config.model.output_bias or config.model.sparse_printed:
-        unread["sparse_l1"] = DEFAULTS.sparse_l1
-    return replace(config, training=replace(config.training, **unread))
+    """The options by which rows differ: not the precision, the machine's, nor a penalty that no sparse bias reads."""
+    read = "sparse" in config.model.output_bias and not config.model.sparse_printed
+    sparse_l1 = config.training.sparse_l1 if read else ()
+    return replace(config, training=replace(config.training, precision=precision.SINGLE, sparse_l1=sparse_l1))
 
 
 def products() -> str:
