@@ -29,7 +29,7 @@ OUTLINE = 73  # points along an ellipse
 RANKS, LARGEST = (1, 8, 15, 22), 31  # where the ranges of figure 4.5 begin, and where all end
 CELLS = {"concat": "concatcell", "factor": "factorcell"}  # what the models of completion are called elsewhere
 PERPLEXITY = "perplexity, known targets"
-SETS = {"4.2": overview.OPPOSED, "4.4": ("languages",), "4.5": ("dbpedia", "hotels", "languages")}
+SETS = {"4.2": overview.OPPOSED, "4.4": ("languages",), "4.5": (*overview.OPPOSED, "languages")}
 
 Point = tuple[float, ...]  # x and y, or x, y and both ends of its interval
 

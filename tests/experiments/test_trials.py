@@ -232,6 +232,7 @@ def test_the_table_of_trials() -> None:
     assert cells[5:] == [f"{best['perplexity_known']:.2f}", *[f"{100 * best['accuracy']:.1f}"] * 2, cells[5]]
     assert "- `dbpedia`: with a rank of 20 in place of 0 the perplexity falls by +5.8%" in found
     assert "as much by a larger recurrent layer than one of 120,000 weights wants 218," in found
+    assert "Not trained yet" in trials.table({"imdb": []})
 
 
 def test_what_saves_nothing_is_not_weighed() -> None:
@@ -241,4 +242,3 @@ def test_what_saves_nothing_is_not_weighed() -> None:
     told = trials.sentence("imdb", trials.Worth(Interval(0.001, -0.016, 0.018), 121_000.0))
     assert told.endswith("no difference.\n")
     assert "weights" not in told
-    assert "Not trained yet" in trials.table({"imdb": []})
