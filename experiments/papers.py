@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import restraint
 import sampled
 import study
 import switches
@@ -31,6 +32,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("thesis_variables",),
     ("thesis_subreddits",),
     *(("switches", name) for name in switches.EXPERIMENTS),
+    *(("restraint", name) for name in restraint.EXPERIMENTS),
     *(("thesis_sixteen", name) for name in thesis_sixteen.EXPERIMENTS),
     ("thesis_sparse",),
     ("thesis_finetuning",),
