@@ -120,7 +120,10 @@ class ContextEncoder(nn.Module):
         self.tables = nn.ParameterList()
         for variable in schema.categories:
             table = torch.randn(len(variable.values), config.variable_size) * SPREAD
-            table[0] = 0.0  # where no value was rare, the unknown value stays neutral
+            # Where no value was rare, the unknown one stays neutral. Where c is that embedding itself, zero would hold
+            # it for good: L(c) R(c) is quadratic in c, so it has no gradient there.
+            if config.context_layer != "none":
+                table[0] = 0.0
             self.tables.append(table)
         self.inputs = NumberInputs(schema.numbers) if schema.numbers else None
         widths = [] if self.inputs is None else [len(self.inputs.column), *[config.number_size] * config.number_layers]
