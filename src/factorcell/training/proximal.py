@@ -2,12 +2,15 @@
 
     minimise  nats / targets + l1 sum |w - w0|          over the parts that move
 
-The same, with w0 = 0 and an l1 of each variable, makes a sparse softmax bias (thesis 2018, section A.1).
+The same, with w0 = 0 and an l1 of each variable, makes a sparse softmax bias (thesis 2018, section A.1). A prior on
+what is learned of single values, their embeddings and hashed buckets, has squares in place of absolute values: it is
+the same for all, so the fewer texts a value has the less its evidence outweighs it.
 
 The penalty has no gradient at w0, so it is not left to Adam: each step of Adam is followed by the proximal step of the
 penalty under the step size that Adam has for this very value,
 
     w <- w0 + soft(w - w0, l1 rate / (sqrt(v') + eps))        soft(d, s) = sign(d) max(|d| - s, 0)
+    w <- w0 + (w - w0) / (1 + 2 l2 rate / (sqrt(v') + eps))
 
 A value stays exactly at w0 unless the gradient of its nats, as Adam smoothes it, is larger than l1. For the softmax
 bias this gradient is by how much the share of a token in all targets differs from what the model expects.
@@ -62,16 +65,20 @@ def parts_named(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Penalty:
-    """A penalty of `l1` nats, one for all or (F,) of each column, on how far a parameter is from its `start`."""
+    """A penalty of `l1` nats, one for all or (F,) of each column, on how far a parameter is from its `start`.
+
+    `l2` is that on the square of how far.
+    """
 
     start: Tensor
     l1: float | Tensor
+    l2: float = 0.0
 
     @torch.no_grad()
     def pull(self, parameter: Tensor, size: Tensor) -> None:
         """The proximal step of `parameter` under the step sizes (of its shape) that Adam has just had."""
         way = parameter - self.start
-        left = way.abs().sub_(size.mul_(self.l1)).clamp_(min=0)
+        left = way.abs().sub_(size * self.l1).clamp_(min=0).div_(1 + 2 * self.l2 * size)
         parameter.copy_(torch.where(left > 0, self.start + left.copysign_(way), self.start))
 
 
@@ -79,10 +86,23 @@ Penalties = dict[Tensor, Penalty]
 
 
 def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
-    """What holds the parameters of a run back: the penalty of its fine-tuning, else that of a sparse softmax bias."""
+    """What holds parameters back: the penalty of a fine-tuning, else a prior and that of a sparse softmax bias."""
     if start and start.l1:
         parameters = run.model.named_parameters()
         return {each: Penalty(start.values[name].to(each.device), start.l1) for name, each in parameters}
+    prior = run.config.training.prior
+    tables = of_values(run.model) if prior else ()
+    return {each: Penalty(torch.zeros_like(each), 0.0, prior) for each in tables if each.requires_grad} | _sparse(run)
+
+
+def of_values(model: LanguageModel) -> list[Tensor]:
+    """What is learned of single values: their embeddings, and the hashed buckets of their pairs with words."""
+    encoder, hashed = model.encoder, model.output.hashed
+    return [*(encoder.tables if encoder else ()), *([hashed.weight] if hashed is not None else [])]
+
+
+def _sparse(run: Run) -> Penalties:
+    """The penalty of a sparse softmax bias."""
     bias = sparse_bias_of(run)
     if bias is None or run.config.model.sparse_printed or not bias.weight.requires_grad:
         return {}

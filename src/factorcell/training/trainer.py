@@ -116,7 +116,8 @@ class Trainer:
         self.penalties = proximal.penalties(run, self.start)
         told = told_columns(run)
         self.told = told if self.start else ()  # who tells values apart has learned to write before
-        some = self.proposal and not self.penalties and (not self.start or self.start.takes_rows(run.model))
+        held = any(table in self.penalties for tables in run.model.row_tables() for table in tables)
+        some = self.proposal and not held and (not self.start or self.start.takes_rows(run.model))
         hashed = self.told and run.model.output.hashed is not None  # the buckets of other values are read too
         self.rows = self._rows() if some and not hashed else []
         self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
