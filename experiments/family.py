@@ -3,7 +3,7 @@
     python experiments/family.py --data DATA --out OUT
 
 All share the recipe agnews_words.toml, cut to three passes. The section of the texts of the test is told by Bayes'
-rule. Beside them are n-grams and classifiers (tacl_baselines.py).
+rule. Beside them are a model for each section, n-grams and classifiers (tacl_baselines.py).
 """
 
 import sys
@@ -16,7 +16,7 @@ from corpora import Tables
 from factorcell.config import CELLS
 from measures import told_apart
 from study import Experiment, Options
-from tacl_baselines import classifiers, counted
+from tacl_baselines import classifiers, counted, per_value
 from thesis_sparse import THRESHOLD
 
 ADAPTS = ("prefix", "concat", "scale", "scale_split", "factor")
@@ -30,7 +30,7 @@ JOINED = (
     ("concat", "scale", "factor", "low_rank", "hash"),
 )
 SHORT = {"epochs": 3, "evaluations": 1}  # of one pass models are still behind n-grams
-BASELINES = {**counted(), **classifiers("section", "word")}
+BASELINES = {**per_value("section"), **counted(), **classifiers("section", "word")}
 
 
 def model(*names: str, **options: Any) -> Options:

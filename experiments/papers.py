@@ -28,6 +28,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("rescoring",),
     *(("sampled", name) for name in sampled.SETS),
     ("thesis_queries",),
+    ("thesis_speakers",),
     *(("thesis_specificity", name) for name in thesis_specificity.SETS),
     ("thesis_variables",),
     ("thesis_subreddits",),

@@ -4,7 +4,7 @@
 
 - the numbers of the context vector and of embeddings, and the rank
 - forgetting: how often a value is read as the unknown one
-- decay of all matrices
+- decay of all matrices, and a prior on embeddings and hashed buckets, which outweighs the evidence of few texts alone
 - a hashed bias beside, with a coefficient for each word of each hotel
 
 The recipe is that of tacl.py, whose FactorCell the rows are held against.
@@ -24,22 +24,21 @@ CHANGES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {  # set -> row -> what
     "hotels": {
         "vectors of 24": {"context_size": 24, "variable_size": 24},
         "vectors of 64": {"context_size": 64, "variable_size": 64},
-        "rank 12": {"rank": 12},
         "no forgetting": {"dropout_context": 0.0},
-        "forgetting 0.4": {"dropout_context": 0.4},
         "decay 0.1": {"weight_decay": 0.1},
         "hash": {"output_bias": ["low_rank", "hash"]},
+        "prior": {"prior": 1e-5},
+        "hash, prior": {"output_bias": ["low_rank", "hash"], "prior": 1e-5},
     },
     "hotels13": {
         "vectors of 8": {"context_size": 8, "variable_size": 8},
-        "vectors of 64": {"context_size": 64, "variable_size": 64},
         "rank 12": {"rank": 12},
         "forgetting 0.2": {"dropout_context": 0.2},
-        "decay 0.1": {"weight_decay": 0.1},
-        "hash": {"output_bias": ["low_rank", "hash"]},
+        "prior": {"prior": 1e-5},
+        "hash, prior": {"output_bias": ["low_rank", "hash"], "prior": 1e-5},
     },
 }
-OF_TRAINING = ("weight_decay",)
+OF_TRAINING = ("weight_decay", "prior")
 
 
 def rows(name: str) -> dict[str, Options]:

@@ -1,6 +1,6 @@
 """Parts as the papers print them beside ours: trainings that differ in one of them, on words and on characters.
 
-    python experiments/switches.py agnews --data DATA --out OUT      # by section; places by city, films by rating
+    python experiments/switches.py agnews --data DATA --out OUT  # by section; places, tweets by city, films by rating
 
 - context vector: the joint layer ends in tanh, ReLU (as the TACL paper has it) or nothing; or there is no such layer
 - number network: none, one layer, or the two of the recipe
@@ -27,9 +27,13 @@ from study import Experiment, Measured, Options
 from tacl import SETS
 
 OURS = "ours"
-EPOCHS = {"agnews": 1.5, "places": 1.0, "imdb": 1.0}
+EPOCHS = {"agnews": 1.5, "places": 1.0, "imdb": 1.0, "tweets": 1.0}
+NO_NETWORK, ONE_LAYER = "no number network", "number network of one layer"
 NORMALISED, GATES = "layer_norm", "layer_norm, gates alone"  # the latter as printed
-PRINTED_OF = {"imdb": (OURS, NORMALISED, GATES)}  # what the papers say of a set alone; of the others all is trained
+PRINTED_OF = {  # what is trained of some sets alone: what print says of films, what is left of numbers
+    "imdb": (OURS, NORMALISED, GATES),
+    "tweets": (OURS, NO_NETWORK, ONE_LAYER),
+}
 HELD_AGAINST = {  # rows that are printed in another way -> ours; those that are not here: `OURS`
     "scale_printed": "scale",
     GATES: NORMALISED,
@@ -45,8 +49,8 @@ def rows(name: str) -> dict[str, Options]:
 
     made = {OURS: of(), "relu": of(context_layer="relu"), "linear": of(context_layer="linear")}
     if isinstance(SETS[name].target, Cities):
-        made["no number network"] = of(number_layers=0)
-        made["number network of one layer"] = of(number_layers=1)
+        made[NO_NETWORK] = of(number_layers=0)
+        made[ONE_LAYER] = of(number_layers=1)
         made["no joint layer"] = of(context_layer="none", number_size=16)
     else:
         made["no joint layer"] = of(context_layer="none")

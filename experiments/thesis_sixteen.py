@@ -5,7 +5,8 @@
 x rescales the recurrent layer (`scale`), + shifts it (`concat`), LR and Hash shift the softmax (`low_rank`, `hash`).
 Of the model with all four there are sentences for roles (table 3.9), of the unadapted one of languages the hidden unit
 for Spanish (figure 3.1). Beside them are control codes, n-grams, and classifiers of what is told (tacl_baselines.py);
-those of justices have learned from these justices alone.
+those of justices have learned from these justices alone. Languages and the roles of oral arguments have a model each,
+and a mixture of these; communities are too many.
 
 Turns of oral arguments are split into texts of 45 words, as in the thesis. Intervals are over whole turns.
 """
@@ -28,12 +29,13 @@ import study
 import tacl
 import titles
 from corpora import Tables
+from factorcell.config import Config
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from measures import detected, told_apart
 from samples import indicated, sentences
 from study import Baseline, Experiment, Measured, Options, Row
-from tacl_baselines import classifiers, counted
+from tacl_baselines import classifiers, counted, per_value
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
@@ -192,19 +194,34 @@ def experiment(name: str, tables: Tabled, measure: Callable[[Run, Tables], Measu
     return Experiment(name, recipe, rows, tables, measure, baselines=baselines)
 
 
+def of_all_turns(baseline: Baseline) -> Baseline:
+    """One that learns from the turns of everybody, not of the justices alone."""
+
+    def measure(config: Config, tables: Tables, folder: Path) -> Measured:
+        return baseline.measure(config, {part: tables[part] for part in ("train", "dev", "test")}, folder)
+
+    return replace(baseline, measure=measure)
+
+
 def shorter(of: Experiment, passes: float) -> Experiment:
     """An experiment whose recipe others share, its trainings of so many passes."""
     rows = {name: {**options, "training": {"epochs": passes}} for name, options in of.rows.items()}
     return replace(of, rows=rows)
 
 
+BY_ROLE = {name: of_all_turns(each) for name, each in per_value("role", tells=False).items()}
 EXPERIMENTS = {
     "reddit_titles": shorter(experiment("reddit_titles", reddit_tables, of_communities), 0.3),
     "scotus": replace(
-        experiment("scotus", scotus_tables, of_scotus, **classifiers("speaker", "word")), whole=of_whole_turns
+        experiment("scotus", scotus_tables, of_scotus, **BY_ROLE, **classifiers("speaker", "word")),
+        whole=of_whole_turns,
     ),
     "commonvoice9": experiment(
-        "commonvoice9", commonvoice9_tables, of_languages, **classifiers("language", "character")
+        "commonvoice9",
+        commonvoice9_tables,
+        of_languages,
+        **per_value("language"),
+        **classifiers("language", "character"),
     ),
 }
 main = study.script(__file__, __doc__, EXPERIMENTS)

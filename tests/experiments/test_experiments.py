@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import corpora
+import restraint
 import study
 import switches
+import tacl
 import thesis_sixteen
 import thesis_sparse
 import thesis_subreddits
@@ -115,7 +117,7 @@ def test_parts_as_printed_can_be_built(name: str, tmp_path: Path) -> None:
     experiment = switches.EXPERIMENTS[name]
     assert len({str(row) for row in experiment.rows.values()}) == len(experiment.rows)
     held = {row: against for row, against in switches.HELD_AGAINST.items() if row in experiment.rows}
-    assert set(held.values()) | {switches.OURS, switches.NORMALISED} <= set(experiment.rows)
+    assert set(held.values()) | {switches.OURS} <= set(experiment.rows)
     numbers = "lat" in experiment.config(study.Training(switches.OURS, 0), 1).data.context[0]
     rows = [
         {"text": f"a {n % 3}", "section": "xy"[n % 2], "rating": str(n % 8), "lat": float(n % 5), "lon": float(n % 7)}
@@ -123,10 +125,25 @@ def test_parts_as_printed_can_be_built(name: str, tmp_path: Path) -> None:
     ]
     for row in experiment.rows:
         config = experiment.config(study.Training(row, 0), 1)
-        assert bool(config.model.number_layers) != (row == "no number network")
+        assert bool(config.model.number_layers) != (row == switches.NO_NETWORK)
         corpus = prepare(rows, replace(config.data, min_count=1))
         assert bool(corpus.schema.numbers) == numbers
         Run.create(tmp_path / row, config, corpus.vocabulary, corpus.schema)
+
+
+@pytest.mark.parametrize("name", restraint.EXPERIMENTS)
+def test_one_thing_is_changed_at_a_time(name: str) -> None:
+    """Each row is the FactorCell of the TACL paper's tables but for what its name says, which no other row has."""
+    of = tacl.EXPERIMENTS[name].config(study.Training("factorcell", 0), 1)
+    seen = []
+    for row, changes in restraint.CHANGES[name].items():
+        made = restraint.EXPERIMENTS[name].config(study.Training(row, 0), 1)
+        here = {**vars(made.model), **vars(made.training)}
+        there = {**vars(of.model), **vars(of.training)}
+        differ = {option for option in here if here[option] != there[option]}
+        assert differ == set(changes)
+        seen.append({option: here[option] for option in differ})
+    assert all(seen.count(one) == 1 for one in seen)
 
 
 def test_parts_as_printed_stand_beside_ours(tmp_path: Path) -> None:
