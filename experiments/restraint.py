@@ -1,4 +1,4 @@
-"""What restrains the context of a FactorCell of hotels, of which there are few texts each: one thing changed at a time.
+"""What restrains the context of a FactorCell of hotels, of which there are few texts each: one thing changed, or two.
 
     python experiments/restraint.py hotels --data DATA --out OUT      # many hotels of few texts; hotels13: few of many
 
@@ -25,6 +25,7 @@ CHANGES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {  # set -> row -> what
         "vectors of 24": {"context_size": 24, "variable_size": 24},
         "vectors of 64": {"context_size": 64, "variable_size": 64},
         "no forgetting": {"dropout_context": 0.0},
+        "vectors of 24, no forgetting": {"context_size": 24, "variable_size": 24, "dropout_context": 0.0},
         "decay 0.1": {"weight_decay": 0.1},
         "hash": {"output_bias": ["low_rank", "hash"]},
         "prior": {"prior": 1e-5},
@@ -42,7 +43,7 @@ OF_TRAINING = ("weight_decay", "prior")
 
 
 def rows(name: str) -> dict[str, Options]:
-    """The FactorCell of a set, each time with one thing changed."""
+    """The FactorCell of a set, changed as each row says."""
     model = tacl.EXPERIMENTS[name].rows["factorcell"]["model"]
     made: dict[str, Options] = {}
     for row, changes in CHANGES[name].items():

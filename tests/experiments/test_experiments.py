@@ -132,7 +132,7 @@ def test_parts_as_printed_can_be_built(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", restraint.EXPERIMENTS)
-def test_one_thing_is_changed_at_a_time(name: str) -> None:
+def test_nothing_but_what_is_said_is_changed(name: str) -> None:
     """Each row is the FactorCell of the TACL paper's tables but for what its name says, which no other row has."""
     of = tacl.EXPERIMENTS[name].config(study.Training("factorcell", 0), 1)
     seen = []

@@ -1,8 +1,10 @@
-"""Contexts to vectors against equation 2.4 of the thesis, written out."""
+"""Contexts to vectors against equation 2.4 of the thesis, written out.
+
+`test_equations_switches` has the layers that `context_layer` and `number_layers` choose.
+"""
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -69,42 +71,6 @@ def test_vectors_are_the_equation() -> None:
     assert vectors.shape == (4, 5)
     for vector, category, number in zip(vectors.detach().numpy(), categories, numbers, strict=True):
         np.testing.assert_allclose(vector, slow(made, category, number), atol=1e-5)
-
-
-ACTIVATED: dict[str, Callable[[Any], Any]] = {
-    "tanh": np.tanh,
-    "relu": lambda values: np.where(values > 0, values, 0.0),
-    "linear": lambda values: values,
-}
-
-
-@pytest.mark.parametrize("layers", [0, 1, 2, 3])
-@pytest.mark.parametrize("kind", ACTIVATED)
-def test_what_joins_variables_and_how_deep_numbers_are_read(kind: str, layers: int) -> None:
-    """The activations of the papers, and any number of layers over the numbers: at none they are joined themselves."""
-    made = ContextEncoder(replace(CONFIG, context_layer=kind, number_layers=layers), SCHEMA).double()
-    p = {name: value.detach().numpy() for name, value in made.named_parameters()}
-    z = np.array([(7.0 - LAT.mean) / LAT.deviation, (2003.0 - YEAR.mean) / YEAR.deviation])
-    for layer in range(layers):
-        z = np.tanh(p[f"network.{2 * layer}.weight"] @ z + p[f"network.{2 * layer}.bias"])
-    parts = np.concatenate([p["tables.0"][2], p["tables.1"][1], z])
-    expected = ACTIVATED[kind](p["joint.weight"] @ parts + p["joint.bias"])
-    vector = made(Context(torch.tensor([[2, 1]]), torch.tensor([[7.0, 2003.0]], dtype=torch.double)))
-    np.testing.assert_allclose(vector[0].detach().numpy(), expected, atol=1e-12)
-    assert f"network.{2 * layers}.weight" not in p
-
-
-def test_one_variable_may_be_the_context_itself() -> None:
-    """Its embedding is c (thesis 2018, section 2.3.1), a missing value the mean of all; so may one number be."""
-    config = replace(CONFIG, context_layer="none", variable_size=CONFIG.context_size)
-    made = ContextEncoder(config, ContextSchema((CITY,)))
-    context = Context(torch.tensor([[2], [MISSING]]), torch.zeros(2, 0))
-    shares = torch.tensor(CITY.counts) / sum(CITY.counts)
-    torch.testing.assert_close(made(context), torch.stack([made.tables[0][2], shares @ made.tables[0]]))
-    number = ContextEncoder(replace(config, number_layers=0, context_size=1), ContextSchema((LAT,)))
-    assert not list(number.parameters())
-    value = number(Context(torch.zeros(1, 0, dtype=torch.long), torch.tensor([[LAT.mean + 2 * LAT.deviation]])))
-    torch.testing.assert_close(value, torch.tensor([[2.0]]))
 
 
 @pytest.mark.parametrize("variables", [(CITY, STARS), (CITY, LAT), (CITY,)])

@@ -1,11 +1,12 @@
 """The whole model, one number at a time, from the printed equations; and its gradients by finite differences.
 
 TACL 2018, equations 2 to 6, 8 and 9; thesis 2018, equation 2.4. Nothing here is shared with the code but parameters;
-the equations of adapters are in `oracles`.
+the equations of adapters are in `oracles`, and what single switches change is tested in `test_equations_switches`.
 """
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,14 +40,21 @@ SCHEMAS = {
 TEXTS = ([3, 4, 0, END], [END], [5, 5, 3])  # the last one was cut: it has no end token
 KINDS = [(), *((name,) for name in ADAPTERS), ("concat", "factor"), ADAPTERS]
 LAYERS = (1, 2)
+ACTIVATED: dict[str, Callable[[Array], Array]] = {  # by the name of a `context_layer`
+    "tanh": np.tanh,
+    "relu": lambda values: np.where(values > 0, values, 0.0),
+    "linear": lambda values: values,
+}
 BIASES = [(), *((name,) for name in OUTPUT_BIASES), ("low_rank", "hash"), ("low_rank_each", "sparse"), OUTPUT_BIASES]
 
 
-def make(schema: ContextSchema, adapt: tuple[str, ...], bias: tuple[str, ...], layers: int = 1) -> LanguageModel:
-    """A model in double precision with random weights everywhere."""
+def make(
+    schema: ContextSchema, adapt: tuple[str, ...], bias: tuple[str, ...], layers: int = 1, **switches: Any
+) -> LanguageModel:
+    """A model in double precision with random weights everywhere; `switches` are further options."""
     penalty = ("0.3", "stars=0.5") if STARS in schema.variables else ("0.3",)
-    sparse: dict[str, Any] = {"sparse_printed": True, "sparse_penalty": penalty}
-    config = ModelConfig(adapt=adapt, output_bias=bias, layers=layers, **sparse, **SIZE)  # type: ignore[arg-type]
+    options: dict[str, Any] = {**SIZE, "sparse_printed": True, "sparse_penalty": penalty, **switches}
+    config = ModelConfig(adapt=adapt, output_bias=bias, layers=layers, **options)
     model = LanguageModel(config, V, schema).double()
     if model.output.hashed is not None:
         for column, value, token in SEEN:
@@ -79,12 +87,13 @@ class Slow:
     """The model of one text in plain numpy."""
 
     def __init__(self, model: LanguageModel, schema: ContextSchema, context: Context, row: int) -> None:
-        self.p = {name: value.detach().numpy() for name, value in model.named_parameters()}
+        self.p = {name: value.detach().double().numpy() for name, value in model.named_parameters()}
+        self.config = model.config
         self.schema, self.rows = schema, context.categories[row].tolist()
         self.numbers = context.numbers[row].tolist()
-        self.context = self.encode() if "encoder.joint.weight" in self.p else None
+        self.context = None if model.encoder is None else self.encode()
         self.layers = [self.recurrent(f"cells.{layer}") for layer in range(model.config.layers)]
-        self.start = [np.zeros((2, SIZE["hidden_size"])) for _ in self.layers]
+        self.start = [np.zeros((2, self.config.hidden_size)) for _ in self.layers]
         for code in self.codes():
             self.start = self.read(code, self.start)
 
@@ -95,25 +104,31 @@ class Slow:
         counts = self.schema.categories[column].counts
         return np.asarray(sum(count * row for count, row in zip(counts, table, strict=True)) / sum(counts))
 
+    def standardised(self) -> Array:
+        """Each number less its mean, over its deviation; a missing one is the mean."""
+        pairs = zip(self.numbers, self.schema.numbers, strict=True)
+        return np.array([0.0 if math.isnan(x) else (x - own.mean) / own.deviation for x, own in pairs])
+
     def encode(self) -> Array:
-        """Thesis, equation 2.4: c = tanh(sum_i M_i F_i f_i + b0); the embeddings F_i f_i are kept."""
+        """Thesis, equation 2.4: c = tanh(sum_i M_i F_i f_i + b0), or another layer; the embeddings F_i f_i are kept."""
         parts = [self.pick(self.p[f"encoder.tables.{column}"], column) for column in range(len(self.rows))]
         if self.numbers:
-            z = np.array([0.0 if math.isnan(x) else (x - 10.0) / 4.0 for x in self.numbers])
-            for layer in ("encoder.network.0", "encoder.network.2"):
-                z = np.tanh(self.p[f"{layer}.weight"] @ z + self.p[f"{layer}.bias"])
+            z = self.standardised()
+            for layer in range(self.config.number_layers):
+                name = f"encoder.network.{2 * layer}"
+                z = np.tanh(self.p[f"{name}.weight"] @ z + self.p[f"{name}.bias"])
             parts.append(z)
         self.parts = np.concatenate(parts)
-        return np.asarray(
-            np.tanh(self.p["encoder.joint.weight"] @ np.concatenate(parts) + self.p["encoder.joint.bias"])
-        )
+        if self.config.context_layer == "none":
+            return self.parts
+        joined = self.p["encoder.joint.weight"] @ self.parts + self.p["encoder.joint.bias"]
+        return np.asarray(ACTIVATED[self.config.context_layer](joined))
 
     def codes(self) -> list[Array]:
         """The prefix: a row for each category, and a linear map of the numbers."""
         tables = [self.pick(table, column) for column, table in enumerate(self.tables("prefix.tables"))]
         if "prefix.linear.weight" in self.p:
-            z = np.array([0.0 if math.isnan(x) else (x - 10.0) / 4.0 for x in self.numbers])
-            tables.append(self.p["prefix.linear.weight"] @ z + self.p["prefix.linear.bias"])
+            tables.append(self.p["prefix.linear.weight"] @ self.standardised() + self.p["prefix.linear.bias"])
         return tables
 
     def tables(self, name: str) -> list[Array]:
@@ -128,7 +143,7 @@ class Slow:
                 adapter, parameter = name.split(".")[-2:]
                 adapters.setdefault(adapter, {})[parameter] = value
         matrix, c = self.p[f"{layer}.matrix"], np.zeros(0) if self.context is None else self.context
-        found = oracles.adapted(matrix, self.p[f"{layer}.bias"], adapters, c, len(matrix) - SIZE["hidden_size"])
+        found = oracles.adapted(matrix, self.p[f"{layer}.bias"], adapters, c, len(matrix) - self.config.hidden_size)
         return found.matrix, found.bias
 
     def softmax_bias(self) -> Array:
@@ -158,15 +173,22 @@ class Slow:
 
     def read(self, x: Array, states: list[Array]) -> list[Array]:
         """TACL, equations 8 and 9: h and m (2, H) of each layer after one more input."""
-        after, size = [], SIZE["hidden_size"]
-        for (matrix, bias), (h, m) in zip(self.layers, states, strict=True):
-            gates = np.concatenate([x, h]) @ matrix + bias
-            i, f, o = gates[:size], gates[size : 2 * size], gates[2 * size :]
+        after = []
+        for layer, ((matrix, bias), (h, m)) in enumerate(zip(self.layers, states, strict=True)):
+            gates = (np.concatenate([x, h]) @ matrix + bias).reshape(3, -1)
+            i, f, o = (self.normalised(layer, which, gate) for which, gate in enumerate(gates))
             f, o = 1 / (1 + np.exp(-(f + 1))), 1 / (1 + np.exp(-o))
             m = f * m + (1 - f) * np.tanh(i)
-            x = np.tanh(m) * o
+            x = np.tanh(self.normalised(layer, 3, m)) * o
             after.append(np.stack([x, m]))
         return after
+
+    def normalised(self, layer: int, which: int, values: Array) -> Array:
+        """Layer normalisation (Ba et al. 2016) of a gate by its number, or of m, number 3; where there is any."""
+        if not self.config.layer_norm or (which == 3 and not self.config.norm_memory):
+            return values
+        gain, shift = (self.p[f"cells.{layer}.{name}"].reshape(-1, len(values))[which] for name in ("gain", "shift"))
+        return np.asarray(gain * (values - values.mean()) / math.sqrt(values.var() + 1e-5) + shift)
 
     def logits(self, text: list[int]) -> list[dict[int, float]]:
         """TACL, equation 5: what is said of every token at each place of `text`."""
@@ -174,7 +196,9 @@ class Slow:
         for before in [START, *text[:-1]]:
             states = self.read(self.p["embedding"][before], states)
             h = states[-1][0]
-            logits = {v: self.p["embedding"][v] @ (h @ self.p["output.projection"]) + shift[v] for v in range(V)}
+            logits = {
+                v: self.p["embedding"][v] @ (h @ self.p["output.projection"]) + shift[v] for v in range(len(shift))
+            }
             del logits[START]
             found.append({v: float(logit) for v, logit in logits.items()})
         return found
@@ -195,6 +219,14 @@ class Slow:
         return found
 
 
+def nats_by_hand(model: LanguageModel, schema: ContextSchema) -> Array:
+    """What `Slow` says of the `batch` of the `schema` (3, 6), zero on padding."""
+    context, found = batch(schema).context, np.zeros((3, 6))
+    for row, text in enumerate(TEXTS):
+        found[row, : len(text)] = Slow(model, schema, context, row).nats(list(text))
+    return found
+
+
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("adapt", KINDS)
@@ -204,9 +236,7 @@ def test_every_combination_is_the_equations(
 ) -> None:
     """What a context may change, over categories, numbers, both and none; layers; with gradient, without."""
     model, given = make(SCHEMAS[schema], adapt, bias, layers), batch(SCHEMAS[schema])
-    expected = np.zeros((3, 6))
-    for row, text in enumerate(TEXTS):
-        expected[row, : len(text)] = Slow(model, SCHEMAS[schema], given.context, row).nats(list(text))
+    expected = nats_by_hand(model, SCHEMAS[schema])
     np.testing.assert_allclose(model(given).detach().numpy(), expected, atol=1e-9)
     with torch.no_grad():
         np.testing.assert_allclose(model(given).numpy(), expected, atol=1e-9)
