@@ -18,11 +18,13 @@ from typing import Any
 
 import exposure
 import papers
+import restraint
 import sampled
 import switches
 import tacl
+import thesis_speakers
 from factorcell import files
-from factorcell.config import UserError
+from factorcell.config import PAPER_MODELS, UserError
 from pages import (
     advice,
     beside,
@@ -91,9 +93,18 @@ def tabled(read: overview.Read) -> dict[str, str]:
         "Every mechanism": beside.mechanisms(read("family")),
         "Parts as printed, news": beside.switched(read("switches_agnews", switches.OURS), "word"),
         "Parts as printed, places": beside.switched(read("switches_places", switches.OURS), "character"),
+        "Parts as printed, tweets": beside.switched(read("switches_tweets", switches.OURS), "character"),
         "Parts as printed, films": beside.switched(read("switches_imdb", switches.OURS), "word"),
+        "Parts as printed, speakers": beside.speakers(read("speakers", thesis_speakers.OURS)),
+        **{f"Restrained, {name}": beside.restrained(restrained(read, name)) for name in restraint.EXPERIMENTS},
         **others,
     }
+
+
+def restrained(read: overview.Read, name: str) -> Results:
+    """The rows of a set whose context is restrained in other ways, beside its FactorCell."""
+    own = [row for row in rows_of(read(f"tacl_{name}")) if row["row"] == PAPER_MODELS[-1]]
+    return Results.of([*own, *rows_of(read(f"restraint_{name}"))], PAPER_MODELS[-1])
 
 
 def privacy(results: Path, suffix: str = "") -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Our models beside the printed ones: perplexities with their unit, gains with their intervals, what else print has."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import switches
 import tacl_baselines
 from factorcell.choices import PROPOSALS
 from factorcell.config import PAPER_MODELS
+from factorcell.evaluation.statistics import gain as gain_of
 from measures import PRINTED, SAMPLES
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
@@ -17,6 +19,8 @@ from thesis_sixteen import PARTS
 from thesis_sixteen import sixteen as subsets
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES as VARIED
+from thesis_speakers import LEARNED
+from thesis_speakers import OURS as SPEAKERS
 from thesis_subreddits import NEAREST, NEIGHBOURS_OF
 from thesis_variables import SUBSETS, VARIABLES
 
@@ -55,8 +59,11 @@ def four(found: Results, published: Published, unit: str = "word") -> str:
         parameters = shown(found.row(model).get("parameters"), ",.0f")
         printed = printed_gain(published, model, "unadapted") if model in published else []
         printed += [shown(one, ".1f") for one in published.get(model, ())[1:]]
-        lines.append([model, parameters, *own(found, model, ["accuracy"]), *printed, *[""] * (3 - len(printed))])
-    header = ["model", "parameters", *ours(unit), "accuracy, %", *theirs("TACL", unit), "accuracy, %"]
+        ahead = found.difference(model, "accuracy", PAPER_MODELS[-1]) if model != PAPER_MODELS[-1] else None
+        figures = [*own(found, model, ["accuracy"]), "" if ahead is None else ahead.told(".1f", 100.0)]
+        lines.append([model, parameters, *figures, *printed, *[""] * (3 - len(printed))])
+    heads = [*ours(unit), "accuracy, %", f"above {PAPER_MODELS[-1]}, points"]
+    header = ["model", "parameters", *heads, *theirs("TACL", unit), "accuracy, %"]
     return markdown(header, lines) + "\n" + told(found, published, KNOWN) + printed_cities(found)
 
 
@@ -222,16 +229,30 @@ def mechanisms(found: Results) -> str:
         more = found.lower(name, "perplexity_known", against) if against in found else None
         figures = [found.shown(name, key) for key in ("perplexity", "perplexity_known")]
         told = "" if more is None else more.told(".1f", 100.0, "%")
-        ends = [found.shown(name, "accuracy", ".1f", 100.0), found.shown(name, "minutes", ".1f")]
+        ends = [found.shown(name, "accuracy", ".1f", 100.0), not_zero(found, name), found.shown(name, "minutes", ".1f")]
         lines.append([name, against, *figures, told, *ends])
-    return with_none(["model", "beside", *ours(), "accuracy, %", "minutes"], lines)
+    return with_none(["model", "beside", *ours(), "accuracy, %", "not zero, %", "minutes"], lines)
+
+
+def not_zero(found: Results, name: str) -> str:
+    """The share of the coefficients of a sparse bias that are not zero, the mean over seeds; nothing without one."""
+    rows = [
+        row["sparse_bias"] for one in found.candidates if one.name == name for row in one.rows if "sparse_bias" in row
+    ]
+    shares = [sum(one["nonzero"] for one in row) / sum(one["coefficients"] for one in row) for row in rows]
+    return shown(100 * float(np.mean(shares)), ".1f") if shares else ""
+
+
+def beside(name: str) -> tuple[str, ...]:
+    """The rows that a part as printed is held against; ours against none."""
+    return ("",) if name == switches.OURS else switches.HELD_AGAINST.get(name, (switches.OURS,))
 
 
 def switched(found: Results, unit: str) -> str:
     """Parts as printed beside ours: what each gains over the row that it is held against."""
     lines = []
-    for name in (candidate.name for candidate in found.candidates):
-        against = "" if name == switches.OURS else switches.HELD_AGAINST.get(name, switches.OURS)
+    pairs = [(one.name, base) for one in found.candidates for base in beside(one.name)]
+    for name, against in pairs:
         told = found.lower(name, "perplexity_known", against) if against in found else None
         apart = found.difference(name, "accuracy", against) if against in found else None
         figures = [found.shown(name, "perplexity_known"), "" if told is None else told.told(".1f", 100.0, "%")]
@@ -249,3 +270,31 @@ def switched(found: Results, unit: str) -> str:
     said = ", ".join(f"{value}% by {how}" for how, value in drawn.items() if value)
     sampled = f"\nAccuracy of ours by {SAMPLES:,} samples of the vocabulary: {said}.\n" if said else ""
     return with_none(header, lines) + sampled
+
+
+def restrained(found: Results) -> str:
+    """What a context that is restrained in another way gains over the FactorCell of a set, on dev and on the test."""
+    base = PAPER_MODELS[-1]
+    lines = []
+    for name in (one.name for one in found.candidates):
+        told = [found.lower(name, "perplexity_known", base), found.difference(name, "accuracy", base)]
+        ends = ["" if one is None or name == base else one.told(".1f", 100.0) for one in told]
+        shares = found.shown(name, "accuracy", ".1f", 100.0)
+        lines.append([name, shown(found.dev(name)), found.shown(name, "perplexity_known"), ends[0], shares, ends[1]])
+    perplexity = f"perplexity per word, {KNOWN}"
+    heads = [f"dev: {perplexity}", f"test: {perplexity}", f"gain in per cent, {KNOWN}", "accuracy, %", "above, points"]
+    return with_none(["model", *heads], lines)
+
+
+def speakers(found: Results) -> str:
+    """What speakers cost that are learned by each rule, and what no layer over their vector brings."""
+    still, *_ = LEARNED
+    lines = []
+    for name, how in itertools.product((one.name for one in found.candidates), LEARNED):
+        key = f"said_{how}"
+        learned = found.within(name, f"said_{still}", key) if how != still else None
+        told = "" if learned is None else gain_of(learned).told(".1f", 100.0, "%")
+        layer = found.lower(name, key, SPEAKERS) if name != SPEAKERS else None
+        lines.append([name, how, found.shown(name, key), told, "" if layer is None else layer.told(".1f", 100.0, "%")])
+    heads = [f"perplexity per word, {ALL}", f"gain over learning nothing, {ALL}", f"gain over {SPEAKERS}, {ALL}"]
+    return with_none(["model", "learned by", *heads], lines)

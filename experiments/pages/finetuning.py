@@ -11,6 +11,7 @@ from pages.markdown import shown, with_none
 from pages.results import Results
 from thesis_finetuning import DOMAINS, KINDS, PENALTIES, WAYS
 
+STILL = "nothing moved"  # where no step bettered dev
 CASES = [(name, way) for name in DOMAINS for way in WAYS]
 
 
@@ -23,6 +24,7 @@ def table(found: Results) -> str:
         perplexities = [_perplexity(before), *(_perplexity(sums(found, key)) for key in keys)]
         gains = [gained(found, name, way, kind) for kind in KINDS]
         told = ["" if one is None else one.told(".1f", 100.0, "%") for one in gains]
+        told = told if moved(found, name, way) else [STILL] * len(told)
         lines.append([name, way, str(found.candidates[0].rows[0]["finetuned"][keys[0]]["texts"]), *perplexities, *told])
     header = ["texts", "what moves", "test texts", *(f"{_head(l1)}, all targets" for l1 in ("", *PENALTIES))]
     return with_none([*header, "gain of the penalty that suits dev best, all targets", "known targets"], lines)
@@ -41,6 +43,12 @@ def _perplexity(own: Sequence[TextSums]) -> str:
 def sums(found: Results, key: str) -> list[TextSums]:
     """What the test's texts add to a figure, for each seed."""
     return [texts[key] for one in found.candidates for texts in one.texts]
+
+
+def moved(found: Results, name: str, way: str) -> bool:
+    """Whether fine-tuning without a penalty bettered dev, so that a penalty had anything to hold back."""
+    both = (sums(found, f"{name}, {key}") for key in ("before", f"{way}, {PENALTIES[0]}"))
+    return any(float(before.ratio) != float(after.ratio) for before, after in zip(*both, strict=True))
 
 
 def gained(found: Results, name: str, way: str, kind: str = "perplexity") -> Interval | None:

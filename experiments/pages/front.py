@@ -62,7 +62,7 @@ def front(results: Path, suffix: str = "") -> dict[str, str]:
         told = f"{found.shown(MODEL, 'accuracy', '.1f', 100.0)} ({found.row(MODEL)['candidates']} values)"
         figures = [found.shown(model, "perplexity_known") for model in PAPER_MODELS]
         lines.append([FRONT[name], *figures, found.gain(MODEL), told])
-    header = ["texts; context", *PAPER_MODELS, f"gain of {MODEL}", "its accuracy, %"]
+    header = ["perplexity per unit: texts, unit; context", *PAPER_MODELS, f"gain of {MODEL}", "its accuracy, %"]
     return {"Results": with_none(header, lines)}
 
 
@@ -75,14 +75,17 @@ def results(folder: Path, suffix: str = "") -> dict[str, str]:
     made = {}
     for unit in ("word", "character"):
         sets = {name: found for name, found in every.items() if SETS[name].unit == unit}
-        made[f"Perplexity per {unit}"] = _matrix(sets, SCORERS, "perplexity_known", ".2f", 1.0)
-    return {**made, "Accuracy": _matrix(every, TELLERS, "classifier_accuracy", ".1f", 100.0)}
+        head = f"perplexity per {unit}, known targets"
+        made[f"Perplexity per {unit}"] = _matrix(head, sets, SCORERS, "perplexity_known", ".2f")
+    return {**made, "Accuracy": _matrix("accuracy, %", every, TELLERS, "classifier_accuracy", ".1f", 100.0)}
 
 
-def _matrix(sets: Mapping[str, Results], rows: Mapping[str, str], key: str, form: str, scale: float) -> str:
+def _matrix(
+    head: str, sets: Mapping[str, Results], rows: Mapping[str, str], key: str, form: str, scale: float = 1.0
+) -> str:
     """A column for each set, a line for each row that any of them has."""
     lines: list[Sequence[str]] = []
     for row, what in rows.items():
         figures = [found.shown(row, key, form, scale) for found in sets.values()]
         lines += [[what, *figures]] if any(figures) else []
-    return markdown(["model", *sets], lines) if lines else NO_ROW
+    return markdown([head, *sets], lines) if lines else NO_ROW

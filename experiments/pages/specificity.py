@@ -15,7 +15,7 @@ from study import Row
 from thesis_specificity import TEMPLATES
 
 ORDER = tuple(reversed(PAPER_MODELS[1:]))  # as tables 6.1 to 6.3 have them
-WRITTEN = ("fit, %", "deviation", "5-grams copied, %")  # of what models write, and of real texts
+WRITTEN = ("fit, %", "deviation, values", "5-grams copied, %")  # of what models write, and of real texts
 WITHIN, AMONG = ("accuracy", "accuracy within classes"), ("rank", "perplexity")  # over all models, over FactorCells
 TOWNS = {"town_any": "a town", "town_own": "their hotel's", "town_commonest": "the commonest one"}
 
@@ -62,7 +62,7 @@ def specificity(found: Results, published: Published) -> str:
         printed = [shown(published[name][0], ".1f"), *(shown(value) for value in published[name][1:])]
         lines.append([name, *figures, *printed])
     perplexity = "perplexity per word, known targets"
-    header = ["model", *WRITTEN, perplexity, "thesis: fit, %", "deviation", f"thesis: {perplexity}"]
+    header = ["model", *WRITTEN, perplexity, "thesis: fit, %", WRITTEN[1], f"thesis: {perplexity}"]
     if not found.candidates:
         return f"{markdown(header, lines)}\n{NO_ROW}"
     lines += [["real texts", *own, *[""] * (len(header) - 1 - len(own))] for own in real_texts(found)]

@@ -131,8 +131,8 @@ def table(sets: Mapping[str, Sequence[Row]]) -> str:
         "trials",
         "correlation",
         f"lowest {FIGURE}",
-        "its accuracy",
-        "best accuracy",
+        "its accuracy, %",
+        "best accuracy, %",
         f"its {FIGURE}",
     ]
     return markdown(header, lines) + "\n" + ("".join(sentences) or "Not trained yet.\n")
@@ -155,9 +155,12 @@ def told(found: Row) -> str:
 
 def sentence(name: str, found: Worth) -> str:
     """The paper's sentence on its figure 5, of a set."""
-    saved = found.saved.told(".1f", 100.0, "%")
+    saved = found.saved.told(".1f", 100.0, "%").removeprefix("+")
     said = f"- `{name}`: with a rank of {RANK} in place of 0 the perplexity falls by {saved}"
     if found.saved.sign != 1:
         return said + ".\n"
-    wanted = f"wants {found.weights:,.0f} weights" if found.weights else "is not to be had"
-    return f"{said};\n  as much by a larger recurrent layer than one of {WEIGHTS:,} weights {wanted}.\n"
+    if not found.weights:
+        return f"{said};\n  no larger recurrent layer falls as far.\n"
+    return (
+        f"{said};\n  for as much a recurrent layer would need {found.weights:,.0f} weights in place of {WEIGHTS:,}.\n"
+    )

@@ -16,6 +16,7 @@ from pages.results import (
     AGREES,
     DISAGREES,
     MARGIN,
+    POINT,
     SEEDS,
     UNTOLD,
     Published,
@@ -123,34 +124,57 @@ def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
     return going_along(line, pooled(found), 1)
 
 
-def traded(line: Line, rows: Sequence[Row]) -> Line:
-    """A line of trials: that the model chosen by accuracy tells more apart than the one chosen by perplexity."""
+def traded(line: Line, rows: Sequence[Row], printed: float) -> Line:
+    """A line of trials: that the model chosen by accuracy tells so much more apart than that chosen by perplexity."""
     found = trials.traded(rows)
     if found is None:
         return line._replace(ours=NO_ROW, why="not trained")
-    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[found.sign]
-    return line._replace(ours=f"{100 * found.point:+.1f} points", verdict=verdict, why="chosen by half of the texts")
+    return effect(line._replace(ours=f"{100 * found.point:+.1f} points"), found, printed, POINT / 100)
+
+
+def normalised(line: Line, found: Results, name: str, base: str, printed: Published) -> Line:
+    """A line of what the row `name` gains over `base` in perplexity of known targets, as much as in print."""
+    theirs = gain(printed[name][0], printed[base][0]) or 0.0
+    line = line._replace(printed=f"{theirs:+.1%}")
+    if name not in found or base not in found:
+        return line._replace(ours=NO_ROW, why="not trained")
+    if any(len(found.seeds(each)) < SEEDS for each in (name, base)):
+        return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
+    gained = found.lower(name, KNOWN, base)
+    if gained is None:
+        return line._replace(ours=NO_ROW, why="of other texts")
+    return effect(line._replace(ours=f"{gained.point:+.1%}"), gained, theirs, MARGIN)
+
+
+def effect(line: Line, found: Interval, printed: float, margin: float) -> Line:
+    """A line of an effect, above zero in print: one above zero agrees, one surely short of print disagrees."""
+    if found.low is None or found.high is None:
+        return line._replace(why="fewer texts than an interval wants")
+    told = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+    if found.sign > 0:
+        return line._replace(verdict=AGREES, why=told)
+    return line._replace(verdict=DISAGREES if found.high < printed - margin else UNTOLD, why=told)
 
 
 def penalised(line: Line, found: Results) -> Line:
     """A line of fine-tunings: that no penalty is better than none by a margin, as the thesis found."""
-    every = [finetuning.gained(found, *case) for case in finetuning.CASES]
+    every = [finetuning.gained(found, *case) for case in finetuning.CASES if finetuning.moved(found, *case)]
     cases = [case for case in every if case is not None]
-    gains = [case.point > MARGIN and surely(case, len(cases)) for case in cases]
+    gains = [surely(case, len(cases), MARGIN) for case in cases]
     none = all(case.high is not None and case.high < MARGIN for case in cases)
     if not gains or len(found.candidates[0].rows) < SEEDS:
         return line._replace(ours=NO_ROW, why="not trained" if not gains else f"fewer than {SEEDS} seeds")
-    told = f"{sum(gains)} of {len(gains)} gain {MARGIN:.0%}"
+    told = f"{sum(gains)} of {len(gains)} gain over {MARGIN:.0%}"
     verdict = DISAGREES if any(gains) else AGREES if none else UNTOLD
     return line._replace(ours=told, verdict=verdict, why="of domains and parts")
 
 
-def surely(found: Interval, tries: int) -> bool:
-    """Whether a gain is above zero, as one of so many `tries`, of which one in forty would be by chance alone."""
+def surely(found: Interval, tries: int, least: float) -> bool:
+    """Whether a gain is above the `least`, as one of so many `tries`, of which one in forty is by chance alone."""
     if found.low is None:
         return False
     wider = NormalDist().inv_cdf(1 - 0.025 / tries) / INTERVAL
-    return found.point > wider * (found.point - found.low)
+    return found.point - least > wider * (found.point - found.low)
 
 
 def no_better(line: Line, found: Results, kinds: Mapping[str, str | None]) -> Line:
@@ -163,7 +187,7 @@ def no_better(line: Line, found: Results, kinds: Mapping[str, str | None]) -> Li
     gained = found.lower(more, KNOWN, plain)
     if gained is None or gained.high is None:
         return line._replace(ours=NO_ROW, why="of other texts")
-    verdict = DISAGREES if gained.sign > 0 and gained.point > MARGIN else AGREES if gained.high < MARGIN else UNTOLD
+    verdict = DISAGREES if surely(gained, 1, MARGIN) else AGREES if gained.high < MARGIN else UNTOLD
     return line._replace(ours=f"{gained.point:+.1%}", verdict=verdict, why=f"at most {gained.high:+.1%}")
 
 

@@ -72,7 +72,7 @@ def ratios(found: Results) -> str:
     words = next((one for one in told.values() if one), [])
     values = {name: [shown(value, "+.2f") for _, value in one] or [""] * len(words) for name, one in told.items()}
     lines = [[word, *(values[name][place] for name in ADAPTED)] for place, (word, _) in enumerate(words)]
-    return f"“{REVIEW}”\n\n" + with_none(["word", *ADAPTED], lines)
+    return f"“{REVIEW}”\n\n" + with_none(["word", *(f"{name}, nats" for name in ADAPTED)], lines)
 
 
 def _ratios(found: Results, name: str) -> list[tuple[str, float]]:
@@ -106,7 +106,7 @@ def maps(found: Results) -> str:
         for column in ("region", "class")
         for one in groups(found, column)
     ]
-    columns = ["column", "group", "hotels", "x", "y", "half axis", "half axis across", "angle"]
+    columns = ["column", "group", "hotels", "x", "y", "half axis", "half axis across", "angle, degrees"]
     return text + (f"\n{markdown(columns, places)}" if places else "")
 
 

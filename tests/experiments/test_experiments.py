@@ -117,7 +117,7 @@ def test_parts_as_printed_can_be_built(name: str, tmp_path: Path) -> None:
     experiment = switches.EXPERIMENTS[name]
     assert len({str(row) for row in experiment.rows.values()}) == len(experiment.rows)
     held = {row: against for row, against in switches.HELD_AGAINST.items() if row in experiment.rows}
-    assert set(held.values()) | {switches.OURS} <= set(experiment.rows)
+    assert {*itertools.chain(*held.values()), switches.OURS} <= set(experiment.rows)
     numbers = "lat" in experiment.config(study.Training(switches.OURS, 0), 1).data.context[0]
     rows = [
         {"text": f"a {n % 3}", "section": "xy"[n % 2], "rating": str(n % 8), "lat": float(n % 5), "lon": float(n % 7)}

@@ -106,11 +106,17 @@ def test_penalties_beside_none() -> None:
     assert "no difference" not in lines["filmsall"]
     assert lines["a wordbias"].endswith("no difference |")
     line = verdicts.Line("A.2", "x")
-    assert verdicts.penalised(line, found)[3:6] == ("1 of 12 gain 1%", "", "disagrees")
-    assert verdicts.penalised(line, Results.of(rows(0.005), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
+    assert verdicts.penalised(line, found)[3:6] == ("1 of 12 gain over 1%", "", "disagrees")
+    assert verdicts.penalised(line, Results.of(rows(0.005), "none"))[3:6] == ("0 of 12 gain over 1%", "", "agrees")
     unsure = verdicts.penalised(line, Results.of(rows(0.008, noise=0.05), "none"))
-    assert unsure[3:6] == ("0 of 12 gain 1%", "", "cannot be told")
-    assert verdicts.penalised(line, Results.of(rows(0.0), "none"))[3:6] == ("0 of 12 gain 1%", "", "agrees")
+    assert unsure[3:6] == ("0 of 12 gain over 1%", "", "cannot be told")
+    assert verdicts.penalised(line, Results.of(rows(0.0), "none"))[3:6] == ("0 of 12 gain over 1%", "", "agrees")
+    still = rows(0.1)
+    for one in still:
+        for key in [key for key in one["sums"] if key.startswith("a word, bias, ")]:
+            one["sums"][key] = one["sums"]["a word, before"]
+    assert verdicts.penalised(line, Results.of(still, "none"))[3] == "1 of 11 gain over 1%"
+    assert finetuning.table(Results.of(still, "none")).count(finetuning.STILL) == 2
     assert verdicts.penalised(line, Results.of(rows(0.1, 2), "none"))[5:] == ("cannot be told", "fewer than 3 seeds")
     assert verdicts.penalised(line, Results.of([]))[3:] == ("no row", "", "cannot be told", "not trained")
     assert finetuning.table(Results.of([])).endswith("No row yet.\n")

@@ -58,7 +58,7 @@ def test_the_results_of_all_sets_stand_beside_each_other(tmp_path: Path) -> None
     files.write_rows(tmp_path / "tacl_beyond_agnews.jsonl", [row("with ngram", 20.0), row("told", 31.0)])
     made = front.results(tmp_path)
     words = by_name(made["Perplexity per word"])
-    assert made["Perplexity per word"].startswith("| model | agnews | hotels |\n")
+    assert made["Perplexity per word"].startswith("| perplexity per word, known targets | agnews |")
     assert list(words) == [*PAPER_MODELS, "factorcell and n-grams"]
     assert words["factorcell and n-grams"] == ["**20.00**", ""]
     assert words["factorcell"] == ["28.00 ± 0.00"] * 2

@@ -22,7 +22,7 @@ def test_every_table_has_its_command() -> None:
     """What the overview names is run, and what is run exists; runs that others are measured in come first."""
     printed = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
     lines = overview.lines(lambda name, base="": Results.of([]), printed)
-    named = {line.command for line in lines} - {"", overview.NO_COMMAND}
+    named = {line.command for line in lines} - {"", "ratings sheet imdb"}  # that wants people
     commands = [" ".join(command) for command in papers.COMMANDS]
     assert named <= set(commands)
     assert len(set(commands)) == len(commands)
@@ -47,7 +47,7 @@ def test_the_whole_is_counted() -> None:
     lines = {line.split(" | ")[0][2:]: line.strip(" |").split(" | ")[1:] for line in text.splitlines()}
     assert lines["`tacl hotels`"] == ["12", "1", "1.0"]
     assert lines["`thesis_specificity hotels`"] == ["12", "1", "0.0"]
-    assert lines["`family`"][:2] == ["86", "0"]
+    assert lines["`family`"][:2] == ["92", "0"]
     every = [papers.experiment(*command) for command in papers.COMMANDS]
     assert len({one.name for one in every}) == len(every)
     assert lines["all"] == [f"{sum(len(one.trainings()) for one in every):,}", "2", "1.0"]

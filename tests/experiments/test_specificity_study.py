@@ -174,7 +174,9 @@ def test_tables_of_texts_that_fit() -> None:
     shares = dict(zip(PAPER_MODELS, (0.1, 0.3, 0.6, 0.9), strict=True))
     found = Results.of([row(name, seed, share) for name, share in shares.items() for seed in range(3)])
     text = specificity.specificity(found, PRINTED["Yelp"])
-    assert "| model | fit, % | deviation | 5-grams copied, % | perplexity per word, known targets | thesis" in text
+    assert (
+        "| model | fit, % | deviation, values | 5-grams copied, % | perplexity per word, known targets | thesis" in text
+    )
     assert "| unadapted | 10.0 ± 0.0 | 0.90 ± 0.00 | 71.0 ± 0.0 |  | 21.3 | 1.63 | 67.90 |" in text
     assert "| real texts | 63.0 | 0.44 | 5.3 |  |  |  |  |" in text
     assert "Fit: of 6 pairs told apart in print 6 differ here beyond chance; of all 6" in text

@@ -12,6 +12,7 @@ import tables
 import tacl
 import tacl_baselines
 import thesis_sparse
+import thesis_speakers
 from factorcell.evaluation.text_figures import TextSums
 from pages import beside, overview, results
 from pages.results import Orders, Results
@@ -163,11 +164,11 @@ def test_four_models_beside_those_of_the_paper() -> None:
     rows = [row("unadapted", 100.0, parameters=1234), row("factorcell", 90.0, accuracy=0.905, parameters=5678)]
     lines = by_name(beside.four(Results.of(rows), PUBLISHED["tacl"]["AgNews"]))
     assert list(lines) == ["unadapted", "softmaxbias", "concatcell", "factorcell", *tacl_baselines.ROWS]
-    assert lines["unadapted"] == ["1,234", "101.00", "100.00", "", "", "96.20", "", ""]
-    assert lines["softmaxbias"] == ["", "", "", "", "", "95.10", "1.1%", "90.6"]
+    assert lines["unadapted"] == ["1,234", "101.00", "100.00", "", "", "", "96.20", "", ""]
+    assert lines["softmaxbias"] == ["", "", "", "", "", "", "95.10", "1.1%", "90.6"]
     assert lines["factorcell"][:3] == ["5,678", "**91.00**", "**90.00**"]
     assert lines["factorcell"][3].startswith("+10.0% [")
-    assert lines["factorcell"][4:] == ["90.5", "92.30", "4.1%", "90.6"]
+    assert lines["factorcell"][4:] == ["90.5", "", "92.30", "4.1%", "90.6"]
     assert "six cities" not in beside.four(Results.of(rows), PUBLISHED["tacl"]["AgNews"])
     for one in rows:
         one["sums"]["accuracy_printed_cities"] = {"key": "c", "above": [1.0, 2.0], "below": [3.0, 2.0]}
@@ -185,10 +186,14 @@ def test_every_perplexity_has_its_unit_and_its_targets_in_its_head() -> None:
     cells_of = {name: head[0].strip("| ").split(" | ") for name, head in heads.items() if head}
     of_characters = {"Table 3.6", "Figure 5.1", "TACL, EuroTwitter (languages)", "TACL, GeoTwitter (tweets)"}
     of_characters |= {"TACL, GeoTwitter (places)", "Beyond, places"}
-    of_characters |= {"Beyond, languages", "Beyond, tweets", "Parts as printed, places"}
+    of_characters |= {"Beyond, languages", "Beyond, tweets", "Parts as printed, places", "Parts as printed, tweets"}
     for name, head in cells_of.items():
         unit = "character" if name in of_characters else "unit" if name.startswith("Figures") else "word"
-        counted = "all targets" if name.startswith(("Table 3.", "Section A.2")) else "known targets"
+        counted = (
+            "all targets"
+            if name.startswith(("Table 3.", "Section A.2", "Parts as printed, speakers"))
+            else "known targets"
+        )
         assert all(cell.endswith(counted) for cell in head if ": perplexity" in cell or "gain" in cell), name
         for cell in head:
             if "perplexity" in cell or "gain" in cell:
@@ -290,12 +295,48 @@ def test_every_mechanism_beside_the_others() -> None:
     assert list(found) == ["unadapted", "prefix", "concat+low_rank", "cell gru"]
     assert found["prefix"][:3] == ["unadapted", "151.00", "150.00"]
     assert found["prefix"][3].startswith("+25.")
-    assert found["prefix"][4:] == ["50.0", "1.2"]
-    assert found["unadapted"] == ["", "201.00", "200.00", "", "50.0", "1.2"]
+    assert found["prefix"][4:] == ["50.0", "", "1.2"]
+    assert found["unadapted"] == ["", "201.00", "200.00", "", "50.0", "", "1.2"]
     assert found["cell gru"][0] == "concat+low_rank"
     assert found["cell gru"][3].startswith("+10.")
     alone = by_name(beside.mechanisms(Results.of([row("cell gru", 90.0, minutes=1.25)])))
-    assert alone["cell gru"] == ["concat+low_rank", "91.00", "90.00", "", "", "1.2"]
+    assert alone["cell gru"] == ["concat+low_rank", "91.00", "90.00", "", "", "", "1.2"]
+    counts = [{"variable": "a", "coefficients": 30, "nonzero": 3}, {"variable": "b", "coefficients": 10, "nonzero": 7}]
+    sparse = by_name(beside.mechanisms(Results.of([row("sparse", 90.0, minutes=1.25, sparse_bias=counts)])))
+    assert sparse["sparse"][-2:] == ["25.0", "1.2"]
+
+
+def test_what_restrains_a_context_stands_beside_the_factorcell() -> None:
+    """Perplexities of dev and of the test, what is gained, and accuracies; the FactorCell stands first."""
+    dev = {"perplexity_known": 110.0}
+    rows = [row("prior", 90.0, accuracy=0.5, dev=dev), row("factorcell", 100.0, accuracy=0.25, dev=dev)]
+    found = by_name(beside.restrained(Results.of(rows, "factorcell")))
+    assert list(found) == ["factorcell", "prior"]
+    assert found["factorcell"] == ["110.00", "100.00", "", "25.0", ""]
+    assert found["prior"][:2] == ["110.00", "**90.00**"]
+    assert found["prior"][2].startswith("+10.0 [")
+    assert found["prior"][3] == "**50.0**"
+
+
+def test_rules_by_which_speakers_are_learned() -> None:
+    """Of each model and rule a line: what learning gains in the same trainings, and what no layer does beside ours."""
+    rows = []
+    for name, worth in (("ours", 0.0), ("no joint layer", 0.1)):
+        for seed in range(3):
+            one = row(name, 50.0, seed)
+            for place, how in enumerate(thesis_speakers.LEARNED):
+                above = [10 * (4 + worth - 0.02 * place + 0.01 * (n % 3)) for n in range(60)]
+                one["sums"][f"said_{how}"] = {"key": "u", "above": above, "below": [10.0] * 60}
+                one[f"said_{how}"] = float(np.exp(sum(above) / 600))
+            rows.append(one)
+    lines = [line.strip("| ").split(" | ") for line in beside.speakers(Results.of(rows, "ours")).splitlines()[2:]]
+    assert [(line[0], line[1]) for line in lines] == list(
+        itertools.product(("ours", "no joint layer"), thesis_speakers.LEARNED)
+    )
+    by = {(line[0], line[1]): line for line in lines}
+    assert by["ours", "adadelta"][3].startswith("+2.0% [")
+    assert by["no joint layer", "adagrad"][3].startswith("+5.8% [")
+    assert by["no joint layer", "adadelta"][4].startswith("-10.5% [")
 
 
 # ---- what is said of every table and figure ----

@@ -2,6 +2,7 @@
 
 import pytest
 
+from factorcell.bootstrap import Interval
 from pages import verdicts
 from pages.results import Results
 from tests.experiments.test_tables import row, seeds
@@ -64,3 +65,34 @@ def test_a_sparse_bias_is_held_against_the_one_beside_it() -> None:
         verdicts.Line("TA.1", "x"), Results.of([]), {"low_rank_each": None, "low_rank_each+sparse": None}
     )
     assert nothing[3:] == ("no row", "", "cannot be told", "not trained")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.001, 0.03, "agrees"),
+        (-0.01, 0.009, "disagrees"),
+        (-0.01, 0.011, "cannot be told"),
+        (-0.02, -0.01, "disagrees"),
+    ],
+)
+def test_an_effect_agrees_above_zero_and_disagrees_far_below_print(low: float, high: float, verdict: str) -> None:
+    """Print has two per cent, give or take one: an interval that ends below one per cent is no such effect."""
+    found = Interval((low + high) / 2, low, high)
+    line = verdicts.effect(verdicts.Line("4.3.4", "x"), found, 0.02, 0.01)
+    assert (line.verdict, line.why) == (verdict, f"{100 * low:+.1f} to {100 * high:+.1f}")
+    assert verdicts.effect(verdicts.Line("4.3.4", "x"), Interval(0.5), 0.02, 0.01).verdict == "cannot be told"
+
+
+def test_what_a_part_gains_is_held_against_print() -> None:
+    """Layer normalisation that changes nothing is not what print has; two seeds tell nothing."""
+    printed = {"ours": [100.0], "norm": [98.0]}
+    same = [*seeds("ours", 40.0, 40.01, 39.99), *seeds("norm", 40.0, 40.01, 39.99)]
+    line = verdicts.Line("4.3.4", "x")
+    told = verdicts.normalised(line, Results.of(same, "ours"), "norm", "ours", printed)
+    assert (told.printed, told.verdict) == ("+2.0%", "disagrees")
+    better = [*seeds("ours", 40.0, 40.01, 39.99), *seeds("norm", 39.0, 39.01, 38.99)]
+    assert verdicts.normalised(line, Results.of(better, "ours"), "norm", "ours", printed).verdict == "agrees"
+    few = Results.of([*seeds("ours", 40.0, 40.1), *seeds("norm", 39.0, 39.1)], "ours")
+    assert verdicts.normalised(line, few, "norm", "ours", printed).why == "fewer than 3 seeds"
+    assert verdicts.normalised(line, Results.of([], "ours"), "norm", "ours", printed).why == "not trained"
