@@ -4,12 +4,14 @@ A set stands there when each of its four models has as many trainings as there a
 """
 
 import itertools
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from factorcell.config import PAPER_MODELS
-from pages.markdown import NO_ROW, markdown, with_none
+from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import SEEDS, Results, rows_of
+from study import HERE
 from tacl import SETS
 from tacl_beyond import MODEL
 
@@ -77,7 +79,21 @@ def results(folder: Path, suffix: str = "") -> dict[str, str]:
         sets = {name: found for name, found in every.items() if SETS[name].unit == unit}
         head = f"perplexity per {unit}, known targets"
         made[f"Perplexity per {unit}"] = _matrix(head, sets, SCORERS, "perplexity_known", ".2f")
-    return {**made, "Accuracy": _matrix("accuracy, %", every, TELLERS, "classifier_accuracy", ".1f", 100.0)}
+    made["Accuracy"] = _matrix("accuracy, %", every, TELLERS, "classifier_accuracy", ".1f", 100.0)
+    return {**made, "The published code": published_code(every)}
+
+
+def published_code(every: Mapping[str, Results]) -> str:
+    """The code of the TACL paper on news, of single trainings and dev, beside ours of the test."""
+    printed = tomllib.loads((HERE / "published.toml").read_text(encoding="utf-8"))["code"]
+    found = every.get("agnews", Results.of([]))
+    lines = []
+    for model, (perplexity, *accuracy) in printed.items():
+        ours = [found.shown(model, "perplexity_known"), found.shown(model, "accuracy", ".1f", 100.0)]
+        lines.append([model, shown(perplexity, ".0f"), *(shown(one, ".1f") for one in accuracy or [None]), *ours])
+    perplexity, accuracy = "perplexity per word, known targets", "accuracy, %"
+    heads = [f"{whose}: {what}" for whose in ("published code, dev", "ours, test") for what in (perplexity, accuracy)]
+    return markdown(["model", *heads], lines)
 
 
 def _matrix(
