@@ -1,5 +1,6 @@
 """Pages of the documentation, whose tables are made of rows."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 
 import study
 import tables
+import thesis_speakers
 from factorcell import files
 from factorcell.config import PAPER_MODELS, UserError
-from pages import beyond, front
+from pages import beside, beyond, front
 from pages.markdown import empty, filled, markdown, shown
+from pages.results import Results
 from tests import ROOT
 from tests.experiments.test_tables import by_name, cells, row, seeds
 
@@ -126,3 +129,36 @@ def test_tables_go_into_pages_again_and_again(tmp_path: Path, capsys: pytest.Cap
     assert "no place for Table 3.7" in capsys.readouterr().err
     with pytest.raises(UserError, match="no place for x"):
         filled("", {"x": "y"})
+
+
+def test_what_restrains_a_context_stands_beside_the_factorcell() -> None:
+    """Perplexities of dev and of the test, what is gained, and accuracies; the FactorCell stands first."""
+    dev = {"perplexity_known": 110.0}
+    rows = [row("prior", 90.0, accuracy=0.5, dev=dev), row("factorcell", 100.0, accuracy=0.25, dev=dev)]
+    found = by_name(beside.restrained(Results.of(rows, "factorcell")))
+    assert list(found) == ["factorcell", "prior"]
+    assert found["factorcell"] == ["110.00", "100.00", "", "25.0", ""]
+    assert found["prior"][:2] == ["110.00", "**90.00**"]
+    assert found["prior"][2].startswith("+10.0 [")
+    assert found["prior"][3] == "**50.0**"
+
+
+def test_rules_by_which_speakers_are_learned() -> None:
+    """Of each model and rule a line: what learning gains in the same trainings, and what no layer does beside ours."""
+    rows = []
+    for name, worth in (("ours", 0.0), ("no joint layer", 0.1)):
+        for seed in range(3):
+            one = row(name, 50.0, seed)
+            for place, how in enumerate(thesis_speakers.LEARNED):
+                above = [10 * (4 + worth - 0.02 * place + 0.01 * (n % 3)) for n in range(60)]
+                one["sums"][f"said_{how}"] = {"key": "u", "above": above, "below": [10.0] * 60}
+                one[f"said_{how}"] = float(np.exp(sum(above) / 600))
+            rows.append(one)
+    lines = [line.strip("| ").split(" | ") for line in beside.speakers(Results.of(rows, "ours")).splitlines()[2:]]
+    assert [(line[0], line[1]) for line in lines] == list(
+        itertools.product(("ours", "no joint layer"), thesis_speakers.LEARNED)
+    )
+    by = {(line[0], line[1]): line for line in lines}
+    assert by["ours", "adadelta"][3].startswith("+2.0% [")
+    assert by["no joint layer", "adagrad"][3].startswith("+5.8% [")
+    assert by["no joint layer", "adadelta"][4].startswith("-10.5% [")

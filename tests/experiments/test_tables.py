@@ -12,7 +12,6 @@ import tables
 import tacl
 import tacl_baselines
 import thesis_sparse
-import thesis_speakers
 from factorcell.evaluation.text_figures import TextSums
 from pages import beside, overview, results
 from pages.results import Orders, Results
@@ -304,39 +303,6 @@ def test_every_mechanism_beside_the_others() -> None:
     counts = [{"variable": "a", "coefficients": 30, "nonzero": 3}, {"variable": "b", "coefficients": 10, "nonzero": 7}]
     sparse = by_name(beside.mechanisms(Results.of([row("sparse", 90.0, minutes=1.25, sparse_bias=counts)])))
     assert sparse["sparse"][-2:] == ["25.0", "1.2"]
-
-
-def test_what_restrains_a_context_stands_beside_the_factorcell() -> None:
-    """Perplexities of dev and of the test, what is gained, and accuracies; the FactorCell stands first."""
-    dev = {"perplexity_known": 110.0}
-    rows = [row("prior", 90.0, accuracy=0.5, dev=dev), row("factorcell", 100.0, accuracy=0.25, dev=dev)]
-    found = by_name(beside.restrained(Results.of(rows, "factorcell")))
-    assert list(found) == ["factorcell", "prior"]
-    assert found["factorcell"] == ["110.00", "100.00", "", "25.0", ""]
-    assert found["prior"][:2] == ["110.00", "**90.00**"]
-    assert found["prior"][2].startswith("+10.0 [")
-    assert found["prior"][3] == "**50.0**"
-
-
-def test_rules_by_which_speakers_are_learned() -> None:
-    """Of each model and rule a line: what learning gains in the same trainings, and what no layer does beside ours."""
-    rows = []
-    for name, worth in (("ours", 0.0), ("no joint layer", 0.1)):
-        for seed in range(3):
-            one = row(name, 50.0, seed)
-            for place, how in enumerate(thesis_speakers.LEARNED):
-                above = [10 * (4 + worth - 0.02 * place + 0.01 * (n % 3)) for n in range(60)]
-                one["sums"][f"said_{how}"] = {"key": "u", "above": above, "below": [10.0] * 60}
-                one[f"said_{how}"] = float(np.exp(sum(above) / 600))
-            rows.append(one)
-    lines = [line.strip("| ").split(" | ") for line in beside.speakers(Results.of(rows, "ours")).splitlines()[2:]]
-    assert [(line[0], line[1]) for line in lines] == list(
-        itertools.product(("ours", "no joint layer"), thesis_speakers.LEARNED)
-    )
-    by = {(line[0], line[1]): line for line in lines}
-    assert by["ours", "adadelta"][3].startswith("+2.0% [")
-    assert by["no joint layer", "adagrad"][3].startswith("+5.8% [")
-    assert by["no joint layer", "adadelta"][4].startswith("-10.5% [")
 
 
 # ---- what is said of every table and figure ----
