@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
+import tacl
 from factorcell.config import PAPER_MODELS
 from factorcell.reports import charts
 from pages import completion, overview, specificity, trials, words
@@ -28,7 +29,6 @@ LEAST, MOST = 1.35, 3  # the panels that a picture is wide
 OUTLINE = 73  # points along an ellipse
 RANKS, LARGEST = (1, 8, 15, 22), 31  # where the ranges of figure 4.5 begin, and where all end
 CELLS = {"concat": "concatcell", "factor": "factorcell"}  # what the models of completion are called elsewhere
-PERPLEXITY = "perplexity, known targets"
 SETS = {"4.2": overview.OPPOSED, "4.4": ("languages",), "4.5": (*overview.OPPOSED, "languages")}
 
 Point = tuple[float, ...]  # x and y, or x, y and both ends of its interval
@@ -145,7 +145,12 @@ def _apart(name: str, rows: Sequence[Row]) -> Panel:
         model: [(row["perplexity_known"], 100 * row["accuracy"]) for row in trials.of_class(rows, model)]
         for model in PAPER_MODELS[1:]
     }
-    return Panel(name, PERPLEXITY, "accuracy, %", _there(points), by_ratio=True)
+    return Panel(name, perplexity(name), "accuracy, %", _there(points), by_ratio=True)
+
+
+def perplexity(name: str) -> str:
+    """The axis of a set's perplexities."""
+    return f"perplexity per {tacl.SETS[name].unit}, known targets"
 
 
 def _ranked(name: str, rows: Sequence[Row]) -> Panel:
@@ -154,7 +159,7 @@ def _ranked(name: str, rows: Sequence[Row]) -> Panel:
     own = [(row["config"]["model"]["rank"], row) for row in trials.of_class(rows, "factorcell")]
     for begin, end in pairwise((*RANKS, LARGEST)):
         points[f"{begin} to {end - 1}"] = [_sized(row) for rank, row in own if begin <= rank < end]
-    return Panel(name, "weights of W, thousands", PERPLEXITY, _there(points), by_ratio=True)
+    return Panel(name, "weights of W, thousands", perplexity(name), _there(points), by_ratio=True)
 
 
 def _sized(row: Row) -> Point:
@@ -226,14 +231,17 @@ def of_texts(sets: Mapping[str, Sequence[Row]]) -> list[Picture]:
         ranks = {PAPER_MODELS[-1]: [(row["config"]["model"]["rank"], fit) for fit, row in own]}
         perplexities = {PAPER_MODELS[-1]: [(row["perplexity_known"], fit) for fit, row in own]}
         drawn_by = (drawn.by_accuracy, "accuracy, %", points), (drawn.by_rank, "rank", ranks)
-        for place, axis, one in (*drawn_by, (drawn.by_rank, PERPLEXITY, perplexities)):
-            panel = Panel(drawn.fit, axis, "texts that fit, %", _there(one), by_ratio=axis == PERPLEXITY)
+        for place, axis, one in (*drawn_by, (drawn.by_rank, perplexity("hotels"), perplexities)):
+            panel = Panel(drawn.fit, axis, "texts that fit, %", _there(one), by_ratio=one is perplexities)
             panels.setdefault(place, []).append(panel)
-    told = {
-        place: " and the ".join(dict.fromkeys(one.x.partition(",")[0] for one in own)) for place, own in panels.items()
-    }
-    said = "Texts that fit their context against the"
-    return [Picture(place, f"{said} {told[place]}", _any(own)) for place, own in sorted(panels.items())]
+    return [Picture(place, _against(own), _any(own)) for place, own in sorted(panels.items())]
+
+
+def _against(panels: Sequence[Panel]) -> str:
+    """What panels of texts that fit show, in words."""
+    fit = " and the ".join(dict.fromkeys(one.title for one in panels))
+    against = " and the ".join(dict.fromkeys(one.x.partition(",")[0].partition(" per ")[0] for one in panels))
+    return f"Texts that fit the {fit} against the {against}"
 
 
 def _there(points: Mapping[str, Sequence[Point]]) -> dict[str, Sequence[Point]]:
