@@ -168,7 +168,7 @@ def test_a_mixture_goes_on_from_the_run_of_its_row() -> None:
     """No name of a place has eight words, so what n-grams bring on unknown texts is what they bring on all."""
     every = {name: files.read_rows(study.HERE / "results" / f"{name}_places.jsonl") for name in ("tacl", "tacl_beyond")}
     begun = {row["seed"]: row["perplexity_known"] for row in every["tacl"] if row["row"] == "factorcell"}
-    mixed = {row["seed"]: row for row in every["tacl_beyond"] if row["row"] == "with ngram"}
+    mixed = {one["seed"]: one for one in every["tacl_beyond"] if one["row"] == "with ngram"}
     assert sorted(begun) == sorted(mixed) == list(study.SEEDS)
-    for seed, row in mixed.items():
-        assert row["fresh_gain"] == pytest.approx(1 - row["perplexity_known"] / begun[seed], abs=1e-6)
+    for seed, one in mixed.items():
+        assert one["fresh_gain"] == pytest.approx(1 - one["perplexity_known"] / begun[seed], abs=1e-6)
