@@ -100,7 +100,7 @@ def sixteen(found: Results, published: Published, scores: Mapping[str, str], uni
         printed = printed_gain(published, name, "unadapted") if name in published else []
         printed += [shown(value, ".1f") for value in published.get(name, ())[1 : len(scores) + 1]]
         lines.append([*marks, *own(found, name, list(scores), ALL), *printed, *[""] * (2 + len(scores) - len(printed))])
-    for name in ("prefix", "ngram", *tacl_baselines.CLASSIFIERS):
+    for name in tacl_baselines.ROWS:
         if name in found:
             lines.append([name, "", "", "", *own(found, name, list(scores), ALL), *[""] * (2 + len(scores))])
     of = published if "accuracy" in scores else {name: row[:1] for name, row in published.items()}
