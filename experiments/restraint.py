@@ -28,18 +28,18 @@ CHANGES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {  # set -> row -> what
         "vectors of 24, no forgetting": {"context_size": 24, "variable_size": 24, "dropout_context": 0.0},
         "decay 0.1": {"weight_decay": 0.1},
         "hash": {"output_bias": ["low_rank", "hash"]},
-        "prior": {"prior": 1e-5},
-        "hash, prior": {"output_bias": ["low_rank", "hash"], "prior": 1e-5},
+        "prior": {"value_prior": 1e-5},
+        "hash, prior": {"output_bias": ["low_rank", "hash"], "value_prior": 1e-5},
     },
     "hotels13": {
         "vectors of 8": {"context_size": 8, "variable_size": 8},
         "rank 12": {"rank": 12},
         "forgetting 0.2": {"dropout_context": 0.2},
-        "prior": {"prior": 1e-5},
-        "hash, prior": {"output_bias": ["low_rank", "hash"], "prior": 1e-5},
+        "prior": {"value_prior": 1e-5},
+        "hash, prior": {"output_bias": ["low_rank", "hash"], "value_prior": 1e-5},
     },
 }
-OF_TRAINING = ("weight_decay", "prior")
+OF_TRAINING = ("weight_decay", "value_prior")
 
 
 def rows(name: str) -> dict[str, Options]:

@@ -272,7 +272,7 @@ class TrainingConfig:
         "cosine", "how the rate falls after the warm-up", choices=("cosine", "linear", "none"), rare=True
     )
     weight_decay: float = real(0.0, "decoupled weight decay of the matrices", rare=True)
-    prior: float = real(0.0, "nats a target for a squared unit of values' embeddings, hashed buckets", rare=True)
+    value_prior: float = real(0.0, "nats a target for a squared unit of values' embeddings, hashed buckets", rare=True)
     tell_apart: tuple[str, ...] = option(
         (),
         "learn in the end to tell values apart: weight of the nats of a text's true value (repeatable for columns)",

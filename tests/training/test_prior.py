@@ -20,7 +20,7 @@ SELDOM = {"evaluations": 1, "log_every": 1000, "save_every": 1000}
 def of_values_alone(folder: Path, prior: float, rows: list[dict[str, Any]], **model: Any) -> tuple[Run, Corpus]:
     """A run of which nothing but embeddings of values, or hashed buckets, has moved, as far as it goes."""
     model = {"adapt": ("concat",), "output_bias": (), **model}
-    run = small.make_run(folder, ("city", "stars"), {**ENOUGH, **SELDOM, "prior": prior}, **model)
+    run = small.make_run(folder, ("city", "stars"), {**ENOUGH, **SELDOM, "value_prior": prior}, **model)
     for name, parameter in run.model.named_parameters():
         parameter.requires_grad_(name.startswith(("encoder.tables", "output.hashed")))
     corpus = run.prepare(rows)
@@ -69,7 +69,7 @@ def test_only_tables_that_are_held_lose_their_row_wise_steps(
     bias: tuple[str, ...], row_wise: bool, tmp_path: Path
 ) -> None:
     """Embeddings of values are dense anyhow; hashed buckets must not miss a proximal step."""
-    training = {"loss": "sampled", "samples": 5, "prior": 0.01}
+    training = {"loss": "sampled", "samples": 5, "value_prior": 0.01}
     run = small.make_run(tmp_path / "run", training=training, output_bias=bias)
     corpus = run.prepare(small.ROWS)
     assert bool(Trainer(run, corpus, corpus).rows) == row_wise

@@ -90,7 +90,7 @@ def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
     if start and start.l1:
         parameters = run.model.named_parameters()
         return {each: Penalty(start.values[name].to(each.device), start.l1) for name, each in parameters}
-    prior = run.config.training.prior
+    prior = run.config.training.value_prior
     tables = of_values(run.model) if prior else ()
     return {each: Penalty(torch.zeros_like(each), 0.0, prior) for each in tables if each.requires_grad} | _sparse(run)
 
