@@ -55,7 +55,8 @@ def test_a_training_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_p
 def test_the_papers_order_on_place_names(tmp_path: Path) -> None:
     """More of the model adapted, lower perplexity; by Bayes' rule most names find their country."""
     said = {**demo.SAID, "training": {"epochs": 0.6, "evaluations": 2}}
-    reached = compare_models(demo.table("train"), demo.table("dev"), None, said, tmp_path / "runs")
+    every = compare_models(demo.table("train"), demo.table("dev"), None, said, tmp_path / "runs")
+    reached = [row for row in every if row["model"] != "ngram"]
     perplexity = [row["perplexity"] for row in reached]
     assert [row["model"] for row in reached] == list(PAPER_MODELS)
     assert perplexity == sorted(perplexity, reverse=True)
