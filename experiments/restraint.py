@@ -14,43 +14,39 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import study
 import tacl
 from study import Experiment, Options
+from thesis_sparse import sized
 
-CHANGES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {  # set -> row -> what of the model or the training is changed
+HASH = {"output_bias": ["low_rank", "hash"]}
+PRIOR = {"value_prior": 1e-5}
+CHANGES: Mapping[str, Mapping[str, Options]] = {  # set -> row -> what is changed
     "hotels": {
-        "vectors of 24": {"context_size": 24, "variable_size": 24},
-        "vectors of 64": {"context_size": 64, "variable_size": 64},
-        "no forgetting": {"dropout_context": 0.0},
-        "vectors of 24, no forgetting": {"context_size": 24, "variable_size": 24, "dropout_context": 0.0},
-        "decay 0.1": {"weight_decay": 0.1},
-        "hash": {"output_bias": ["low_rank", "hash"]},
-        "prior": {"value_prior": 1e-5},
-        "hash, prior": {"output_bias": ["low_rank", "hash"], "value_prior": 1e-5},
+        "vectors of 24": {"model": sized(24)},
+        "vectors of 64": {"model": sized(64)},
+        "no forgetting": {"model": {"dropout_context": 0.0}},
+        "vectors of 24, no forgetting": {"model": {**sized(24), "dropout_context": 0.0}},
+        "decay 0.1": {"training": {"weight_decay": 0.1}},
+        "hash": {"model": HASH},
+        "prior": {"training": PRIOR},
+        "hash, prior": {"model": HASH, "training": PRIOR},
     },
     "hotels13": {
-        "vectors of 8": {"context_size": 8, "variable_size": 8},
-        "rank 12": {"rank": 12},
-        "forgetting 0.2": {"dropout_context": 0.2},
-        "prior": {"value_prior": 1e-5},
-        "hash, prior": {"output_bias": ["low_rank", "hash"], "value_prior": 1e-5},
+        "vectors of 8": {"model": sized(8)},
+        "rank 12": {"model": {"rank": 12}},
+        "forgetting 0.2": {"model": {"dropout_context": 0.2}},
+        "prior": {"training": PRIOR},
+        "hash, prior": {"model": HASH, "training": PRIOR},
     },
 }
-OF_TRAINING = ("weight_decay", "value_prior")
 
 
 def rows(name: str) -> dict[str, Options]:
     """The FactorCell of a set, changed as each row says."""
     model = tacl.EXPERIMENTS[name].rows["factorcell"]["model"]
-    made: dict[str, Options] = {}
-    for row, changes in CHANGES[name].items():
-        training = {option: value for option, value in changes.items() if option in OF_TRAINING}
-        changed = {option: value for option, value in changes.items() if option not in OF_TRAINING}
-        made[row] = {"model": {**model, **changed}, "training": training}
-    return made
+    return {row: {**changes, "model": {**model, **changes.get("model", {})}} for row, changes in CHANGES[name].items()}
 
 
 def experiment(name: str) -> Experiment:

@@ -11,10 +11,8 @@ that the printed ones count; in brackets what other texts and other trainings wo
 import argparse
 import itertools
 import sys
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import exposure
 import papers
@@ -41,7 +39,7 @@ from pages import (
 )
 from pages.drawings import Picture
 from pages.markdown import empty, filled
-from pages.results import Results, rows_of, with_both_ends
+from pages.results import Results, published, rows_of, with_both_ends
 from study import HERE
 
 
@@ -59,8 +57,7 @@ def of_papers(results: Path, suffix: str = "") -> dict[str, str]:
 
 def tabled(read: overview.Read) -> dict[str, str]:
     """Heading -> table."""
-    with (HERE / "published.toml").open("rb") as file:
-        printed: dict[str, Any] = tomllib.load(file)
+    printed = published()
     scotus, reddit = read("scotus"), read("subreddits")
     subsets = with_both_ends(rows_of(read("variables", "none")), rows_of(scotus))
     made = {"Every table and figure": overview.table(read, printed)}

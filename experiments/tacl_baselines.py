@@ -171,25 +171,20 @@ def scored(scorer: Scorer, tables: Tables) -> Measured:
     return Measured({"dev": summarised(scorer.nats(held), held)}) | study.tested(scorer, labelled(tables, "test"))
 
 
-def separated(config: Config, tables: Tables, folder: Path, target: Target, tells: bool = True) -> Measured:
-    """A model for each value; where values are not what is asked for it `tells` none."""
+def separated(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
+    """A model for each value."""
     runs = trained(config, tables, folder, target)
-    return valued(runs, runs, tables, target, tells)
+    return costs(runs) | scored(runs, tables) | told_by_rule(runs, runs.schema.categories[0], tables, target)
 
 
-def valued(scorer: Scorer, runs: Separate, tables: Tables, target: Target, tells: bool) -> Measured:
-    """What is measured of a scorer that is made of the models of values."""
-    found = costs(runs) | scored(scorer, tables)
-    return found | told_by_rule(scorer, runs.schema.categories[0], tables, target) if tells else found
-
-
-def mixed(config: Config, tables: Tables, folder: Path, target: Target, tells: bool = True) -> Measured:
+def mixed(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
     """The models of the values, which the row `separate` of the same seed has, mixed with that of all texts."""
     runs = trained(config, tables, folder.parent.with_name("separate") / folder.name, target)
     if not (folder / mixture.INDEX).exists():
         dev = labelled(tables, "dev")
         mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=column_of(target), unknown="group")
-    return valued(Mixture.open(folder), runs, tables, target, tells)
+    made = Mixture.open(folder)
+    return costs(runs) | scored(made, tables) | told_by_rule(made, runs.schema.categories[0], tables, target)
 
 
 def trained(config: Config, tables: Tables, folder: Path, target: Target) -> Separate:
@@ -206,7 +201,9 @@ def costs(runs: Separate) -> Measured:
 
 
 def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, target: Target) -> Measured:
-    """What Bayes' rule tells by a scorer that knows the values of a variable."""
+    """What Bayes' rule tells by a scorer that knows the values of a variable; nothing where no texts are judged."""
+    if "judged" not in tables:
+        return Measured({})
     asked = Asked.of(target, tables, variable.values[1:])
     if not asked.names:  # in a trial all of them may be rare
         return Measured({})
@@ -270,10 +267,9 @@ def classifiers(target: Target, unit: str) -> dict[str, Baseline]:
     }
 
 
-def per_value(target: Target, tells: bool = True) -> dict[str, Baseline]:
+def per_value(target: Target) -> dict[str, Baseline]:
     """A model for each value of a column, and their mixture with one of all texts."""
-    made, together = (partial(measure, tells=tells) for measure in (separated, mixed))
-    return {"separate": of_values(target, made), "mixture": of_values(target, together, after="separate")}
+    return {"separate": of_values(target, separated), "mixture": of_values(target, mixed, after="separate")}
 
 
 def others(target: Target, unit: str) -> dict[str, Baseline]:

@@ -195,7 +195,7 @@ def experiment(name: str, tables: Tabled, measure: Callable[[Run, Tables], Measu
 
 
 def of_all_turns(baseline: Baseline) -> Baseline:
-    """One that learns from the turns of everybody, not of the justices alone."""
+    """One that learns from the turns of everybody, not of the justices alone, and is not asked who speaks."""
 
     def measure(config: Config, tables: Tables, folder: Path) -> Measured:
         return baseline.measure(config, {part: tables[part] for part in ("train", "dev", "test")}, folder)
@@ -209,7 +209,7 @@ def shorter(of: Experiment, passes: float) -> Experiment:
     return replace(of, rows=rows)
 
 
-BY_ROLE = {name: of_all_turns(each) for name, each in per_value("role", tells=False).items()}
+BY_ROLE = {name: of_all_turns(each) for name, each in per_value("role").items()}
 EXPERIMENTS = {
     "reddit_titles": shorter(experiment("reddit_titles", reddit_tables, of_communities), 0.3),
     "scotus": replace(

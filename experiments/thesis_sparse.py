@@ -31,7 +31,7 @@ SIZE = 24  # where there is a sparse bias too
 TRIALS = 6
 THRESHOLD = "0.01"
 TOP = 3
-BASELINES = {**per_value("rating", tells=False), **counted()}
+BASELINES = {**per_value("rating"), **counted()}
 
 
 def penalties() -> list[dict[str, str]]:

@@ -25,6 +25,7 @@ from factorcell.model.run import Run
 from rescoring import tables
 from study import Experiment, Measured, Options, Row
 from thesis_queries import RULES
+from thesis_sparse import sized
 
 OURS, NO_LAYER = "ours", "no joint layer"
 SPEAKER = "speaker"
@@ -34,8 +35,8 @@ LEARNED = {"none": None, **RULES}  # how the names of figures end -> the optimis
 
 def model(layer: str) -> Options:
     """A FactorCell that is told the speaker alone."""
-    sizes = {"context_size": SIZE, "variable_size": SIZE}
-    return {"data": {"context": []}, "model": {"adapt": ["factor"], "output_bias": [], "context_layer": layer, **sizes}}
+    model = {"adapt": ["factor"], "output_bias": [], "context_layer": layer, **sized(SIZE)}
+    return {"data": {"context": []}, "model": model}
 
 
 ROWS = {OURS: model("tanh"), NO_LAYER: model("none")}

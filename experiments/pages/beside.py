@@ -236,9 +236,7 @@ def mechanisms(found: Results) -> str:
 
 def not_zero(found: Results, name: str) -> str:
     """The share of the coefficients of a sparse bias that are not zero, the mean over seeds; nothing without one."""
-    rows = [
-        row["sparse_bias"] for one in found.candidates if one.name == name for row in one.rows if "sparse_bias" in row
-    ]
+    rows = [row["sparse_bias"] for row in found.trainings(name) if "sparse_bias" in row]
     shares = [sum(one["nonzero"] for one in row) / sum(one["coefficients"] for one in row) for row in rows]
     return shown(100 * float(np.mean(shares)), ".1f") if shares else ""
 

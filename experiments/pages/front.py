@@ -4,14 +4,12 @@ A set stands there when each of its four models has as many trainings as there a
 """
 
 import itertools
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from factorcell.config import PAPER_MODELS
 from pages.markdown import NO_ROW, markdown, shown, with_none
-from pages.results import SEEDS, Results, rows_of
-from study import HERE
+from pages.results import SEEDS, Results, published, rows_of
 from tacl import SETS
 from tacl_beyond import MODEL
 
@@ -85,10 +83,9 @@ def results(folder: Path, suffix: str = "") -> dict[str, str]:
 
 def published_code(every: Mapping[str, Results]) -> str:
     """The code of the TACL paper on news, of single trainings and dev, beside ours of the test."""
-    printed = tomllib.loads((HERE / "published.toml").read_text(encoding="utf-8"))["code"]
     found = every.get("agnews", Results.of([]))
     lines = []
-    for model, (perplexity, *accuracy) in printed.items():
+    for model, (perplexity, *accuracy) in published()["code"].items():
         ours = [found.shown(model, "perplexity_known"), found.shown(model, "accuracy", ".1f", 100.0)]
         lines.append([model, shown(perplexity, ".0f"), *(shown(one, ".1f") for one in accuracy or [None]), *ours])
     perplexity, accuracy = "perplexity per word, known targets", "accuracy, %"

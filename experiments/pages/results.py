@@ -5,6 +5,7 @@ found.row("factorcell")["gain_known"]       # over the first row, with gain_know
 """
 
 import itertools
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,8 +130,7 @@ class Results:
 
     def dev(self, name: str) -> float:
         """The perplexity of known targets on dev, by which rows are chosen; a geometric mean over seeds."""
-        rows = next(one.rows for one in self.candidates if one.name == name)
-        return float(np.exp(np.mean([np.log(row["dev"]["perplexity_known"]) for row in rows])))
+        return float(np.exp(np.mean([np.log(row["dev"]["perplexity_known"]) for row in self.trainings(name)])))
 
     def __contains__(self, name: str) -> bool:
         return name in self.averaged
@@ -186,9 +186,13 @@ class Results:
             return None
         return None if drawn is None else statistics.gain(drawn.difference(0, 1, paired))
 
+    def trainings(self, name: str) -> list[Row]:
+        """Those of a row."""
+        return [dict(row) for one in self.candidates if one.name == name for row in one.rows]
+
     def seeds(self, name: str) -> list[int]:
         """The seeds of a row."""
-        return [row["seed"] for one in self.candidates if one.name == name for row in one.rows]
+        return [row["seed"] for row in self.trainings(name)]
 
     def _pair(self, name: str, key: str, base: str) -> Ratios | None:
         """The figures of the row `base` and of a row, by texts that are drawn again."""
@@ -205,7 +209,7 @@ class Results:
 
     def first(self, name: str) -> Row:
         """The row of the first seed; nothing if it is not finished."""
-        return next((dict(one.rows[0]) for one in self.candidates if one.name == name), {})
+        return next(iter(self.trainings(name)), {})
 
     def orders(self, key: str, printed: Mapping[str, float], named: Mapping[str, str] | None = None) -> "Orders":
         """What our rows, by the names `named`, say of the order of the figures `printed`."""
@@ -253,6 +257,11 @@ def means(rows: Sequence[Mapping[str, Any]]) -> Row:
 
 
 # ---- what is made of rows and of print ----
+
+
+def published() -> dict[str, Any]:
+    """What the papers and their code print."""
+    return tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
 
 
 def perplexities(printed: Published) -> dict[str, float]:

@@ -34,6 +34,8 @@ NO_ROW = "no row"
 WORDS = "words, no figures"  # why nothing can be told of texts that a model writes, and of neighbours
 USERS, TEXTS = 30, 300  # of whom, and of which, a verdict on a kind of texts needs so many
 
+FEW = f"fewer than {SEEDS} seeds"
+
 Names = Mapping[str, str] | None
 
 
@@ -102,7 +104,7 @@ def correlated(line: Line, found: Results, printed: Published) -> Line:
     theirs = [gain(printed[name][1], printed[name][0]) or 0.0 for name in names]
     rank = rank_correlation(ours, theirs)
     if rank["low"] is None or any(len(one.rows) < SEEDS for one in found.candidates):
-        return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
+        return line._replace(ours=NO_ROW, why=FEW)
     told = f"ranks {rank['r']:+.2f}"
     verdict = AGREES if rank["low"] > 0 else DISAGREES if rank["high"] < 0 else UNTOLD
     return line._replace(ours=told, verdict=verdict, why=f"{len(names)} communities")
@@ -138,12 +140,17 @@ def normalised(line: Line, found: Results, name: str, base: str, printed: Publis
     line = line._replace(printed=f"{theirs:+.1%}")
     if name not in found or base not in found:
         return line._replace(ours=NO_ROW, why="not trained")
-    if any(len(found.seeds(each)) < SEEDS for each in (name, base)):
-        return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
+    if lacking(found, name, base):
+        return line._replace(ours=NO_ROW, why=FEW)
     gained = found.lower(name, KNOWN, base)
     if gained is None:
         return line._replace(ours=NO_ROW, why="of other texts")
     return effect(line._replace(ours=f"{gained.point:+.1%}"), gained, theirs, MARGIN)
+
+
+def lacking(found: Results, *names: str) -> bool:
+    """Whether one of these rows has too few trainings for anything to be said of it."""
+    return any(len(found.seeds(name)) < SEEDS for name in names)
 
 
 def effect(line: Line, found: Interval, printed: float, margin: float) -> Line:
@@ -163,7 +170,7 @@ def penalised(line: Line, found: Results) -> Line:
     gains = [surely(case, len(cases), MARGIN) for case in cases]
     none = all(case.high is not None and case.high < MARGIN for case in cases)
     if not gains or len(found.candidates[0].rows) < SEEDS:
-        return line._replace(ours=NO_ROW, why="not trained" if not gains else f"fewer than {SEEDS} seeds")
+        return line._replace(ours=NO_ROW, why="not trained" if not gains else FEW)
     told = f"{sum(gains)} of {len(gains)} gain over {MARGIN:.0%}"
     verdict = DISAGREES if any(gains) else AGREES if none else UNTOLD
     return line._replace(ours=told, verdict=verdict, why="of domains and parts")
@@ -182,8 +189,8 @@ def no_better(line: Line, found: Results, kinds: Mapping[str, str | None]) -> Li
     plain, more = kinds["low_rank_each"], kinds["low_rank_each+sparse"]
     if plain is None or more is None:
         return line._replace(ours=NO_ROW, why="not trained")
-    if any(len(found.seeds(name)) < SEEDS for name in (plain, more)):
-        return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
+    if lacking(found, plain, more):
+        return line._replace(ours=NO_ROW, why=FEW)
     gained = found.lower(more, KNOWN, plain)
     if gained is None or gained.high is None:
         return line._replace(ours=NO_ROW, why="of other texts")
@@ -195,8 +202,8 @@ def grouped(line: Line, found: Results, column: str) -> Line:
     """A line of a map: whether nearest neighbours are alike more often than by chance."""
     more = words.nearer(found, PAPER_MODELS[-1], column)
     hotels, same, chance, *_ = words.alike(found, PAPER_MODELS[-1], column)
-    if more is None or len(found.seeds(PAPER_MODELS[-1])) < SEEDS:
-        return line._replace(ours=NO_ROW, why="not trained" if more is None else f"fewer than {SEEDS} seeds")
+    if more is None or lacking(found, PAPER_MODELS[-1]):
+        return line._replace(ours=NO_ROW, why="not trained" if more is None else FEW)
     verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[more.sign]
     return line._replace(ours=f"{same}% alike, {chance}% by chance", verdict=verdict, why=f"of {hotels} hotels")
 
@@ -228,8 +235,8 @@ def _of_users(line: Line, found: Results, base: str, gained: Interval | None, ke
     """A line of what the FactorCell has `gained` over the row `base`, in figures `keys` of enough users and texts."""
     if gained is None:
         return line._replace(ours=NO_ROW, why="not trained")
-    if any(len(found.seeds(name)) < SEEDS for name in ("factor", base)):
-        return line._replace(ours=NO_ROW, why=f"fewer than {SEEDS} seeds")
+    if lacking(found, "factor", base):
+        return line._replace(ours=NO_ROW, why=FEW)
     users, texts = map(min, zip(*(found.units("factor", key) for key in keys), strict=True))
     few = users < USERS or texts < TEXTS
     verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[0 if few else gained.sign]

@@ -1,8 +1,7 @@
 """Tables and figures of words and of maps: tables 3.9 and 4.5 of the thesis, figures 3.1, 4.3, 4.6 and 4.7."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -76,15 +75,11 @@ def ratios(found: Results) -> str:
 
 
 def _ratios(found: Results, name: str) -> list[tuple[str, float]]:
-    rows = [row["ratios"] for row in _rows(found, name) if isinstance(row.get("ratios"), list)]
+    rows = [row["ratios"] for row in found.trainings(name) if isinstance(row.get("ratios"), list)]
     if not rows:
         return []
     means = np.mean([[value for _, value in row] for row in rows], axis=0).tolist()
     return [(word.replace("</s>", "(end)"), mean) for (word, _), mean in zip(rows[0], means, strict=True)]
-
-
-def _rows(found: Results, name: str) -> list[Mapping[str, Any]]:
-    return [row for one in found.candidates if one.name == name for row in one.rows]
 
 
 def maps(found: Results) -> str:
@@ -121,7 +116,7 @@ def nearer(found: Results, name: str, column: str) -> Interval | None:
 
     As if hotels were drawn one by one.
     """
-    rows = [row[column]["neighbours"] for row in _rows(found, name) if "neighbours" in row.get(column, {})]
+    rows = [row[column]["neighbours"] for row in found.trainings(name) if "neighbours" in row.get(column, {})]
     if not rows:
         return None
     shares, chance, hotels = np.array([row["same"] for row in rows]), rows[0]["chance"], rows[0]["values"]
@@ -132,7 +127,7 @@ def nearer(found: Results, name: str, column: str) -> Interval | None:
 
 def alike(found: Results, name: str, column: str) -> list[str]:
     """Hotels, shares of nearest neighbours that agree, of hotels told from embeddings, each with its chance."""
-    rows = [row[column] for row in _rows(found, name) if "neighbours" in row.get(column, {})]
+    rows = [row[column] for row in found.trainings(name) if "neighbours" in row.get(column, {})]
     if not rows:
         return [""] * 5
     keys = (("neighbours", "same"), ("neighbours", "chance"), ("predicted", "accuracy"), ("predicted", "majority"))

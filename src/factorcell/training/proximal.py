@@ -78,7 +78,10 @@ class Penalty:
     def pull(self, parameter: Tensor, size: Tensor) -> None:
         """The proximal step of `parameter` under the step sizes (of its shape) that Adam has just had."""
         way = parameter - self.start
-        left = way.abs().sub_(size * self.l1).clamp_(min=0).div_(1 + 2 * self.l2 * size)
+        shrinking = 1 + 2 * self.l2 * size if self.l2 else None
+        left = way.abs().sub_(size.mul_(self.l1)).clamp_(min=0)
+        if shrinking is not None:
+            left.div_(shrinking)
         parameter.copy_(torch.where(left > 0, self.start + left.copysign_(way), self.start))
 
 
