@@ -41,7 +41,8 @@ from factorcell.training import rules
 from factorcell.training.loop import train
 from factorcell.training.plan import Budget, plan, speed
 from factorcell.training.rules import Facts
-from study import HERE, machine
+from origins import processor
+from study import HERE
 
 TRIALS, MINUTES = 12, 3.0
 JUDGED = 1000  # development texts, at most
@@ -202,7 +203,7 @@ def made_row(trial: Trial, data: Path) -> Row:
     about = {"texts": len(corpus), "targets": corpus.targets, "vocabulary": len(corpus.vocabulary)}
     told = {"epochs": round(made.training.epochs, 4), "spent": round(spent, 2), "best_at": best["step"] / best["steps"]}
     options = trial.options() or chosen_of(made)
-    return {**trial.key, **figures, **about, **told, "machine": machine(), "options": options}
+    return {**trial.key, **figures, **about, **told, "machine": processor(), "options": options}
 
 
 def chosen_of(made: Config) -> Options:
@@ -216,7 +217,7 @@ class Study:
     """The rows in a folder, and what is missing of those that are asked for."""
 
     out: Path
-    machine: str = field(default_factory=machine)
+    machine: str = field(default_factory=processor)
     rows: list[Row] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -24,10 +24,10 @@ HASH = {"output_bias": ["low_rank", "hash"]}
 PRIOR = {"value_prior": 1e-5}
 CHANGES: Mapping[str, Mapping[str, Options]] = {  # set -> row -> what is changed
     "hotels": {
-        "vectors of 24": {"model": sized(24)},
+        "vectors of 8": {"model": sized(8)},
         "vectors of 64": {"model": sized(64)},
         "no forgetting": {"model": {"dropout_context": 0.0}},
-        "vectors of 24, no forgetting": {"model": {**sized(24), "dropout_context": 0.0}},
+        "rank 12": {"model": {"rank": 12}},
         "decay 0.1": {"training": {"weight_decay": 0.1}},
         "hash": {"model": HASH},
         "prior": {"training": PRIOR},

@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import json
 import os
-import platform
 import shlex
 import signal
 import subprocess
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+import origins
 from corpora import Tables
 from factorcell import files
 from factorcell.config import Config, UserError, choose
@@ -37,6 +37,7 @@ from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summarised
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model import precision
+from factorcell.model.adapters import shifting
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.fit import fit
@@ -190,10 +191,13 @@ class Job:
 
 
 def telling(config: Config) -> Config:
-    """The options by which rows differ: not the precision, the machine's, nor a penalty that no sparse bias reads."""
-    read = "sparse" in config.model.output_bias and not config.model.sparse_printed
-    sparse_l1 = config.training.sparse_l1 if read else ()
-    return replace(config, training=replace(config.training, precision=precision.SINGLE, sparse_l1=sparse_l1))
+    """The options by which rows differ: not the precision, the machine's, nor what no part of the model reads."""
+    model, training = config.model, replace(config.training, precision=precision.SINGLE)
+    if "sparse" not in model.output_bias or model.sparse_printed:
+        training = replace(training, sparse_l1=())
+    if not (model.output_bias or shifting(model)):
+        model = replace(model, context_size=1, variable_size=1)
+    return replace(config, model=model, training=training)
 
 
 def products() -> str:
@@ -271,8 +275,8 @@ def finish(job: Job, training: Training, tables: Tables) -> None:
         "experiment": job.name,
         **training._asdict(),
         "command": job.told(),
-        "commit": commit(),
-        "machine": machine(),
+        "commit": origins.commit(),
+        "machine": origins.processor(),
         **found.row,
         **({"exact": True} if baseline and baseline.exact else {}),
         "sums": {name: grouped(sums) for name, sums in figures.items()},
@@ -320,22 +324,6 @@ def ungrouped(row: Row) -> Figures:
         name: TextSums(sums["key"], np.array(sums["above"]), np.array(sums["below"]))
         for name, sums in row["sums"].items()
     }
-
-
-def commit() -> str:
-    """The commit of this checkout, with a + where files differ from it; empty where there is none."""
-    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def machine() -> str:
-    """The processor: what fits into a minute of it differs between them by a third and more."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def side_by_side(job: Job, missing: Sequence[Training]) -> int:
