@@ -96,8 +96,14 @@ def detected(run: Run, tables: Tables, target: str, values: Sequence[str], distr
     if len(names) < 2:  # an unadapted model; in a trial all of them may be rare
         return Measured({})
     others = [*distractors, *(value for value in values if value not in known)]
-    metrics = classify(run, tables["judged"], target, values=names, distractors=others, unknown="group").metrics()
-    row = {"candidates": len(names), "judged": metrics["texts"], "distractors": metrics["distractors"]}
+    found = classify(run, tables["judged"], target, values=names, distractors=others, unknown="group")
+    return detection(found)
+
+
+def detection(found: Classification) -> Measured:
+    """The mean AUC of what was found of the texts that are judged, and how many there are of each kind."""
+    metrics = found.metrics()
+    row = {"candidates": len(found.names), "judged": metrics["texts"], "distractors": metrics["distractors"]}
     return Measured({**row, "auc": metrics["auc"]})
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import ranks
 import restraint
 import sampled
 import study
@@ -34,6 +35,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("thesis_subreddits",),
     *(("switches", name) for name in switches.EXPERIMENTS),
     *(("restraint", name) for name in restraint.EXPERIMENTS),
+    *(("ranks", name) for name in ranks.EXPERIMENTS),
     *(("thesis_sixteen", name) for name in thesis_sixteen.EXPERIMENTS),
     ("thesis_sparse",),
     ("thesis_finetuning",),

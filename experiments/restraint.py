@@ -2,12 +2,12 @@
 
     python experiments/restraint.py hotels --data DATA --out OUT      # many hotels of few texts; hotels13: few of many
 
-- the numbers of the context vector and of embeddings, and the rank
+- the numbers of the context vector and of embeddings
 - forgetting: how often a value is read as the unknown one
 - decay of all matrices, and a prior on embeddings and hashed buckets, which outweighs the evidence of few texts alone
 - a hashed bias beside, with a coefficient for each word of each hotel
 
-The recipe is that of tacl.py, whose FactorCell the rows are held against.
+The recipe is that of tacl.py, whose FactorCell the rows are held against; other ranks are those of ranks.py.
 """
 
 import sys
@@ -27,7 +27,6 @@ CHANGES: Mapping[str, Mapping[str, Options]] = {  # set -> row -> what is change
         "vectors of 8": {"model": sized(8)},
         "vectors of 64": {"model": sized(64)},
         "no forgetting": {"model": {"dropout_context": 0.0}},
-        "rank 12": {"model": {"rank": 12}},
         "decay 0.1": {"training": {"weight_decay": 0.1}},
         "hash": {"model": HASH},
         "prior": {"training": PRIOR},
@@ -35,7 +34,6 @@ CHANGES: Mapping[str, Mapping[str, Options]] = {  # set -> row -> what is change
     },
     "hotels13": {
         "vectors of 8": {"model": sized(8)},
-        "rank 12": {"model": {"rank": 12}},
         "forgetting 0.2": {"model": {"dropout_context": 0.2}},
         "prior": {"training": PRIOR},
         "hash, prior": {"model": HASH, "training": PRIOR},

@@ -216,6 +216,15 @@ def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, target: Tar
 # ---- classifiers ----
 
 
+def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Corpus], Classification]:
+    """One of the `CLASSIFIERS` that has learned from a corpus, by n-grams up to an order where it sees any."""
+    if kind == "bayes":
+        return lambda texts: baselines.naive_bayes(corpus, texts)[0]
+    if kind == "linear":
+        return baselines.Linear(corpus, order=order, seed=seed)
+    return baselines.FastText(corpus, order=order, seed=seed)
+
+
 def classified(config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str) -> Measured:
     """A classifier that learned from the training texts; where texts are held, also at the temperature that suits them.
 
@@ -224,12 +233,7 @@ def classified(config: Config, tables: Tables, folder: Path, target: Target, ord
     train, column = labelled(tables, "train"), column_of(target)
     corpus, test = baselines.read(train, labelled(tables, "judged"), column, config.data)
     variable = corpus.schema.categories[0]
-    judges: Mapping[str, Callable[[], Callable[[Corpus], Classification]]] = {
-        "bayes": lambda: lambda texts: baselines.naive_bayes(corpus, texts)[0],
-        "linear": lambda: baselines.Linear(corpus, order=order, seed=config.training.seed),
-        "fasttext": lambda: baselines.FastText(corpus, order=order, seed=config.training.seed),
-    }
-    asked, tells = Asked.of(target, tables, variable.values[1:]), judges[kind]()
+    asked, tells = Asked.of(target, tables, variable.values[1:]), classifier(kind, corpus, order, config.training.seed)
     found = asked.among(tells(test), test)
     if "held" not in tables:
         return told(found)
@@ -257,9 +261,9 @@ def counted() -> dict[str, Baseline]:
     return {"ngram": Baseline(ngram, seeded=False, exact=True)}
 
 
-def classifiers(target: Target, unit: str) -> dict[str, Baseline]:
-    """What tells a column by the texts of a `unit`."""
-    of = partial(classified, order=ORDER[unit])
+def classifiers(target: Target, unit: str, measure: Callable[..., Measured] = classified) -> dict[str, Baseline]:
+    """What tells a column by the texts of a `unit`, and what is measured of it."""
+    of = partial(measure, order=ORDER[unit])
     return {
         "bayes": of_values(target, partial(of, kind="bayes"), seeded=False, exact=True),
         "linear": of_values(target, partial(of, kind="linear")),

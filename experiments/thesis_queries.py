@@ -11,6 +11,7 @@ texts, and which frequent texts have become likelier by then, stands in the rows
 Beside the three is a FactorCell whose context vector is the embedding of the user as it is, as chapter 5 has it; ours
 have a layer over it. The perplexity of dev by Adadelta with a bound and by Adagrad, our default, stands beside that.
 With the FactorCell are one's own earlier texts alone, and the blend of both with popular texts, whose weights suit dev.
+Control codes, which say nothing of somebody new, complete as the unadapted model does; n-grams have a perplexity alone.
 """
 
 import sys
@@ -37,6 +38,7 @@ from factorcell.completion.replay.tuning import proposals, rates
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from study import Experiment, Measured, Options, Row, Training
+from tacl_baselines import counted
 
 TEXTS, FEWEST, MOST = 6000, 20, 400  # of dev and of the test, at least; texts of a user that is in one of them
 TUNED, KEPT = 100, 200  # texts of each user of dev and of the test, the first ones
@@ -68,7 +70,7 @@ ROWS: dict[str, Options] = {
     "concat": {"model": {"adapt": ["concat"]}, "data": PRINTED_COUNTS},
     "factor": {"model": {"adapt": ["factor"]}, "data": PRINTED_COUNTS},
 }
-NO_LAYER = "factor, no joint layer"
+NO_LAYER, CODES = "factor, no joint layer", "prefix"
 PRINTED = "adadelta"  # the rule by which users are learned
 RULES = {  # the optimiser of each rule that dev is learned by, and how far it lets a vector move; 0: without a bound
     PRINTED: ("adadelta", 0.0),
@@ -210,7 +212,13 @@ def ranks(rows: Sequence[Row], streams: Sequence[Stream], name: str, kinds: Mapp
 
 
 WITHOUT: Options = {"model": {"adapt": ["factor"], "context_layer": "none"}, "data": PRINTED_COUNTS}
-EXPERIMENT = Experiment("queries", "commits_small.toml", {**ROWS, NO_LAYER: WITHOUT}, tables, measure)
+COUNTED = counted()
+NOT_PRINTED: dict[str, Options] = {
+    NO_LAYER: WITHOUT,
+    CODES: {"model": {"adapt": [CODES]}, "data": PRINTED_COUNTS},
+    **dict.fromkeys(COUNTED, ROWS["unadapted"]),
+}
+EXPERIMENT = Experiment("queries", "commits_small.toml", {**ROWS, **NOT_PRINTED}, tables, measure, baselines=COUNTED)
 BLENDED = EXPERIMENT.config(Training("factor", 0), 1).model  # the run that is blended with other sources
 main = study.script(__file__, __doc__, EXPERIMENT)
 

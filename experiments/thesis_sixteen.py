@@ -5,8 +5,8 @@
 x rescales the recurrent layer (`scale`), + shifts it (`concat`), LR and Hash shift the softmax (`low_rank`, `hash`).
 Of the model with all four there are sentences for roles (table 3.9), of the unadapted one of languages the hidden unit
 for Spanish (figure 3.1). Beside them are control codes, n-grams, and classifiers of what is told (tacl_baselines.py);
-those of justices have learned from these justices alone. Languages and the roles of oral arguments have a model each,
-and a mixture of these; communities are too many.
+those of justices and of communities have learned from the ones alone that are judged, distractors among them. Languages
+and the roles of oral arguments have a model each, and a mixture of these; communities are too many.
 
 Turns of oral arguments are split into texts of 45 words, as in the thesis. Intervals are over whole turns.
 """
@@ -30,12 +30,13 @@ import tacl
 import titles
 from corpora import Tables
 from factorcell.config import Config
+from factorcell.evaluation import baselines
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
-from measures import detected, told_apart
+from measures import detected, detection, told_apart
 from samples import indicated, sentences
 from study import Baseline, Experiment, Measured, Options, Row
-from tacl_baselines import classifiers, counted, per_value
+from tacl_baselines import Asked, classifier, classifiers, counted, per_value
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
@@ -122,7 +123,7 @@ def scotus_tables(data: Path, folder: Path, share: float) -> Tables:
     found = {part: kept(part, "", lambda table: table.drop_columns([TURN])) for part in counts}
     found |= {f"{part}_{TURN}": kept(part, f"-{TURN}", lambda table: table.select([TURN])) for part in MEASURED}
     own = found["train"].with_name(f"scotus-justices-{counts['train']}-{counts['judged']}.parquet")
-    return {**found, "labelled_train": corpora.kept(own, partial(spoken_by, found["train"], found["judged"]))}
+    return {**found, "labelled_train": corpora.kept(own, partial(among, found["train"], found["judged"], "speaker"))}
 
 
 def of_whole_turns(figures: Figures, tables: Tables) -> Figures:
@@ -143,10 +144,10 @@ def summed(sums: TextSums, numbers: NDArray[np.int64]) -> TextSums:
     return TextSums(f"{sums.key} {TURN}s", above, below)
 
 
-def spoken_by(train: Path, judged: Path) -> pa.Table:
-    """The training turns of those whose turns are judged."""
-    turns, names = corpora.read(train), corpora.read(judged)["speaker"].unique()
-    return turns.filter(pc.is_in(turns["speaker"], names))
+def among(train: Path, judged: Path, column: str) -> pa.Table:
+    """The training texts of those values of a column whose texts are judged."""
+    texts, names = corpora.read(train), corpora.read(judged)[column].unique()
+    return texts.filter(pc.is_in(texts[column], names))
 
 
 def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
@@ -158,7 +159,9 @@ def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
 
 def reddit_tables(data: Path, folder: Path, share: float) -> Tables:
     """Titles of communities; those of the ones that are detected, and of the distractors, are judged."""
-    return titles.tables(data, folder, share, "detected", lambda train: {*DETECTED, *DISTRACTORS})
+    made = titles.tables(data, folder, share, "detected", lambda train: {*DETECTED, *DISTRACTORS})
+    own = made["train"].with_name(f"communities-{share:g}.parquet")
+    return {**made, "labelled_train": corpora.kept(own, partial(among, made["train"], made["judged"], "subreddit"))}
 
 
 def roles(run: Run) -> Measured:
@@ -170,6 +173,18 @@ def roles(run: Run) -> Measured:
 def of_communities(run: Run, tables: Tables) -> Measured:
     """How well communities are told apart, and from distractors."""
     return detected(run, tables, "subreddit", DETECTED, DISTRACTORS)
+
+
+def detecting(config: Config, tables: Tables, folder: Path, target: str, order: int, kind: str) -> Measured:
+    """The same of a classifier that has learned from the titles of these communities alone, distractors among them."""
+    train, test = baselines.read(tables["labelled_train"], tables["judged"], target, config.data)
+    known = train.schema.categories[0].values[1:]
+    names = [name for name in DETECTED if name in known]
+    if len(names) < 2:  # in a trial all of them may be rare
+        return Measured({})
+    told = classifier(kind, train, order, config.training.seed)(test)
+    found = Asked(target, names, names).among(told, test)
+    return detection(replace(found, distractor=found.truth < 0))
 
 
 def of_scotus(run: Run, tables: Tables) -> Measured:
@@ -188,10 +203,10 @@ def of_languages(run: Run, tables: Tables) -> Measured:
 
 def experiment(name: str, tables: Tabled, measure: Callable[[Run, Tables], Measured], **told: Baseline) -> Experiment:
     """The sixteen on a set, and baselines: of words, and what has `told` values apart."""
-    baselines = {**counted(), **told}
-    rows = {**sixteen(), "prefix": tacl.options("prefix"), **dict.fromkeys(baselines, combined(()))}
+    beside = {**counted(), **told}
+    rows = {**sixteen(), "prefix": tacl.options("prefix"), **dict.fromkeys(beside, combined(()))}
     recipe = f"thesis_{name.partition('_')[0]}.toml"
-    return Experiment(name, recipe, rows, tables, measure, baselines=baselines)
+    return Experiment(name, recipe, rows, tables, measure, baselines=beside)
 
 
 def of_all_turns(baseline: Baseline) -> Baseline:
@@ -211,7 +226,12 @@ def shorter(of: Experiment, passes: float) -> Experiment:
 
 BY_ROLE = {name: of_all_turns(each) for name, each in per_value("role").items()}
 EXPERIMENTS = {
-    "reddit_titles": shorter(experiment("reddit_titles", reddit_tables, of_communities), 0.3),
+    "reddit_titles": shorter(
+        experiment(
+            "reddit_titles", reddit_tables, of_communities, **classifiers("subreddit", "word", measure=detecting)
+        ),
+        0.3,
+    ),
     "scotus": replace(
         experiment("scotus", scotus_tables, of_scotus, **BY_ROLE, **classifiers("speaker", "word")),
         whole=of_whole_turns,

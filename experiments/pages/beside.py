@@ -14,7 +14,7 @@ from factorcell.evaluation.statistics import gain as gain_of
 from measures import PRINTED, SAMPLES
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
-from thesis_queries import LATE, NO_LAYER, RULES
+from thesis_queries import LATE, NOT_PRINTED, RULES
 from thesis_sixteen import PARTS
 from thesis_sixteen import sixteen as subsets
 from thesis_sparse import EXPERIMENT as SPARSE
@@ -192,17 +192,23 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
     """Table 5.2: mean reciprocal ranks, over the texts of all users that no model was trained on."""
     kinds = ("seen", "unseen", "")
     lines = []
-    for name in (*published["large"], NO_LAYER, "history", "blend"):
+    for name in (*published["large"], *NOT_PRINTED, "history", "blend"):
         row, figure = system(name)
         own = [found.shown(row, f"{figure}_{kind}".rstrip("_"), ".3f") for kind in kinds]
-        own.append(found.shown(row, f"{figure}_late", ".3f"))
+        own += [found.shown(row, f"{figure}_late", ".3f"), judged(found, name)]
         every = [published[size].get(name, [None] * 3) for size in ("small", "large")]
         lines.append([name, *own, *(shown(value, ".3f") for values in every for value in values)])
     sizes = [f"thesis, {size}: {kind or 'all'}" for size in ("small", "large") for kind in kinds]
-    header = ["model", "seen", "unseen", "all", f"after {LATE} texts", *sizes]
+    header = ["model", "seen", "unseen", "all", f"after {LATE} texts", f"perplexity per character, {ALL}", *sizes]
     printed = {name: row[-1] for name, row in published["small"].items() if name != "mpc"}
     said = f"All: {found.orders('mrr', printed)}{blended(found)}{learned(found)}" if found.candidates else NO_ROW
     return markdown(header, lines) + "\n" + said
+
+
+def judged(found: Results, name: str) -> str:
+    """The perplexity of texts that are each judged before they are learned; nothing of what has none."""
+    shown = (found.shown(name, key) for key in ("perplexity_online", "perplexity") if name in found)
+    return next(filter(None, shown), "")
 
 
 def blended(found: Results) -> str:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import corpora
+import ranks
 import restraint
 import study
 import switches
@@ -22,8 +23,10 @@ import thesis_subreddits
 import thesis_variables
 import titles
 from factorcell import files
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.evaluation import baselines
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from pages import beside
@@ -144,6 +147,28 @@ def test_nothing_but_what_is_said_is_changed(name: str) -> None:
         assert differ == set(itertools.chain(*changes.values()))
         seen.append({option: here[option] for option in differ})
     assert all(seen.count(one) == 1 for one in seen)
+
+
+@pytest.mark.parametrize("name", ranks.EXPERIMENTS)
+def test_both_ranks_are_there(name: str) -> None:
+    """Beside the FactorCell of the TACL paper's tables one that differs in its rank alone, elsewhere both."""
+    configs = [ranks.EXPERIMENTS[name].config(study.Training(row, 0), 1) for row in ranks.EXPERIMENTS[name].rows]
+    if name in tacl.EXPERIMENTS:
+        configs.append(tacl.EXPERIMENTS[name].config(study.Training("factorcell", 0), 1))
+    assert {config.model.rank for config in configs} == set(ranks.RANKS)
+    assert len(configs) == 2
+    assert replace(configs[0], model=replace(configs[0].model, rank=configs[1].model.rank)) == configs[1]
+    assert configs[0].with_model("factorcell") == configs[0]
+
+
+def test_ranks_are_beside_how_many_texts_a_value_has(tmp_path: Path) -> None:
+    """Of the column with the most values, with the unknown one among them, as the rules count."""
+    run = make_run(tmp_path / "r", ("city", "stars"))
+    files.write_json(run.folder / "training.json", {"texts": 60})
+    of = replace(ranks.SETS["hotels"], measure=lambda run, tables: study.Measured({"accuracy": 0.5}))
+    found = ranks.measured(run, {}, of).row
+    values = max(len(variable.values) for variable in run.schema.categories)
+    assert found == {"accuracy": 0.5, "values": values, "texts_per_value": 60 / values}
 
 
 def test_parts_as_printed_stand_beside_ours(tmp_path: Path) -> None:
@@ -281,6 +306,36 @@ def test_titles_that_were_read_are_not_judged(tmp_path: Path, monkeypatch: pytes
         "dev": ["first"],
         "test": ["tested", "more"],
     }
+
+
+def test_classifiers_of_communities_are_judged_as_models_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean AUC of what is detected, distractors and each other counting against it, by what naive Bayes says."""
+    monkeypatch.setattr(thesis_sixteen, "DETECTED", ("red", "blue", "never seen"))
+    random, words = np.random.default_rng(0), {"red": "rose wine", "blue": "sky wine", "other": "stone wall"}
+
+    def texts(count: int) -> list[dict[str, str]]:
+        own = [(name, name if random.random() < 0.7 else "other") for name in words for _ in range(count)]
+        return [{"text": str(random.choice(words[like].split())), "subreddit": name} for name, like in own]
+
+    rows = {"train": [*texts(60), {"text": "not read", "subreddit": "unasked"}], "judged": texts(40)}
+    made = {part: corpora.written(tmp_path / f"{part}.parquet", pa.Table.from_pylist(rows[part])) for part in rows}
+    own = thesis_sixteen.among(made["train"], made["judged"], "subreddit")
+    assert own.to_pylist() == rows["train"][:-1]
+    made["labelled_train"] = corpora.written(tmp_path / "own.parquet", own)
+    config = Config.from_dict({"data": {"context": ["subreddit"], "min_count": 1, "min_context_count": 10}})
+    found = thesis_sixteen.detecting(config, made, tmp_path, "subreddit", 1, "bayes").row
+    train, test = baselines.read(made["labelled_train"], made["judged"], "subreddit", config.data)
+    told, _ = baselines.naive_bayes(train, test)
+    areas = []
+    for name in ("red", "blue"):
+        scores = told.score[:, told.names.index(name)]
+        here = np.array([row["subreddit"] == name for row in rows["judged"]])
+        pairs = scores[here][:, None] - scores[~here]
+        areas.append(((pairs > 0) + (pairs == 0) / 2).mean())
+    assert found == {"candidates": 2, "judged": 80, "distractors": 40, "auc": pytest.approx(np.mean(areas))}
+    assert thesis_sixteen.detecting(config, made, tmp_path, "subreddit", 1, "linear").row["auc"] > 0.6
+    monkeypatch.setattr(thesis_sixteen, "DETECTED", ("red", "never seen"))
+    assert thesis_sixteen.detecting(config, made, tmp_path, "subreddit", 1, "bayes").row == {}
 
 
 def test_neighbours_by_distance(tmp_path: Path) -> None:

@@ -34,6 +34,14 @@ def test_the_library_knows_every_option(row: str) -> None:
     assert model.output_bias == ()
 
 
+def test_control_codes_tell_nobody_apart_online() -> None:
+    """They say who writes, and nothing of them is moved for somebody new; n-grams are those of the unadapted model."""
+    rows = thesis_queries.EXPERIMENT.rows
+    model = thesis_queries.EXPERIMENT.config(study.Training(thesis_queries.CODES, 0), 1).model
+    assert (model.adapt, model.output_bias) == (("prefix",), ())
+    assert rows["ngram"] == rows["unadapted"]
+
+
 def test_the_user_vector_of_chapter_5_is_the_embedding_itself() -> None:
     """But for that the model is the FactorCell."""
     found = thesis_queries.EXPERIMENT.config(study.Training(thesis_queries.NO_LAYER, 0), 1)
@@ -144,16 +152,23 @@ def test_the_table_of_ranks() -> None:
         figures = thesis_queries.ranks(queries, streams, "mrr", thesis_queries.SPLIT)
         figures |= thesis_queries.ranks(queries, streams, "mpc", thesis_queries.SPLIT) if name == "unadapted" else {}
         sums = {key: study.grouped(value) for key, value in figures.items()}
-        return {"row": name, "seed": seed, "sums": sums, **{key: value.ratio for key, value in figures.items()}}
+        ratios = {key: value.ratio for key, value in figures.items()}
+        return {"row": name, "seed": seed, "sums": sums, "perplexity": 9.0, "perplexity_online": 8.0 - share, **ratios}
 
     shares = {"unadapted": 0.2, "concat": 0.4, "factor": 0.6}
-    found = Results.of([row(name, seed, share) for name, share in shares.items() for seed in range(3)])
+    counted = {"row": "ngram", "seed": 0, "sums": {}, "perplexity": 8.25}
+    found = Results.of([counted, *(row(name, seed, share) for name, share in shares.items() for seed in range(3))])
     printed = {name: [0.1, 0.2, 0.3 + n / 10] for n, name in enumerate(("mpc", *shares))}
     published = {"small": printed, "large": printed}
     text = beside.queries(found, published)
-    lines = [line for line in text.splitlines() if line.startswith(("| mpc |", "| factor |"))]
+    every_line = [line for line in text.splitlines() if line.startswith("|")]
+    lines = [line for line in every_line if line.startswith(("| mpc |", "| factor |"))]
     assert len(lines) == 2
-    assert all(cell.strip() for line in lines for cell in line.strip("|").split("|"))
+    cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.strip("|").split("|")] for line in every_line}
+    online = 5
+    assert [cells[name][online] for name in ("mpc", "factor", "ngram", "blend")] == ["", "7.40 ± 0.00", "8.25", ""]
+    assert not any(cells["ngram"][1:online])
+    assert all(all(line[:online] + line[online + 1 :]) for line in (cells["mpc"], cells["factor"]))
     assert lines[1].startswith("| factor | 0.6") or lines[1].startswith("| factor | 0.5")
     assert "All: of 3 pairs told apart in print 3 differ here beyond chance; of all 3" in text
     assert "where nothing is learned" not in text

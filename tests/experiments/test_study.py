@@ -229,20 +229,40 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "row concat 0 was made with other options" in capsys.readouterr().err
 
 
+L1 = ("training", "sparse_l1", ["1e-4"], ["1e-6"])
+SIZE = ("model", "context_size", 3, 4)
+CODES = {"adapt": ["prefix"], "output_bias": []}
+
+
 @pytest.mark.parametrize(
-    ("model", "same"),
-    [({}, True), ({"output_bias": ["sparse"]}, False), ({"output_bias": ["sparse"], "sparse_printed": True}, True)],
+    ("option", "model", "same"),
+    [
+        (L1, {}, True),
+        (L1, {"output_bias": ["sparse"]}, False),
+        (L1, {"output_bias": ["sparse"], "sparse_printed": True}, True),
+        (SIZE, {"adapt": [], "output_bias": []}, True),
+        (SIZE, CODES, True),
+        (SIZE, {"adapt": [], "output_bias": ["low_rank"]}, False),
+        (SIZE, {"output_bias": []}, False),
+    ],
 )
 def test_options_that_nothing_reads_do_not_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: dict[str, Any], same: bool
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    option: tuple[str, str, Any, Any],
+    model: dict[str, Any],
+    same: bool,
 ) -> None:
-    """A penalty tells rows apart that have a sparse bias with proximal steps, and no others."""
-    told = [
-        experiment(tmp_path, {"one": {"model": {**ROWS["concat"]["model"], **model}, "training": {"sparse_l1": [l1]}}})
-        for l1 in ("1e-4", "1e-6")
-    ]
-    assert study.main(told[0], given(tmp_path), ["x.py"]) == 0
-    assert study.main(told[1], given(tmp_path), ["x.py"]) == (0 if same else 2)
+    """A penalty tells rows apart that have a sparse bias with proximal steps, a size those that have a context vector.
+
+    Control codes have none.
+    """
+    section, name, *values = option
+    for code, value in enumerate(values):
+        sections: dict[str, Any] = {"model": {**ROWS["concat"]["model"], **model}, "training": {}}
+        sections[section][name] = value
+        wanted = 2 if code and not same else 0
+        assert study.main(experiment(tmp_path, {"one": sections}), given(tmp_path), ["x.py"]) == wanted
     assert ("made with other options" in capsys.readouterr().err) != same
 
 
