@@ -16,6 +16,7 @@ from pathlib import Path
 
 import exposure
 import papers
+import ranks
 import restraint
 import sampled
 import switches
@@ -40,7 +41,7 @@ from pages import (
 from pages.drawings import Picture
 from pages.markdown import empty, filled
 from pages.results import Results, published, rows_of, with_both_ends
-from study import HERE
+from study import HERE, Row
 
 
 def reader(results: Path, suffix: str = "") -> overview.Read:
@@ -94,14 +95,25 @@ def tabled(read: overview.Read) -> dict[str, str]:
         "Parts as printed, films": beside.switched(read("switches_imdb", switches.OURS), "word"),
         "Parts as printed, speakers": beside.speakers(read("speakers", thesis_speakers.OURS)),
         **{f"Restrained, {name}": beside.restrained(restrained(read, name)) for name in restraint.EXPERIMENTS},
+        "Ranks": beside.ranked({name: ranked(read, name) for name in ranks.EXPERIMENTS}),
         **others,
     }
 
 
+def factorcells(read: overview.Read, name: str) -> list[Row]:
+    """The rows of a set's FactorCell."""
+    return [row for row in rows_of(read(f"tacl_{name}")) if row["row"] == PAPER_MODELS[-1]]
+
+
 def restrained(read: overview.Read, name: str) -> Results:
     """The rows of a set whose context is restrained in other ways, beside its FactorCell."""
-    own = [row for row in rows_of(read(f"tacl_{name}")) if row["row"] == PAPER_MODELS[-1]]
-    return Results.of([*own, *rows_of(read(f"restraint_{name}"))], PAPER_MODELS[-1])
+    return Results.of([*factorcells(read, name), *rows_of(read(f"restraint_{name}"))], PAPER_MODELS[-1])
+
+
+def ranked(read: overview.Read, name: str) -> Results:
+    """The FactorCells of a set, that of the TACL paper's tables among them, by the names of their ranks."""
+    own = [{**row, "row": ranks.of_rank(row["config"]["model"]["rank"])} for row in factorcells(read, name)]
+    return Results.of([*own, *rows_of(read(f"ranks_{name}"))], ranks.of_rank(ranks.RANKS[0]))
 
 
 def privacy(results: Path, suffix: str = "") -> dict[str, str]:

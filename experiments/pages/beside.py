@@ -14,6 +14,7 @@ from factorcell.evaluation.statistics import gain as gain_of
 from measures import PRINTED, SAMPLES
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
+from ranks import RANKS, of_rank
 from thesis_queries import LATE, NOT_PRINTED, RULES
 from thesis_sixteen import PARTS
 from thesis_sixteen import sixteen as subsets
@@ -288,6 +289,23 @@ def restrained(found: Results) -> str:
     perplexity = f"perplexity per word, {KNOWN}"
     heads = [f"dev: {perplexity}", f"test: {perplexity}", f"gain in per cent, {KNOWN}", "accuracy, %", "above, points"]
     return with_none(["model", *heads], lines)
+
+
+def ranked(every: Mapping[str, Results]) -> str:
+    """FactorCells of the two ranks on each set, and how much text there is, in all and of a value."""
+    low, high = map(of_rank, RANKS)
+    lines = []
+    for name, found in every.items():
+        about = next((row for rank in (low, high) for row in found.trainings(rank) if "values" in row), None)
+        if about is None:
+            continue
+        told = [found.lower(high, "perplexity_known", low), found.difference(high, "accuracy", low)]
+        sizes = [f"{about[key]:,.0f}" for key in ("targets", "values", "texts_per_value")]
+        figures = [found.shown(rank, "perplexity_known") for rank in (low, high)]
+        lines.append([name, *sizes, *figures, *("" if one is None else one.told(".1f", 100.0) for one in told)])
+    heads = [f"{rank}: perplexity, {KNOWN}" for rank in (low, high)]
+    heads += [f"gain of {high} over {low} in per cent", "accuracy, points above"]
+    return with_none(["set", "targets", "values", "texts of a value", *heads], lines)
 
 
 def speakers(found: Results) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ranks
 import study
 import tables
 import thesis_speakers
@@ -141,6 +142,26 @@ def test_what_restrains_a_context_stands_beside_the_factorcell() -> None:
     assert found["prior"][:2] == ["110.00", "**90.00**"]
     assert found["prior"][2].startswith("+10.0 [")
     assert found["prior"][3] == "**50.0**"
+
+
+def test_ranks_of_a_set_stand_in_one_line() -> None:
+    """The FactorCell of the TACL paper's tables by its rank, the other beside it; a set without rows has no line."""
+    recipe = {"config": {"model": {"rank": 4}}, "accuracy": 0.25}
+    about = {"targets": 12345, "values": 9, "texts_per_value": 26.4, "accuracy": 0.5}
+    rows = {"tacl_hotels": [row("factorcell", 100.0, **recipe), row("unadapted", 120.0)]}
+    rows["ranks_hotels"] = [row("rank 12", 90.0, **about)]
+    rows["ranks_scotus"] = [row("rank 4", 80.0, **about), row("rank 12", 80.0)]
+
+    def read(name: str, base: str = "") -> Results:
+        return Results.of(rows.get(name, []), base)
+
+    found = by_name(beside.ranked({name: tables.ranked(read, name) for name in ranks.EXPERIMENTS}))
+    assert list(found) == ["hotels", "scotus"]
+    assert found["hotels"][:5] == ["12,345", "9", "26", "100.00", "**90.00**"]
+    assert found["hotels"][5].startswith("+10.0 [")
+    assert found["hotels"][6].startswith("+25.0 [")
+    assert found["scotus"][3:5] == ["80.00", "80.00"]
+    assert "no difference" in found["scotus"][5]
 
 
 def test_rules_by_which_speakers_are_learned() -> None:
