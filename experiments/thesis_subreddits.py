@@ -3,6 +3,7 @@
     python experiments/thesis_subreddits.py --data DATA --out OUT
 
 Some titles of every eighth community are held out of training: those to develop on are too few for a perplexity each.
+Beside the two models of the thesis are control codes and n-grams.
 """
 
 import sys
@@ -13,12 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 import study
+import tacl
 import titles
 from corpora import Tables
+from factorcell.config import Config
 from factorcell.evaluation.perplexity import column_values, text_tallies
 from factorcell.model.run import Run
-from factorcell.model.scoring import Tally
-from study import Experiment, Measured, Row
+from factorcell.model.scoring import Scorer, Tally
+from study import Baseline, Experiment, Measured, Row
+from tacl_baselines import best_ngram, scored
 from thesis_sixteen import combined
 
 PUBLISHED = (
@@ -30,9 +34,12 @@ NEIGHBOURS_OF = (
     *("photography", "Physics", "germany", "Cooking", "running"),
 )
 EVERY, NEAREST = 8, 4
+UNADAPTED, ADAPTED, CODES, COUNTED = "unadapted", "concat+low_rank+hash", "prefix", "ngram"
 ROWS = {
-    "unadapted": combined(()),
-    "concat+low_rank+hash": combined(("concat", "low_rank", "hash")),
+    UNADAPTED: combined(()),
+    ADAPTED: combined(("concat", "low_rank", "hash")),
+    CODES: tacl.options(CODES),
+    COUNTED: combined(()),
 }
 
 
@@ -46,11 +53,11 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
     return titles.tables(data, folder, share, "reddit", chosen)
 
 
-def by_community(run: Run, tables: Tables) -> list[Row]:
+def by_community(scorer: Scorer, tables: Tables) -> list[Row]:
     """Nats and targets of each community, out-of-vocabulary ones too."""
-    corpus = run.prepare(tables["judged"], unknown="group")
+    corpus = scorer.prepare(tables["judged"], unknown="group")
     sums: dict[str, tuple[int, Tally]] = {}
-    for name, tally in zip(column_values(tables["judged"], "subreddit"), text_tallies(run, corpus), strict=True):
+    for name, tally in zip(column_values(tables["judged"], "subreddit"), text_tallies(scorer, corpus), strict=True):
         count, total = sums.get(str(name), (0, Tally()))
         sums[str(name)] = count + 1, total + tally
     return [
@@ -79,7 +86,14 @@ def measure(run: Run, tables: Tables) -> Measured:
     return Measured({"by": by_community(run, tables), "nearest": nearest(run, NEIGHBOURS_OF)})
 
 
-EXPERIMENT = Experiment("subreddits", "thesis_reddit.toml", ROWS, tables, measure)
+def counted(config: Config, tables: Tables, folder: Path) -> Measured:
+    """The n-gram model of the best order."""
+    best = best_ngram(config, tables, folder)
+    return scored(best, tables) | Measured({"by": by_community(best, tables), "nearest": {}})
+
+
+COUNTS = {COUNTED: Baseline(counted, seeded=False, exact=True)}
+EXPERIMENT = Experiment("subreddits", "thesis_reddit.toml", ROWS, tables, measure, baselines=COUNTS)
 main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import gain as gain_of
 from measures import PRINTED, SAMPLES
 from pages.markdown import NO_ROW, markdown, shown, with_none
-from pages.results import LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
+from pages.results import AGAINST, LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
 from ranks import RANKS, of_rank
 from thesis_queries import LATE, NOT_PRINTED, RULES
 from thesis_sixteen import PARTS
@@ -22,7 +22,8 @@ from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES as VARIED
 from thesis_speakers import LEARNED
 from thesis_speakers import OURS as SPEAKERS
-from thesis_subreddits import NEAREST, NEIGHBOURS_OF
+from thesis_subreddits import ADAPTED, NEAREST, NEIGHBOURS_OF, UNADAPTED
+from thesis_subreddits import ROWS as SUBREDDITS
 from thesis_variables import SUBSETS, VARIABLES
 
 BESIDE = {"mpc": "unadapted", "history": "factor", "blend": "factor"}  # figures of their own -> the row that has them
@@ -115,31 +116,34 @@ def variables(found: Results, published: Published) -> str:
         name = "+".join(subset) or "none"
         marks = ["Y" if variable in subset else "N" for variable in VARIABLES]
         lines.append([*marks, *own(found, name, counted=ALL), *printed_gain(published, name, "none")])
+    lines += [[name, "", "", *own(found, name, counted=ALL), "", ""] for name in AGAINST if name in found]
     header = ["case", "speaker", "role", *ours(counted=ALL), *theirs("thesis", counted=ALL)]
     return markdown(header, lines) + "\n" + told(found, published, ALL)
 
 
 def subreddits(found: Results, published: Published) -> str:
     """Table 3.5: the communities that gain most and least, and those of the thesis."""
-    if len(found.candidates) < 2:
+    if any(name not in found for name in (UNADAPTED, ADAPTED)):
         return "Not trained yet.\n"
     every = communities(found)
-    gains = {name: gain(adapted, plain) or 0.0 for name, (_, plain, adapted) in every.items()}
-    if not gains:
+    if not every:
         return f"No community has {LEAST} titles.\n"
-    order = sorted(gains, key=lambda name: -gains[name])
+    models = [name for name in SUBREDDITS if name in found]
+    order = sorted(every, key=lambda name: -every[name].gain(ADAPTED, UNADAPTED))
 
     def line(name: str) -> list[str]:
-        count, *means = every[name]
+        one = every[name]
         printed = shown(gain(published[name][1], published[name][0]), ".1%") if name in published else ""
-        return [name, str(count), *(shown(value, ".1f") for value in means), shown(gains[name], ".1%"), printed]
+        means = [shown(one.perplexities[model], ".1f") for model in models]
+        return [name, str(one.titles), *means, shown(one.gain(ADAPTED, UNADAPTED), ".1%"), printed]
 
-    models = [f"{model}: perplexity per word, {ALL}" for model in ("unadapted", "adapted")]
-    header = ["community", "titles", *models, f"gain, {ALL}", f"thesis: gain, {ALL}"]
+    heads = [f"{model}: perplexity per word, {ALL}" for model in models]
+    header = ["community", "titles", *heads, f"gain, {ALL}", f"thesis: gain, {ALL}"]
     ends = markdown(header, [line(name) for name in order[:SHOWN] + order[SHOWN:][-SHOWN:]])
     printed = markdown(header, [line(name) for name in order if name in published])
-    mean = float(np.mean(list(gains.values())))
-    return f"{ends}\nOf {len(gains)} communities, the mean gain is {mean:.1%}. Those of the thesis:\n\n{printed}"
+    means = {model: np.mean([one.gain(model, UNADAPTED) for one in every.values()]) for model in models[1:]}
+    said = ", ".join(f"{mean:.1%} by {model}" for model, mean in means.items())
+    return f"{ends}\nOf {len(every)} communities, the mean gain is {said}. Those of the thesis:\n\n{printed}"
 
 
 def neighbours(found: Results) -> str:
@@ -303,8 +307,8 @@ def ranked(every: Mapping[str, Results]) -> str:
         sizes = [f"{about[key]:,.0f}" for key in ("targets", "values", "texts_per_value")]
         figures = [found.shown(rank, "perplexity_known") for rank in (low, high)]
         lines.append([name, *sizes, *figures, *("" if one is None else one.told(".1f", 100.0) for one in told)])
-    heads = [f"{rank}: perplexity, {KNOWN}" for rank in (low, high)]
-    heads += [f"gain of {high} over {low} in per cent", "accuracy, points above"]
+    heads = [f"{rank}: perplexity per unit, {KNOWN}" for rank in (low, high)]
+    heads += [f"gain of {high} in per cent, {KNOWN}", "accuracy above, points"]
     return with_none(["set", "targets", "values", "texts of a value", *heads], lines)
 
 

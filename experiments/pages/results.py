@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from factorcell.evaluation.comparison import AVERAGED, COMPARED, Candidate, comp
 from factorcell.evaluation.statistics import Ratios, widened
 from factorcell.evaluation.text_figures import TextSums
 from study import Row
+from tacl_baselines import CLASSIFIERS
+from tacl_baselines import ROWS as BASELINES
 from thesis_sixteen import WHOLE
 from thesis_sparse import TRIALS
 from thesis_variables import VARIABLES
@@ -35,6 +37,7 @@ ENOUGH = 0.5  # of the pairs that are told apart in print more than that have to
 NEARLY_ALL = 0.95  # of those have to stand as printed: one in forty would not by chance alone
 
 AGREES, DISAGREES, UNTOLD = "agrees", "disagrees", "cannot be told"
+AGAINST = tuple(name for name in BASELINES if name not in CLASSIFIERS)  # what all models of a set are held against
 LEAST = 50  # titles of a community whose perplexity is told
 
 Published = Mapping[str, list[float]]
@@ -290,8 +293,8 @@ def rows_of(found: Results) -> list[Row]:
 
 
 def with_both_ends(rows: Sequence[Row], scotus: Sequence[Row]) -> list[Row]:
-    """The rows of table 3.8, of which the first and the last come from table 3.7."""
-    ends = {"unadapted": "none", WHOLE: "+".join(VARIABLES)}
+    """The rows of table 3.8, of which the first, the last and what all models are held against come from table 3.7."""
+    ends = {"unadapted": "none", WHOLE: "+".join(VARIABLES), **{name: name for name in AGAINST}}
     return [*rows, *({**row, "row": ends[row["row"]]} for row in scotus if row["row"] in ends)]
 
 
@@ -301,13 +304,25 @@ def chosen(found: Results, kind: str) -> str | None:
     return min(tried, key=found.dev, default=None)
 
 
-def communities(found: Results) -> dict[str, tuple[int, float, float]]:
-    """By name: titles, and perplexities unadapted and adapted, both geometric means over seeds."""
-    means: list[dict[str, float]] = []
+class Community(NamedTuple):
+    """How many titles there are of one, and the perplexity that each row has on them, a geometric mean over seeds."""
+
+    titles: int
+    perplexities: Mapping[str, float]
+
+    def gain(self, row: str, base: str) -> float:
+        """By what share the perplexity of a row lies below that of the row `base`."""
+        return gain(self.perplexities[row], self.perplexities[base]) or 0.0
+
+
+def communities(found: Results) -> dict[str, Community]:
+    """Those of titles enough, by name."""
     counts: dict[str, int] = {}
+    means: dict[str, dict[str, float]] = {}
     for candidate in found.candidates:
         tables = [{entry["value"]: entry for entry in row["by"]} for row in candidate.rows]
-        counts |= {name: entry["count"] for name, entry in tables[0].items()}
-        logs = {name: np.mean([np.log(table[name]["perplexity"]) for table in tables]) for name in tables[0]}
-        means.append({name: float(np.exp(value)) for name, value in logs.items()})
-    return {name: (counts[name], means[0][name], means[1][name]) for name in means[0] if counts[name] >= LEAST}
+        for name, entry in tables[0].items():
+            counts[name] = entry["count"]
+            logs = [np.log(table[name]["perplexity"]) for table in tables]
+            means.setdefault(name, {})[candidate.name] = float(np.exp(np.mean(logs)))
+    return {name: Community(counts[name], of) for name, of in means.items() if counts[name] >= LEAST}

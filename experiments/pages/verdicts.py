@@ -28,6 +28,7 @@ from pages.results import (
 )
 from study import Row
 from thesis_queries import LENGTHS
+from thesis_subreddits import ADAPTED, UNADAPTED
 
 KNOWN = "perplexity_known"  # what the TACL paper and appendix A count; chapter 3 counts all targets
 NO_ROW = "no row"
@@ -96,14 +97,15 @@ def by_trainings(line: Line, found: Results, key: str, printed: Mapping[str, flo
 
 def correlated(line: Line, found: Results, printed: Published) -> Line:
     """A line of gains a community: whether those gain most here that gain most in print, by their ranks."""
-    if len(found.candidates) < 2:
+    both = (ADAPTED, UNADAPTED)
+    if any(name not in found for name in both):
         return line._replace(ours=NO_ROW, why="not trained")
     every = communities(found)
     names = [name for name in printed if name in every]
-    ours = [gain(every[name][2], every[name][1]) or 0.0 for name in names]
+    ours = [every[name].gain(*both) for name in names]
     theirs = [gain(printed[name][1], printed[name][0]) or 0.0 for name in names]
     rank = rank_correlation(ours, theirs)
-    if rank["low"] is None or any(len(one.rows) < SEEDS for one in found.candidates):
+    if rank["low"] is None or any(len(found.seeds(name)) < SEEDS for name in both):
         return line._replace(ours=NO_ROW, why=FEW)
     told = f"ranks {rank['r']:+.2f}"
     verdict = AGREES if rank["low"] > 0 else DISAGREES if rank["high"] < 0 else UNTOLD

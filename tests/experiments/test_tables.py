@@ -183,11 +183,17 @@ def test_every_perplexity_has_its_unit_and_its_targets_in_its_head() -> None:
     made = tables.of_papers(study.HERE / "results")
     heads = {name: [line for line in text.splitlines() if line.startswith("|")][:1] for name, text in made.items()}
     cells_of = {name: head[0].strip("| ").split(" | ") for name, head in heads.items() if head}
-    of_characters = {"Table 3.6", "Figure 5.1", "TACL, EuroTwitter (languages)", "TACL, GeoTwitter (tweets)"}
+    of_characters = {
+        "Table 3.6",
+        "Table 5.2",
+        "Figure 5.1",
+        "TACL, EuroTwitter (languages)",
+        "TACL, GeoTwitter (tweets)",
+    }
     of_characters |= {"TACL, GeoTwitter (places)", "Beyond, places"}
     of_characters |= {"Beyond, languages", "Beyond, tweets", "Parts as printed, places", "Parts as printed, tweets"}
     for name, head in cells_of.items():
-        unit = "character" if name in of_characters else "unit" if name.startswith("Figures") else "word"
+        unit = "character" if name in of_characters else "unit" if name.startswith(("Figures", "Ranks")) else "word"
         counted = (
             "all targets"
             if name.startswith(("Table 3.", "Section A.2", "Parts as printed, speakers"))
@@ -233,10 +239,11 @@ def test_sixteen_rows_beside_those_of_the_thesis() -> None:
 
 def test_variables_take_two_rows_of_the_other_table() -> None:
     """The unadapted model knows no variable, the one with all adaptations all three."""
-    scotus = [row("unadapted", 40.0), row("hash", 33.0), row(WHOLE, 30.0)]
+    scotus = [row("unadapted", 40.0), row("hash", 33.0), row(WHOLE, 30.0), row("prefix", 37.0), row("linear", 1.0)]
     rows = results.with_both_ends([row("case+role", 35.0)], scotus)
     lines = by_name(beside.variables(Results.of(rows, "none"), PUBLISHED["variables"]), 3)
-    assert len(lines) == 8
+    assert len(lines) == 8 + 1
+    assert lines["prefix"][1] == "37.00"
     assert lines["NNN"] == ["41.00", "40.00", "", "37.30", ""]
     assert lines["YNY"][1:2] + lines["YNY"][3:] == ["35.00", "30.30", "18.8%"]
     assert lines["YNY"][2].startswith("+12.2% ["), "of all targets, as in chapter 3"
@@ -252,14 +259,19 @@ def test_communities_that_gain_most_and_least() -> None:
         own.append({"value": "few", "count": 49, "perplexity": 100 * (1 - factor * 0.9)})
         return [*own, {"value": "nba", "count": 60, "perplexity": 100 * (1 - factor * 0.145)}]
 
-    pairs = (("unadapted", 0.0), ("concat+hash", 1.0))
+    pairs = (("unadapted", 0.0), ("concat+low_rank+hash", 1.0))
     rows = [row(name, 9.0, seed, by=entries(factor), nearest={}) for name, factor in pairs for seed in (0, 1)]
     text = beside.subreddits(Results.of(rows), PUBLISHED["subreddits"])
     assert [line[0] for line in cells(text)] == [f"s{n}" for n in (*range(29, 20, -1), *range(8, -1, -1))]
     assert cells(text)[0] == ["s29", "50", "100.0", "71.0", "29.0%", ""]
     assert "| nba | 60 | 100.0 | 85.5 | 14.5% | 16.4% |" in text
     assert "few" not in text
+    assert "Of 31 communities, the mean gain is 14.5% by concat+low_rank+hash. Those of" in text
     assert "Not trained yet" in beside.subreddits(Results.of(rows[2:]), PUBLISHED["subreddits"])
+    beside_it = [row("prefix", 9.0, by=entries(0.5), nearest={}), row("ngram", 9.0, by=entries(-1.0), nearest={})]
+    text = beside.subreddits(Results.of([*rows, *beside_it]), PUBLISHED["subreddits"])
+    assert cells(text)[0] == ["s29", "50", "100.0", "71.0", "85.5", "129.0", "29.0%", ""]
+    assert "the mean gain is 14.5% by concat+low_rank+hash, 7.3% by prefix, -14.5% by ngram. Those of" in text
 
 
 def test_the_penalty_that_is_best_on_dev_stands_for_its_kind() -> None:
