@@ -32,6 +32,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import Variable
 from factorcell.data.values import category_name
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification, judge, judged_texts
 from factorcell.evaluation.distances import kilometres
@@ -149,10 +150,10 @@ def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     return Measured({"order": len(best.grams)}) | scored(best, tables)
 
 
-def best_ngram(config: Config, tables: Tables, folder: Path) -> NGram:
+def best_ngram(config: Config, tables: Tables, folder: Path, vocabulary: Vocabulary | None = None) -> NGram:
     """The n-gram model by the vocabulary of the models, of the order after which dev gets no better."""
     data = replace(config.data, context=())
-    corpus = prepare(tables["train"], data)
+    corpus = prepare(tables["train"], data, vocabulary=vocabulary)
     held = prepare(tables["dev"], data, vocabulary=corpus.vocabulary)
     best, least = None, math.inf
     for order in ORDERS:

@@ -10,8 +10,10 @@ Weights are kept, penalties chosen and figures taken by all targets: where the v
 of films, what is unknown is much of what there is to learn.
 """
 
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,15 @@ import pyarrow as pa
 import corpora
 import study
 from corpora import Tables
+from factorcell.config import Config
+from factorcell.data.cache import prepare
 from factorcell.evaluation import text_figures
 from factorcell.model.run import Run
+from factorcell.model.scoring import Scorer
 from factorcell.training.finetuning import finetune
 from hotels import region_of
-from study import Experiment, Measured, Row
+from study import Baseline, Experiment, Measured, Row
+from tacl_baselines import best_ngram
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES
 
@@ -37,6 +43,7 @@ WAYS: dict[str, tuple[tuple[str, ...], int, float]] = {  # parts that move, text
     "all, 100 texts": (("all",), 100, 1e-3),
     "bias": (("output_bias",), MOST, 0.03),  # in a few hundred steps less would move it nowhere, penalty or none
 }
+COUNTED = "ngram"
 KINDS = {"perplexity": "", "perplexity_known": ", known targets"}  # of figures -> how their keys end
 DOMAINS: dict[str, tuple[str, Callable[[Row], bool]]] = {  # the set that texts are of, and which of them
     "a word": ("hotels", lambda row: WORD in row["text"].lower().split()),
@@ -68,33 +75,52 @@ def measure(run: Run, tables: Tables) -> Measured:
     """Perplexities of each domain before and after, on its dev and on its test; keys are domain, way and penalty."""
     found: dict[str, Measured] = {}
     for name in DOMAINS:
-        own = {part: tables[f"{name} {part}"] for part in corpora.PARTS}
-        found[f"{name}, before"] = told(run, own)
+        found[f"{name}, before"] = told(run, parts_of(tables, name))
         for way, (parts, most, rate) in WAYS.items():
-            source = own["train"].with_name(f"{own['train'].stem}-{most}.parquet")
-            few = corpora.kept(source, partial(first, own["train"], most))
+            own = parts_of(tables, name, most)
             for l1 in PENALTIES:
                 folder = run.folder.with_name(f"{run.folder.name}-finetuned") / name / way / l1
                 how: dict[str, Any] = {"parts": parts, "training": {"learning_rate": rate}, "l1": float(l1)}
-                tuned = finetune(run, few, own["dev"], folder, **how, unknown="group", resume=True)
+                tuned = finetune(run, own["train"], own["dev"], folder, **how, unknown="group", resume=True)
                 found[f"{name}, {way}, {l1}"] = told(tuned, own)
+    return together(found)
+
+
+def counted(config: Config, tables: Tables, folder: Path) -> Measured:
+    """What n-grams of each domain's texts cost, as many texts as are learned from, by the vocabulary of the hotels."""
+    data = replace(config.data, context=())
+    vocabulary = prepare(tables["train"], data).vocabulary
+    sizes = {most for _, most, _ in WAYS.values()}
+    found = {}
+    for name, most in itertools.product(DOMAINS, sorted(sizes)):
+        own = parts_of(tables, name, most)
+        found[f"{name}, {COUNTED}, {most}"] = told(best_ngram(config, own, folder, vocabulary), own)
+    return together(found)
+
+
+def parts_of(tables: Tables, name: str, most: int = MOST) -> Tables:
+    """The parts of a domain, the first texts alone of the one that is learned from."""
+    own = {part: tables[f"{name} {part}"] for part in corpora.PARTS}
+    source = own["train"].with_name(f"{own['train'].stem}-{most}.parquet")
+    return {**own, "train": corpora.kept(source, lambda: corpora.read(own["train"]).slice(0, most))}
+
+
+def told(scorer: Scorer, tables: Tables) -> Measured:
+    """The nats of a target of dev's texts, and what each text of the test adds to both perplexities."""
+    dev, test = (scorer.prepare(tables[part], unknown="group") for part in ("dev", "test"))
+    nats = text_figures.of_nats(scorer.nats(dev), dev)["perplexity"].ratio
+    return Measured({"dev": nats, "texts": len(test)}, text_figures.of_nats(scorer.nats(test), test))
+
+
+def together(found: Mapping[str, Measured]) -> Measured:
+    """All that was measured, by its keys."""
     figures = {f"{key}{KINDS[kind]}": sums for key, one in found.items() for kind, sums in one.figures.items()}
     return Measured({"finetuned": {key: one.row for key, one in found.items()}}, figures)
 
 
-def first(path: Path, most: int) -> pa.Table:
-    """The first rows of a table."""
-    return corpora.read(path).slice(0, most)
-
-
-def told(run: Run, tables: Tables) -> Measured:
-    """The nats of a target of dev's texts, and what each text of the test adds to both perplexities."""
-    dev, test = (run.prepare(tables[part], unknown="group") for part in ("dev", "test"))
-    nats = text_figures.of_nats(run.nats(dev), dev)["perplexity"].ratio
-    return Measured({"dev": nats, "texts": len(test)}, text_figures.of_nats(run.nats(test), test))
-
-
-EXPERIMENT = Experiment("finetuned", SPARSE.recipe, {"none": SPARSE.rows["none"]}, tables, measure, runs=SPARSE.name)
+ROWS = {"none": SPARSE.rows["none"], COUNTED: SPARSE.rows["none"]}
+COUNTS = {COUNTED: Baseline(counted, seeded=False, exact=True)}
+EXPERIMENT = Experiment("finetuned", SPARSE.recipe, ROWS, tables, measure, runs=SPARSE.name, baselines=COUNTS)
 main = study.script(__file__, __doc__, EXPERIMENT)
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from factorcell.evaluation.statistics import gain
 from factorcell.evaluation.text_figures import TextSums
 from pages.markdown import shown, with_none
 from pages.results import Results
-from thesis_finetuning import DOMAINS, KINDS, PENALTIES, WAYS
+from thesis_finetuning import COUNTED, DOMAINS, KINDS, PENALTIES, WAYS
 
 STILL = "nothing moved"  # where no step bettered dev
 CASES = [(name, way) for name in DOMAINS for way in WAYS]
@@ -19,30 +19,26 @@ def table(found: Results) -> str:
     """A line for each domain and way: perplexities before, without and with penalties, and what the best one gains."""
     lines = []
     for name, way in CASES if found.candidates else ():
-        before = sums(found, f"{name}, before")
         keys = [f"{name}, {way}, {l1}" for l1 in PENALTIES]
-        perplexities = [_perplexity(before), *(_perplexity(sums(found, key)) for key in keys)]
+        beside = [f"{name}, {COUNTED}, {WAYS[way][1]}", f"{name}, before"]
+        perplexities = [_perplexity(sums(found, key)) for key in (*beside, *keys)]
         gains = [gained(found, name, way, kind) for kind in KINDS]
         told = ["" if one is None else one.told(".1f", 100.0, "%") for one in gains]
         told = told if moved(found, name, way) else [STILL] * len(told)
         lines.append([name, way, str(found.candidates[0].rows[0]["finetuned"][keys[0]]["texts"]), *perplexities, *told])
-    header = ["texts", "what moves", "test texts", *(f"{_head(l1)}, all targets" for l1 in ("", *PENALTIES))]
+    scorers = ("n-grams of these texts", "before", *(f"l1 {l1}" for l1 in PENALTIES))
+    header = ["texts", "what moves", "test texts", *(f"{name}: perplexity per word, all targets" for name in scorers)]
     return with_none([*header, "gain of the penalty that suits dev best, all targets", "known targets"], lines)
 
 
-def _head(l1: str) -> str:
-    how = f"l1 {l1}" if l1 else "before"
-    return f"{how}: perplexity per word"
-
-
 def _perplexity(own: Sequence[TextSums]) -> str:
-    """The geometric mean over seeds."""
-    return shown(float(np.exp(np.mean([one.ratio for one in own]))))
+    """The geometric mean over seeds; nothing without any."""
+    return shown(float(np.exp(np.mean([one.ratio for one in own]))) if own else None)
 
 
 def sums(found: Results, key: str) -> list[TextSums]:
     """What the test's texts add to a figure, for each seed."""
-    return [texts[key] for one in found.candidates for texts in one.texts]
+    return [texts[key] for one in found.candidates for texts in one.texts if key in texts]
 
 
 def moved(found: Results, name: str, way: str) -> bool:

@@ -12,6 +12,7 @@ import study
 import thesis_finetuning
 import thesis_sparse
 from corpora import read
+from factorcell.config import Config
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
@@ -27,6 +28,7 @@ def test_the_base_is_the_unadapted_model_of_table_a_1() -> None:
     assert (made.runs, made.recipe) == (thesis_sparse.EXPERIMENT.name, thesis_sparse.EXPERIMENT.recipe)
     training = study.Training("none", 1)
     assert made.config(training, 1) == thesis_sparse.EXPERIMENT.config(training, 1)
+    assert made.rows["ngram"] == made.rows["none"]
 
 
 def test_domains_of_hotels_and_films(tmp_path: Path) -> None:
@@ -73,6 +75,30 @@ def test_every_way_and_penalty_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert thesis_finetuning.measure(run, given).row == found.row
 
 
+def test_n_grams_of_few_texts_have_the_words_of_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in as many texts as are learned from: what those say is likelier, what they never say costs more."""
+    said = {
+        "train": ["the sea is cold", "sun and sand"] * 5,
+        "dev": ["sun and sand"] * 2,
+        "test": ["the sea is cold"] * 2,
+    }
+    for part, texts in said.items():
+        pq.write_table(pa.Table.from_pylist([{"text": text} for text in texts]), tmp_path / f"{part}.parquet")
+    monkeypatch.setattr(thesis_finetuning, "DOMAINS", {"sea": thesis_finetuning.DOMAINS["films"]})
+    monkeypatch.setattr(thesis_finetuning, "WAYS", {"one": ((), 1, 0.1), "few": ((), 4, 0.1), "again": ((), 4, 0.1)})
+    given = {"train": tmp_path / "train.parquet"}
+    given |= {f"sea {part}": tmp_path / f"{part}.parquet" for part in said}
+    config = Config.from_dict({"data": {"min_count": 1, "context": []}})
+    found = thesis_finetuning.counted(config, given, tmp_path)
+    keys = ["sea, ngram, 1", "sea, ngram, 4"]
+    assert list(found.row["finetuned"]) == keys
+    assert found.row["finetuned"][keys[0]]["texts"] == 2
+    one, few = (found.figures[f"{key}, known targets"] for key in keys)
+    assert one.ratio < few.ratio < np.log(9)
+    assert one.below.tolist() == [5.0, 5.0], "no word of the hotels is unknown where few texts are counted"
+    assert found.row["finetuned"][keys[0]]["dev"] > found.row["finetuned"][keys[1]]["dev"]
+
+
 def rows(better: float, seeds: int = 3, noise: float = 0.003) -> list[dict[str, Any]]:
     """Rows whose penalties are as good as none, but for one, by so many nats in one case; texts differ by `noise`."""
     made = []
@@ -100,6 +126,15 @@ def test_penalties_beside_none() -> None:
     """A line for each case; one penalty that gains beyond chance is told apart from those that do not."""
     found = Results.of(rows(0.1), "none")
     text = finetuning.table(found)
+    counted: dict[str, Any] = {"row": "ngram", "seed": 0, "exact": True, "finetuned": {}, "sums": {}}
+    for name, most in (("films", 1000), ("films", 100)):
+        sums = TextSums("k", np.full(200, 20.0 * np.log(most)), np.full(200, 20.0))
+        counted["sums"][f"{name}, ngram, {most}"] = study.grouped(sums)
+    beside = finetuning.table(Results.of([*rows(0.1), counted], "none"))
+    assert "| films | all | 200 | 1000.00 |" in beside
+    assert "| films | all, 100 texts | 200 | 100.00 |" in beside
+    assert "| films | bias | 200 | 1000.00 |" in beside
+    assert "| a word | all | 200 |  |" in beside
     lines = {line.split(" | ")[0][2:] + line.split(" | ")[1]: line for line in text.splitlines() if "| 200 |" in line}
     assert len(lines) == len(finetuning.CASES)
     assert "| +9." in lines["filmsall"] or "| +10." in lines["filmsall"]
