@@ -42,10 +42,14 @@ def rows(of: Experiment) -> dict[str, Options]:
 
 
 def measured(run: Run, tables: Tables, of: Experiment) -> Measured:
-    """What is measured of the experiment's own models, and how many texts a value has, on which a rule may rest."""
+    """What is measured of the experiment's own models, and what rules may rest on: how much training text there is.
+
+    In all and of a value, of which the unknown one is another, as `rules.Facts` counts.
+    """
     values = max(len(variable.values) for variable in run.schema.categories)
-    texts = files.read_json(run.folder / "training.json")["texts"]
-    return of.measure(run, tables) | Measured({"values": values, "texts_per_value": texts / values})
+    trained = files.read_json(run.folder / "training.json")
+    sizes = {"trained_targets": trained["targets"], "values": values - 1, "texts_per_value": trained["texts"] / values}
+    return of.measure(run, tables) | Measured(sizes)
 
 
 def experiment(name: str) -> Experiment:

@@ -191,7 +191,10 @@ class Job:
 
 
 def telling(config: Config) -> Config:
-    """The options by which rows differ: not the precision, the machine's, nor what no part of the model reads."""
+    """The options by which rows differ: not the precision, the machine's, nor some that no part of the model reads.
+
+    Those are a penalty where no sparse bias has it, and sizes of a context vector that there is not.
+    """
     model, training = config.model, replace(config.training, precision=precision.SINGLE)
     if "sparse" not in model.output_bias or model.sparse_printed:
         training = replace(training, sparse_l1=())

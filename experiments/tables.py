@@ -40,7 +40,7 @@ from pages import (
 )
 from pages.drawings import Picture
 from pages.markdown import empty, filled
-from pages.results import Results, published, rows_of, with_both_ends
+from pages.results import Results, of_variables, published, rows_of
 from study import HERE, Row
 
 
@@ -60,7 +60,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
     """Heading -> table."""
     printed = published()
     scotus, reddit = read("scotus"), read("subreddits")
-    subsets = with_both_ends(rows_of(read("variables", "none")), rows_of(scotus))
+    subsets = of_variables(rows_of(read("variables", "none")), rows_of(scotus))
     made = {"Every table and figure": overview.table(read, printed)}
     made["The whole in numbers"] = papers.whole(lambda name: rows_of(read(name)))
     others = {}

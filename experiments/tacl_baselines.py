@@ -35,6 +35,7 @@ from factorcell.data.values import category_name
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification, judge, judged_texts
+from factorcell.evaluation.calibration import tempered
 from factorcell.evaluation.distances import kilometres
 from factorcell.evaluation.ngram import NGram, count
 from factorcell.evaluation.perplexity import summarised
@@ -48,7 +49,7 @@ from study import Baseline, Experiment, Measured
 from tacl import SETS
 
 CITY = "city"  # the column of the nearest one
-CLASSIFIERS = ("bayes", "linear", "fasttext")
+NGRAM, CLASSIFIERS = "ngram", ("bayes", "linear", "fasttext")
 Target = str | Cities  # a column, or the cities of which the nearest is told
 ORDERS = range(3, 13)  # of n-gram models
 ORDER = {"word": 2, "character": 5}  # of the n-grams that classifiers see, by the unit of a set
@@ -80,7 +81,7 @@ class Asked:
         """What was `found` of the texts of `corpus`, with the names as the only ones there are."""
         places = [found.names.index(name) for name in self.names]
         truth = np.array([places.index(one) if one in places else -1 for one in found.truth.tolist()])
-        score, posterior = (each[:, places] for each in (found.score, found.log_posterior))
+        score, posterior = found.score[:, places], tempered(found.log_posterior[:, places], 1.0)
         key = key_of(corpus, *self.key)
         return replace(found, names=tuple(self.names), score=score, log_posterior=posterior, truth=truth, key=key)
 
@@ -226,19 +227,26 @@ def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Co
     return baselines.FastText(corpus, order=order, seed=seed)
 
 
+def labelled_texts(config: Config, tables: Tables, column: str, part: str = "judged") -> tuple[Corpus, Corpus]:
+    """Texts to learn a column from, and those of a part, by the vocabulary of the models, who may have read more."""
+    vocabulary = prepare(tables["train"], replace(config.data, context=())).vocabulary
+    own = labelled(tables, "train"), labelled(tables, part)
+    return baselines.read(*own, column, config.data, vocabulary=vocabulary)
+
+
 def classified(config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str) -> Measured:
     """A classifier that learned from the training texts; where texts are held, also at the temperature that suits them.
 
     Like the models, naive Bayes has a uniform prior first, and as a classifier that of training.
     """
-    train, column = labelled(tables, "train"), column_of(target)
-    corpus, test = baselines.read(train, labelled(tables, "judged"), column, config.data)
+    column = column_of(target)
+    corpus, test = labelled_texts(config, tables, column)
     variable = corpus.schema.categories[0]
     asked, tells = Asked.of(target, tables, variable.values[1:]), classifier(kind, corpus, order, config.training.seed)
     found = asked.among(tells(test), test)
     if "held" not in tables:
         return told(found)
-    _, dev = baselines.read(train, labelled(tables, "held"), column, config.data, vocabulary=corpus.vocabulary)
+    _, dev = labelled_texts(config, tables, column, "held")
     priors = variable.counted if kind == "bayes" else None
     return told(found) | as_classifier(found, asked.among(tells(dev), dev), priors)
 
@@ -257,9 +265,9 @@ def of_values(target: Target, measure: Callable[..., Measured], **how: Any) -> B
     return Baseline(partial(unless_rare, target=target, measure=measure), **how)
 
 
-def counted() -> dict[str, Baseline]:
-    """What counts words alone."""
-    return {"ngram": Baseline(ngram, seeded=False, exact=True)}
+def counted(measure: Callable[[Config, Tables, Path], Measured] = ngram) -> dict[str, Baseline]:
+    """The row of n-grams, and what is measured of them."""
+    return {NGRAM: Baseline(measure, seeded=False, exact=True)}
 
 
 def classifiers(target: Target, unit: str, measure: Callable[..., Measured] = classified) -> dict[str, Baseline]:

@@ -30,13 +30,13 @@ import tacl
 import titles
 from corpora import Tables
 from factorcell.config import Config
-from factorcell.evaluation import baselines
+from factorcell.evaluation.bayes_rule import z_scores
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from measures import detected, detection, told_apart
 from samples import indicated, sentences
 from study import Baseline, Experiment, Measured, Options, Row
-from tacl_baselines import Asked, classifier, classifiers, counted, per_value
+from tacl_baselines import Asked, classifier, classifiers, counted, labelled_texts, per_value
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
@@ -176,15 +176,20 @@ def of_communities(run: Run, tables: Tables) -> Measured:
 
 
 def detecting(config: Config, tables: Tables, folder: Path, target: str, order: int, kind: str) -> Measured:
-    """The same of a classifier that has learned from the titles of these communities alone, distractors among them."""
-    train, test = baselines.read(tables["labelled_train"], tables["judged"], target, config.data)
+    """The same of a classifier that has learned from the titles of these communities alone, distractors among them.
+
+    Like a model it is asked for the communities that are detected and no others: by z-scores over these of naive Bayes,
+    which has perplexities, else by their log probability.
+    """
+    train, test = labelled_texts(config, tables, target)
     known = train.schema.categories[0].values[1:]
     names = [name for name in DETECTED if name in known]
     if len(names) < 2:  # in a trial all of them may be rare
         return Measured({})
     told = classifier(kind, train, order, config.training.seed)(test)
     found = Asked(target, names, names).among(told, test)
-    return detection(replace(found, distractor=found.truth < 0))
+    score = z_scores(found.score) if kind == "bayes" else found.log_posterior
+    return detection(replace(found, score=score, distractor=found.truth < 0))
 
 
 def of_scotus(run: Run, tables: Tables) -> Measured:

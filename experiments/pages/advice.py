@@ -9,7 +9,7 @@ from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import rank_correlation
 from pages.markdown import with_none
 from pages.overview import Read
-from pages.results import SEEDS, Results, rows_of, with_both_ends
+from pages.results import SEEDS, Results, of_variables, rows_of
 from study import Row
 from tacl_beyond import MODEL
 from thesis_variables import VARIABLES
@@ -41,7 +41,7 @@ def lines(read: Read) -> list[Line]:
     """Where there are advice and trained models; of oral arguments each column by itself too."""
     advice: dict[str, Row] = {row["row"]: row["advice"] for row in rows_of(read("advice"))}
     found = [_line(name, ALL, read(f"tacl_{name}").row(MODEL), advice) for name in tacl.SETS]
-    scotus = Results.of(with_both_ends(rows_of(read("variables", "none")), rows_of(read(SCOTUS))), "none")
+    scotus = Results.of(of_variables(rows_of(read("variables", "none")), rows_of(read(SCOTUS))), "none")
     found += [_line(SCOTUS, column, scotus.row(column), advice) for column in VARIABLES]
     found.append(_line(SCOTUS, ALL, scotus.row("+".join(VARIABLES)), advice))
     return [one for one in found if one is not None]

@@ -13,7 +13,7 @@ from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import gain as gain_of
 from measures import PRINTED, SAMPLES
 from pages.markdown import NO_ROW, markdown, shown, with_none
-from pages.results import AGAINST, LEAST, Published, Results, accuracies, chosen, communities, gain, perplexities
+from pages.results import LEAST, OTHERS, Published, Results, accuracies, chosen, communities, gain, perplexities
 from ranks import RANKS, of_rank
 from thesis_queries import LATE, NOT_PRINTED, RULES
 from thesis_sixteen import PARTS
@@ -116,7 +116,7 @@ def variables(found: Results, published: Published) -> str:
         name = "+".join(subset) or "none"
         marks = ["Y" if variable in subset else "N" for variable in VARIABLES]
         lines.append([*marks, *own(found, name, counted=ALL), *printed_gain(published, name, "none")])
-    lines += [[name, "", "", *own(found, name, counted=ALL), "", ""] for name in AGAINST if name in found]
+    lines += [[name, "", "", *own(found, name, counted=ALL), "", ""] for name in OTHERS if name in found]
     header = ["case", "speaker", "role", *ours(counted=ALL), *theirs("thesis", counted=ALL)]
     return markdown(header, lines) + "\n" + told(found, published, ALL)
 
@@ -200,7 +200,7 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
     for name in (*published["large"], *NOT_PRINTED, "history", "blend"):
         row, figure = system(name)
         own = [found.shown(row, f"{figure}_{kind}".rstrip("_"), ".3f") for kind in kinds]
-        own += [found.shown(row, f"{figure}_late", ".3f"), judged(found, name)]
+        own += [found.shown(row, f"{figure}_late", ".3f"), found.shown(name, "perplexity_online")]
         every = [published[size].get(name, [None] * 3) for size in ("small", "large")]
         lines.append([name, *own, *(shown(value, ".3f") for values in every for value in values)])
     sizes = [f"thesis, {size}: {kind or 'all'}" for size in ("small", "large") for kind in kinds]
@@ -208,12 +208,6 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
     printed = {name: row[-1] for name, row in published["small"].items() if name != "mpc"}
     said = f"All: {found.orders('mrr', printed)}{blended(found)}{learned(found)}" if found.candidates else NO_ROW
     return markdown(header, lines) + "\n" + said
-
-
-def judged(found: Results, name: str) -> str:
-    """The perplexity of texts that are each judged before they are learned; nothing of what has none."""
-    shown = (found.shown(name, key) for key in ("perplexity_online", "perplexity") if name in found)
-    return next(filter(None, shown), "")
 
 
 def blended(found: Results) -> str:
@@ -296,7 +290,7 @@ def restrained(found: Results) -> str:
 
 
 def ranked(every: Mapping[str, Results]) -> str:
-    """FactorCells of the two ranks on each set, and how much text there is, in all and of a value."""
+    """FactorCells of the two ranks on each set, and how much training text there is, in all and of a value."""
     low, high = map(of_rank, RANKS)
     lines = []
     for name, found in every.items():
@@ -304,12 +298,12 @@ def ranked(every: Mapping[str, Results]) -> str:
         if about is None:
             continue
         told = [found.lower(high, "perplexity_known", low), found.difference(high, "accuracy", low)]
-        sizes = [f"{about[key]:,.0f}" for key in ("targets", "values", "texts_per_value")]
+        sizes = [f"{about[key]:,.0f}" for key in ("trained_targets", "values", "texts_per_value")]
         figures = [found.shown(rank, "perplexity_known") for rank in (low, high)]
         lines.append([name, *sizes, *figures, *("" if one is None else one.told(".1f", 100.0) for one in told)])
     heads = [f"{rank}: perplexity per unit, {KNOWN}" for rank in (low, high)]
     heads += [f"gain of {high} in per cent, {KNOWN}", "accuracy above, points"]
-    return with_none(["set", "targets", "values", "texts of a value", *heads], lines)
+    return with_none(["set", "training targets", "values", "texts of a value", *heads], lines)
 
 
 def speakers(found: Results) -> str:

@@ -9,7 +9,8 @@ from factorcell.evaluation.statistics import gain
 from factorcell.evaluation.text_figures import TextSums
 from pages.markdown import shown, with_none
 from pages.results import Results
-from thesis_finetuning import COUNTED, DOMAINS, KINDS, PENALTIES, WAYS
+from tacl_baselines import NGRAM
+from thesis_finetuning import DOMAINS, KINDS, PENALTIES, TUNED, WAYS
 
 STILL = "nothing moved"  # where no step bettered dev
 CASES = [(name, way) for name in DOMAINS for way in WAYS]
@@ -18,14 +19,14 @@ CASES = [(name, way) for name in DOMAINS for way in WAYS]
 def table(found: Results) -> str:
     """A line for each domain and way: perplexities before, without and with penalties, and what the best one gains."""
     lines = []
-    for name, way in CASES if found.candidates else ():
+    for name, way in CASES if TUNED in found else ():
         keys = [f"{name}, {way}, {l1}" for l1 in PENALTIES]
-        beside = [f"{name}, {COUNTED}, {WAYS[way][1]}", f"{name}, before"]
+        beside = [f"{name}, {NGRAM}, {WAYS[way][1]}", f"{name}, before"]
         perplexities = [_perplexity(sums(found, key)) for key in (*beside, *keys)]
         gains = [gained(found, name, way, kind) for kind in KINDS]
         told = ["" if one is None else one.told(".1f", 100.0, "%") for one in gains]
         told = told if moved(found, name, way) else [STILL] * len(told)
-        lines.append([name, way, str(found.candidates[0].rows[0]["finetuned"][keys[0]]["texts"]), *perplexities, *told])
+        lines.append([name, way, str(found.first(TUNED)["finetuned"][keys[0]]["texts"]), *perplexities, *told])
     scorers = ("n-grams of these texts", "before", *(f"l1 {l1}" for l1 in PENALTIES))
     header = ["texts", "what moves", "test texts", *(f"{name}: perplexity per word, all targets" for name in scorers)]
     return with_none([*header, "gain of the penalty that suits dev best, all targets", "known targets"], lines)
@@ -52,10 +53,10 @@ def gained(found: Results, name: str, way: str, kind: str = "perplexity") -> Int
 
     A seed's run is tuned in both ways.
     """
-    if not found.candidates:
+    if TUNED not in found:
         return None
-    rows = [row["finetuned"] for row in found.candidates[0].rows]
+    rows = [row["finetuned"] for row in found.trainings(TUNED)]
     keys = [f"{name}, {way}, {l1}" for l1 in PENALTIES]
     best = min(keys[1:], key=lambda key: float(np.mean([row[key]["dev"] for row in rows])))
-    saved = found.within(found.candidates[0].name, *(f"{key}{KINDS[kind]}" for key in (keys[0], best)))
+    saved = found.within(TUNED, *(f"{key}{KINDS[kind]}" for key in (keys[0], best)))
     return None if saved is None else gain(saved)

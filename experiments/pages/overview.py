@@ -11,7 +11,7 @@ import tacl
 from factorcell.config import PAPER_MODELS
 from pages import completion, specificity
 from pages.markdown import markdown
-from pages.results import Published, Results, chosen, column, rows_of, with_both_ends
+from pages.results import Published, Results, chosen, column, of_variables, rows_of
 from pages.verdicts import (
     KNOWN,
     NO_ROW,
@@ -76,7 +76,7 @@ def introduction() -> list[Line]:
 def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
     """Sixteen ways to adapt, on three sets."""
     titles, reddit, languages, scotus = map(read, ("reddit_titles", "subreddits", "commonvoice9", "scotus"))
-    variables = Results.of(with_both_ends(rows_of(read("variables", "none")), rows_of(scotus)), "none")
+    variables = Results.of(of_variables(rows_of(read("variables", "none")), rows_of(scotus)), "none")
     every = "+".join(VARIABLES)
     return [
         measured(

@@ -37,7 +37,7 @@ ENOUGH = 0.5  # of the pairs that are told apart in print more than that have to
 NEARLY_ALL = 0.95  # of those have to stand as printed: one in forty would not by chance alone
 
 AGREES, DISAGREES, UNTOLD = "agrees", "disagrees", "cannot be told"
-AGAINST = tuple(name for name in BASELINES if name not in CLASSIFIERS)  # what all models of a set are held against
+OTHERS = tuple(name for name in BASELINES if name not in CLASSIFIERS)  # language models beside those of a paper
 LEAST = 50  # titles of a community whose perplexity is told
 
 Published = Mapping[str, list[float]]
@@ -292,10 +292,10 @@ def rows_of(found: Results) -> list[Row]:
     return [dict(row) for one in found.candidates for row in one.rows]
 
 
-def with_both_ends(rows: Sequence[Row], scotus: Sequence[Row]) -> list[Row]:
-    """The rows of table 3.8, of which the first, the last and what all models are held against come from table 3.7."""
-    ends = {"unadapted": "none", WHOLE: "+".join(VARIABLES), **{name: name for name in AGAINST}}
-    return [*rows, *({**row, "row": ends[row["row"]]} for row in scotus if row["row"] in ends)]
+def of_variables(rows: Sequence[Row], scotus: Sequence[Row]) -> list[Row]:
+    """The rows of table 3.8, of which the first, the last and the other language models come from table 3.7."""
+    names = {"unadapted": "none", WHOLE: "+".join(VARIABLES), **{name: name for name in OTHERS}}
+    return [*rows, *({**row, "row": names[row["row"]]} for row in scotus if row["row"] in names)]
 
 
 def chosen(found: Results, kind: str) -> str | None:
@@ -316,7 +316,7 @@ class Community(NamedTuple):
 
 
 def communities(found: Results) -> dict[str, Community]:
-    """Those of titles enough, by name."""
+    """Communities with at least `LEAST` titles, by name."""
     counts: dict[str, int] = {}
     means: dict[str, dict[str, float]] = {}
     for candidate in found.candidates:

@@ -25,10 +25,12 @@ import titles
 from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus, targets
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.evaluation import baselines
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
+from factorcell.training.rules import Facts
 from pages import beside
 from pages.results import Results
 from tests.small import make_run
@@ -163,12 +165,17 @@ def test_both_ranks_are_there(name: str) -> None:
 
 def test_ranks_are_beside_how_many_texts_a_value_has(tmp_path: Path) -> None:
     """Of the column with the most values, with the unknown one among them, as the rules count."""
-    run = make_run(tmp_path / "r", ("city", "stars"))
-    files.write_json(run.folder / "training.json", {"texts": 60})
-    of = replace(ranks.SETS["hotels"], measure=lambda run, tables: study.Measured({"accuracy": 0.5}))
+    data = {"context": ["city", "stars"], "min_count": 1, "min_context_count": 1}
+    places = ["Rome", "Nice", "Bari"]
+    texts = [{"text": "sun and sea", "city": places[n % 3], "stars": str(n % 2)} for n in range(18)]
+    config = Config.from_dict({"data": data})
+    corpus = prepare(texts, config.data)
+    run = Run.create(tmp_path / "r", config, corpus.vocabulary, corpus.schema)
+    files.write_json(run.folder / "training.json", {"texts": 18, "targets": 72})
+    of = replace(ranks.SETS["hotels"], measure=lambda run, tables: study.Measured({"accuracy": 0.5, "targets": 7}))
     found = ranks.measured(run, {}, of).row
-    values = max(len(variable.values) for variable in run.schema.categories)
-    assert found == {"accuracy": 0.5, "values": values, "texts_per_value": 60 / values}
+    assert found == {"accuracy": 0.5, "targets": 7, "trained_targets": 72, "values": 3, "texts_per_value": 4.5}
+    assert Facts.of(corpus, corpus, config.data).texts_per_value == 4.5
 
 
 def test_parts_as_printed_stand_beside_ours(tmp_path: Path) -> None:
@@ -310,8 +317,9 @@ def test_titles_that_were_read_are_not_judged(tmp_path: Path, monkeypatch: pytes
 
 def test_classifiers_of_communities_are_judged_as_models_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean AUC of what is detected, distractors and each other counting against it, by what naive Bayes says."""
-    monkeypatch.setattr(thesis_sixteen, "DETECTED", ("red", "blue", "never seen"))
-    random, words = np.random.default_rng(0), {"red": "rose wine", "blue": "sky wine", "other": "stone wall"}
+    monkeypatch.setattr(thesis_sixteen, "DETECTED", ("red", "blue", "green", "never seen"))
+    random = np.random.default_rng(0)
+    words = {"red": "rose wine", "blue": "sky wine", "green": "leaf tea", "other": "stone tea"}
 
     def texts(count: int) -> list[dict[str, str]]:
         own = [(name, name if random.random() < 0.7 else "other") for name in words for _ in range(count)]
@@ -324,18 +332,38 @@ def test_classifiers_of_communities_are_judged_as_models_are(tmp_path: Path, mon
     made["labelled_train"] = corpora.written(tmp_path / "own.parquet", own)
     config = Config.from_dict({"data": {"context": ["subreddit"], "min_count": 1, "min_context_count": 10}})
     found = thesis_sixteen.detecting(config, made, tmp_path, "subreddit", 1, "bayes").row
-    train, test = baselines.read(made["labelled_train"], made["judged"], "subreddit", config.data)
-    told, _ = baselines.naive_bayes(train, test)
+    vocabulary = prepare(made["train"], replace(config.data, context=())).vocabulary
+    own_texts = made["labelled_train"], made["judged"]
+    train, test = baselines.read(*own_texts, "subreddit", config.data, vocabulary=vocabulary)
+    likelihoods = {
+        name: np.array([sum(np.log(smoothed(train, name, word)) for word in text) for text in words_of(test)])
+        for name in ("red", "blue", "green")
+    }
+    perplexities = {name: np.exp(-nats / test.lengths) for name, nats in likelihoods.items()}
+    every = np.stack(list(perplexities.values()))
     areas = []
-    for name in ("red", "blue"):
-        scores = told.score[:, told.names.index(name)]
+    for name, perplexity in perplexities.items():
+        scores = ((every.mean(0) - perplexity) / every.std(0)).round(9)
         here = np.array([row["subreddit"] == name for row in rows["judged"]])
         pairs = scores[here][:, None] - scores[~here]
         areas.append(((pairs > 0) + (pairs == 0) / 2).mean())
-    assert found == {"candidates": 2, "judged": 80, "distractors": 40, "auc": pytest.approx(np.mean(areas))}
+    assert found == {"candidates": 3, "judged": 120, "distractors": 40, "auc": pytest.approx(np.mean(areas))}
     assert thesis_sixteen.detecting(config, made, tmp_path, "subreddit", 1, "linear").row["auc"] > 0.6
     monkeypatch.setattr(thesis_sixteen, "DETECTED", ("red", "never seen"))
     assert thesis_sixteen.detecting(config, made, tmp_path, "subreddit", 1, "bayes").row == {}
+
+
+def words_of(corpus: Corpus) -> list[list[int]]:
+    """What each text has to be predicted, its end among it."""
+    return [part.tolist() for part in np.split(targets(corpus), np.cumsum(corpus.lengths)[:-1])]
+
+
+def smoothed(train: Corpus, name: str, word: int) -> float:
+    """The share of a word in the texts of a community, half a word added to each but to the beginning of a text."""
+    place = train.schema.categories[0].values.index(name)
+    own = [text for text, of in zip(words_of(train), train.categories[:, 0], strict=True) if of == place]
+    said = list(itertools.chain(*own))
+    return (said.count(word) + 0.5) / (len(said) + 0.5 * (len(train.vocabulary) - 1))
 
 
 def test_neighbours_by_distance(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_n_grams_of_few_texts_have_the_words_of_all_others(tmp_path: Path, monke
     given = {"train": tmp_path / "train.parquet"}
     given |= {f"sea {part}": tmp_path / f"{part}.parquet" for part in said}
     config = Config.from_dict({"data": {"min_count": 1, "context": []}})
-    found = thesis_finetuning.counted(config, given, tmp_path)
+    found = thesis_finetuning.ngram(config, given, tmp_path)
     keys = ["sea, ngram, 1", "sea, ngram, 4"]
     assert list(found.row["finetuned"]) == keys
     assert found.row["finetuned"][keys[0]]["texts"] == 2
@@ -130,6 +130,7 @@ def test_penalties_beside_none() -> None:
     for name, most in (("films", 1000), ("films", 100)):
         sums = TextSums("k", np.full(200, 20.0 * np.log(most)), np.full(200, 20.0))
         counted["sums"][f"{name}, ngram, {most}"] = study.grouped(sums)
+    assert finetuning.table(Results.of([counted], "none")).endswith("No row yet.\n")
     beside = finetuning.table(Results.of([*rows(0.1), counted], "none"))
     assert "| films | all | 200 | 1000.00 |" in beside
     assert "| films | all, 100 texts | 200 | 100.00 |" in beside

@@ -17,8 +17,10 @@ import thesis_speakers
 from factorcell.bootstrap import Interval
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.replay.streams import Stream
+from factorcell.completion.replay.systems import Unpersonalised
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
 from pages import beside, completion, verdicts
 from pages.results import Results
@@ -34,11 +36,20 @@ def test_the_library_knows_every_option(row: str) -> None:
     assert model.output_bias == ()
 
 
-def test_control_codes_tell_nobody_apart_online() -> None:
-    """They say who writes, and nothing of them is moved for somebody new; n-grams are those of the unadapted model."""
+def test_control_codes_learn_of_nobody(tmp_path: Path) -> None:
+    """They are replayed as a model that tells nobody apart: one without a vector that could be moved."""
+    found = thesis_queries.EXPERIMENT.config(study.Training(thesis_queries.CODES, 0), 1)
+    assert (found.data.user, found.model.adapt, found.model.output_bias) == ("user", ("prefix",), ())
+    config = replace(found, data=replace(found.data, min_count=1, min_user_count=1))
+    said = [{"text": "fix it", "user": who} for who in ("amy", "ben") * 3]
+    corpus = prepare(said, config.data)
+    run = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
+    assert corpus.frequent is not None
+    corpus.frequent.counted(1, 1).save(run.folder / POPULARITY)
+    row, systems = thesis_queries.systems_of(run, {}, tuple(thesis_queries.RULES), beyond=False)
+    assert row == {}
+    assert isinstance(systems["mrr"], Unpersonalised)
     rows = thesis_queries.EXPERIMENT.rows
-    model = thesis_queries.EXPERIMENT.config(study.Training(thesis_queries.CODES, 0), 1).model
-    assert (model.adapt, model.output_bias) == (("prefix",), ())
     assert rows["ngram"] == rows["unadapted"]
 
 
@@ -156,7 +167,7 @@ def test_the_table_of_ranks() -> None:
         return {"row": name, "seed": seed, "sums": sums, "perplexity": 9.0, "perplexity_online": 8.0 - share, **ratios}
 
     shares = {"unadapted": 0.2, "concat": 0.4, "factor": 0.6}
-    counted = {"row": "ngram", "seed": 0, "sums": {}, "perplexity": 8.25}
+    counted = {"row": "ngram", "seed": 0, "sums": {}, "perplexity": 8.25, "perplexity_online": 8.25}
     found = Results.of([counted, *(row(name, seed, share) for name, share in shares.items() for seed in range(3))])
     printed = {name: [0.1, 0.2, 0.3 + n / 10] for n, name in enumerate(("mpc", *shares))}
     published = {"small": printed, "large": printed}

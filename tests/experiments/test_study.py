@@ -230,7 +230,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 L1 = ("training", "sparse_l1", ["1e-4"], ["1e-6"])
-SIZE = ("model", "context_size", 3, 4)
+SIZE, OF_VARIABLES = ("model", "context_size", 3, 4), ("model", "variable_size", 3, 4)
 CODES = {"adapt": ["prefix"], "output_bias": []}
 
 
@@ -242,6 +242,8 @@ CODES = {"adapt": ["prefix"], "output_bias": []}
         (L1, {"output_bias": ["sparse"], "sparse_printed": True}, True),
         (SIZE, {"adapt": [], "output_bias": []}, True),
         (SIZE, CODES, True),
+        (OF_VARIABLES, CODES, True),
+        (OF_VARIABLES, {"output_bias": []}, False),
         (SIZE, {"adapt": [], "output_bias": ["low_rank"]}, False),
         (SIZE, {"output_bias": []}, False),
     ],

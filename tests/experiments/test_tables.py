@@ -237,10 +237,10 @@ def test_sixteen_rows_beside_those_of_the_thesis() -> None:
     assert by_name(communities, 4)["YNNY"][3:] == ["75.0", "", "", ""], "ours alone"
 
 
-def test_variables_take_two_rows_of_the_other_table() -> None:
+def test_variables_take_rows_of_the_other_table() -> None:
     """The unadapted model knows no variable, the one with all adaptations all three."""
     scotus = [row("unadapted", 40.0), row("hash", 33.0), row(WHOLE, 30.0), row("prefix", 37.0), row("linear", 1.0)]
-    rows = results.with_both_ends([row("case+role", 35.0)], scotus)
+    rows = results.of_variables([row("case+role", 35.0)], scotus)
     lines = by_name(beside.variables(Results.of(rows, "none"), PUBLISHED["variables"]), 3)
     assert len(lines) == 8 + 1
     assert lines["prefix"][1] == "37.00"

@@ -179,6 +179,13 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def z_scores(values: Floats) -> Floats:
+    """How far values (B, K) lie above the mean of their row, in its standard deviations; 0 where all are the same."""
+    spread = values.std(1, keepdims=True)
+    found: Floats = (values - values.mean(1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
+    return found
+
+
 def judge(
     names: Sequence[str],
     likelihoods: Floats,
@@ -190,9 +197,7 @@ def judge(
 
     `lengths` (B,) counts targets, `truth` names the right candidates, some of which are `distractors`.
     """
-    perplexity = np.exp(-likelihoods / np.maximum(1, lengths)[:, None])
-    spread = perplexity.std(1, keepdims=True)
-    score = (perplexity.mean(1, keepdims=True) - perplexity) / np.where(spread > 0, spread, 1.0)
+    score = z_scores(-np.exp(-likelihoods / np.maximum(1, lengths)[:, None]))
     index = {name: number for number, name in enumerate(names)}
     which = np.array([-1 if name is None else index.get(name, -1) for name in truth], dtype=np.int64)
     distractor = np.isin(np.array(truth, dtype=object), list(distractors))
