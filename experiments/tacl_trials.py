@@ -26,6 +26,7 @@ SIZES = {"embedding_size": (50, 200), "hidden_size": (60, 250), "context_size": 
 RANKS = (1, 30)
 DROPOUT = (0.0, 0.3)
 MANY = ("hotels", "hotels13", "tweets", "places")  # sets whose contexts are too many for a bias of each value
+EMBEDDED = {"hotels": {"variable_size": 8}}  # where a value's embedding is not that of the recipe, which was 8 then
 POINTS = draws.evenly(TRIALS, (*SIZES, "rank", "dropout", "bias"))
 
 
@@ -37,6 +38,7 @@ def drawn(name: str, model: str, number: int) -> Options:
     dropout = round(DROPOUT[0] + (DROPOUT[1] - DROPOUT[0]) * point["dropout"], 3)
     bias = "one_hot" if point["bias"] < 0.5 and name not in MANY else "low_rank"
     made = dict(tacl.options(model)["model"])
+    sizes |= EMBEDDED.get(name, {})
     return {"model": {**made, **sizes, "rank": rank, "dropout_recurrent": dropout, "output_bias": [bias]}}
 
 

@@ -148,7 +148,7 @@ def test_what_restrains_a_context_stands_beside_the_factorcell() -> None:
 def test_ranks_of_a_set_stand_in_one_line() -> None:
     """The FactorCell of the TACL paper's tables by its rank, the other beside it; a set without rows has no line."""
     recipe: dict[str, Any] = {"config": {"model": {"rank": 4}}, "accuracy": 0.25}
-    about: dict[str, Any] = {"targets": 12345, "values": 9, "texts_per_value": 26.4, "accuracy": 0.5}
+    about: dict[str, Any] = {"trained_targets": 12345, "values": 9, "texts_per_value": 26.4, "accuracy": 0.5}
     rows = {"tacl_hotels": [row("factorcell", 100.0, **recipe), row("unadapted", 120.0)]}
     rows["ranks_hotels"] = [row("rank 12", 90.0, **about)]
     rows["ranks_scotus"] = [row("rank 4", 80.0, **about), row("rank 12", 80.0)]
