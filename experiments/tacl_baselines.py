@@ -151,6 +151,11 @@ def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     return Measured({"order": len(best.grams)}) | scored(best, tables)
 
 
+def vocabulary_of(config: Config, tables: Tables) -> Vocabulary:
+    """That of the models of these texts, whatever their context."""
+    return prepare(tables["train"], replace(config.data, context=())).vocabulary
+
+
 def best_ngram(config: Config, tables: Tables, folder: Path, vocabulary: Vocabulary | None = None) -> NGram:
     """The n-gram model by the vocabulary of the models, of the order after which dev gets no better."""
     data = replace(config.data, context=())
@@ -229,9 +234,8 @@ def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Co
 
 def labelled_texts(config: Config, tables: Tables, column: str, part: str = "judged") -> tuple[Corpus, Corpus]:
     """Texts to learn a column from, and those of a part, by the vocabulary of the models, who may have read more."""
-    vocabulary = prepare(tables["train"], replace(config.data, context=())).vocabulary
     own = labelled(tables, "train"), labelled(tables, part)
-    return baselines.read(*own, column, config.data, vocabulary=vocabulary)
+    return baselines.read(*own, column, config.data, vocabulary=vocabulary_of(config, tables))
 
 
 def classified(config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str) -> Measured:

@@ -13,7 +13,6 @@ of films, what is unknown is much of what there is to learn.
 import itertools
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,13 @@ import corpora
 import study
 from corpora import Tables
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.evaluation import text_figures
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.finetuning import finetune
 from hotels import region_of
 from study import Experiment, Measured, Row
-from tacl_baselines import NGRAM, best_ngram, counted
+from tacl_baselines import NGRAM, best_ngram, counted, vocabulary_of
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES
 
@@ -88,9 +86,7 @@ def measure(run: Run, tables: Tables) -> Measured:
 
 def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     """What n-grams of each domain's texts cost, as many texts as are learned from, by the vocabulary of the hotels."""
-    data = replace(config.data, context=())
-    vocabulary = prepare(tables["train"], data).vocabulary
-    sizes = {most for _, most, _ in WAYS.values()}
+    vocabulary, sizes = vocabulary_of(config, tables), {most for _, most, _ in WAYS.values()}
     found = {}
     for name, most in itertools.product(DOMAINS, sorted(sizes)):
         own = parts_of(tables, name, most)
