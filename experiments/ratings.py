@@ -68,7 +68,7 @@ def judge(name: str, data: Path, out: Path) -> Judge:
     of = tacl.experiment(how.of)
     tables = thesis_specificity.tables(name, of, data, out / "tables", 1.0)
     run = Run.open(out / of.name / next(iter(of.rows)) / "0")
-    return thesis_specificity.judge_of(run, tables, how)
+    return thesis_specificity.judge_of(run, *thesis_specificity.labelled(tables), how.target, how.order)
 
 
 def write(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:

@@ -15,12 +15,11 @@ import study
 import tacl
 import tacl_trials
 from corpora import Tables
-from factorcell.evaluation.judge import Judge, JudgeOptions
 from factorcell.evaluation.specificity import write
 from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from study import Experiment, Measured
-from thesis_specificity import file_of, fitting, of_ratings
+from thesis_specificity import file_of, fitting, judge_of, of_ratings
 
 SETS = ("hotels", "imdb")
 TARGET, TEXTS, OF_TRIALS = "rating", 1000, 4000  # texts of each model
@@ -29,10 +28,10 @@ OPTIONS = GenerationOptions("sample", max_tokens=70)
 
 def measure(run: Run, tables: Tables, number: int = TEXTS) -> Measured:
     """How many of a run's texts are judged to be of the rating that they were written for."""
-    asked, contexts = JudgeOptions(TARGET, "fasttext"), of_ratings(run, number)
+    contexts = of_ratings(run, number)
     if not contexts:
         return Measured({})
-    judge = Judge.train_on(tables["train"], run.config.data, asked, held=tables["test"], vocabulary=run.vocabulary)
+    judge = judge_of(run, tables["train"], tables["test"], TARGET)
     path = file_of(run.folder, "sampled", number)
     return fitting(judge, write(run, [context for context, _ in contexts], OPTIONS, path), contexts)
 

@@ -122,7 +122,7 @@ def measure(run: Run, tables: Tables, name: str, number: int) -> Measured:
     how, contexts = SETS[name], wanted(run, name, number)
     if not contexts:
         return Measured({})
-    judge = judge_of(run, tables, how)
+    judge = judge_of(run, *labelled(tables), how.target, how.order)
     path = file_of(run.folder, name, number)
     texts = write(run, [context for context, _ in contexts], how.options, path)
     found, row = fitting(judge, texts, contexts), Row()
@@ -133,10 +133,14 @@ def measure(run: Run, tables: Tables, name: str, number: int) -> Measured:
     return found | Measured(row)
 
 
-def judge_of(run: Run, tables: Tables, how: Writing) -> Judge:
-    """Who tells the targets of texts apart, by the words of a run."""
-    asked = JudgeOptions(how.target, "fasttext", how.order)
-    train, held = tables["labelled_train"], tables["labelled_test"]
+def labelled(tables: Tables) -> tuple[Path, Path]:
+    """The texts that a judge learns from, and those that it is judged by."""
+    return tables["labelled_train"], tables["labelled_test"]
+
+
+def judge_of(run: Run, train: Path, held: Path, target: str, order: tuple[str, ...] = ()) -> Judge:
+    """Who tells the values of `target` apart, by the words of a run, and how well of real texts that are `held` out."""
+    asked = JudgeOptions(target, "fasttext", order)
     return Judge.train_on(train, run.config.data, asked, held=held, vocabulary=run.vocabulary)
 
 
