@@ -21,7 +21,7 @@ from study import Experiment, Measured, Options
 
 RANKS = (4, 12)
 MODEL = "factorcell"
-OF_TACL, OF_THESIS = ("hotels", "hotels13", "dbpedia", "languages"), ("scotus",)
+OF_TACL, OF_THESIS = ("hotels", "hotels13", "dbpedia", "languages"), ("scotus", "reddit_titles")
 SETS: Mapping[str, Experiment] = {
     **{name: replace(tacl.EXPERIMENTS[name], measure=partial(tacl.told, name=name)) for name in OF_TACL},
     **{name: thesis_sixteen.EXPERIMENTS[name] for name in OF_THESIS},

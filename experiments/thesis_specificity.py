@@ -112,8 +112,9 @@ def tables(name: str, of: Experiment, data: Path, folder: Path, share: float) ->
     for part in ("train", "test"):
         source = made[part]
         classed = source.with_name(f"{source.stem}-classes.parquet")
-        labelled = corpora.kept(classed, partial(hotels.with_classes, source)) if SETS[name].classes else source
-        made[f"labelled_{part}"] = labelled
+        made[f"labelled_{part}"] = source
+        if SETS[name].classes:
+            made[f"labelled_{part}"] = corpora.kept(classed, partial(hotels.with_classes, source))
     return made
 
 
