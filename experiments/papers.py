@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import lengths
 import ranks
 import restraint
 import sampled
@@ -23,7 +24,7 @@ import thesis_specificity
 from pages.markdown import markdown
 from study import Experiment, Row
 
-DRAWN = ("dbpedia", "hotels", "languages")  # sets of figures 4.2, 4.4 and 4.5, and of chapter 6
+DRAWN = ("agnews", "dbpedia", "hotels", "imdb", "languages", "places")  # sets of figures 4.2, 4.4 and 4.5
 COMMANDS: tuple[tuple[str, ...], ...] = (
     *((script, name) for name in tacl.SETS for script in ("tacl", "tacl_baselines", "tacl_beyond")),
     ("rescoring",),
@@ -31,6 +32,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("thesis_queries",),
     ("thesis_speakers",),
     *(("thesis_specificity", name) for name in thesis_specificity.SETS),
+    *(("lengths", name) for name in lengths.EXPERIMENTS),
     ("thesis_variables",),
     ("thesis_subreddits",),
     *(("switches", name) for name in switches.EXPERIMENTS),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import exposure
+import lengths
 import papers
 import ranks
 import restraint
@@ -94,6 +95,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
         "Parts as printed, tweets": beside.switched(read("switches_tweets", switches.OURS), "character"),
         "Parts as printed, films": beside.switched(read("switches_imdb", switches.OURS), "word"),
         "Parts as printed, speakers": beside.speakers(read("speakers", thesis_speakers.OURS)),
+        "Parts as printed, texts": specificity.lengths({name: read(f"lengths_{name}") for name in lengths.EXPERIMENTS}),
         **{f"Restrained, {name}": beside.restrained(restrained(read, name)) for name in restraint.EXPERIMENTS},
         "Ranks": beside.ranked({name: ranked(read, name) for name in ranks.EXPERIMENTS}),
         **others,

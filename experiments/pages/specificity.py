@@ -7,6 +7,7 @@ import numpy as np
 
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import correlation
+from lengths import MODEL, PENALTIES
 from pages import trials
 from pages.correlations import within
 from pages.markdown import NO_ROW, markdown, shown, with_none
@@ -70,10 +71,10 @@ def specificity(found: Results, published: Published) -> str:
     return f"{markdown(header, lines)}\nFit: {orders}{towns(found)}"
 
 
-def written(found: Results, name: str) -> list[str]:
-    """What is judged of the texts that a row wrote, in the columns `WRITTEN`."""
-    fit, copied = (found.shown(name, key, ".1f", 100.0) for key in ("specificity", "copied_5"))
-    return [fit, found.shown(name, "deviation"), copied]
+def written(found: Results, name: str, how: str = "") -> list[str]:
+    """What is judged of the texts that a row wrote, in the columns `WRITTEN`; `how` ends the names of its figures."""
+    fit, copied = (found.shown(name, f"{key}{how}", ".1f", 100.0) for key in ("specificity", "copied_5"))
+    return [fit, found.shown(name, f"deviation{how}"), copied]
 
 
 def real_texts(found: Results) -> list[list[str]]:
@@ -93,6 +94,21 @@ def sampled(found: Results) -> str:
         lines.append([name, fit, "" if more is None else more.told(".1f", 100.0), *others])
     lines += [["real texts", fit, "", *others] for fit, *others in real_texts(found)]
     return with_none(["model", WRITTEN[0], "above unadapted, points", *WRITTEN[1:]], lines)
+
+
+def lengths(every: Mapping[str, Results]) -> str:
+    """Texts whose length is free: what is judged of them by each way to choose the best, the sum as printed first."""
+    printed, *_ = PENALTIES
+    lines = []
+    for name, found in every.items():
+        for by in PENALTIES if MODEL in found else ():
+            told = found.within(MODEL, f"specificity_{by}", f"specificity_{printed}") if by != printed else None
+            fit, *others = written(found, MODEL, f"_{by}")
+            above = "" if told is None else told.told(".1f", 100.0)
+            lines.append([name, f"the {by}", fit, above, found.shown(MODEL, f"tokens_{by}", ".1f"), *others])
+        lines += [[name, "real texts", fit, "", "", *others] for fit, *others in real_texts(found)]
+    fit, *others = WRITTEN
+    return with_none(["set", "best by", fit, f"above the {printed}, points", "tokens", *others], lines)
 
 
 def towns(found: Results) -> str:

@@ -18,11 +18,13 @@ from tests import ROOT
 from tests.experiments.test_queries import row as completed
 from tests.experiments.test_trials import rows as drawn
 
+NONE: dict[str, list[study.Row]] = {name: [] for name in drawings.SETS["4.5"]}  # no trial of any set
+
 
 def test_models_of_random_sizes() -> None:
     """A panel for each set that has rows; every trial is a point of its class, in figure 4.5 of its rank."""
     rows = drawn(-0.1, -0.003, noise=0.02)
-    apart, letters, ranked = drawings.of_sizes({"dbpedia": rows, "hotels": rows, "languages": []})
+    apart, letters, ranked = drawings.of_sizes({**NONE, "dbpedia": rows, "hotels": rows})
     assert [panel.title for panel in apart.panels] == ["dbpedia", "hotels"]
     assert not letters
     points = apart.panels[0].points
@@ -111,7 +113,7 @@ def test_pictures_stand_above_their_table(tmp_path: Path) -> None:
         text = (docs / "figures" / picture.file).read_text(encoding="utf-8")
         assert ElementTree.fromstring(text).tag.endswith("svg")
         assert text.endswith(picture.key())
-    less = drawings.of_sizes({"dbpedia": drawn(-0.1, -0.003)[1:], "hotels": [], "languages": []})
+    less = drawings.of_sizes({**NONE, "dbpedia": drawn(-0.1, -0.003)[1:]})
     assert less[0].key() != pictures[0].key()
 
 

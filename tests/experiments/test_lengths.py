@@ -1,0 +1,75 @@
+"""Texts of free length, chosen by the sum of log probability or by its mean: who writes them, and what is told."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+import lengths
+import study
+import tacl
+from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.evaluation.text_figures import TextSums
+from pages import specificity
+from pages.results import Results
+from tests.experiments.test_tables import by_name
+from tests.small import make_run
+
+
+@pytest.mark.parametrize("name", lengths.EXPERIMENTS)
+def test_factorcells_of_other_tables_write_them(name: str) -> None:
+    """Three trainings with the same options; their texts may end anywhere between two lengths."""
+    made, of = lengths.EXPERIMENTS[name], tacl.EXPERIMENTS[name]
+    assert made.trainings() == of.trainings(["factorcell"])
+    assert (made.runs, made.recipe, made.rows["factorcell"]) == (of.name, of.recipe, of.rows["factorcell"])
+    options = lengths.OPTIONS[name]
+    assert options.method == "stochastic"
+    assert options.min_tokens < options.max_tokens
+
+
+def test_texts_are_written_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the sum and by the mean, each into its file, for the same contexts; figures of both are kept apart."""
+    run = make_run(tmp_path / "run", ("stars",), adapt=("concat",), output_bias=("low_rank",))
+    run.schema = ContextSchema((Variable("rating", "category", (RARE, "1", "5"), (1, 9, 9)),))
+    words = {"1": "the sea is cold", "5": "sun and sand"}
+    rows = [{"text": words[value], "rating": value} for value in "15" for _ in range(60)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    seen = list[Any]()
+
+    def write(run: Any, contexts: Any, options: Any, path: Path) -> list[dict[str, Any]]:
+        seen.append((contexts, options.length_penalty, path.name))
+        texts = words if options.length_penalty else dict.fromkeys(words, words["5"])
+        return [{"text": texts[one["rating"]], "context": one} for one in contexts]
+
+    monkeypatch.setattr(lengths, "write", write)
+    monkeypatch.setitem(lengths.TEXTS, "imdb", 4)
+    found = lengths.measure(run, dict.fromkeys(("train", "test"), tmp_path / "t.parquet"), "imdb")
+    assert [(penalty, name) for _, penalty, name in seen] == [(0.0, "run-sum-4.jsonl"), (1.0, "run-mean-4.jsonl")]
+    assert seen[0][0] == seen[1][0] == [{"rating": value} for value in "1155"]
+    assert (found.row["specificity_sum"], found.row["specificity_mean"]) == (0.5, 1.0)
+    assert found.row["tokens_sum"] < found.row["tokens_mean"]
+    assert found.row["real"] == {"accuracy": 1.0, "deviation": 0.0}
+    assert found.figures["specificity_sum"].above.tolist() == [0, 0, 1, 1]
+    assert found.figures["specificity_mean"].key == found.figures["specificity_sum"].key
+
+
+def test_both_ways_stand_beside_each_other() -> None:
+    """The mean has what it is above the sum, text by text; real texts come last."""
+    rows = list[dict[str, Any]]()
+    for seed in range(3):
+        row: dict[str, Any] = {"row": "factorcell", "seed": seed, "sums": {}}
+        row["real"] = {"accuracy": 0.5, "deviation": 1.0, "copied_5": 0.1}
+        for by, share in (("sum", 0.25), ("mean", 0.5)):
+            fits = np.arange(200) % 4 < 4 * share
+            row["sums"][f"specificity_{by}"] = study.grouped(TextSums("k", fits.astype(float), np.ones(200)))
+            row |= {f"specificity_{by}": share, f"deviation_{by}": share, f"copied_5_{by}": 0.8, f"tokens_{by}": 12.0}
+        rows.append(row)
+    lines = by_name(specificity.lengths({"hotels": Results.of(rows), "imdb": Results.of([])}), 2)
+    assert list(lines) == ["hotelsthe sum", "hotelsthe mean", "hotelsreal texts"]
+    assert lines["hotelsthe sum"] == ["25.0 ± 0.0", "", "12.0 ± 0.0", "0.25 ± 0.00", "80.0 ± 0.0"]
+    assert lines["hotelsthe mean"][1].startswith("+25.0 [")
+    assert lines["hotelsreal texts"] == ["50.0", "", "", "1.00", "10.0"]
+    assert specificity.lengths({"imdb": Results.of([])}).endswith("No row yet.\n")
