@@ -29,6 +29,7 @@ JOINED = (
     ("scale", "factor", "low_rank"),
     ("concat", "scale", "factor", "low_rank", "hash"),
 )
+FACTORCELL = "+".join(JOINED[2])  # whose accuracy others are held against
 SHORT = {"epochs": 3, "evaluations": 1}  # of one pass models are still behind n-grams
 BASELINES = {**per_value("section"), **counted(), **classifiers("section", "word")}
 

@@ -31,7 +31,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     *(("sampled", name) for name in sampled.SETS),
     ("thesis_queries",),
     ("thesis_speakers",),
-    *(("thesis_specificity", name) for name in thesis_specificity.SETS),
+    *(("thesis_specificity", name + also) for also in ("", "_prefix") for name in thesis_specificity.SETS),
     *(("lengths", name) for name in lengths.EXPERIMENTS),
     ("thesis_variables",),
     ("thesis_subreddits",),
@@ -44,7 +44,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("thesis_queries_trials",),
     ("family",),
     *(("tacl_trials", name) for name in DRAWN),
-    *(("thesis_specificity", name) for name in thesis_specificity.EXPERIMENTS if name not in thesis_specificity.SETS),
+    *(("thesis_specificity", name) for name in thesis_specificity.EXPERIMENTS if name.endswith("_trials")),
     ("sampled", "hotels_trials"),
 )
 
@@ -58,17 +58,24 @@ def experiment(script: str, *names: str) -> Experiment:
 
 
 def whole(read: Callable[[str], Sequence[Row]]) -> str:
-    """What of all commands is trained, and the hours of one core that it took; `read` has the rows of an experiment."""
-    lines, sums = [], [0, 0, 0.0]
+    """What of all commands is trained, and the hours of one core that it took; `read` has the rows of an experiment.
+
+    Models that are trained are those of rows of their own: others are measured in runs of another command, or are
+    mixtures, models per value, n-grams and classifiers.
+    """
+    lines, sums = [], [0, 0, 0, 0.0]
     for command in COMMANDS:
         of = experiment(*command)
         rows, wanted = read(of.name), of.trainings()
-        done = len({(row["row"], row["seed"]) for row in rows} & set(wanted))
+        done = {(row["row"], row["seed"]) for row in rows} & set(wanted)
+        models = 0 if of.runs else sum(row not in of.baselines for row, _ in done)
         hours = 0.0 if of.runs else sum(row.get("minutes", 0.0) for row in rows) / 60
-        lines.append([f"`{' '.join(command)}`", str(len(wanted)), str(done), f"{hours:.1f}" if done else ""])
-        sums = [total + one for total, one in zip(sums, (len(wanted), done, hours), strict=True)]
-    lines.append(["all", f"{sums[0]:,}", f"{sums[1]:,}", f"{sums[2]:.1f}"])
-    return markdown(["command", "rows by seed", "finished", "hours of training"], lines)
+        lines.append(
+            [f"`{' '.join(command)}`", str(len(wanted)), str(len(done)), str(models), f"{hours:.1f}" if done else ""]
+        )
+        sums = [total + one for total, one in zip(sums, (len(wanted), len(done), models, hours), strict=True)]
+    lines.append(["all", *(f"{total:,}" for total in sums[:3]), f"{sums[3]:.1f}"])
+    return markdown(["command", "rows by seed", "finished", "models trained", "hours of training"], lines)
 
 
 def main(argv: Sequence[str], commands: Sequence[Sequence[str]] = COMMANDS, folder: Path = study.HERE) -> int:

@@ -83,9 +83,9 @@ def tabled(read: overview.Read) -> dict[str, str]:
         "Table 5.2": beside.queries(read("queries"), printed["completion"]),
         **completion.tables(read("queries"), rows_of(read("queries_trials"))),
         "Tables 6.1 to 6.3": specificity.fillers(read("specificity_imdb")),
-        "Table 6.4": specificity.specificity(read("specificity_imdb"), printed["generation"]["Yelp"]),
-        "Table 6.4, of hotels": specificity.specificity(read("specificity_ratings"), printed["generation"]["Yelp"]),
-        "Table 6.5": specificity.specificity(read("specificity_hotels"), printed["generation"]["TripAdvisor"]),
+        "Table 6.4": specificity.specificity(wrote(read, "imdb"), printed["generation"]["Yelp"]),
+        "Table 6.4, of hotels": specificity.specificity(wrote(read, "ratings"), printed["generation"]["Yelp"]),
+        "Table 6.5": specificity.specificity(wrote(read, "hotels"), printed["generation"]["TripAdvisor"]),
         "Figures 6.1 to 6.4": specificity.figures(overview.written(read)),
         "Table A.1": beside.sparse(read("sparse", "none"), printed["sparse"]),
         "Section A.2": finetuning.table(read("finetuned", "none")),
@@ -105,6 +105,13 @@ def tabled(read: overview.Read) -> dict[str, str]:
 def factorcells(read: overview.Read, name: str) -> list[Row]:
     """The rows of a set's FactorCell."""
     return [row for row in rows_of(read(f"tacl_{name}")) if row["row"] == PAPER_MODELS[-1]]
+
+
+def wrote(read: overview.Read, name: str) -> Results:
+    """The models of chapter 6 on a set, and what is beside them."""
+    return Results.of(
+        [*rows_of(read(f"specificity_{name}")), *rows_of(read(f"specificity_prefix_{name}"))], "unadapted"
+    )
 
 
 def restrained(read: overview.Read, name: str) -> Results:

@@ -29,6 +29,7 @@ LAMBDAS = ("0", "1e-6", "1e-5", "1e-4")  # nats a target
 SIZES = (8, 24, 64)  # numbers of an embedding
 SIZE = 24  # where there is a sparse bias too
 TRIALS = 6
+UNPENALISED = "sparse-1"  # the first lambdas are 0
 THRESHOLD = "0.01"
 TOP = 3
 BASELINES = {**per_value("rating"), **counted()}

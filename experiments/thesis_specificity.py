@@ -3,11 +3,13 @@
     python experiments/thesis_specificity.py imdb --data DATA --out OUT            # tables 6.1 to 6.4
     python experiments/thesis_specificity.py ratings --data DATA --out OUT         # table 6.4, of hotels
     python experiments/thesis_specificity.py hotels --data DATA --out OUT          # table 6.5
+    python experiments/thesis_specificity.py imdb_prefix --data DATA --out OUT     # beside them; and of the other two
     python experiments/thesis_specificity.py ratings_trials --data DATA --out OUT  # figures 6.1, 6.2 (hotels: 6.3, 6.4)
 
-The models are those of tacl.py, for figures those of tacl_trials.py; what is not trained yet is. Films and hotels are
-written for their rating, which every model was given; hotels also for the class of their chain, which none was, at five
-stars. What models write of films fits alike, whatever the model, so figures are of hotels alone.
+The models are those of tacl.py, beside them of tacl_baselines.py, for figures those of tacl_trials.py; what is not
+trained yet is. Films and hotels are written for their rating, which every model was given; hotels also for the class of
+their chain, which none was, at five stars. What models write of films fits alike, whatever the model, so figures are of
+hotels alone.
 """
 
 import hashlib
@@ -163,18 +165,24 @@ def of_towns(texts: Sequence[str], written_for: Sequence[str], tables: Tables) -
     return {**hotels.mentioned(texts, written_for, towns), **{f"real_{key}": share for key, share in told.items()}}
 
 
-def experiment(name: str, trials: bool) -> Experiment:
-    """What the models of a set write, those of its table or those of random sizes."""
-    how = SETS[name]
-    of = tacl_trials.experiment(how.of) if trials else tacl.experiment(how.of)
-    own, number = ("specificity_trials", how.of_trials) if trials else ("specificity", how.texts)
+def experiment(name: str, of: Experiment, own: str, number: int) -> Experiment:
+    """What the models of an experiment write of a set, so many texts each; rows are of `own`."""
     measured = partial(measure, name=name, number=number)
     return replace(of, name=f"{own}_{name}", runs=of.name, tables=partial(tables, name, of), measure=measured)
 
 
-EXPERIMENTS = {name: experiment(name, False) for name in SETS} | {
-    f"{name}_trials": experiment(name, True) for name, how in SETS.items() if how.of_trials
-}
+def of_prefix(of: str) -> Experiment:
+    """The models of a set that have their values as the first words of a text, which tacl_baselines.py trains."""
+    return replace(tacl.experiment(of), name=f"tacl_baselines_{of}", rows={"prefix": tacl.options("prefix")})
+
+
+EXPERIMENTS: dict[str, Experiment] = {}
+for name, how in SETS.items():
+    EXPERIMENTS[name] = experiment(name, tacl.experiment(how.of), "specificity", how.texts)
+    EXPERIMENTS[f"{name}_prefix"] = experiment(name, of_prefix(how.of), "specificity_prefix", how.texts)
+    if how.of_trials:
+        drawn = tacl_trials.experiment(how.of)
+        EXPERIMENTS[f"{name}_trials"] = experiment(name, drawn, "specificity_trials", how.of_trials)
 main = study.script(__file__, __doc__, EXPERIMENTS)
 
 if __name__ == "__main__":

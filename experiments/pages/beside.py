@@ -8,15 +8,17 @@ import numpy as np
 import family
 import switches
 import tacl_baselines
+from factorcell.bootstrap import Interval
 from factorcell.choices import PROPOSALS
 from factorcell.config import PAPER_MODELS
+from factorcell.evaluation.statistics import INTERVAL
 from factorcell.evaluation.statistics import gain as gain_of
 from measures import PRINTED, SAMPLES
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import LEAST, OTHERS, Published, Results, accuracies, chosen, communities, gain, perplexities
 from ranks import RANKS, of_rank
 from thesis_queries import LATE, NOT_PRINTED, RULES
-from thesis_sixteen import PARTS
+from thesis_sixteen import PARTS, WHOLE
 from thesis_sixteen import sixteen as subsets
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES as VARIED
@@ -48,6 +50,12 @@ def own(found: Results, name: str, scores: Sequence[str] = (), counted: str = KN
     return figures + [found.shown(name, score, ".1f", 100.0) for score in scores]
 
 
+def ahead(found: Results, name: str, base: str, key: str = "accuracy") -> str:
+    """By how many points a share of a row lies above that of the row `base`; nothing of that row itself."""
+    above = found.difference(name, key, base) if name != base else None
+    return "" if above is None else above.told(".1f", 100.0)
+
+
 def printed_gain(published: Published, name: str, base: str) -> list[str]:
     """The printed perplexity of a row and its gain over the row `base`."""
     value = published[name][0]
@@ -61,8 +69,7 @@ def four(found: Results, published: Published, unit: str = "word") -> str:
         parameters = shown(found.row(model).get("parameters"), ",.0f")
         printed = printed_gain(published, model, "unadapted") if model in published else []
         printed += [shown(one, ".1f") for one in published.get(model, ())[1:]]
-        ahead = found.difference(model, "accuracy", PAPER_MODELS[-1]) if model != PAPER_MODELS[-1] else None
-        figures = [*own(found, model, ["accuracy"]), "" if ahead is None else ahead.told(".1f", 100.0)]
+        figures = [*own(found, model, ["accuracy"]), ahead(found, model, PAPER_MODELS[-1])]
         lines.append([model, parameters, *figures, *printed, *[""] * (3 - len(printed))])
     heads = [*ours(unit), "accuracy, %", f"above {PAPER_MODELS[-1]}, points"]
     header = ["model", "parameters", *heads, *theirs("TACL", unit), "accuracy, %"]
@@ -95,16 +102,22 @@ def sixteen(found: Results, published: Published, scores: Mapping[str, str], uni
     All subsets, in the order of print, which lacks one of them in table 3.3.
     """
     names = [f"{score}, %" for score in scores.values()]
-    header = ["×", "+", "LR", "Hash", *ours(unit, ALL), *names, *theirs("thesis", unit, ALL), *names]
+    beside_whole = ["accuracy above all four, points"] if "accuracy" in scores else []  # no texts have the others
+    header = ["×", "+", "LR", "Hash", *ours(unit, ALL), *names, *beside_whole, *theirs("thesis", unit, ALL), *names]
+
+    def figures(name: str) -> list[str]:
+        above = [ahead(found, name, WHOLE) for _ in beside_whole]
+        return [*own(found, name, list(scores), ALL), *above]
+
     lines = []
     for name in subsets():
         marks = ["Y" if part in name.split("+") else "N" for part in PARTS]
         printed = printed_gain(published, name, "unadapted") if name in published else []
         printed += [shown(value, ".1f") for value in published.get(name, ())[1 : len(scores) + 1]]
-        lines.append([*marks, *own(found, name, list(scores), ALL), *printed, *[""] * (2 + len(scores) - len(printed))])
+        lines.append([*marks, *figures(name), *printed, *[""] * (2 + len(scores) - len(printed))])
     for name in tacl_baselines.ROWS:
         if name in found:
-            lines.append([name, "", "", "", *own(found, name, list(scores), ALL), *[""] * (2 + len(scores))])
+            lines.append([name, "", "", "", *figures(name), *[""] * (2 + len(scores))])
     of = published if "accuracy" in scores else {name: row[:1] for name, row in published.items()}
     return markdown(header, lines) + "\n" + told(found, of, ALL)
 
@@ -141,9 +154,16 @@ def subreddits(found: Results, published: Published) -> str:
     header = ["community", "titles", *heads, f"gain, {ALL}", f"thesis: gain, {ALL}"]
     ends = markdown(header, [line(name) for name in order[:SHOWN] + order[SHOWN:][-SHOWN:]])
     printed = markdown(header, [line(name) for name in order if name in published])
-    means = {model: np.mean([one.gain(model, UNADAPTED) for one in every.values()]) for model in models[1:]}
-    said = ", ".join(f"{mean:.1%} by {model}" for model, mean in means.items())
-    return f"{ends}\nOf {len(every)} communities, the mean gain is {said}. Those of the thesis:\n\n{printed}"
+    gains = {model: [one.gain(model, UNADAPTED) for one in every.values()] for model in models[1:]}
+    said = ", ".join(f"{mean_of(own).told('.1f', 100.0, '%')} by {model}" for model, own in gains.items())
+    told = f"Of {len(every)} communities the mean gain is {said}; intervals are over communities."
+    return f"{ends}\n{told}\nThose of the thesis:\n\n{printed}"
+
+
+def mean_of(values: Sequence[float]) -> Interval:
+    """A mean, and where it would lie of other values drawn likewise."""
+    point, reach = float(np.mean(values)), INTERVAL * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return Interval(point, point - reach, point + reach)
 
 
 def neighbours(found: Results) -> str:
@@ -200,14 +220,25 @@ def queries(found: Results, published: Mapping[str, Published]) -> str:
     for name in (*published["large"], *NOT_PRINTED, "history", "blend"):
         row, figure = system(name)
         own = [found.shown(row, f"{figure}_{kind}".rstrip("_"), ".3f") for kind in kinds]
-        own += [found.shown(row, f"{figure}_late", ".3f"), found.shown(name, "perplexity_online")]
+        own += [found.shown(row, f"{figure}_late", ".3f"), above_unadapted(found, row, figure)]
+        own.append(found.shown(name, "perplexity_online"))
         every = [published[size].get(name, [None] * 3) for size in ("small", "large")]
         lines.append([name, *own, *(shown(value, ".3f") for values in every for value in values)])
     sizes = [f"thesis, {size}: {kind or 'all'}" for size in ("small", "large") for kind in kinds]
-    header = ["model", "seen", "unseen", "all", f"after {LATE} texts", f"perplexity per character, {ALL}", *sizes]
+    own = [f"after {LATE} texts", "all, above unadapted", f"perplexity per character, {ALL}"]
+    header = ["model", "seen", "unseen", "all", *own, *sizes]
     printed = {name: row[-1] for name, row in published["small"].items() if name != "mpc"}
     said = f"All: {found.orders('mrr', printed)}{blended(found)}{learned(found)}" if found.candidates else NO_ROW
     return markdown(header, lines) + "\n" + said
+
+
+def above_unadapted(found: Results, row: str, figure: str) -> str:
+    """By how much a reciprocal rank of the trainings of a row lies above that of the unadapted model."""
+    if row == "unadapted":
+        above = found.within(row, figure, "mrr") if figure != "mrr" else None
+    else:
+        above = found.difference(row, figure, "unadapted", "mrr")
+    return "" if above is None else above.told(".3f")
 
 
 def blended(found: Results) -> str:
@@ -234,9 +265,12 @@ def mechanisms(found: Results) -> str:
         more = found.lower(name, "perplexity_known", against) if against in found else None
         figures = [found.shown(name, key) for key in ("perplexity", "perplexity_known")]
         told = "" if more is None else more.told(".1f", 100.0, "%")
-        ends = [found.shown(name, "accuracy", ".1f", 100.0), not_zero(found, name), found.shown(name, "minutes", ".1f")]
-        lines.append([name, against, *figures, told, *ends])
-    return with_none(["model", "beside", *ours(), "accuracy, %", "not zero, %", "minutes"], lines)
+        shares = [found.shown(name, "accuracy", ".1f", 100.0), ahead(found, name, family.FACTORCELL)]
+        lines.append(
+            [name, against, *figures, told, *shares, not_zero(found, name), found.shown(name, "minutes", ".1f")]
+        )
+    shares = ["accuracy, %", f"above {family.FACTORCELL}, points"]
+    return with_none(["model", "beside", *ours(), *shares, "not zero, %", "minutes"], lines)
 
 
 def not_zero(found: Results, name: str) -> str:

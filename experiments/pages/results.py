@@ -53,7 +53,8 @@ class Orders:
     """Pairs of rows that a paper tells apart, and of these those that differ here (`sure`).
 
     Of all pairs of two printed figures, however close, so many `differ` here, and of those have the `same` order.
-    `lacking` rows have fewer than `SEEDS` trainings.
+    `lacking` rows have fewer than `SEEDS` trainings. Of pairs the other way round `turned` is the one that print tells
+    furthest apart.
     """
 
     printed: int = 0
@@ -61,6 +62,7 @@ class Orders:
     differ: int = 0
     same: int = 0
     lacking: int = 0
+    turned: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -73,9 +75,10 @@ class Orders:
         """What the differences `found` of pairs of rows say of figures `printed`, each row of so many `trainings`."""
         far = {pair for pair in itertools.combinations(printed, 2) if apart(key, *(printed[name] for name in pair))}
         differ = {pair: one.sign for pair, one in found.items() if one.sign and printed[pair[0]] != printed[pair[1]]}
-        same = sum(sign == np.sign(printed[a] - printed[b]) for (a, b), sign in differ.items())
+        other = [(a, b) for (a, b), sign in differ.items() if sign != np.sign(printed[a] - printed[b])]
         lacking = sum(trainings.get(name, 0) < SEEDS for name in printed)
-        return cls(len(far), len(far & differ.keys()), len(differ), int(same), lacking)
+        turned = max(other, key=lambda pair: abs(printed[pair[0]] - printed[pair[1]]), default=())
+        return cls(len(far), len(far & differ.keys()), len(differ), len(differ) - len(other), lacking, turned)
 
     def __str__(self) -> str:
         return (
@@ -97,7 +100,8 @@ class Orders:
             return f"{self.lacking} {'row' if self.lacking == 1 else 'rows'} lacking"
         if self.verdict == UNTOLD:
             return f"{self.sure} of {self.printed} differ"
-        return f"{self.same} of {self.differ} as printed"
+        told = f"{self.same} of {self.differ} as printed"
+        return f"{told}, not {' and '.join(self.turned)}" if self.turned and self.verdict == DISAGREES else told
 
 
 @dataclass(frozen=True)
@@ -166,9 +170,12 @@ class Results:
         first, second = (each / drawn.drawn[0, 0] for each in drawn.trained)
         return widened(found, second, first)
 
-    def difference(self, name: str, key: str, base: str) -> Interval | None:
-        """By how much a figure of a row lies above that of the row `base`, over texts and trainings; None without."""
-        drawn = self._pair(name, key, base)
+    def difference(self, name: str, key: str, base: str, other: str = "") -> Interval | None:
+        """By how much a figure of a row lies above that of the row `base`, over texts and trainings; None without.
+
+        The row `base` may have it by an `other` name.
+        """
+        drawn = self._pair(name, key, base, other)
         return None if drawn is None else drawn.difference(1, 0)
 
     def within(self, name: str, key: str, base: str) -> Interval | None:
@@ -197,11 +204,12 @@ class Results:
         """The seeds of a row."""
         return [row["seed"] for row in self.trainings(name)]
 
-    def _pair(self, name: str, key: str, base: str) -> Ratios | None:
+    def _pair(self, name: str, key: str, base: str, other: str = "") -> Ratios | None:
         """The figures of the row `base` and of a row, by texts that are drawn again."""
         rows = {one.name: one for one in self.candidates}
-        both = [rows[each] for each in (base, name) if each in rows]
-        sums = [self._sums(one, key) for one in both]
+        named = {base: other or key, name: key}
+        both = [rows[each] for each in named if each in rows]
+        sums = [self._sums(one, named[one.name]) for one in both]
         exact = {place for place, one in enumerate(both) if one.exact}
         return Ratios.of(sums, exact=exact) if len(sums) == 2 and all(sums) else None
 

@@ -16,7 +16,9 @@ from study import Row
 from thesis_specificity import TEMPLATES
 
 ORDER = tuple(reversed(PAPER_MODELS[1:]))  # as tables 6.1 to 6.3 have them
+WRITERS = (*PAPER_MODELS, "prefix")
 WRITTEN = ("fit, %", "deviation, values", "5-grams copied, %")  # of what models write, and of real texts
+ABOVE = "above unadapted, points"
 WITHIN, AMONG = ("accuracy", "accuracy within classes"), ("rank", "perplexity")  # over all models, over FactorCells
 TOWNS = {"town_any": "a town", "town_own": "their hotel's", "town_commonest": "the commonest one"}
 
@@ -58,15 +60,18 @@ def specificity(found: Results, published: Published) -> str:
     Real texts have no perplexity.
     """
     lines = []
-    for name in PAPER_MODELS:
-        figures = [*written(found, name), found.shown(name, "perplexity_known")]
-        printed = [shown(published[name][0], ".1f"), *(shown(value) for value in published[name][1:])]
+    for name in WRITERS:
+        fit, *others = written(found, name)
+        figures = [fit, above(found, name), *others, found.shown(name, "perplexity_known")]
+        first, *rest = published.get(name, [None] * 3)
+        printed = [shown(first, ".1f"), *map(shown, rest)]
         lines.append([name, *figures, *printed])
     perplexity = "perplexity per word, known targets"
-    header = ["model", *WRITTEN, perplexity, "thesis: fit, %", WRITTEN[1], f"thesis: {perplexity}"]
+    heads = [WRITTEN[0], ABOVE, *WRITTEN[1:], perplexity]
+    header = ["model", *heads, "thesis: fit, %", WRITTEN[1], f"thesis: {perplexity}"]
     if not found.candidates:
         return f"{markdown(header, lines)}\n{NO_ROW}"
-    lines += [["real texts", *own, *[""] * (len(header) - 1 - len(own))] for own in real_texts(found)]
+    lines += [["real texts", fit, "", *own, *[""] * (len(header) - 3 - len(own))] for fit, *own in real_texts(found)]
     orders = found.orders("specificity", {name: row[0] for name, row in published.items()})
     return f"{markdown(header, lines)}\nFit: {orders}{towns(found)}"
 
@@ -89,11 +94,16 @@ def sampled(found: Results) -> str:
     """Texts that are sampled: how many are judged to fit, beside those of the unadapted model and real ones."""
     lines = []
     for name in (name for name in PAPER_MODELS if name in found):
-        more = None if name == PAPER_MODELS[0] else found.difference(name, "specificity", PAPER_MODELS[0])
         fit, *others = written(found, name)
-        lines.append([name, fit, "" if more is None else more.told(".1f", 100.0), *others])
+        lines.append([name, fit, above(found, name), *others])
     lines += [["real texts", fit, "", *others] for fit, *others in real_texts(found)]
-    return with_none(["model", WRITTEN[0], "above unadapted, points", *WRITTEN[1:]], lines)
+    return with_none(["model", WRITTEN[0], ABOVE, *WRITTEN[1:]], lines)
+
+
+def above(found: Results, name: str) -> str:
+    """By how many points more of the texts of a model fit than of those of the unadapted one."""
+    more = None if name == PAPER_MODELS[0] else found.difference(name, "specificity", PAPER_MODELS[0])
+    return "" if more is None else more.told(".1f", 100.0)
 
 
 def lengths(every: Mapping[str, Results]) -> str:
@@ -113,7 +123,7 @@ def lengths(every: Mapping[str, Results]) -> str:
 
 def towns(found: Results) -> str:
     """How many texts of each model mention a town, beside real texts; nothing where none is written for a hotel."""
-    rows = {name: [found.shown(name, key, ".1f", 100.0) for key in TOWNS] for name in PAPER_MODELS}
+    rows = {name: [found.shown(name, key, ".1f", 100.0) for key in TOWNS] for name in WRITERS}
     real = next((one.rows[0] for one in found.candidates if "real_town_any" in one.rows[0]), None)
     if real is None:
         return ""

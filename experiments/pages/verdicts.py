@@ -186,10 +186,9 @@ def surely(found: Interval, tries: int, least: float) -> bool:
     return found.point - least > wider * (found.point - found.low)
 
 
-def no_better(line: Line, found: Results, kinds: Mapping[str, str | None]) -> Line:
-    """A line of sparse biases: that beside those of low rank they gain nothing more, as the thesis found."""
-    plain, more = kinds["low_rank_each"], kinds["low_rank_each+sparse"]
-    if plain is None or more is None:
+def no_better(line: Line, found: Results, plain: str | None, more: str | None) -> Line:
+    """A line of two rows of which the second has a part `more`: that it gains nothing by it, as the thesis found."""
+    if plain is None or more is None or plain not in found:
         return line._replace(ours=NO_ROW, why="not trained")
     if lacking(found, plain, more):
         return line._replace(ours=NO_ROW, why=FEW)

@@ -45,12 +45,12 @@ def test_the_whole_is_counted() -> None:
     wanted = {"tacl_hotels", "specificity_hotels"}
     text = papers.whole(lambda name: rows if name in wanted else [])
     lines = {line.split(" | ")[0][2:]: line.strip(" |").split(" | ")[1:] for line in text.splitlines()}
-    assert lines["`tacl hotels`"] == ["12", "1", "1.0"]
-    assert lines["`thesis_specificity hotels`"] == ["12", "1", "0.0"]
+    assert lines["`tacl hotels`"] == ["12", "1", "1", "1.0"]
+    assert lines["`thesis_specificity hotels`"] == ["12", "1", "0", "0.0"]
     assert lines["`family`"][:2] == ["92", "0"]
     every = [papers.experiment(*command) for command in papers.COMMANDS]
     assert len({one.name for one in every}) == len(every)
-    assert lines["all"] == [f"{sum(len(one.trainings()) for one in every):,}", "2", "1.0"]
+    assert lines["all"] == [f"{sum(len(one.trainings()) for one in every):,}", "2", "1", "1.0"]
     assert [len(papers.experiment("tacl_trials", "imdb").trainings()), len(every[0].trainings(["unadapted"]))] == [
         42,
         3,

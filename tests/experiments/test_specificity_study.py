@@ -13,6 +13,7 @@ from pyarrow import parquet as pq
 import hotels
 import study
 import tacl
+import tacl_baselines
 import tacl_trials
 import thesis_specificity
 from corpora import read
@@ -61,9 +62,11 @@ def test_sampled_texts_stand_beside_real_ones() -> None:
 @pytest.mark.parametrize("name", thesis_specificity.EXPERIMENTS)
 def test_the_runs_are_those_of_other_tables(name: str) -> None:
     """The same rows with the same options; neither rows nor texts of two of them have one name."""
-    made, trials = thesis_specificity.EXPERIMENTS[name], name.endswith("_trials")
-    of = (tacl_trials if trials else tacl).experiment(thesis_specificity.SETS[name.removesuffix("_trials")].of)
-    assert (made.runs, made.rows, made.recipe) == (of.name, of.rows, of.recipe)
+    made, (own, _, kind) = thesis_specificity.EXPERIMENTS[name], name.partition("_")
+    of = {"": tacl, "trials": tacl_trials, "prefix": tacl_baselines}[kind].experiment(thesis_specificity.SETS[own].of)
+    rows = {row: options for row, options in of.rows.items() if row not in of.baselines}
+    assert (made.runs, made.rows, made.recipe) == (of.name, rows, of.recipe)
+    assert made.baselines == {}
     assert [one.name for one in thesis_specificity.EXPERIMENTS.values()].count(made.name) == 1
     files = {thesis_specificity.file_of(Path("0"), one, how.texts) for one, how in thesis_specificity.SETS.items()}
     assert len(files) == len(thesis_specificity.SETS)
@@ -124,7 +127,7 @@ def test_the_judge_of_hotels_learns_from_those_of_chains(tmp_path: Path) -> None
     ]
     for part in ("train", "dev", "test"):
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "hotels" / f"{part}.parquet")
-    made = thesis_specificity.experiment("hotels", False).tables(tmp_path, tmp_path / "made", 1.0)
+    made = thesis_specificity.EXPERIMENTS["hotels"].tables(tmp_path, tmp_path / "made", 1.0)
     assert Counter(read(made["labelled_train"])["class"].to_pylist()) == {"economy": 40, "upscale": 40, "midscale": 40}
     assert len(read(made["train"])) == 160
 
@@ -153,7 +156,10 @@ def test_towns_of_texts_stand_beside_those_of_real_ones(tmp_path: Path) -> None:
     }
     found = Results.of([{**row("factorcell", seed, 0.5), **told} for seed in range(3)])
     text = specificity.specificity(found, PRINTED["TripAdvisor"])
-    assert "| factorcell | 75.0 ± 0.0 | 25.0 ± 0.0 | 75.0 ± 0.0 |\n| real texts | 100.0 | 100.0 | 50.0 |" in text
+    assert (
+        "| factorcell | 75.0 ± 0.0 | 25.0 ± 0.0 | 75.0 ± 0.0 |\n| prefix |  |  |  |\n| real texts | 100.0 | 100.0 | 50.0 |"
+        in text
+    )
 
 
 def row(name: str, seed: int, share: float) -> dict[str, Any]:
@@ -175,10 +181,12 @@ def test_tables_of_texts_that_fit() -> None:
     found = Results.of([row(name, seed, share) for name, share in shares.items() for seed in range(3)])
     text = specificity.specificity(found, PRINTED["Yelp"])
     assert (
-        "| model | fit, % | deviation, values | 5-grams copied, % | perplexity per word, known targets | thesis" in text
+        "| model | fit, % | above unadapted, points | deviation, values | 5-grams copied, % | perplexity per word"
+        in text
     )
-    assert "| unadapted | 10.0 ± 0.0 | 0.90 ± 0.00 | 71.0 ± 0.0 |  | 21.3 | 1.63 | 67.90 |" in text
-    assert "| real texts | 63.0 | 0.44 | 5.3 |  |  |  |  |" in text
+    assert "| unadapted | 10.0 ± 0.0 |  | 0.90 ± 0.00 | 71.0 ± 0.0 |  | 21.3 | 1.63 | 67.90 |" in text
+    assert "| real texts | 63.0 |  | 0.44 | 5.3 |  |  |  |  |" in text
+    assert "| factorcell | **90.0 ± 0.0** | +80.0 [" in text
     assert "Fit: of 6 pairs told apart in print 6 differ here beyond chance; of all 6" in text
     told = specificity.fillers(found)
     assert "| 5 | great 2 |  |  |\n| 1 | bad |  |  |" in told
@@ -195,7 +203,7 @@ def test_tables_of_texts_that_fit() -> None:
 def test_real_texts_without_what_is_copied() -> None:
     """Rows that are older than the figure have a blank, and rows without a judge no line."""
     older = Results.of([row("factorcell", 0, 0.5)])
-    assert "| real texts | 63.0 | 0.44 |  |  |  |  |  |" in specificity.specificity(older, PRINTED["Yelp"])
+    assert "| real texts | 63.0 |  | 0.44 |  |  |  |  |  |" in specificity.specificity(older, PRINTED["Yelp"])
     without = Results.of([{key: value for key, value in row("factorcell", 0, 0.5).items() if key != "real"}])
     assert "real texts" not in specificity.specificity(without, PRINTED["Yelp"])
 

@@ -142,14 +142,14 @@ def test_lines_of_figures() -> None:
     assert said(tacl_trials_dbpedia=better)["F4.5"][2] == "agrees"
     assert said(tacl_trials_dbpedia=rows(-0.1, 0.003, noise=0.02))["F4.5"][2] == "disagrees"
     assert said(tacl_trials_dbpedia=better)["F4.2"][2] == "cannot be told"
-    assert said(**dict.fromkeys(names, better))["F4.2"] == ["r -1.00", "", "disagrees", "56 models"]
+    assert said(**dict.fromkeys(names, better))["F4.2"] == ["r -1.00", "", "disagrees", "42 models"]
     opposed = rows(-0.1, -0.003, noise=0.02, slope=0.5)
-    assert said(**dict.fromkeys(names, opposed))["F4.2"][2:] == ["agrees", "56 models"]
+    assert said(**dict.fromkeys(names, opposed))["F4.2"][2:] == ["agrees", "42 models"]
     chance = [{**row, "accuracy": value} for row, value in zip(better, np.tile([0.1, 0.2, 0.2], 14), strict=True)]
     assert said(**dict.fromkeys(names, chance))["F4.2"][2:] == ["cannot be told", "not trained"]
     random = np.random.default_rng(0)
     mixed = [{**row, "accuracy": value} for row, value in zip(better, random.random(42), strict=True)]
-    assert said(**dict.fromkeys(names, mixed))["F4.2"][2:] == ["cannot be told", "56 models"]
+    assert said(**dict.fromkeys(names, mixed))["F4.2"][2:] == ["cannot be told", "42 models"]
 
 
 def told_apart(accuracies: dict[str, float], perplexities: dict[str, float]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import pytest
 
 from factorcell.bootstrap import Interval
 from pages import verdicts
-from pages.results import Results
+from pages.results import Orders, Results
 from tests.experiments.test_tables import row, seeds
 
 
@@ -48,23 +48,35 @@ def test_trainings_that_went_on_are_paired() -> None:
     assert other.lower("told", "perplexity_known", "factorcell", paired=True) is None
 
 
+def test_the_pair_is_named_that_print_tells_furthest_apart() -> None:
+    """Of those the other way round here, where a table disagrees."""
+    printed = {"a": 10.0, "b": 11.0, "c": 14.0}
+    found = {
+        ("a", "b"): Interval(1.0, 0.5, 1.5),
+        ("a", "c"): Interval(1.0, 0.5, 1.5),
+        ("b", "c"): Interval(-1, -2, -0.5),
+    }
+    orders = Orders.of("perplexity", printed, found, dict.fromkeys(printed, 3))
+    assert (orders.verdict, orders.why) == ("disagrees", "1 of 3 as printed, not a and c")
+
+
 def test_a_sparse_bias_is_held_against_the_one_beside_it() -> None:
     """No better within one per cent, better beyond it, or neither."""
 
     def said(better: float, seeds_of: int = 3) -> list[str]:
         known = [40.0, 40.2, 39.9][:seeds_of]
         rows = [*seeds("low_rank_each", *known), *seeds("low_rank_each+sparse", *(one / better for one in known))]
-        kinds = {"low_rank_each": "low_rank_each", "low_rank_each+sparse": "low_rank_each+sparse"}
-        return list(verdicts.no_better(verdicts.Line("TA.1", "x"), Results.of(rows, "none"), kinds)[3:])
+        found = Results.of(rows, "none")
+        line = verdicts.no_better(verdicts.Line("TA.1", "x"), found, "low_rank_each", "low_rank_each+sparse")
+        return list(line[3:])
 
     assert said(0.98)[2] == "agrees"
     assert said(1.05)[2] == "disagrees"
     assert said(1.01)[2] == "cannot be told"
     assert said(0.98, 2)[3] == "fewer than 3 seeds"
-    nothing = verdicts.no_better(
-        verdicts.Line("TA.1", "x"), Results.of([]), {"low_rank_each": None, "low_rank_each+sparse": None}
-    )
-    assert nothing[3:] == ("no row", "", "cannot be told", "not trained")
+    for plain, more in ((None, None), ("none", "sparse-2")):
+        nothing = verdicts.no_better(verdicts.Line("TA.1", "x"), Results.of([]), plain, more)
+        assert nothing[3:] == ("no row", "", "cannot be told", "not trained")
 
 
 @pytest.mark.parametrize(
