@@ -35,6 +35,7 @@ from pages import (
     front,
     overview,
     rescoring,
+    sizes,
     specificity,
     trials,
     words,
@@ -64,6 +65,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
     subsets = of_variables(rows_of(read("variables", "none")), rows_of(scotus))
     made = {"Every table and figure": overview.table(read, printed)}
     made["The whole in numbers"] = papers.whole(lambda name: rows_of(read(name)))
+    made["Sizes"] = sizes.table(read)
     others = {}
     for name, one in tacl.SETS.items():
         every = Results.of([*rows_of(read(f"tacl_{name}")), *rows_of(read(f"tacl_baselines_{name}"))])

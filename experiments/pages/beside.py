@@ -155,8 +155,8 @@ def subreddits(found: Results, published: Published) -> str:
     ends = markdown(header, [line(name) for name in order[:SHOWN] + order[SHOWN:][-SHOWN:]])
     printed = markdown(header, [line(name) for name in order if name in published])
     gains = {model: [one.gain(model, UNADAPTED) for one in every.values()] for model in models[1:]}
-    said = ", ".join(f"{mean_of(own).told('.1f', 100.0, '%')} by {model}" for model, own in gains.items())
-    told = f"Of {len(every)} communities the mean gain is {said}; intervals are over communities."
+    said = ",\n".join(f"{mean_of(own).told('.1f', 100.0, '%')} by {model}" for model, own in gains.items())
+    told = f"Of {len(every)} communities the mean gain is\n{said};\nintervals are over communities."
     return f"{ends}\n{told}\nThose of the thesis:\n\n{printed}"
 
 

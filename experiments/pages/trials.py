@@ -13,7 +13,7 @@ from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import TextSums
 from pages.correlations import within
-from pages.markdown import markdown, shown
+from pages.markdown import markdown, shown, with_none
 from study import Row, ungrouped
 
 KNOWN, FIGURE = "perplexity_known", "perplexity per unit, known targets"
@@ -25,10 +25,17 @@ Floats = NDArray[np.float64]
 
 
 class Worth(NamedTuple):
-    """What rank 20 saves of the perplexity, and how many weights of W would save as much, if more of them save any."""
+    """What rank 20 saves of the perplexity, and how many weights of W would save as much, if more of them save any.
+
+    Also what that rank brings in accuracy, and what a bias of each value in place of one of low rank brings in both;
+    None where no trial has one.
+    """
 
     saved: Interval
     weights: float | None
+    told: Interval = Interval(0.0)
+    saved_each: Interval | None = None
+    told_each: Interval | None = None
 
 
 def of_class(rows: Sequence[Row], model: str) -> list[Row]:
@@ -79,22 +86,35 @@ def recurrent_weights(row: Row) -> int:
 
 
 def worth(rows: Sequence[Row]) -> Worth | None:
-    """Least squares of log perplexity on what is drawn: the rank, which is 0 of a ConcatCell, and all else.
+    """Least squares of log perplexity and of accuracy on what is drawn: the rank, 0 of a ConcatCell, and all else.
 
-    The interval is that of trials drawn again. None of fewer than `LEAST` trials.
+    Intervals are those of trials drawn again. None of fewer than `LEAST` trials.
     """
-    ranked = [(row, row["config"]["model"]["rank"]) for row in of_class(rows, "factorcell")]
-    ranked += [(row, 0) for row in of_class(rows, "concatcell")]
+    ranked = [(row, model_rank(row)) for model in ("factorcell", "concatcell") for row in of_class(rows, model)]
     if len(ranked) < LEAST:
         return None
     inputs = np.array([(1.0, float(np.log(recurrent_weights(row))), rank, *besides(row)) for row, rank in ranked])
-    logs = np.log(np.array([row["perplexity_known"] for row, _ in ranked], dtype=np.float64))
-    counts = bootstrap.counts(len(ranked), DRAWS)
-    slopes = np.array([fitted(inputs, logs, counted) for counted in counts])
-    saved = -np.expm1(RANK * slopes[:, 2])
-    size, rank = slopes[0, 1:3]
+    figures = np.array([(np.log(row["perplexity_known"]), row["accuracy"]) for row, _ in ranked], dtype=np.float64)
+    slopes = np.array([fitted(inputs, figures, counted) for counted in bootstrap.counts(len(ranked), DRAWS)])
+    (size, rank), each = slopes[0, 1:3, 0], inputs[:, -1].any()
     weights = float(WEIGHTS * np.exp(RANK * rank / size)) if size < 0 and rank < 0 else None
-    return Worth(Interval(float(saved[0]), *(float(end) for end in np.quantile(saved[1:], (0.025, 0.975)))), weights)
+    return Worth(
+        middle(-np.expm1(RANK * slopes[:, 2, 0])),
+        weights,
+        middle(RANK * slopes[:, 2, 1]),
+        middle(-np.expm1(slopes[:, -1, 0])) if each else None,
+        middle(slopes[:, -1, 1]) if each else None,
+    )
+
+
+def middle(values: Floats) -> Interval:
+    """The first of some values and the middle 95 % of the others, those of trials drawn again."""
+    return Interval(float(values[0]), *(float(end) for end in np.quantile(values[1:], (0.025, 0.975))))
+
+
+def model_rank(row: Row) -> int:
+    """The rank of a trial that has one, else 0."""
+    return int(row["config"]["model"]["rank"]) if model_of(row) == "factorcell" else 0
 
 
 def besides(row: Row) -> tuple[float, ...]:
@@ -109,21 +129,21 @@ def one_hot(row: Row) -> bool:
 
 
 def fitted(inputs: Floats, targets: Floats, counts: Floats) -> Floats:
-    """Coefficients of least squares in which each line counts so often."""
-    root = np.sqrt(counts)
-    return np.asarray(np.linalg.lstsq(inputs * root[:, None], targets * root, rcond=None)[0], dtype=np.float64)
+    """Coefficients (inputs, targets) of least squares in which each line counts so often."""
+    root = np.sqrt(counts)[:, None]
+    return np.asarray(np.linalg.lstsq(inputs * root, targets * root, rcond=None)[0], dtype=np.float64)
 
 
 def table(sets: Mapping[str, Sequence[Row]]) -> str:
-    """A line for each class of models on each set, then a sentence on ranks for each set."""
-    lines, sentences = [], []
+    """A line for each class of models on each set; then what ranks and kinds of biases bring on each."""
+    lines, brought = [], list[list[str]]()
     for name, rows in sets.items():
         unit = tacl.SETS[name].unit
         for model in PAPER_MODELS[1:]:
             if own := of_class(rows, model):
                 lines.append([name, unit, model, *cells(rows, own, model)])
         if found := worth(rows):
-            sentences.append(sentence(name, found))
+            brought += effects(name, found)
     header = [
         "set",
         "unit",
@@ -135,7 +155,9 @@ def table(sets: Mapping[str, Sequence[Row]]) -> str:
         "best accuracy, %",
         f"its {FIGURE}",
     ]
-    return markdown(header, lines) + "\n" + ("".join(sentences) or "Not trained yet.\n")
+    larger = f"weights of W that bring as much, of {WEIGHTS:,}"
+    effect = ["set", "what", "gain in per cent, known targets", "accuracy above, points", larger]
+    return markdown(header, lines) + "\n" + with_none(effect, brought)
 
 
 def cells(rows: Sequence[Row], own: Sequence[Row], model: str) -> list[str]:
@@ -153,14 +175,12 @@ def told(found: Row) -> str:
     return f"{found['r']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]" if found["low"] is not None else ""
 
 
-def sentence(name: str, found: Worth) -> str:
-    """The paper's sentence on its figure 5, of a set."""
-    saved = found.saved.told(".1f", 100.0, "%").removeprefix("+")
-    said = f"- `{name}`: with a rank of {RANK} in place of 0 the perplexity falls by {saved}"
-    if found.saved.sign != 1:
-        return said + ".\n"
-    if not found.weights:
-        return f"{said};\n  no larger recurrent layer falls as far.\n"
-    return (
-        f"{said};\n  for as much a recurrent layer would need {found.weights:,.0f} weights in place of {WEIGHTS:,}.\n"
-    )
+def effects(name: str, found: Worth) -> list[list[str]]:
+    """What the paper says of its figure 5, of a set, and what it says below of accuracy: lines of the second table."""
+    weights = f"{found.weights:,.0f}" if found.weights else "none"
+    rank = [found.saved.told(".1f", 100.0), found.told.told(".1f", 100.0), weights if found.saved.sign == 1 else ""]
+    lines = [[name, f"a rank of {RANK} for 0", *rank]]
+    if found.saved_each is not None and found.told_each is not None:
+        each = [one.told(".1f", 100.0) for one in (found.saved_each, found.told_each)]
+        lines.append([name, "a bias of each value for one of low rank", *each, ""])
+    return lines

@@ -263,3 +263,12 @@ def ranked(line: Line, rows: Sequence[Row]) -> Line:
     sign = found.saved.sign
     verdict = AGREES if sign > 0 else DISAGREES if sign < 0 else UNTOLD
     return line._replace(ours=f"{found.saved.point:+.1%}", verdict=verdict, why="least squares")
+
+
+def each_value(line: Line, rows: Sequence[Row]) -> Line:
+    """A line of trials: that a bias of each value in place of one of low rank brings accuracy."""
+    found = trials.worth(rows)
+    if found is None or found.told_each is None:
+        return line._replace(ours=NO_ROW, why="not trained")
+    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[found.told_each.sign]
+    return line._replace(ours=f"{100 * found.told_each.point:+.1f} points", verdict=verdict, why="least squares")

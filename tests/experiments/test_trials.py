@@ -92,6 +92,26 @@ def test_what_a_rank_is_worth() -> None:
     assert trials.worth(rows(-0.1, -0.003)[:6]) is None
 
 
+def test_what_each_value_of_its_own_is_worth() -> None:
+    """In accuracy and in perplexity, whatever the ranks bring; None where no trial has such a bias."""
+    made = rows(size=-0.1, rank=-0.003, slope=0.0)
+    for row in made:
+        row["accuracy"] += 0.04 * trials.one_hot(row) + 0.001 * trials.model_rank(row)
+        row["perplexity_known"] *= float(np.exp(-0.01 * trials.one_hot(row)))
+    found = trials.worth(made)
+    assert found is not None
+    assert found.told.point == pytest.approx(0.02)
+    assert found.told_each is not None
+    assert found.saved_each is not None
+    assert found.told_each.point == pytest.approx(0.04)
+    assert found.saved_each.point == pytest.approx(1 - np.exp(-0.01))
+    line = verdicts.each_value(verdicts.Line("4.3.4", "x", printed="more"), made)
+    assert line[3:] == ("+4.0 points", "more", "agrees", "least squares")
+    plain = [row for row in made if not trials.one_hot(row)]
+    assert trials.worth(plain).told_each is None  # type: ignore[union-attr]
+    assert verdicts.each_value(verdicts.Line("4.3.4", "x"), plain).ours == "no row"
+
+
 def test_what_a_rank_is_worth_is_told_from_all_else_that_is_drawn() -> None:
     """Dropout, context size and the kind of bias may move perplexities as they like: the law of the rank is found."""
     made = rows(size=-0.1, rank=-0.003)
@@ -223,26 +243,26 @@ def test_correlations_of_sets_together() -> None:
 
 
 def test_the_table_of_trials() -> None:
-    """The best of each class by perplexity and by accuracy; a sentence for a set with ranks."""
+    """The best of each class by perplexity and by accuracy; what ranks bring."""
     found = trials.table({"dbpedia": rows(-0.1, -0.003), "imdb": []})
     lines = [line for line in found.splitlines() if line.startswith("| dbpedia")]
-    assert len(lines) == 3
+    assert len(lines) == 5
     own = trials.of_class(rows(-0.1, -0.003), "softmaxbias")
     best = min(own, key=lambda row: row["perplexity_known"])
     cells = [cell.strip() for cell in lines[0].strip("|").split("|")]
     assert cells[:5] == ["dbpedia", "word", "softmaxbias", "14", "-1.00 [-1.00, -1.00]"]
     assert cells[5:] == [f"{best['perplexity_known']:.2f}", *[f"{100 * best['accuracy']:.1f}"] * 2, cells[5]]
-    assert "- `dbpedia`: with a rank of 20 in place of 0 the perplexity falls by 5.8% [" in found
-    assert re.search(r"a recurrent layer would need 218,\d+ weights in place of 120,000", found)
-    assert "Not trained yet" in trials.table({"imdb": []})
+    assert re.search(r"\| dbpedia \| a rank of 20 for 0 \| \+5\.8 \[.*\] \| \+0\.3 \[.*\] \| 218,\d+ \|", found)
+    assert "| dbpedia | a bias of each value for one of low rank |" in found
+    assert "No row yet" in trials.table({"imdb": []})
 
 
 def test_what_saves_nothing_is_not_weighed() -> None:
-    """Of a rank that may be worth nothing no size says as much."""
-    assert "need 150,000 weights" in trials.sentence("imdb", trials.Worth(Interval(0.04, 0.01, 0.07), 150_000.0))
-    assert "no larger recurrent layer falls as far" in trials.sentence(
-        "imdb", trials.Worth(Interval(0.04, 0.01, 0.07), None)
-    )
-    told = trials.sentence("imdb", trials.Worth(Interval(0.001, -0.016, 0.018), 121_000.0))
-    assert told.endswith("no difference.\n")
-    assert "weights" not in told
+    """Of a rank that may be worth nothing no size says as much, and of one that is no size may."""
+    some, nothing = Interval(0.04, 0.01, 0.07), Interval(0.001, -0.016, 0.018)
+    assert [trials.effects("imdb", trials.Worth(some, weights))[0][-1] for weights in (150_000.0, None)] == [
+        *("150,000", "none"),
+    ]
+    ((*_, saved, told, weights),) = trials.effects("imdb", trials.Worth(nothing, 121_000.0))
+    assert saved.endswith("no difference")
+    assert (told, weights) == ("+0.0", "")
