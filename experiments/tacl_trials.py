@@ -3,9 +3,8 @@
     python experiments/tacl_trials.py agnews --data DATA --out OUT
 
 Fourteen models of each class, none stopped early: sizes and dropout are drawn, the same for all classes; the rest is
-the recipe of the set, but for fewer passes over news and over places, which are many. A model has one seed, as in the
-paper: what is told is of all together. Where units are words, contexts are told apart by samples of the vocabulary, as
-in print.
+the recipe of the set. A model has one seed, as in the paper: what is told is of all together. Where units are words,
+contexts are told apart by samples of the vocabulary, as in print.
 """
 
 import sys
@@ -28,7 +27,6 @@ RANKS = (1, 30)
 DROPOUT = (0.0, 0.3)
 MANY = ("hotels", "hotels13", "tweets", "places")  # sets whose contexts are too many for a bias of each value
 EMBEDDED = {"hotels": {"variable_size": 8}}  # where a value's embedding is not that of the recipe, which was 8 then
-PASSES = {"agnews": 1.75, "places": 2.0}  # over training texts, where the recipe has more than there is time for
 POINTS = draws.evenly(TRIALS, (*SIZES, "rank", "dropout", "bias"))
 
 
@@ -41,8 +39,7 @@ def drawn(name: str, model: str, number: int) -> Options:
     bias = "one_hot" if point["bias"] < 0.5 and name not in MANY else "low_rank"
     made = dict(tacl.options(model)["model"])
     sizes |= EMBEDDED.get(name, {})
-    shorter = {"training": {"epochs": PASSES[name]}} if name in PASSES else {}
-    return {"model": {**made, **sizes, "rank": rank, "dropout_recurrent": dropout, "output_bias": [bias]}, **shorter}
+    return {"model": {**made, **sizes, "rank": rank, "dropout_recurrent": dropout, "output_bias": [bias]}}
 
 
 def measure(run: Run, tables: Tables, name: str) -> Measured:
