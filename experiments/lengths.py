@@ -55,9 +55,7 @@ def experiment(name: str) -> Experiment:
     """The FactorCells of a set."""
     of = tacl.experiment(name)
     rows = {MODEL: of.rows[MODEL]}
-    return replace(
-        of, name=f"lengths_{name}", rows=rows, runs=of.name, measure=partial(measure, name=name), baselines={}
-    )
+    return replace(of, name=f"lengths_{name}", rows=rows, runs=of.name, measure=partial(measure, name=name))
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {name: experiment(name) for name in TEXTS}

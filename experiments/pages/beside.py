@@ -102,12 +102,12 @@ def sixteen(found: Results, published: Published, scores: Mapping[str, str], uni
     All subsets, in the order of print, which lacks one of them in table 3.3.
     """
     names = [f"{score}, %" for score in scores.values()]
-    beside_whole = ["accuracy above all four, points"] if "accuracy" in scores else []  # no texts have the others
-    header = ["×", "+", "LR", "Hash", *ours(unit, ALL), *names, *beside_whole, *theirs("thesis", unit, ALL), *names]
+    judged = "accuracy" in scores  # of other scores no texts are kept
+    above = ["accuracy above all four, points"] if judged else []
+    header = ["×", "+", "LR", "Hash", *ours(unit, ALL), *names, *above, *theirs("thesis", unit, ALL), *names]
 
     def figures(name: str) -> list[str]:
-        above = [ahead(found, name, WHOLE) for _ in beside_whole]
-        return [*own(found, name, list(scores), ALL), *above]
+        return [*own(found, name, list(scores), ALL), *([ahead(found, name, WHOLE)] if judged else [])]
 
     lines = []
     for name in subsets():
@@ -118,7 +118,7 @@ def sixteen(found: Results, published: Published, scores: Mapping[str, str], uni
     for name in tacl_baselines.ROWS:
         if name in found:
             lines.append([name, "", "", "", *figures(name), *[""] * (2 + len(scores))])
-    of = published if "accuracy" in scores else {name: row[:1] for name, row in published.items()}
+    of = published if judged else {name: row[:1] for name, row in published.items()}
     return markdown(header, lines) + "\n" + told(found, of, ALL)
 
 

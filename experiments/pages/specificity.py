@@ -9,6 +9,7 @@ from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import correlation
 from lengths import MODEL, PENALTIES
 from pages import trials
+from pages.beside import ahead
 from pages.correlations import within
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results
@@ -62,7 +63,12 @@ def specificity(found: Results, published: Published) -> str:
     lines = []
     for name in WRITERS:
         fit, *others = written(found, name)
-        figures = [fit, above(found, name), *others, found.shown(name, "perplexity_known")]
+        figures = [
+            fit,
+            ahead(found, name, PAPER_MODELS[0], "specificity"),
+            *others,
+            found.shown(name, "perplexity_known"),
+        ]
         first, *rest = published.get(name, [None] * 3)
         printed = [shown(first, ".1f"), *map(shown, rest)]
         lines.append([name, *figures, *printed])
@@ -95,15 +101,9 @@ def sampled(found: Results) -> str:
     lines = []
     for name in (name for name in PAPER_MODELS if name in found):
         fit, *others = written(found, name)
-        lines.append([name, fit, above(found, name), *others])
+        lines.append([name, fit, ahead(found, name, PAPER_MODELS[0], "specificity"), *others])
     lines += [["real texts", fit, "", *others] for fit, *others in real_texts(found)]
     return with_none(["model", WRITTEN[0], ABOVE, *WRITTEN[1:]], lines)
-
-
-def above(found: Results, name: str) -> str:
-    """By how many points more of the texts of a model fit than of those of the unadapted one."""
-    more = None if name == PAPER_MODELS[0] else found.difference(name, "specificity", PAPER_MODELS[0])
-    return "" if more is None else more.told(".1f", 100.0)
 
 
 def lengths(every: Mapping[str, Results]) -> str:

@@ -99,17 +99,12 @@ def worth(rows: Sequence[Row]) -> Worth | None:
     (size, rank), each = slopes[0, 1:3, 0], inputs[:, -1].any()
     weights = float(WEIGHTS * np.exp(RANK * rank / size)) if size < 0 and rank < 0 else None
     return Worth(
-        middle(-np.expm1(RANK * slopes[:, 2, 0])),
+        bootstrap.middle(-np.expm1(RANK * slopes[:, 2, 0])),
         weights,
-        middle(RANK * slopes[:, 2, 1]),
-        middle(-np.expm1(slopes[:, -1, 0])) if each else None,
-        middle(slopes[:, -1, 1]) if each else None,
+        bootstrap.middle(RANK * slopes[:, 2, 1]),
+        bootstrap.middle(-np.expm1(slopes[:, -1, 0])) if each else None,
+        bootstrap.middle(slopes[:, -1, 1]) if each else None,
     )
-
-
-def middle(values: Floats) -> Interval:
-    """The first of some values and the middle 95 % of the others, those of trials drawn again."""
-    return Interval(float(values[0]), *(float(end) for end in np.quantile(values[1:], (0.025, 0.975))))
 
 
 def model_rank(row: Row) -> int:
