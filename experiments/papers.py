@@ -24,7 +24,7 @@ import thesis_specificity
 from pages.markdown import markdown
 from study import Experiment, Row
 
-DRAWN = ("dbpedia", "hotels", "imdb", "languages")  # sets of figures 4.2, 4.4 and 4.5
+DRAWN = ("agnews", "dbpedia", "hotels", "imdb", "languages", "places")  # sets of figures 4.2, 4.4 and 4.5
 COMMANDS: tuple[tuple[str, ...], ...] = (
     *((script, name) for name in tacl.SETS for script in ("tacl", "tacl_baselines", "tacl_beyond")),
     ("rescoring",),

@@ -30,9 +30,9 @@ OUTLINE = 73  # points along an ellipse
 RANKS, LARGEST = (1, 8, 15, 22), 31  # where the ranges of figure 4.5 begin, and where all end
 CELLS = {"concat": "concatcell", "factor": "factorcell"}  # what the models of completion are called elsewhere
 SETS = {
-    "4.2": overview.OPPOSED,
+    "4.2": ("agnews", *overview.OPPOSED),
     "4.4": tuple(overview.TRADED),
-    "4.5": (*overview.OPPOSED, *overview.TRADED),
+    "4.5": ("agnews", *overview.OPPOSED, *overview.TRADED),
 }
 
 Point = tuple[float, ...]  # x and y, or x, y and both ends of its interval
