@@ -19,7 +19,7 @@ FRONT = {  # sets, and what they are
     "hotels": "short hotel reviews, words; hotel, rating",
     "hotels13": "long hotel reviews, words; hotel, rating",
     "imdb": "film reviews, words; rating",
-    "languages": "spoken sentences, characters; language",
+    "languages": "sentences of nine languages, characters; language",
     "tweets": "tweets, characters; latitude, longitude",
     "places": "names of places, characters; latitude, longitude",
 }
