@@ -19,12 +19,12 @@ import sampled
 import study
 import switches
 import tacl
+import tacl_trials
 import thesis_sixteen
 import thesis_specificity
 from pages.markdown import markdown
 from study import Experiment, Row
 
-DRAWN = ("agnews", "dbpedia", "hotels", "imdb", "languages", "places")  # sets of figures 4.2, 4.4 and 4.5
 COMMANDS: tuple[tuple[str, ...], ...] = (
     *((script, name) for name in tacl.SETS for script in ("tacl", "tacl_baselines", "tacl_beyond")),
     ("rescoring",),
@@ -43,7 +43,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("thesis_finetuning",),
     ("thesis_queries_trials",),
     ("family",),
-    *(("tacl_trials", name) for name in DRAWN),
+    *(("tacl_trials", name) for name in tacl_trials.DRAWN),
     *(("thesis_specificity", name) for name in thesis_specificity.EXPERIMENTS if name.endswith("_trials")),
     ("sampled", "hotels_trials"),
 )

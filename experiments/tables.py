@@ -22,6 +22,7 @@ import restraint
 import sampled
 import switches
 import tacl
+import tacl_trials
 import thesis_speakers
 from factorcell import files
 from factorcell.config import PAPER_MODELS, UserError
@@ -72,7 +73,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
         made[f"TACL, {one.printed} ({name})"] = beside.four(every, printed["tacl"][one.printed], one.unit)
         others[f"Beyond, {name}"] = beyond.table(name, one.unit, beyond.read(read, name))
     made["Told apart"] = beyond.reached(read, printed["code"][PAPER_MODELS[-1]][-1])
-    drawn = {name: rows_of(read(f"tacl_trials_{name}")) for name in papers.DRAWN}
+    drawn = {name: rows_of(read(f"tacl_trials_{name}")) for name in tacl_trials.DRAWN}
     made["Figures 4.2, 4.4 and 4.5"] = trials.table(drawn)
     accuracy, languages = {"accuracy": "accuracy"}, {"accuracy": "accuracy", "macro_f1": "F1"}
     return {**made, **words.tables(scotus, read("commonvoice9"), read("tacl_hotels"))} | {

@@ -6,7 +6,7 @@ Each set stands for one of the paper's (experiments/README.md); its four models 
 hotels the rows have figures 2 and 6 and table 5 as well (hotels.py).
 
 GeoTwitter's accuracy is that of the nearest of six cities. Few of our texts are near the paper's (printed_cities.csv),
-so `accuracy` is that of another six (us_cities.csv, world_cities.csv) and `accuracy_printed_cities` that of the paper's,
+so `accuracy` is that of another six (us_cities.csv, world_cities.csv), `accuracy_printed_cities` that of the paper's,
 each with its count of texts (`judged`). README.md says how the others were chosen.
 """
 

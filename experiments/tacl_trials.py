@@ -21,6 +21,9 @@ from measures import SAMPLES
 from study import Experiment, Measured, Options
 
 ADAPTED = PAPER_MODELS[1:]
+WORDS = ("agnews", "dbpedia", "hotels", "imdb")  # sets of figure 4.2
+CHARACTERS = ("languages", "places")  # of figure 4.4
+DRAWN = (*WORDS, *CHARACTERS)  # of figure 4.5; other sets can be drawn too
 TRIALS = 14  # of each class
 SIZES = {"embedding_size": (50, 200), "hidden_size": (60, 250), "context_size": (2, 24)}  # even in their logarithms
 RANKS = (1, 30)

@@ -6,7 +6,6 @@ from itertools import pairwise, zip_longest
 import numpy as np
 
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import correlation
 from pages import beside, trials
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results, rows_of
@@ -56,7 +55,8 @@ def with_popular(found: Results) -> Results:
     """The same rows, and most popular completion as one of its own, which comes with the unadapted model."""
     rows = rows_of(found)
     there = [row for row in rows if row["row"] == "unadapted" and "mpc" in row["sums"]]
-    return Results.of([*rows, *({**row, "row": "mpc", "sums": {"mrr": row["sums"]["mpc"]}} for row in there)])
+    popular = ({**row, "row": "mpc", "exact": True, "sums": {"mrr": row["sums"]["mpc"]}} for row in there)
+    return Results.of([*rows, *popular])
 
 
 def suggested(found: Results) -> str:
@@ -86,13 +86,14 @@ def _listed(texts: Sequence[str]) -> str:
 
 def kinds(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The trials of figure 5.1 by what they adapt, then all of them."""
-    own = {kind: [row for row in rows if row["row"].rpartition(" ")[0] == kind] for kind in ROWS}
+    own = {kind: [row for row in rows if trials.model_of(row) == kind] for kind in ROWS}
     return {**own, "all": list(rows)}
 
 
 def together(rows: Sequence[Row]) -> Row:
     """The correlation of log perplexity and mean reciprocal rank: `r`, `low`, `high`, `n`."""
-    return correlation([np.log(row["perplexity_online"]) for row in rows], [row["mrr"] for row in rows])
+    logs = [float(np.log(row["perplexity_online"])) for row in rows]
+    return trials.correlated(logs, [row["mrr"] for row in rows], rows)
 
 
 def against_perplexity(rows: Sequence[Row]) -> str:

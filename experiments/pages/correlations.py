@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell import bootstrap
 from factorcell.evaluation.statistics import INTERVAL, correlation
 from study import Row
 
@@ -17,18 +18,30 @@ def within(first: Sequence[float], second: Sequence[float], groups: Sequence[Has
 
     Each group but one counts as a trial less, since its mean is fitted.
     """
+    found = correlation(beyond_means(first, groups), beyond_means(second, groups))
+    return pooled([{**found, "free": found["n"] - 3 - (len(set(groups)) - 1)}])
+
+
+def beyond_means(column: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """What each number lies above the mean of its group; rounded, so that it is zero where groups say all."""
     names = list(dict.fromkeys(groups))
     which = np.array([names.index(group) for group in groups], dtype=np.int64)
-    beyond = [beyond_means(np.asarray(column, dtype=np.float64), which) for column in (first, second)]
-    found = correlation(*(column.tolist() for column in beyond))
-    return pooled([{**found, "free": found["n"] - 3 - (len(names) - 1)}])
-
-
-def beyond_means(column: Floats, which: NDArray[np.int64]) -> Floats:
-    """What each number lies above the mean of its group; rounded, so that it is zero where groups say all."""
     means = np.bincount(which, column) / np.bincount(which)
-    found: Floats = np.round(column - means[which], 12)
-    return found
+    return [round(value, 12) for value in (np.asarray(column) - means[which]).tolist()]
+
+
+def resampled(first: Sequence[float], second: Sequence[float], counts: Floats) -> Row:
+    """The correlation of two columns with the middle 95 % of what it is where each counts so often (1 + D, n)."""
+    columns = np.array([first, second], dtype=np.float64)
+    if columns.shape[1] < 3 or (np.ptp(columns, axis=1) == 0).any():
+        return {"r": None, "low": None, "high": None, "n": columns.shape[1]}
+    weights = counts / counts.sum(axis=1, keepdims=True)
+    beyond = columns[:, None] - (columns @ weights.T)[:, :, None]  # (2, 1 + D, n)
+    squares = (weights * beyond**2).sum(axis=2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        drawn = (weights * beyond.prod(axis=0)).sum(axis=1) / np.sqrt(squares.prod(axis=0))
+    r, low, high = bootstrap.middle(drawn)
+    return {"r": r, "low": low, "high": high, "n": columns.shape[1]}
 
 
 def pooled(found: Sequence[Row]) -> Row:

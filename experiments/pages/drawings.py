@@ -16,6 +16,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 import tacl
+import tacl_trials
 from factorcell.config import PAPER_MODELS
 from factorcell.reports import charts
 from pages import completion, overview, specificity, trials, words
@@ -29,11 +30,7 @@ LEAST, MOST = 1.35, 3  # the panels that a picture is wide
 OUTLINE = 73  # points along an ellipse
 RANKS, LARGEST = (1, 8, 15, 22), 31  # where the ranges of figure 4.5 begin, and where all end
 CELLS = {"concat": "concatcell", "factor": "factorcell"}  # what the models of completion are called elsewhere
-SETS = {
-    "4.2": ("agnews", *overview.OPPOSED),
-    "4.4": tuple(overview.TRADED),
-    "4.5": ("agnews", *overview.OPPOSED, *overview.TRADED),
-}
+SETS = {"4.2": tacl_trials.WORDS, "4.4": tacl_trials.CHARACTERS, "4.5": tacl_trials.DRAWN}
 
 Point = tuple[float, ...]  # x and y, or x, y and both ends of its interval
 

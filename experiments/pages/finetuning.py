@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import gain
+from factorcell.evaluation.statistics import LEVEL, gain
 from factorcell.evaluation.text_figures import TextSums
 from pages.markdown import shown, with_none
 from pages.results import Results
@@ -48,7 +48,7 @@ def moved(found: Results, name: str, way: str) -> bool:
     return any(float(before.ratio) != float(after.ratio) for before, after in zip(*both, strict=True))
 
 
-def gained(found: Results, name: str, way: str, kind: str = "perplexity") -> Interval | None:
+def gained(found: Results, name: str, way: str, kind: str = "perplexity", level: float = LEVEL) -> Interval | None:
     """What the penalty above zero that suits dev best gains over none in perplexity of a `kind`; None without rows.
 
     A seed's run is tuned in both ways.
@@ -58,5 +58,6 @@ def gained(found: Results, name: str, way: str, kind: str = "perplexity") -> Int
     rows = [row["finetuned"] for row in found.trainings(TUNED)]
     keys = [f"{name}, {way}, {l1}" for l1 in PENALTIES]
     best = min(keys[1:], key=lambda key: float(np.mean([row[key]["dev"] for row in rows])))
-    saved = found.within(TUNED, *(f"{key}{KINDS[kind]}" for key in (keys[0], best)))
+    without, tuned = (f"{key}{KINDS[kind]}" for key in (keys[0], best))
+    saved = found.within(TUNED, without, tuned, level)
     return None if saved is None else gain(saved)

@@ -31,7 +31,8 @@ from thesis_variables import VARIABLES
 SEEDS = 3  # trainings of a row, at least, before anything is said of it
 MARGIN = 0.01  # of a perplexity or a rank: papers print one training each, so what lies closer is no order of theirs
 POINT = 1.0  # of shares in per cent, likewise
-SHARES = ("accuracy", "specificity", "auc", "macro_f1")
+SHARES = ("accuracy", "specificity", "auc", "macro_f1", "town_commonest")
+PERPLEXITIES = ("perplexity", "said", "dev_")  # how their names begin
 DIFFERENCES = tuple(name for name, _ in COMPARED.values())  # how figures begin that are measured from the first row
 ENOUGH = 0.5  # of the pairs that are told apart in print more than that have to differ here
 NEARLY_ALL = 0.95  # of those have to stand as printed: one in forty would not by chance alone
@@ -54,7 +55,7 @@ class Orders:
 
     Of all pairs of two printed figures, however close, so many `differ` here, and of those have the `same` order.
     `lacking` rows have fewer than `SEEDS` trainings. Of pairs the other way round `turned` is the one that print tells
-    furthest apart.
+    furthest apart. Where all that differ are of one row, that is `alone`.
     """
 
     printed: int = 0
@@ -63,6 +64,7 @@ class Orders:
     same: int = 0
     lacking: int = 0
     turned: tuple[str, ...] = ()
+    alone: str = ""
 
     @classmethod
     def of(
@@ -78,7 +80,8 @@ class Orders:
         other = [(a, b) for (a, b), sign in differ.items() if sign != np.sign(printed[a] - printed[b])]
         lacking = sum(trainings.get(name, 0) < SEEDS for name in printed)
         turned = max(other, key=lambda pair: abs(printed[pair[0]] - printed[pair[1]]), default=())
-        return cls(len(far), len(far & differ.keys()), len(differ), len(differ) - len(other), lacking, turned)
+        alone = next((name for name in printed if len(differ) > 1 and all(name in pair for pair in differ)), "")
+        return cls(len(far), len(far & differ.keys()), len(differ), len(differ) - len(other), lacking, turned, alone)
 
     def __str__(self) -> str:
         return (
@@ -100,7 +103,7 @@ class Orders:
             return f"{self.lacking} {'row' if self.lacking == 1 else 'rows'} lacking"
         if self.verdict == UNTOLD:
             return f"{self.sure} of {self.printed} differ"
-        told = f"{self.same} of {self.differ} as printed"
+        told = f"{self.same} of {self.differ} as printed" + (f", all against {self.alone}" if self.alone else "")
         return f"{told}, not {' and '.join(self.turned)}" if self.turned and self.verdict == DISAGREES else told
 
 
@@ -167,8 +170,8 @@ class Results:
             return None
         with np.errstate(invalid="ignore", divide="ignore"):
             found = bootstrap.middle(drawn.drawn[:, 1] / drawn.drawn[:, 0] - 1, drawn.texts)
-        first, second = (each / drawn.drawn[0, 0] for each in drawn.trained)
-        return widened(found, second, first)
+        below, above = drawn.drawn[0]
+        return widened(found, drawn.trained[1] / below, drawn.trained[0] * above / below**2)
 
     def difference(self, name: str, key: str, base: str, other: str = "") -> Interval | None:
         """By how much a figure of a row lies above that of the row `base`, over texts and trainings; None without.
@@ -178,13 +181,13 @@ class Results:
         drawn = self._pair(name, key, base, other)
         return None if drawn is None else drawn.difference(1, 0)
 
-    def within(self, name: str, key: str, base: str) -> Interval | None:
+    def within(self, name: str, key: str, base: str, level: float = statistics.LEVEL) -> Interval | None:
         """By how much a figure of a row lies above another one of the same trainings, over texts; None without."""
         own = next((one.texts for one in self.candidates if one.name == name), ())
         if not all(key in texts and base in texts for texts in own):
             return None
         both = Ratios.of([[texts[base] for texts in own], [texts[key] for texts in own]])
-        return None if both is None else both.difference(1, 0, paired=True)
+        return None if both is None else both.difference(1, 0, True, level)
 
     def lower(self, name: str, key: str, base: str, paired: bool = False) -> Interval | None:
         """By what share a perplexity of a row lies below that of the row `base`; None without.
@@ -228,14 +231,16 @@ class Results:
         rows = {one.name: one for one in self.candidates}
         own = {name: self._sums(rows[named[name]], key) for name in printed if named.get(name) in rows}
         own = {name: sums for name, sums in own.items() if sums}
-        drawn = Ratios.of(list(own.values())) if len(own) > 1 else None
         places = {name: place for place, name in enumerate(own)}
+        exact = {places[name] for name in own if rows[named[name]].exact}
+        drawn = Ratios.of(list(own.values()), exact=exact) if len(own) > 1 else None
         found = {
             (a, b): drawn.difference(places[a], places[b])
             for a, b in itertools.combinations(own, 2)
             if drawn is not None
         }
-        return Orders.of(key, printed, found, {name: len(sums) for name, sums in own.items()})
+        trainings = {name: SEEDS if places[name] in exact else len(sums) for name, sums in own.items()}
+        return Orders.of(key, printed, found, trainings)
 
     def orders_of_trainings(self, key: str, printed: Mapping[str, float]) -> "Orders":
         """The same of a figure that no texts are kept of: by how its trainings spread."""
@@ -258,10 +263,16 @@ def candidate(name: str, rows: Sequence[Row]) -> Candidate:
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> Row:
-    """Of figures that no texts are kept of: means over seeds, and standard deviations where there are several."""
+    """Of figures that `AVERAGED` has not: means over seeds, and standard deviations where there are several.
+
+    Those of perplexities are geometric.
+    """
     names = [name for name, value in rows[0].items() if isinstance(value, float) and name not in AVERAGED]
     found = {name: [row[name] for row in rows] for name in names}
-    made = {name: float(np.mean(values)) for name, values in found.items()}
+    made = {
+        name: float(np.exp(np.mean(np.log(values))) if name.startswith(PERPLEXITIES) else np.mean(values))
+        for name, values in found.items()
+    }
     if len(rows) > 1:
         made |= {f"{name}_deviation": float(np.std(values, ddof=1)) for name, values in found.items()}
     return made

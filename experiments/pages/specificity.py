@@ -10,7 +10,7 @@ from factorcell.evaluation.statistics import correlation
 from lengths import MODEL, PENALTIES
 from pages import trials
 from pages.beside import ahead
-from pages.correlations import within
+from pages.correlations import beyond_means
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results
 from study import Row
@@ -146,7 +146,9 @@ def along(rows: Sequence[Row], what: str) -> Row:
     """
     if what.startswith("accuracy"):
         told, fit = ([float(row[key]) for row in rows] for key in ("accuracy", "specificity"))
-        return correlation(told, fit) if what == "accuracy" else within(told, fit, [*map(trials.model_of, rows)])
+        if what != "accuracy":
+            told, fit = (beyond_means(column, [*map(trials.model_of, rows)]) for column in (told, fit))
+        return trials.correlated(told, fit, rows)
     own = trials.of_class(rows, PAPER_MODELS[-1])
     values = [row["config"]["model"]["rank"] if what == "rank" else np.log(row["perplexity_known"]) for row in own]
     return correlation(values, [row["specificity"] for row in own])

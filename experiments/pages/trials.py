@@ -1,5 +1,6 @@
 """What models of random sizes say together: whether perplexity and accuracy go along, and what a rank is worth."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,32 +11,37 @@ import tacl
 from factorcell import bootstrap
 from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
-from factorcell.evaluation.statistics import Ratios
+from factorcell.evaluation.statistics import Ratios, correlation
 from factorcell.evaluation.text_figures import TextSums
-from pages.correlations import within
+from pages.correlations import resampled, within
 from pages.markdown import markdown, shown, with_none
 from study import Row, ungrouped
 
 KNOWN, FIGURE = "perplexity_known", "perplexity per unit, known targets"
 LEAST = 10  # models, before anything is said of them
 RANK, WEIGHTS = 20, 120_000  # of which the paper's sentence is
+RANKED, LARGER = f"a rank of {RANK} for 0", "a W of twice as many weights"
+LONGER, EACH = "a context vector twice as long", "a bias of each value for one of low rank"
+CHANGES = {LARGER: (1, math.log(2)), RANKED: (2, float(RANK)), LONGER: (3, math.log(2)), EACH: (4, 1.0)}  # of `drawn`
 DRAWS = 2000
 
 Floats = NDArray[np.float64]
 
 
-class Worth(NamedTuple):
-    """What rank 20 saves of the perplexity, and how many weights of W would save as much, if more of them save any.
-
-    Also what that rank brings in accuracy, and what a bias of each value in place of one of low rank brings in both;
-    None where no trial has one.
-    """
+class Effect(NamedTuple):
+    """What a change of what is drawn saves of the perplexity, in shares of it, and what it brings in accuracy."""
 
     saved: Interval
-    weights: float | None
-    told: Interval = Interval(0.0)
-    saved_each: Interval | None = None
-    told_each: Interval | None = None
+    told: Interval
+
+
+def drawn_again(rows: Sequence[Row], draws: int) -> Floats:
+    """How often each trial counts, in all and in every draw (1 + D, trials): those of one number have the same sizes.
+
+    So they are drawn together, as one.
+    """
+    names, which = np.unique([number_of(row) for row in rows], return_inverse=True)
+    return bootstrap.counts(len(names), draws)[:, which]
 
 
 def of_class(rows: Sequence[Row], model: str) -> list[Row]:
@@ -48,6 +54,11 @@ def model_of(row: Row) -> str:
     return str(row["row"].rpartition(" ")[0])
 
 
+def number_of(row: Row) -> str:
+    """The draw of sizes of a trial."""
+    return str(row["row"].rpartition(" ")[2])
+
+
 def together(rows: Sequence[Row], model: str) -> Row:
     """The correlation of log perplexity and accuracy over the trials of a class, within each kind of softmax bias.
 
@@ -56,6 +67,13 @@ def together(rows: Sequence[Row], model: str) -> Row:
     own = of_class(rows, model)
     logs = [float(np.log(row["perplexity_known"])) for row in own]
     return within(logs, [row["accuracy"] for row in own], [one_hot(row) for row in own])
+
+
+def correlated(first: Sequence[float], second: Sequence[float], rows: Sequence[Row]) -> Row:
+    """The correlation of two figures of the trials `rows`, whose sizes are drawn together where several share them."""
+    if len({number_of(row) for row in rows}) == len(rows):
+        return correlation(first, second)
+    return resampled(first, second, drawn_again(rows, DRAWS))
 
 
 def traded(rows: Sequence[Row]) -> Interval | None:
@@ -85,37 +103,41 @@ def recurrent_weights(row: Row) -> int:
     return int(3 * (model["embedding_size"] + model["hidden_size"]) * model["hidden_size"])
 
 
-def worth(rows: Sequence[Row]) -> Worth | None:
-    """Least squares of log perplexity and of accuracy on what is drawn: the rank, 0 of a ConcatCell, and all else.
+def effects(rows: Sequence[Row]) -> dict[str, Effect]:
+    """What each of `CHANGES` brings, by least squares of log perplexity and of accuracy on all that is drawn.
 
-    Intervals are those of trials drawn again. None of fewer than `LEAST` trials.
+    Intervals are those of draws of sizes drawn again. Nothing of fewer than `LEAST` trials, nor of what no two differ
+    in.
     """
-    ranked = [(row, model_rank(row)) for model in ("factorcell", "concatcell") for row in of_class(rows, model)]
-    if len(ranked) < LEAST:
-        return None
-    inputs = np.array([(1.0, float(np.log(recurrent_weights(row))), rank, *besides(row)) for row, rank in ranked])
-    figures = np.array([(np.log(row["perplexity_known"]), row["accuracy"]) for row, _ in ranked], dtype=np.float64)
-    slopes = np.array([fitted(inputs, figures, counted) for counted in bootstrap.counts(len(ranked), DRAWS)])
-    (size, rank), each = slopes[0, 1:3, 0], inputs[:, -1].any()
-    weights = float(WEIGHTS * np.exp(RANK * rank / size)) if size < 0 and rank < 0 else None
-    return Worth(
-        bootstrap.middle(-np.expm1(RANK * slopes[:, 2, 0])),
-        weights,
-        bootstrap.middle(RANK * slopes[:, 2, 1]),
-        bootstrap.middle(-np.expm1(slopes[:, -1, 0])) if each else None,
-        bootstrap.middle(slopes[:, -1, 1]) if each else None,
-    )
+    own = [row for model in ("factorcell", "concatcell") for row in of_class(rows, model)]
+    if len(own) < LEAST:
+        return {}
+    inputs = np.array([drawn(row) for row in own])
+    figures = np.array([(np.log(row["perplexity_known"]), row["accuracy"]) for row in own], dtype=np.float64)
+    slopes = np.array([fitted(inputs, figures, counted) for counted in drawn_again(own, DRAWS)])
+    return {
+        what: Effect(bootstrap.middle(-np.expm1(times * slopes[:, at, 0])), bootstrap.middle(times * slopes[:, at, 1]))
+        for what, (at, times) in CHANGES.items()
+        if np.ptp(inputs[:, at])
+    }
+
+
+def drawn(row: Row) -> tuple[float, ...]:
+    """What is drawn of a model, after a constant: sizes of W and of the context, rank, the kind of bias, dropout."""
+    model = row["config"]["model"]
+    sizes = math.log(recurrent_weights(row)), float(model_rank(row)), math.log(model["context_size"])
+    return 1.0, *sizes, float(one_hot(row)), float(model["dropout_recurrent"])
+
+
+def weights(found: Mapping[str, Effect]) -> float | None:
+    """How many weights of W save as much as a rank of `RANK`; None if more of them save nothing, or that rank does."""
+    larger, rank = (found[what].saved.point for what in (LARGER, RANKED))
+    return float(WEIGHTS * 2 ** (math.log1p(-rank) / math.log1p(-larger))) if min(larger, rank) > 0 else None
 
 
 def model_rank(row: Row) -> int:
     """The rank of a trial that has one, else 0."""
     return int(row["config"]["model"]["rank"]) if model_of(row) == "factorcell" else 0
-
-
-def besides(row: Row) -> tuple[float, ...]:
-    """What else is drawn of a model that its perplexity may hang on: dropout, context size and the kind of its bias."""
-    model = row["config"]["model"]
-    return float(model["dropout_recurrent"]), float(np.log(model["context_size"])), float(one_hot(row))
 
 
 def one_hot(row: Row) -> bool:
@@ -137,8 +159,7 @@ def table(sets: Mapping[str, Sequence[Row]]) -> str:
         for model in PAPER_MODELS[1:]:
             if own := of_class(rows, model):
                 lines.append([name, unit, model, *cells(rows, own, model)])
-        if found := worth(rows):
-            brought += effects(name, found)
+        brought += brings(name, effects(rows))
     header = [
         "set",
         "unit",
@@ -170,12 +191,10 @@ def told(found: Row) -> str:
     return f"{found['r']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]" if found["low"] is not None else ""
 
 
-def effects(name: str, found: Worth) -> list[list[str]]:
-    """What the paper says of its figure 5, of a set, and what it says below of accuracy: lines of the second table."""
-    weights = f"{found.weights:,.0f}" if found.weights else "none"
-    rank = [found.saved.told(".1f", 100.0), found.told.told(".1f", 100.0), weights if found.saved.sign == 1 else ""]
-    lines = [[name, f"a rank of {RANK} for 0", *rank]]
-    if found.saved_each is not None and found.told_each is not None:
-        each = [one.told(".1f", 100.0) for one in (found.saved_each, found.told_each)]
-        lines.append([name, "a bias of each value for one of low rank", *each, ""])
+def brings(name: str, found: Mapping[str, Effect]) -> list[list[str]]:
+    """What the paper says of its figure 5, of a set, and what it says below: lines of the second table."""
+    lines = []
+    for what, (saved, brought) in found.items():
+        as_much = shown(weights(found), ",.0f") or "none" if what == RANKED and saved.sign == 1 else ""
+        lines.append([name, what, saved.told(".1f", 100.0), brought.told(".1f", 100.0), as_much])
     return lines

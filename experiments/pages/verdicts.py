@@ -1,14 +1,13 @@
-"""Verdicts: whether what finished rows say of a printed table or figure agrees with it, by `results.Orders`."""
+"""Verdicts: whether what finished rows say of a printed table or figure agrees with it."""
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.comparison import COMPARED
-from factorcell.evaluation.statistics import INTERVAL, rank_correlation
+from factorcell.evaluation.statistics import LEVEL, rank_correlation
 from pages import finetuning, trials, words
 from pages.correlations import pooled
 from pages.markdown import shown
@@ -52,6 +51,24 @@ class Line(NamedTuple):
     why: str = WORDS
 
 
+def lacks(line: Line, why: str = "not trained") -> Line:
+    """A line of which no row of ours tells anything."""
+    return line._replace(ours=NO_ROW, why=why)
+
+
+def by_sign(found: Interval, sign: int = 1) -> str:
+    """The verdict on a figure that is above zero in print, or below, as `sign` says."""
+    return {1: AGREES, 0: UNTOLD, -1: DISAGREES}[sign * found.sign]
+
+
+def ends(found: Interval, form: str = "+.1f", scale: float = 100.0) -> str:
+    """The interval that a verdict rests on."""
+    if found.low is None:
+        return "no interval"
+    low, high = (shown(None if end is None else scale * end, form) for end in found[1:])
+    return f"{low} to {high}"
+
+
 def both(line: Line, found: Results, printed: Published, row: str, key: str = "perplexity") -> list[Line]:
     """Two lines of rows: of perplexities, and of how often the right value is told, where print has that."""
     return [measured(line, found, printed, row, key), *right(line, found, printed, row)]
@@ -81,7 +98,7 @@ def right(line: Line, found: Results, printed: Published, row: str) -> list[Line
     if not told:
         return []
     if not found.candidates:
-        return [line._replace(ours=NO_ROW, why="not trained")]
+        return [lacks(line)]
     orders, ours = found.orders("accuracy", told), found.row(row).get("accuracy")
     return [line._replace(ours=shown(ours, ".1%") or NO_ROW, verdict=orders.verdict, why=orders.why)]
 
@@ -90,7 +107,7 @@ def by_trainings(line: Line, found: Results, key: str, printed: Mapping[str, flo
     """A line of a figure that no texts are kept of, that of `row`: whether its orders over trainings are those."""
     line = line._replace(printed=f"{printed[row]:.1f}%")
     if not found.candidates:
-        return line._replace(ours=NO_ROW, why="not trained")
+        return lacks(line)
     orders, ours = found.orders_of_trainings(key, printed), found.row(row).get(key)
     return line._replace(ours=shown(ours, ".1%") or NO_ROW, verdict=orders.verdict, why=orders.why)
 
@@ -99,23 +116,25 @@ def correlated(line: Line, found: Results, printed: Published) -> Line:
     """A line of gains a community: whether those gain most here that gain most in print, by their ranks."""
     both = (ADAPTED, UNADAPTED)
     if any(name not in found for name in both):
-        return line._replace(ours=NO_ROW, why="not trained")
+        return lacks(line)
     every = communities(found)
     names = [name for name in printed if name in every]
     ours = [every[name].gain(*both) for name in names]
     theirs = [gain(printed[name][1], printed[name][0]) or 0.0 for name in names]
     rank = rank_correlation(ours, theirs)
-    if rank["low"] is None or any(len(found.seeds(name)) < SEEDS for name in both):
-        return line._replace(ours=NO_ROW, why=FEW)
-    told = f"ranks {rank['r']:+.2f}"
-    verdict = AGREES if rank["low"] > 0 else DISAGREES if rank["high"] < 0 else UNTOLD
-    return line._replace(ours=told, verdict=verdict, why=f"{len(names)} communities")
+    if lacking(found, *both):
+        return lacks(line, FEW)
+    if rank["low"] is None:
+        return lacks(line, f"{len(names)} communities")
+    interval = Interval(rank["r"], rank["low"], rank["high"])
+    why = f"{ends(interval, '+.2f', 1.0)}, {len(names)} communities"
+    return line._replace(ours=f"ranks {rank['r']:+.2f}", verdict=by_sign(interval), why=why)
 
 
 def ordered(line: Line, found: Results, key: str, printed: Mapping[str, float], form: str) -> Line:
     """A line of a figure `key`: that of the last printed model, and whether the orders are the printed ones."""
     if not found.candidates:
-        return line._replace(ours=NO_ROW, why="not trained")
+        return lacks(line)
     ours, orders = found.row(list(printed)[-1]).get(key), found.orders(key, printed)
     return line._replace(ours=shown(ours, form) or NO_ROW, verdict=orders.verdict, why=orders.why)
 
@@ -124,7 +143,7 @@ def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
     """A line of trials: that the SoftmaxBias models of better perplexity are worse at telling contexts apart."""
     found = [trials.together(rows, "softmaxbias") for rows in sets.values()]
     if any(one["n"] < trials.LEAST for one in found):
-        return line._replace(ours=NO_ROW, why="not trained")
+        return lacks(line)
     return going_along(line, pooled(found), 1)
 
 
@@ -132,7 +151,7 @@ def traded(line: Line, rows: Sequence[Row], printed: float) -> Line:
     """A line of trials: that the model chosen by accuracy tells so much more apart than that chosen by perplexity."""
     found = trials.traded(rows)
     if found is None:
-        return line._replace(ours=NO_ROW, why="not trained")
+        return lacks(line)
     return effect(line._replace(ours=f"{100 * found.point:+.1f} points"), found, printed, POINT / 100)
 
 
@@ -141,12 +160,12 @@ def normalised(line: Line, found: Results, name: str, base: str, printed: Publis
     theirs = gain(printed[name][0], printed[base][0]) or 0.0
     line = line._replace(printed=f"{theirs:+.1%}")
     if name not in found or base not in found:
-        return line._replace(ours=NO_ROW, why="not trained")
+        return lacks(line)
     if lacking(found, name, base):
-        return line._replace(ours=NO_ROW, why=FEW)
+        return lacks(line, FEW)
     gained = found.lower(name, KNOWN, base)
     if gained is None:
-        return line._replace(ours=NO_ROW, why="of other texts")
+        return lacks(line, "of other texts")
     return effect(line._replace(ours=f"{gained.point:+.1%}"), gained, theirs, MARGIN)
 
 
@@ -156,47 +175,53 @@ def lacking(found: Results, *names: str) -> bool:
 
 
 def effect(line: Line, found: Interval, printed: float, margin: float) -> Line:
-    """A line of an effect, above zero in print: one above zero agrees, one surely short of print disagrees."""
+    """A line of an effect, above zero in print: one above zero agrees, one below or surely short of print disagrees."""
     if found.low is None or found.high is None:
         return line._replace(why="fewer texts than an interval wants")
-    told = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
-    if found.sign > 0:
-        return line._replace(verdict=AGREES, why=told)
-    return line._replace(verdict=DISAGREES if found.high < printed - margin else UNTOLD, why=told)
+    short = found.high < printed - margin
+    verdict = DISAGREES if short and found.sign == 0 else by_sign(found)
+    return line._replace(verdict=verdict, why=ends(found))
 
 
 def penalised(line: Line, found: Results) -> Line:
     """A line of fine-tunings: that no penalty is better than none by a margin, as the thesis found."""
-    every = [finetuning.gained(found, *case) for case in finetuning.CASES if finetuning.moved(found, *case)]
+    moved = [case for case in finetuning.CASES if finetuning.moved(found, *case)]
+    level = 1 - (1 - LEVEL) / max(1, len(moved))  # so that one in forty has such a gain among them by chance
+    every = [finetuning.gained(found, *case, level=level) for case in moved]
     cases = [case for case in every if case is not None]
-    gains = [surely(case, len(cases), MARGIN) for case in cases]
+    gains = [case.low is not None and case.low > MARGIN for case in cases]
     none = all(case.high is not None and case.high < MARGIN for case in cases)
     if not gains or len(found.candidates[0].rows) < SEEDS:
-        return line._replace(ours=NO_ROW, why="not trained" if not gains else FEW)
+        return lacks(line, FEW if gains else "not trained")
     told = f"{sum(gains)} of {len(gains)} gain over {MARGIN:.0%}"
     verdict = DISAGREES if any(gains) else AGREES if none else UNTOLD
     return line._replace(ours=told, verdict=verdict, why="of domains and parts")
 
 
-def surely(found: Interval, tries: int, least: float) -> bool:
-    """Whether a gain is above the `least`, as one of so many `tries`, of which one in forty is by chance alone."""
-    if found.low is None:
-        return False
-    wider = NormalDist().inv_cdf(1 - 0.025 / tries) / INTERVAL
-    return found.point - least > wider * (found.point - found.low)
-
-
 def no_better(line: Line, found: Results, plain: str | None, more: str | None) -> Line:
     """A line of two rows of which the second has a part `more`: that it gains nothing by it, as the thesis found."""
     if plain is None or more is None or plain not in found:
-        return line._replace(ours=NO_ROW, why="not trained")
+        return lacks(line)
     if lacking(found, plain, more):
-        return line._replace(ours=NO_ROW, why=FEW)
+        return lacks(line, FEW)
     gained = found.lower(more, KNOWN, plain)
     if gained is None or gained.high is None:
-        return line._replace(ours=NO_ROW, why="of other texts")
-    verdict = DISAGREES if surely(gained, 1, MARGIN) else AGREES if gained.high < MARGIN else UNTOLD
+        return lacks(line, "of other texts")
+    surely = gained.low is not None and gained.low > MARGIN
+    verdict = DISAGREES if surely else AGREES if gained.high < MARGIN else UNTOLD
     return line._replace(ours=f"{gained.point:+.1%}", verdict=verdict, why=f"at most {gained.high:+.1%}")
+
+
+def added(line: Line, found: Results, plain: str | None, more: str | None, printed: float) -> Line:
+    """A line of two rows of which the second has a part `more`: that it finds more words among its first three."""
+    if plain is None or more is None:
+        return lacks(line)
+    if lacking(found, plain, more):
+        return lacks(line, FEW)
+    above = found.difference(more, "top_3", plain)
+    if above is None:
+        return lacks(line, "of other texts")
+    return effect(line._replace(ours=f"{100 * above.point:+.2f} points"), above, printed, 0.0)
 
 
 def grouped(line: Line, found: Results, column: str) -> Line:
@@ -204,44 +229,50 @@ def grouped(line: Line, found: Results, column: str) -> Line:
     more = words.nearer(found, PAPER_MODELS[-1], column)
     hotels, same, chance, *_ = words.alike(found, PAPER_MODELS[-1], column)
     if more is None or lacking(found, PAPER_MODELS[-1]):
-        return line._replace(ours=NO_ROW, why="not trained" if more is None else FEW)
-    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[more.sign]
-    return line._replace(ours=f"{same}% alike, {chance}% by chance", verdict=verdict, why=f"of {hotels} hotels")
+        return lacks(line, "not trained" if more is None else FEW)
+    ours = f"{same}% alike, {chance}% by chance"
+    return line._replace(ours=ours, verdict=by_sign(more), why=f"of {hotels} hotels")
 
 
 def going_along(line: Line, found: Row, sign: int) -> Line:
     """A line of a correlation that is above zero in print, or below, or neither, as `sign` says."""
-    if found["low"] is None or found["n"] < trials.LEAST:
-        return line._replace(ours=NO_ROW, why="not trained")
-    ours = Interval(found["r"], found["low"], found["high"]).sign
-    verdict = UNTOLD if ours == 0 else AGREES if ours == sign else DISAGREES
-    return line._replace(ours=f"r {found['r']:+.2f}", verdict=verdict, why=f"{found['n']} models")
+    if found["n"] < trials.LEAST:
+        return lacks(line)
+    if found["low"] is None:
+        return lacks(line, "all alike")
+    ours = Interval(found["r"], found["low"], found["high"])
+    verdict = by_sign(ours, sign) if sign else DISAGREES if ours.sign else UNTOLD
+    why = f"{ends(ours, '+.2f', 1.0)}, {found['n']} models"
+    return line._replace(ours=f"r {found['r']:+.2f}", verdict=verdict, why=why)
 
 
 def further(line: Line, found: Results, key: str) -> Line:
     """A line of a figure that the FactorCell is further ahead in than the ConcatCell, as print has it."""
     gained = found.above("factor", key, "concat")
-    return _of_users(line, found, "concat", gained, (key,), "+.1%")
+    return _of_users(line, found, "concat", gained, (key,))
 
 
-def sooner(line: Line, found: Results) -> Line:
-    """A line of what personal completion gains in ranks: more after short prefixes than after long ones, in print."""
-    keys = [f"mrr_prefix_{LENGTHS['prefix'][place]}" for place in (0, -1)]
-    short, long = (found.difference("factor", key, "unadapted") for key in keys)
+def sooner(line: Line, found: Results, what: str) -> Line:
+    """A line of what personal completion gains by shares of ranks: for short prefixes, or queries, more than for long.
+
+    Both are of the same trainings, but of other texts; they are held against each other as if they were independent.
+    """
+    keys = [f"mrr_{what}_{LENGTHS[what][place]}" for place in (0, -1)]
+    short, long = (found.above("factor", key, "unadapted") for key in keys)
     gained = None if short is None or long is None else less(short, long)
-    return _of_users(line, found, "unadapted", gained, keys, "+.4f")
+    return _of_users(line, found, "unadapted", gained, keys)
 
 
-def _of_users(line: Line, found: Results, base: str, gained: Interval | None, keys: Sequence[str], form: str) -> Line:
+def _of_users(line: Line, found: Results, base: str, gained: Interval | None, keys: Sequence[str]) -> Line:
     """A line of what the FactorCell has `gained` over the row `base`, in figures `keys` of enough users and texts."""
     if gained is None:
-        return line._replace(ours=NO_ROW, why="not trained")
+        return lacks(line)
     if lacking(found, "factor", base):
-        return line._replace(ours=NO_ROW, why=FEW)
+        return lacks(line, FEW)
     users, texts = map(min, zip(*(found.units("factor", key) for key in keys), strict=True))
     few = users < USERS or texts < TEXTS
-    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[0 if few else gained.sign]
-    return line._replace(ours=f"{gained.point:{form}}", verdict=verdict, why=f"of {texts:,} texts")
+    why = f"{ends(gained)}, {texts:,} texts of {users} users"
+    return line._replace(ours=f"{gained.point:+.1%}", verdict=UNTOLD if few else by_sign(gained), why=why)
 
 
 def less(one: Interval, other: Interval) -> Interval:
@@ -255,20 +286,19 @@ def less(one: Interval, other: Interval) -> Interval:
     return Interval(point, point - reach, point + reach)
 
 
-def ranked(line: Line, rows: Sequence[Row]) -> Line:
-    """A line of trials: what a rank of 20 saves of the perplexity."""
-    found = trials.worth(rows)
-    if found is None:
-        return line._replace(ours=NO_ROW, why="not trained")
-    sign = found.saved.sign
-    verdict = AGREES if sign > 0 else DISAGREES if sign < 0 else UNTOLD
-    return line._replace(ours=f"{found.saved.point:+.1%}", verdict=verdict, why="least squares")
-
-
-def each_value(line: Line, rows: Sequence[Row]) -> Line:
-    """A line of trials: that a bias of each value in place of one of low rank brings accuracy."""
-    found = trials.worth(rows)
-    if found is None or found.told_each is None:
-        return line._replace(ours=NO_ROW, why="not trained")
-    verdict = {1: AGREES, 0: UNTOLD, -1: DISAGREES}[found.told_each.sign]
-    return line._replace(ours=f"{100 * found.told_each.point:+.1f} points", verdict=verdict, why="least squares")
+def brought(
+    line: Line, sets: Mapping[str, Sequence[Row]], change: str, what: Literal["saved", "told"], sign: int = 1
+) -> Line:
+    """A line of trials: that a change saves perplexity on all sets, or brings accuracy; or costs it, as `sign` says."""
+    every = [trials.effects(rows) for rows in sets.values()]
+    if any(change not in one for one in every):
+        return lacks(line)
+    found = [getattr(one[change], what) for one in every]
+    signs = [sign * one.sign for one in found]
+    verdict = AGREES if min(signs) > 0 else DISAGREES if sum(signs) < 0 else UNTOLD
+    unit = "%" if what == "saved" else " points"
+    points = [f"{100 * one.point:+.1f}{unit}" for one in found]
+    if len(found) == 1:
+        return line._replace(ours=points[0], verdict=verdict, why=ends(found[0]))
+    told = [f"{name} {point}" for name, point, sign in zip(sets, points, signs, strict=True) if sign]
+    return line._replace(ours=f"told on {len(told)} of {len(found)}", verdict=verdict, why=", ".join(told) or "none")

@@ -66,7 +66,7 @@ def test_distances_by_sound(model: NGram) -> None:
         expected = [plain(nbest.sound(word), nbest.sound(other)) for other in vocabulary[3:]]
         assert ear.distances(word) == pytest.approx(expected)
     ids, near = ear.near("write")
-    assert {vocabulary[one] for one in ids[:2]} == {"write", "right"} or near[1] == 0.5
+    assert {vocabulary[one] for one in ids[:2]} == {"write", "right"}
     assert list(near) == sorted(near)
 
 

@@ -88,6 +88,10 @@ def test_what_is_wanted_stands_beside_what_is_reached(tmp_path: Path) -> None:
     spread = 1.96 * np.sqrt(0.84 / (0.16 * 400) + 0.8 / (0.2 * 3000))
     assert [int(end) for end in reach] == [round(100 - 80 * np.exp(sign * spread)) for sign in (1, -1)]
     assert "errs on 20.0 % of 3,000 texts of dev;\n" in text
+    files.write_rows(tmp_path / "tacl_hotels.jsonl", [row("factorcell", 30.0)])
+    files.write_rows(tmp_path / "tacl_baselines_hotels.jsonl", [rows["linear"]])
+    (tmp_path / "tacl_beyond_agnews.jsonl").unlink()
+    assert "On news" not in beyond.reached(tables.reader(tmp_path), 80.0)
 
 
 def test_what_has_no_row_says_so(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Completion for users that no model was trained on: whole users in each part, and what each adds to a mean."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -267,7 +268,8 @@ def test_lines_of_gains_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         rows = [row(name, own, seed) for name, own in (("concat", 0.3), ("factor", share)) for seed in range(seeds)]
         return list(verdicts.further(verdicts.Line("F5.2", "x"), Results.of(rows), "mrr_after_100")[3:])
 
-    assert said(0.4, 3)[2:] == ["agrees", "of 3,000 texts"]
+    assert said(0.4, 3)[2] == "agrees"
+    assert re.fullmatch(r"\+\d+\.\d to \+\d+\.\d, 3,000 texts of 60 users", said(0.4, 3)[3])
     assert said(0.4, 3)[0].startswith("+")
     assert said(0.1, 3)[2] == "disagrees"
     assert said(0.4, 2) == ["no row", "", "cannot be told", "fewer than 3 seeds"]
@@ -280,7 +282,7 @@ def test_lines_of_gains_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_short_prefixes_gain_beyond_long_ones() -> None:
-    """The difference of two gains in ranks, its interval as wide as both together."""
+    """The difference of two shares gained, its interval as wide as both together."""
     assert verdicts.less(Interval(3.0, 0.0, 6.0), Interval(1.0, -3.0, 5.0)) == Interval(2.0, -3.0, 7.0)
     assert verdicts.less(Interval(3.0), Interval(1.0, -3.0, 5.0)) == Interval(2.0)
 
@@ -292,16 +294,13 @@ def test_short_prefixes_gain_beyond_long_ones() -> None:
                 sums["above"] = [
                     above + more * below for above, below in zip(sums["above"], sums["below"], strict=True)
                 ]
-        return list(verdicts.sooner(verdicts.Line("F5.3", "x"), Results.of(rows))[3:])
+        return list(verdicts.sooner(verdicts.Line("F5.3", "x"), Results.of(rows), "prefix")[3:])
 
     assert [said(more)[2] for more in (0.3, 0.0, -0.3)] == ["agrees", "cannot be told", "disagrees"]
-    assert float(said(0.3)[0]) - float(said(0.0)[0]) == pytest.approx(0.3, abs=1e-3)
-    assert verdicts.sooner(verdicts.Line("F5.3", "x"), Results.of([]))[3:] == (
-        "no row",
-        "",
-        "cannot be told",
-        "not trained",
-    )
+    shares = [float(said(more)[0].strip("%")) for more in (0.3, 0.0)]
+    assert shares[0] - shares[1] == pytest.approx(100, abs=3)  # .3 more of .3
+    nothing = verdicts.sooner(verdicts.Line("F5.3", "x"), Results.of([]), "query")
+    assert nothing[3:] == ("no row", "", "cannot be told", "not trained")
 
 
 def test_figures_of_completion() -> None:
@@ -337,7 +336,7 @@ def test_perplexity_and_ranks_of_many_models() -> None:
         line = verdicts.Line("F5.1", "x")
         return list(verdicts.going_along(line, completion.together(rows), sign)[3:])
 
-    assert said(-1, rows) == ["r -1.00", "", "agrees", "15 models"]
+    assert said(-1, rows) == ["r -1.00", "", "agrees", "-1.00 to -1.00, 15 models"]
     assert said(1, rows)[2] == "disagrees"
     assert said(-1, rows[:9]) == ["no row", "", "cannot be told", "not trained"]
 

@@ -11,6 +11,7 @@ import draws
 import study
 import tacl
 import tacl_trials
+from factorcell import bootstrap
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import correlation
 from factorcell.evaluation.text_figures import TextSums
@@ -83,33 +84,91 @@ def test_the_four_models_of_a_set_differ_in_what_they_adapt_alone(name: str) -> 
 
 def test_what_a_rank_is_worth() -> None:
     """Without noise the law itself: exp(20 x rank) less perplexity, and as many weights as give the same."""
-    found = trials.worth(rows(size=-0.1, rank=-0.003))
-    assert found is not None
-    assert found.saved.point == pytest.approx(1 - np.exp(-0.06))
-    assert found.saved.low == pytest.approx(found.saved.high)
-    assert found.weights == pytest.approx(trials.WEIGHTS * np.exp(0.6))
-    assert trials.worth(rows(size=0.1, rank=-0.003)).weights is None  # type: ignore[union-attr]
-    assert trials.worth(rows(-0.1, -0.003)[:6]) is None
+    found = trials.effects(rows(size=-0.1, rank=-0.003))
+    saved = found[trials.RANKED].saved
+    assert saved.point == pytest.approx(1 - np.exp(-0.06))
+    assert saved.low == pytest.approx(saved.high)
+    assert found[trials.LARGER].saved.point == pytest.approx(1 - 2**-0.1)
+    assert found[trials.LONGER].saved.point == pytest.approx(0.0, abs=1e-9)
+    assert trials.weights(found) == pytest.approx(trials.WEIGHTS * np.exp(0.6))
+    assert trials.weights(trials.effects(rows(size=0.1, rank=-0.003))) is None
+    assert trials.weights(trials.effects(rows(size=-0.1, rank=0.003))) is None
+    assert trials.effects(rows(-0.1, -0.003)[:6]) == {}
 
 
 def test_what_each_value_of_its_own_is_worth() -> None:
-    """In accuracy and in perplexity, whatever the ranks bring; None where no trial has such a bias."""
+    """In accuracy and in perplexity, whatever ranks and contexts bring; nothing where no trial has such a bias."""
     made = rows(size=-0.1, rank=-0.003, slope=0.0)
     for row in made:
-        row["accuracy"] += 0.04 * trials.one_hot(row) + 0.001 * trials.model_rank(row)
+        longer = np.log2(row["config"]["model"]["context_size"])
+        row["accuracy"] += 0.04 * trials.one_hot(row) + 0.001 * trials.model_rank(row) - 0.02 * longer
         row["perplexity_known"] *= float(np.exp(-0.01 * trials.one_hot(row)))
-    found = trials.worth(made)
-    assert found is not None
-    assert found.told.point == pytest.approx(0.02)
-    assert found.told_each is not None
-    assert found.saved_each is not None
-    assert found.told_each.point == pytest.approx(0.04)
-    assert found.saved_each.point == pytest.approx(1 - np.exp(-0.01))
-    line = verdicts.each_value(verdicts.Line("4.3.4", "x", printed="more"), made)
-    assert line[3:] == ("+4.0 points", "more", "agrees", "least squares")
+    found = trials.effects(made)
+    assert found[trials.RANKED].told.point == pytest.approx(0.02)
+    assert found[trials.EACH].told.point == pytest.approx(0.04)
+    assert found[trials.LONGER].told.point == pytest.approx(-0.02)
+    assert found[trials.LARGER].told.point == pytest.approx(0.0, abs=1e-9)
+    assert found[trials.EACH].saved.point == pytest.approx(1 - np.exp(-0.01))
     plain = [row for row in made if not trials.one_hot(row)]
-    assert trials.worth(plain).told_each is None  # type: ignore[union-attr]
-    assert verdicts.each_value(verdicts.Line("4.3.4", "x"), plain).ours == "no row"
+    assert trials.EACH not in trials.effects(plain)
+    assert trials.RANKED in trials.effects(plain)
+
+
+def test_lines_of_what_sizes_bring() -> None:
+    """One set tells its point; of several all have to be told as printed, and more the other way disagree."""
+
+    def said(sign: int, *ranks: float) -> list[str]:
+        sets = {f"set {rank}": rows(size=-0.1, rank=rank, noise=0.01) for rank in ranks}
+        line = verdicts.Line("4.3.4", "x", printed="less")
+        return list(verdicts.brought(line, sets, trials.RANKED, "saved", sign)[3:])
+
+    assert said(1, -0.003)[0].startswith("+5.")
+    assert said(1, -0.003)[2] == "agrees"
+    assert re.fullmatch(r"\+\d\.\d to \+\d\.\d", said(1, -0.003)[3])
+    assert said(-1, -0.003)[2] == "disagrees"
+    assert said(1, -0.003, -0.006)[::2] == ["told on 2 of 2", "agrees"]
+    assert said(1, -0.003, 0.0)[::2] == ["told on 1 of 2", "cannot be told"]
+    assert said(1, -0.003, 0.003)[::2] == ["told on 2 of 2", "cannot be told"]
+    assert said(-1, -0.003, 0.0)[2] == "disagrees"
+    assert said(1, 0.0, 0.00001)[2:] == ["cannot be told", "none"]
+    assert said(1, -0.003, 0.0)[3].startswith("set -0.003 +5.")
+    missing = {"one": rows(-0.1, -0.003), "other": []}
+    line = verdicts.brought(verdicts.Line("4.3.4", "x"), missing, trials.RANKED, "saved")
+    assert line[3:] == ("no row", "", "cannot be told", "not trained")
+
+
+def test_trials_of_one_draw_are_drawn_together() -> None:
+    """As many of each number as of every other class; so twins make nothing surer."""
+    made = rows(size=-0.1, rank=-0.003, noise=0.02)
+    counts = trials.drawn_again(made, 50)
+    assert counts.shape == (51, len(made))
+    numbers = [trials.number_of(row) for row in made]
+    for number in set(numbers):
+        own = counts[:, [place for place, one in enumerate(numbers) if one == number]]
+        assert (own == own[:, :1]).all()
+    assert (counts.sum(axis=1) == len(made)).all()
+    assert (counts[0] == 1).all()
+
+
+def test_correlations_of_trials_that_share_draws() -> None:
+    """The r of all; its interval is that of one class where the others are its twins, and Fisher's of one class."""
+    own = trials.of_class(rows(-0.1, 0.0, noise=0.02), "softmaxbias")
+    random = np.random.default_rng(2)
+    first, second = random.normal(size=(2, len(own)))
+    second += first
+    plain = trials.correlated(first.tolist(), second.tolist(), own)
+    assert plain == correlation(first.tolist(), second.tolist())
+    twins = [{**row, "row": row["row"].replace("softmaxbias", model)} for model in ("a", "b", "c") for row in own]
+    found = trials.correlated(np.tile(first, 3).tolist(), np.tile(second, 3).tolist(), twins)
+    assert found["n"] == 3 * len(own)
+    assert found["r"] == pytest.approx(plain["r"])
+    counts = bootstrap.counts(len(own), trials.DRAWS)
+    alone = correlations.resampled(first.tolist(), second.tolist(), counts)
+    assert (found["low"], found["high"]) == pytest.approx((alone["low"], alone["high"]))
+    drawn = [np.cov(first, second, fweights=counted.astype(int)) for counted in counts[1:]]
+    ends = np.quantile([one[0, 1] / np.sqrt(one[0, 0] * one[1, 1]) for one in drawn], (0.025, 0.975))
+    assert (alone["low"], alone["high"]) == pytest.approx(tuple(ends))
+    assert correlations.resampled([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], np.ones((2, 3)))["r"] is None
 
 
 def test_what_a_rank_is_worth_is_told_from_all_else_that_is_drawn() -> None:
@@ -119,10 +178,9 @@ def test_what_a_rank_is_worth_is_told_from_all_else_that_is_drawn() -> None:
         model = row["config"]["model"]
         moved = model["dropout_recurrent"] - 0.1 * np.log(model["context_size"])
         row["perplexity_known"] *= float(np.exp(moved + 0.2 * ("one_hot" in model["output_bias"])))
-    found = trials.worth(made)
-    assert found is not None
-    assert found.saved.point == pytest.approx(1 - np.exp(-0.06))
-    assert found.weights == pytest.approx(trials.WEIGHTS * np.exp(0.6))
+    found = trials.effects(made)
+    assert found[trials.RANKED].saved.point == pytest.approx(1 - np.exp(-0.06))
+    assert trials.weights(found) == pytest.approx(trials.WEIGHTS * np.exp(0.6))
 
 
 def test_draws_are_even() -> None:
@@ -137,15 +195,12 @@ def test_draws_are_even() -> None:
 
 def test_noise_widens_the_interval() -> None:
     """It holds the law, and nothing where the rank is worth nothing."""
-    found = trials.worth(rows(size=-0.1, rank=-0.003, noise=0.02))
-    assert found is not None
-    assert found.saved.low is not None
-    assert found.saved.high is not None
-    assert found.saved.low < 1 - np.exp(-0.06) < found.saved.high
-    assert found.saved.sign == 1
-    nothing = trials.worth(rows(size=-0.1, rank=0.0, noise=0.02))
-    assert nothing is not None
-    assert nothing.saved.sign == 0
+    saved = trials.effects(rows(size=-0.1, rank=-0.003, noise=0.02))[trials.RANKED].saved
+    assert saved.low is not None
+    assert saved.high is not None
+    assert saved.low < 1 - np.exp(-0.06) < saved.high
+    assert saved.sign == 1
+    assert trials.effects(rows(size=-0.1, rank=0.0, noise=0.02))[trials.RANKED].saved.sign == 0
 
 
 def test_lines_of_figures() -> None:
@@ -162,14 +217,19 @@ def test_lines_of_figures() -> None:
     assert said(tacl_trials_dbpedia=better)["F4.5"][2] == "agrees"
     assert said(tacl_trials_dbpedia=rows(-0.1, 0.003, noise=0.02))["F4.5"][2] == "disagrees"
     assert said(tacl_trials_dbpedia=better)["F4.2"][2] == "cannot be told"
-    assert said(**dict.fromkeys(names, better))["F4.2"] == ["r -1.00", "", "disagrees", "42 models"]
+    assert said(**dict.fromkeys(names, better))["F4.2"] == [
+        "r -1.00",
+        "above zero",
+        "disagrees",
+        "-1.00 to -1.00, 42 models",
+    ]
     opposed = rows(-0.1, -0.003, noise=0.02, slope=0.5)
-    assert said(**dict.fromkeys(names, opposed))["F4.2"][2:] == ["agrees", "42 models"]
+    assert said(**dict.fromkeys(names, opposed))["F4.2"][2] == "agrees"
     chance = [{**row, "accuracy": value} for row, value in zip(better, np.tile([0.1, 0.2, 0.2], 14), strict=True)]
-    assert said(**dict.fromkeys(names, chance))["F4.2"][2:] == ["cannot be told", "not trained"]
+    assert said(**dict.fromkeys(names, chance))["F4.2"][2:] == ["cannot be told", "all alike"]
     random = np.random.default_rng(0)
     mixed = [{**row, "accuracy": value} for row, value in zip(better, random.random(42), strict=True)]
-    assert said(**dict.fromkeys(names, mixed))["F4.2"][2:] == ["cannot be told", "42 models"]
+    assert said(**dict.fromkeys(names, mixed))["F4.2"][2] == "cannot be told"
 
 
 def told_apart(accuracies: dict[str, float], perplexities: dict[str, float]) -> list[dict[str, Any]]:
@@ -246,7 +306,7 @@ def test_the_table_of_trials() -> None:
     """The best of each class by perplexity and by accuracy; what ranks bring."""
     found = trials.table({"dbpedia": rows(-0.1, -0.003), "imdb": []})
     lines = [line for line in found.splitlines() if line.startswith("| dbpedia")]
-    assert len(lines) == 5
+    assert len(lines) == 7
     own = trials.of_class(rows(-0.1, -0.003), "softmaxbias")
     best = min(own, key=lambda row: row["perplexity_known"])
     cells = [cell.strip() for cell in lines[0].strip("|").split("|")]
@@ -260,9 +320,16 @@ def test_the_table_of_trials() -> None:
 def test_what_saves_nothing_is_not_weighed() -> None:
     """Of a rank that may be worth nothing no size says as much, and of one that is no size may."""
     some, nothing = Interval(0.04, 0.01, 0.07), Interval(0.001, -0.016, 0.018)
-    assert [trials.effects("imdb", trials.Worth(some, weights))[0][-1] for weights in (150_000.0, None)] == [
-        *("150,000", "none"),
-    ]
-    ((*_, saved, told, weights),) = trials.effects("imdb", trials.Worth(nothing, 121_000.0))
+
+    def brings(saved: Interval, larger: float) -> list[str]:
+        effects = {
+            trials.RANKED: trials.Effect(saved, Interval(0.0)),
+            trials.LARGER: trials.Effect(Interval(larger), Interval(0.0)),
+        }
+        return trials.brings("imdb", effects)[0]
+
+    assert brings(some, 0.04)[-1] == "240,000"
+    assert brings(some, -0.04)[-1] == "none"
+    *_, saved, told, weights = brings(nothing, 0.04)
     assert saved.endswith("no difference")
     assert (told, weights) == ("+0.0", "")

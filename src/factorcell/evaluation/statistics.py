@@ -8,7 +8,8 @@ models were trained several times the spread of trainings joins it:
 
 with v the pooled variance of R_ms over the S_1 and S_2 trainings, and t that of Student for S_1 + S_2 - 2 degrees of
 freedom. It is how confidence limits of independent parts of a sum are joined (Zou and Donner 2008). A model in which
-nothing is by chance, such as one of counts, has no part in v, e and t.
+nothing is by chance, such as one of counts, has no part in v, e and t. An interval of another level has t of that
+level, and d - l and u - d of texts as much wider as those of a normal distribution.
 Shapes: M models, N texts, D draws.
 """
 
@@ -16,6 +17,7 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from factorcell.evaluation.text_figures import TextSums
 
 Row = dict[str, Any]
 
+LEVEL = 0.95  # of intervals
 INTERVAL = 1.959964  # standard deviations around the middle 95 % of a normal distribution
 
 Floats = NDArray[np.float64]
@@ -63,7 +66,7 @@ class Ratios:
         with np.errstate(invalid="ignore", divide="ignore"):
             return cls(drawn[:, 1:] / drawn[:, :1], trained, int(np.count_nonzero(first.below)))
 
-    def difference(self, one: int, other: int, paired: bool = False) -> Interval:
+    def difference(self, one: int, other: int, paired: bool = False, level: float = LEVEL) -> Interval:
         """How far model `one` lies above model `other`, with what other texts and other trainings would change.
 
         Where trainings are `paired`, the same ones going on in two ways, only their differences spread.
@@ -71,35 +74,42 @@ class Ratios:
         with np.errstate(invalid="ignore"):
             found = bootstrap.middle(self.drawn[:, one] - self.drawn[:, other], self.texts)
         first, second = self.trained[one], self.trained[other]
-        return widened(found, first - second, second[:0]) if paired else widened(found, first, second)
+        spread = (first - second, second[:0]) if paired else (first, second)
+        return widened(found, *spread, level)
 
     def ahead(self, highest: bool) -> int | None:
         """The model that is better than every other beyond their intervals; None where there is none such."""
         return bootstrap.ahead(self.drawn[0], highest, self.difference)
 
 
-def widened(found: Interval, one: Floats, other: Floats) -> Interval:
+def widened(found: Interval, one: Floats, other: Floats, level: float = LEVEL) -> Interval:
     """The interval of a difference over texts, with the spread of the trainings of both models, if any has several.
 
-    A model without chance has no trainings.
+    A model without chance has no trainings. That over texts is `found` with a level of .95.
     """
+    if found.low is None or found.high is None:
+        return found
     trained = [values for values in (one, other) if len(values)]
     freedom = sum(len(values) - 1 for values in trained)
-    if found.low is None or found.high is None or not freedom:
-        return found
-    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in trained)
-    wide = student(freedom) * math.sqrt(squares / freedom * sum(1 / len(values) for values in trained))
-    low, high = math.hypot(found.point - found.low, wide), math.hypot(found.high - found.point, wide)
+    wide = student(freedom, level) * deviation(trained, freedom) if freedom else 0.0
+    times = 1.0 if level == LEVEL else NormalDist().inv_cdf((1 + level) / 2) / INTERVAL
+    low, high = (math.hypot(times * (end - found.point), wide) for end in (found.low, found.high))
     return Interval(found.point, found.point - low, found.point + high)
 
 
+def deviation(trained: Sequence[Floats], freedom: int) -> float:
+    """That of the difference of the means of two models, e, by their pooled variance."""
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in trained)
+    return math.sqrt(squares / freedom * sum(1 / len(values) for values in trained))
+
+
 @cache
-def student(freedom: int) -> float:
+def student(freedom: int, level: float = LEVEL) -> float:
     """The t that 95 % of Student's distribution lie within: its density over t = sqrt(n) tan(a) is cos(a)^(n - 1)."""
     angles = np.linspace(0, math.pi / 2, 200_001)
     density = np.cos(angles) ** (freedom - 1)
     mass = np.append(0.0, np.cumsum((density[1:] + density[:-1]) / 2))
-    return float(math.sqrt(freedom) * np.tan(np.interp(0.95 * mass[-1], mass, angles)))
+    return float(math.sqrt(freedom) * np.tan(np.interp(level * mass[-1], mass, angles)))
 
 
 def gain(nats: Interval) -> Interval:
@@ -130,8 +140,9 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Row:
-    """Spearman's: the correlation of ranks, equal numbers sharing their mean rank."""
-    return correlation(ranks(first).tolist(), ranks(second).tolist())
+    """Spearman's: the correlation of ranks, equal numbers sharing their mean rank; pairs without a number omitted."""
+    pairs = np.array([pair for pair in zip(first, second, strict=True) if np.isfinite(pair).all()]).reshape(-1, 2)
+    return correlation(*(ranks(column).tolist() for column in pairs.T))
 
 
 def ranks(values: Sequence[float] | NDArray[Any]) -> Floats:
