@@ -93,6 +93,7 @@ def measure(run: Run, tables: Tables) -> Measured:
 
 
 EXPERIMENT = Experiment("exposure", "exposure.toml", rows(), tables, measure)
+main = study.script(__file__, __doc__, EXPERIMENT)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -124,12 +125,6 @@ def together(rows: Sequence[Row]) -> str:
         )
         lines.append(f"- {len(bits)} {name}, `min_users 3`, {len(rows)} seeds: {', '.join(told)}.\n")
     return "".join(lines)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    given = study.parser("Options against the exposure of canaries.").parse_args(argv)
-    return study.main(EXPERIMENT, given, [__file__, *argv])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ The texts are those of exposure.py with 50 passphrases among them, each three ti
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,12 +64,7 @@ ROWS: dict[str, Options] = {
     "phrases, min_users 3": {"training": {"canaries": 0, "min_users": 3}},
 }
 EXPERIMENT = Experiment("exposure_phrases", "exposure.toml", ROWS, tables, measure)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Train what the arguments ask for."""
-    given = study.parser("Passphrases of common words under min_users.").parse_args(argv)
-    return study.main(EXPERIMENT, given, [__file__, *argv])
+main = study.script(__file__, __doc__, EXPERIMENT)
 
 
 if __name__ == "__main__":

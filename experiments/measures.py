@@ -5,7 +5,6 @@ the papers is that of a uniform prior. As a classifier, which knows how frequent
 of training, and what a text says counts at the temperature that suits dev.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from corpora import Tables
 from factorcell.data.tables import open_table
 from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.classification import classify, classify_points
+from factorcell.evaluation.results import read_points
 from factorcell.model.run import Run
 from study import HERE, Measured
 
@@ -29,8 +29,7 @@ class Cities(NamedTuple):
 
     def named(self) -> dict[str, dict[str, float]]:
         """Each by name, with `lat` and `lon`."""
-        with (HERE / self.file).open(encoding="utf-8", newline="") as file:
-            return {row.pop("name"): {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)}
+        return read_points(HERE / self.file)
 
 
 PRINTED_CITIES = Cities("printed_cities.csv")

@@ -27,6 +27,7 @@ from factorcell.config import Config
 from factorcell.data.tokenizer import splitter
 from factorcell.data.vocabulary import END, SPECIALS, START
 from factorcell.evaluation.ngram import NGram
+from factorcell.evaluation.text_figures import per_text
 
 SHARP, SPREAD = 3.4, 1.9  # nats a sound, and how much of them is chance
 LM_WEIGHT, WORD = 0.6, 1.0  # of the first pass: of its bigram model, and nats for every word
@@ -174,9 +175,9 @@ def lists(bigram: NGram, rows: Sequence[Row], seed: int) -> list[Row]:
     made = []
     for number, row in enumerate(tqdm(rows, desc="hearing", unit=" utterances")):
         heard = hear(bigram, ear, row["text"].split(), random)
-        logs = np.split(-bigram.nats(corpus := bigram.prepare([{"text": text} for text, _ in heard])), ends_of(corpus))
-        pairs = zip(heard, logs, strict=False)
-        found = [{"text": text, "acoustic": sounds, "lm": float(part.sum())} for (text, sounds), part in pairs]
+        corpus = bigram.prepare([{"text": text} for text, _ in heard])
+        pairs = zip(heard, (-per_text(bigram.nats(corpus), corpus)).tolist(), strict=True)
+        found = [{"text": text, "acoustic": sounds, "lm": log} for (text, sounds), log in pairs]
         found.sort(key=first_pass, reverse=True)
         said = {"id": f"turn-{number:04}", "hypotheses": found, "reference": row["text"]}
         made.append({**said, **{name: row[name] for name in COLUMNS}})
@@ -186,9 +187,3 @@ def lists(bigram: NGram, rows: Sequence[Row], seed: int) -> list[Row]:
 def first_pass(one: Row) -> float:
     """The total by which the first pass orders its hypotheses."""
     return float(one["acoustic"] + LM_WEIGHT * one["lm"] + WORD * len(one["text"].split()))
-
-
-def ends_of(corpus: Any) -> NDArray[np.int64]:
-    """Where the targets of each text end."""
-    ends: NDArray[np.int64] = np.cumsum(corpus.lengths)
-    return ends

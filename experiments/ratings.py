@@ -25,6 +25,7 @@ from factorcell.config import UserError
 from factorcell.evaluation.judge import Judge
 from factorcell.evaluation.statistics import rank_correlation
 from factorcell.model.run import Run
+from pages.correlations import told
 from pages.markdown import markdown
 from thesis_specificity import SETS
 
@@ -130,17 +131,9 @@ def table(name: str, key: Path, sheets: Sequence[Path]) -> str:
 
     lines = []
     for first, second, one, other in pairs():
-        found = rank_correlation(*both(one, other))
-        shown = "" if found["r"] is None else f"{found['r']:+.2f}"
-        ends = "" if found["low"] is None else f" [{found['low']:+.2f}, {found['high']:+.2f}]"
-        lines.append([first, second, str(found["n"]), shown + ends])
+        found = rank_correlation(one, other)
+        lines.append([first, second, str(found["n"]), told(found)])
     return markdown(["who", "with", "texts", "rank correlation"], lines)
-
-
-def both(one: Sequence[float], other: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The pairs in which neither is missing."""
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if not np.isnan([a, b]).any()]
-    return [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def main(argv: Sequence[str]) -> int:

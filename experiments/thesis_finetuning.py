@@ -97,8 +97,7 @@ def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
 def parts_of(tables: Tables, name: str, most: int = MOST) -> Tables:
     """The parts of a domain, the first texts alone of the one that is learned from."""
     own = {part: tables[f"{name} {part}"] for part in corpora.PARTS}
-    source = own["train"].with_name(f"{own['train'].stem}-{most}.parquet")
-    return {**own, "train": corpora.kept(source, lambda: corpora.read(own["train"]).slice(0, most))}
+    return {**own, "train": corpora.first(own["train"], most)}
 
 
 def told(scorer: Scorer, tables: Tables) -> Measured:

@@ -20,7 +20,6 @@ from corpora import Tables
 from factorcell.data.corpus import known_targets
 from factorcell.evaluation.text_figures import TextSums, key_of, per_text
 from factorcell.model.run import Run
-from factorcell.training.proximal import sparse_bias_of
 from study import Experiment, Measured, Options
 from tacl_baselines import counted, per_value
 
@@ -72,14 +71,10 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 
 def measure(run: Run, tables: Tables) -> Measured:
-    """How often the next word is among the three most probable ones; the share of sparse coefficients not zero."""
+    """How often the next word is among the three most probable ones."""
     corpus = run.prepare(tables["test"], unknown="group")
     top = run.ranks(corpus) <= TOP
     row = {"top_3": float(top.mean()), "top_3_known": float(top[known_targets(corpus)].mean())}
-    bias = sparse_bias_of(run)
-    if bias is not None:
-        counts = bias.counts()
-        row["nonzero"] = sum(one["nonzero"] for one in counts) / sum(one["coefficients"] for one in counts)
     sums = TextSums(key_of(corpus, "top"), per_text(top, corpus), corpus.lengths.astype(np.float64))
     return Measured(row, {"top_3": sums})
 

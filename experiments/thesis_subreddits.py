@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 import study
@@ -18,6 +17,7 @@ import tacl
 import titles
 from corpora import Tables
 from factorcell.config import Config
+from factorcell.evaluation.embeddings import Embeddings
 from factorcell.evaluation.perplexity import column_values, text_tallies
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, Tally
@@ -70,15 +70,9 @@ def nearest(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
     """The `NEAREST` communities of each of `names` by Euclidean distance of their embeddings; none without any."""
     if run.model.encoder is None:
         return {}
-    values = run.schema.variable("subreddit").values[1:]
-    table = run.model.encoder.tables[0].detach().numpy()[1:]
-    found = {}
-    for name in (name for name in names if name in values):
-        distances = np.linalg.norm(table - table[values.index(name)], axis=1)
-        found[name] = [values[index] for index in np.argsort(distances, kind="stable") if values[index] != name][
-            :NEAREST
-        ]
-    return found
+    found = Embeddings.of(run, "subreddit")
+    near = {name: found.neighbours([name], NEAREST, "distance") for name in names if name in found.values}
+    return {name: [one["near"] for one in rows] for name, rows in near.items()}
 
 
 def measure(run: Run, tables: Tables) -> Measured:

@@ -181,7 +181,7 @@ def sparse(found: Results, published: Published) -> str:
         options = SPARSE.rows.get(name, {})
         penalty = [one.partition("=")[2] for one in options.get("training", {}).get("sparse_l1", ())]
         size = str(options.get("model", {}).get("context_size", ""))
-        shares = [found.shown(name, "top_3", ".1f", 100.0), found.shown(name, "nonzero", ".2f", 100.0)]
+        shares = [found.shown(name, "top_3", ".1f", 100.0), not_zero(found, name, ".2f")]
         return [", ".join(penalty), size, *own(found, name), *shares]
 
     best = {kind: chosen(found, kind) for kind in published}
@@ -273,11 +273,11 @@ def mechanisms(found: Results) -> str:
     return with_none(["model", "beside", *ours(), *shares, "not zero, %", "minutes"], lines)
 
 
-def not_zero(found: Results, name: str) -> str:
+def not_zero(found: Results, name: str, form: str = ".1f") -> str:
     """The share of the coefficients of a sparse bias that are not zero, the mean over seeds; nothing without one."""
     rows = [row["sparse_bias"] for row in found.trainings(name) if "sparse_bias" in row]
     shares = [sum(one["nonzero"] for one in row) / sum(one["coefficients"] for one in row) for row in rows]
-    return shown(100 * float(np.mean(shares)), ".1f") if shares else ""
+    return shown(100 * float(np.mean(shares)), form) if shares else ""
 
 
 def beside(name: str) -> tuple[str, ...]:

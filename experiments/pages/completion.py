@@ -6,7 +6,7 @@ from itertools import pairwise, zip_longest
 import numpy as np
 
 from factorcell.bootstrap import Interval
-from pages import beside, trials
+from pages import beside, correlations, trials
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results, rows_of
 from study import Row
@@ -104,7 +104,7 @@ def against_perplexity(rows: Sequence[Row]) -> str:
             by_text, by_rank = min(own, key=lambda row: row["perplexity_online"]), max(own, key=lambda row: row["mrr"])
             figures = [(row["perplexity_online"], row["mrr"]) for row in (by_text, by_rank)]
             ends = [shown(figures[0][0]), shown(figures[0][1], ".3f"), shown(figures[1][1], ".3f")]
-            lines.append([kind, str(len(own)), trials.told(together(own)), *ends, shown(figures[1][0])])
+            lines.append([kind, str(len(own)), correlations.told(together(own)), *ends, shown(figures[1][0])])
     perplexity = "perplexity per character, all targets"
     header = ["model", "trials", "correlation", f"lowest {perplexity}", "its MRR", "best MRR", f"its {perplexity}"]
     return with_none(header, lines)

@@ -57,3 +57,9 @@ def pooled(found: Sequence[Row]) -> Row:
     middle = sum(one["free"] * math.atanh(min(max(one["r"], -limit), limit)) for one in told) / free
     r, low, high = (math.tanh(middle + wide) for wide in (0.0, -INTERVAL / math.sqrt(free), INTERVAL / math.sqrt(free)))
     return {"r": r, "low": low, "high": high, "n": count, "free": free}
+
+
+def told(found: Row) -> str:
+    """A correlation with its interval, where it has one; nothing where there is none."""
+    interval = f" [{found['low']:+.2f}, {found['high']:+.2f}]" if found["low"] is not None else ""
+    return "" if found["r"] is None else f"{found['r']:+.2f}{interval}"

@@ -8,9 +8,8 @@ import numpy as np
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import correlation
 from lengths import MODEL, PENALTIES
-from pages import trials
+from pages import correlations, trials
 from pages.beside import ahead
-from pages.correlations import beyond_means
 from pages.markdown import NO_ROW, markdown, shown, with_none
 from pages.results import Results
 from study import Row
@@ -147,7 +146,7 @@ def along(rows: Sequence[Row], what: str) -> Row:
     if what.startswith("accuracy"):
         told, fit = ([float(row[key]) for row in rows] for key in ("accuracy", "specificity"))
         if what != "accuracy":
-            told, fit = (beyond_means(column, [*map(trials.model_of, rows)]) for column in (told, fit))
+            told, fit = (correlations.beyond_means(column, [*map(trials.model_of, rows)]) for column in (told, fit))
         return trials.correlated(told, fit, rows)
     own = trials.of_class(rows, PAPER_MODELS[-1])
     values = [row["config"]["model"]["rank"] if what == "rank" else np.log(row["perplexity_known"]) for row in own]
@@ -162,7 +161,7 @@ def figures(sets: Mapping[str, Sequence[Row]]) -> str:
         places = {**dict.fromkeys(WITHIN, by_accuracy), **dict.fromkeys(AMONG, by_rank)}
         for kind, place in places.items() if rows else ():
             found = along(rows, kind)
-            lines.append([place, fit, kind, str(found["n"]), trials.told(found)])
+            lines.append([place, fit, kind, str(found["n"]), correlations.told(found)])
         means += [[fit, model, *_means(trials.of_class(rows, model))] for model in ORDER]
     text = with_none(["figure", "fit", "texts that fit, with", "models", "correlation"], lines)
     header = ["fit", "model", "models", "accuracy, %", "fit, %"]

@@ -13,7 +13,7 @@ from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import Ratios, correlation
 from factorcell.evaluation.text_figures import TextSums
-from pages.correlations import resampled, within
+from pages.correlations import resampled, told, within
 from pages.markdown import markdown, shown, with_none
 from study import Row, ungrouped
 
@@ -184,11 +184,6 @@ def cells(rows: Sequence[Row], own: Sequence[Row], model: str) -> list[str]:
     ends = [one for row in (by_text, by_label) for one in (row["perplexity_known"], 100 * row["accuracy"])]
     figures = [shown(ends[0]), shown(ends[1], ".1f"), shown(ends[3], ".1f"), shown(ends[2])]
     return [str(len(own)), told(found), *figures]
-
-
-def told(found: Row) -> str:
-    """A correlation with its interval; nothing where there is none."""
-    return f"{found['r']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]" if found["low"] is not None else ""
 
 
 def brings(name: str, found: Mapping[str, Effect]) -> list[list[str]]:

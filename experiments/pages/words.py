@@ -7,7 +7,7 @@ import numpy as np
 
 from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
-from factorcell.evaluation.statistics import widened
+from factorcell.evaluation.statistics import INTERVAL, widened
 from hotels import REVIEW
 from pages.markdown import markdown, shown, with_none
 from pages.results import Results
@@ -15,7 +15,6 @@ from study import Row
 from thesis_sixteen import WHOLE
 
 ADAPTED = PAPER_MODELS[1:]
-NORMAL = 1.96  # deviations that 95 % of a normal distribution lie within
 
 
 def tables(scotus: Results, languages: Results, hotels: Results) -> dict[str, str]:
@@ -121,7 +120,7 @@ def nearer(found: Results, name: str, column: str) -> Interval | None:
         return None
     shares, chance, hotels = np.array([row["same"] for row in rows]), rows[0]["chance"], rows[0]["values"]
     mean = float(shares.mean())
-    reach = NORMAL * math.sqrt(mean * (1 - mean) / hotels)
+    reach = INTERVAL * math.sqrt(mean * (1 - mean) / hotels)
     return widened(Interval(mean - chance, mean - chance - reach, mean - chance + reach), shares, np.array([]))
 
 

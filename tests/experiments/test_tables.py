@@ -283,7 +283,10 @@ def test_the_penalty_that_is_best_on_dev_stands_for_its_kind() -> None:
         ("low_rank_each+sparse-2", 42.0, 42.0),
         ("threshold-0.01", 44.0, 44.0),
     )
-    rows = [row(name, test, top_3=0.4, nonzero=0.012, dev={"perplexity_known": dev}) for name, test, dev in figures]
+    counts = [{"nonzero": 3, "coefficients": 100}, {"nonzero": 3, "coefficients": 400}]
+    rows = [
+        row(name, test, top_3=0.4, sparse_bias=counts, dev={"perplexity_known": dev}) for name, test, dev in figures
+    ]
     text = beside.sparse(Results.of(rows, "none"), PUBLISHED["sparse"])
     lines = by_name(text)
     assert list(lines) == list(PUBLISHED["sparse"])
