@@ -3,7 +3,7 @@
     python experiments/exposure.py --data DATA --out OUT --jobs 1
 
 Each row trains one small model on commit subjects with 100 canaries, 10 for each of 1 to 10 repetitions, and audits it.
-Rows of other seeds differ in model and canaries.
+Trainings of a row differ in model and canaries.
 """
 
 import sys
@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 import corpora
 import study
 from corpora import Tables
 from factorcell.evaluation.exposure import READERS, SOURCES, audit, uniformity
 from factorcell.model.run import Run
-from pages.markdown import markdown, shown
+from pages.markdown import markdown
 from study import Experiment, Measured, Options, Row
 
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
 ALTERNATIVES, QUERIES = 1000, 1000
 TIMES = 3  # canaries repeated so often have columns of their own
-SEVERAL = "min_users 3"  # the row whose canaries of several seeds are counted together
 
 TRAINING: dict[str, Mapping[str, Any]] = {
     "as it is": {},
@@ -97,34 +97,39 @@ main = study.script(__file__, __doc__, EXPERIMENT)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown: exposures of all canaries, and tests of those repeated `TIMES` times; then `SEVERAL`."""
-    few = ["stranger, 3 ×", "p", "others, 3 ×", "p"]
-    header = ["options", "perplexity per char", "MRR", *READERS, *few, "suggested"]
+    """A line for each row: means over its trainings, and of its canaries together how likely they are by chance."""
+    few = [part for reader in READERS[:2] for part in (f"{reader}, {TIMES} ×", "p")]
+    perplexity = "perplexity per character, all targets"
+    header = ["options", "trainings", perplexity, "MRR", *READERS, "p of strangers", *few, "suggested"]
     lines = []
-    for row in rows:
-        groups = {group["times"]: group for group in row["exposure"]}
-        everyone, few = groups["all"], groups[str(TIMES)]
-        named = row["row"] + (f", seed {row['seed']}" if row["seed"] else "")
-        line = [named, shown(row["audited"]["perplexity"]), shown(row["audited"]["mrr"], ".3f")]
-        line += [shown(everyone[reader]) for reader in READERS]
-        line += [form for reader in READERS[:2] for form in (shown(few[reader]), shown(few[f"{reader}_p"], ".3f"))]
-        lines.append([*line, str(max(everyone.get(source, 0) for source in SOURCES))])
-    return markdown(header, lines) + "\n" + together([row for row in rows if row["row"] == SEVERAL])
+    for name in dict.fromkeys(row["row"] for row in rows):
+        own = [row for row in rows if row["row"] == name]
+        every = [np.array([canary[1:] for canary in row["canaries"]]) for row in own]
+        repeated = np.array([canary[1:] for row in own for canary in row["canaries"] if canary[0] == TIMES])
+        line = [name, str(len(own)), spread([row["perplexity"] for row in own])]
+        line.append(spread([row["audited"]["mrr"] for row in own], ".3f"))
+        line += [spread([float(bits[:, place].mean()) for bits in every]) for place in range(len(READERS))]
+        line.append(by_chance(np.concatenate(every)[:, 0]))
+        for place in range(2):
+            line += [f"{repeated[:, place].mean():.2f}", by_chance(repeated[:, place])]
+        lines.append([*line, str(sum(map(suggested, own)))])
+    return markdown(header, lines)
 
 
-def together(rows: Sequence[Row]) -> str:
-    """A line about the canaries of several rows that were repeated `TIMES` times, and one about all of them."""
-    lines = []
-    for name, least, most in ((f"canaries ({TIMES} times)", TIMES, TIMES), ("canaries (all)", 1, 10)):
-        bits = np.array([canary[1:] for row in rows for canary in row["canaries"] if least <= canary[0] <= most])
-        ranks = (ALTERNATIVES + 1) / 2 ** bits.reshape(-1, len(READERS))
-        told = (
-            f"{reader} {bits[:, n].mean():.2f} (p {uniformity(ranks[:, n], ALTERNATIVES):.3f})"
-            for n, reader in enumerate(READERS)
-            if len(bits)
-        )
-        lines.append(f"- {len(bits)} {name}, `min_users 3`, {len(rows)} seeds: {', '.join(told)}.\n")
-    return "".join(lines)
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """A mean with the standard deviation of several trainings."""
+    return f"{np.mean(values):{form}}" + (f" ± {np.std(values, ddof=1):{form}}" if len(values) > 1 else "")
+
+
+def by_chance(bits: NDArray[np.float64]) -> str:
+    """How likely exposures so high are if canaries rank as their alternatives do."""
+    return f"{uniformity((ALTERNATIVES + 1) / 2**bits, ALTERNATIVES):.3f}"
+
+
+def suggested(row: Row) -> int:
+    """How many canaries any source suggests to a stranger."""
+    (everyone,) = (group for group in row["exposure"] if group["times"] == "all")
+    return int(max(everyone.get(source, 0) for source in SOURCES))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def tabled(read: overview.Read) -> dict[str, str]:
     subsets = of_variables(rows_of(read("variables", "none")), rows_of(scotus))
     made = {"Every table and figure": overview.table(read, printed)}
     made["The whole in numbers"] = papers.whole(lambda name: rows_of(read(name)))
-    made["Sizes"] = sizes.table(read)
+    made["Sizes"] = sizes.table(read, printed["sizes"])
     others = {}
     for name, one in tacl.SETS.items():
         every = Results.of([*rows_of(read(f"tacl_{name}")), *rows_of(read(f"tacl_baselines_{name}"))])
@@ -86,9 +86,15 @@ def tabled(read: overview.Read) -> dict[str, str]:
         "Table 5.2": beside.queries(read("queries"), printed["completion"]),
         **completion.tables(read("queries"), rows_of(read("queries_trials"))),
         "Tables 6.1 to 6.3": specificity.fillers(read("specificity_imdb")),
-        "Table 6.4": specificity.specificity(wrote(read, "imdb"), printed["generation"]["Yelp"]),
-        "Table 6.4, of hotels": specificity.specificity(wrote(read, "ratings"), printed["generation"]["Yelp"]),
-        "Table 6.5": specificity.specificity(wrote(read, "hotels"), printed["generation"]["TripAdvisor"]),
+        "Table 6.4": specificity.specificity(
+            wrote(read, "imdb"), printed["generation"]["Yelp"], printed["real"]["Yelp"]
+        ),
+        "Table 6.4, of hotels": specificity.specificity(
+            wrote(read, "ratings"), printed["generation"]["Yelp"], printed["real"]["Yelp"]
+        ),
+        "Table 6.5": specificity.specificity(
+            wrote(read, "hotels"), printed["generation"]["TripAdvisor"], printed["real"]["TripAdvisor"]
+        ),
         "Figures 6.1 to 6.4": specificity.figures(overview.written(read)),
         "Table A.1": beside.sparse(read("sparse", "none"), printed["sparse"]),
         "Section A.2": finetuning.table(read("finetuned", "none")),

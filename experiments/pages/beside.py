@@ -274,10 +274,13 @@ def mechanisms(found: Results) -> str:
 
 
 def not_zero(found: Results, name: str, form: str = ".1f") -> str:
-    """The share of the coefficients of a sparse bias that are not zero, the mean over seeds; nothing without one."""
+    """The share of the coefficients of a sparse bias that are not zero, as `shown` has it; nothing without one."""
     rows = [row["sparse_bias"] for row in found.trainings(name) if "sparse_bias" in row]
     shares = [sum(one["nonzero"] for one in row) / sum(one["coefficients"] for one in row) for row in rows]
-    return shown(100 * float(np.mean(shares)), form) if shares else ""
+    if not shares:
+        return ""
+    spread = f" ± {100 * np.std(shares, ddof=1):{form}}" if len(shares) > 1 else ""
+    return f"{100 * np.mean(shares):{form}}{spread}"
 
 
 def beside(name: str) -> tuple[str, ...]:

@@ -43,7 +43,8 @@ def reached(found: Results) -> dict[str, str]:
         own = figure == "mrr"
         more = found.above(row, "mrr", "unadapted") if own and name != "unadapted" else None
         lines.append([what, ranks[0], _told(more), *ranks[1:], found.shown(row, "perplexity_online") if own else ""])
-    header = ["system", "MRR", "above unadapted", "seen", "unseen", f"after {LATE} texts", "perplexity per character"]
+    perplexity = "perplexity per character, all targets"
+    header = ["system", "MRR", "above unadapted", "seen", "unseen", f"after {LATE} texts", perplexity]
     if not found.candidates:
         return {"What it reaches": f"{markdown(header, lines)}\n{NO_ROW}"}
     _, texts = found.units("unadapted", "mrr")

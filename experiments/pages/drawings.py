@@ -192,7 +192,7 @@ def of_completion(found: Results, rows: Sequence[Row]) -> dict[str, list[Picture
     """Figures 5.1 to 5.3 by their headings."""
     kinds = {CELLS.get(kind, kind): own for kind, own in completion.kinds(rows).items() if kind != "all"}
     points = _there({kind: [(row["perplexity_online"], row["mrr"]) for row in own] for kind, own in kinds.items()})
-    many = Panel("", "perplexity per character", "mean reciprocal rank", points, by_ratio=True)
+    many = Panel("", "perplexity per character, all targets", "mean reciprocal rank", points, by_ratio=True)
     seen = [("texts seen before", "after", PLACES)]
     long = [(f"characters of the {name}", name, begins) for name, begins in LENGTHS.items()]
     over = "Gain in reciprocal ranks over the unadapted model"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import switches
 import tacl
 from factorcell.config import PAPER_MODELS
-from pages import completion, specificity, trials
+from pages import completion, specificity, trials, words
 from pages.markdown import markdown
 from pages.results import Published, Results, chosen, column, of_variables, rows_of
 from pages.verdicts import (
@@ -120,6 +120,14 @@ def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             BEST,
         ),
         Line("F3.1, 2017 F1, TACL F4", "a hidden unit for Spanish", "thesis_sixteen commonvoice9", why="of one model"),
+        Line(
+            "3.4.2, 2017 4.2, TACL 4.3",
+            "languages by an unadapted model's state",
+            "thesis_sixteen commonvoice9",
+            words.few_told(languages) or NO_ROW,
+            "74.6%",
+            why="one figure, no order",
+        ),
         *both(
             Line("T3.7, 2017 T7", "oral arguments", "thesis_sixteen scotus"),
             scotus,

@@ -65,8 +65,8 @@ def said(found: Results) -> str:
     lines = []
     for what in (name for name in SYSTEMS if found.row(name).get("said") is not None):
         lines.append([what, *(found.shown(what, f"said{kind}") for kind in KINDS), *gains(found, what)])
-    heads = [f"perplexity per word: {name}" for name in SPEAKERS.values()]
-    return with_none(["", *heads, *(f"gain over unadapted: {name}" for name in SPEAKERS.values())], lines)
+    heads = [f"{name}: perplexity per word, all targets" for name in SPEAKERS.values()]
+    return with_none(["", *heads, *(f"{name}: gain over unadapted, all targets" for name in SPEAKERS.values())], lines)
 
 
 def gains(found: Results, what: str) -> Sequence[str]:

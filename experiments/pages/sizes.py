@@ -1,6 +1,6 @@
 """The sizes of our texts and models, where print has tables 3.1, 3.2, 4.1 and 4.2."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from factorcell.config import PAPER_MODELS
 from pages.markdown import shown, with_none
@@ -20,8 +20,13 @@ TABLES = {  # experiment -> what it is of, its models that adapt nothing and all
 }
 
 
-def table(read: Callable[[str], Results]) -> str:
-    """A line for each table. A rank is only of models that have the FactorCell's part."""
+PARTS = ("embedding", "hidden", "context")  # of the sizes of a model, which options end with "_size"
+
+Printed = Mapping[str, Mapping[str, str]]
+
+
+def table(read: Callable[[str], Results], published: Printed) -> str:
+    """A line for each table, what is `published` of it in brackets; ranks of models that have the FactorCell's part."""
     lines = []
     for name, (what, *both) in TABLES.items():
         plain, adapted = map(read(name).first, both)
@@ -29,11 +34,18 @@ def table(read: Callable[[str], Results]) -> str:
             continue
         training, model = plain["config"]["training"], adapted["config"]["model"]
         targets = plain["dev"]["steps"] * training["batch_tokens"] / training["epochs"]
-        texts = [f"{targets / 1e6:.1f}", f"{plain['texts']:,}", f"{plain['targets']:,}"]
-        own = [str(model[f"{part}_size"]) for part in ("embedding", "hidden", "context")]
-        own.append(str(model["rank"]) if "factor" in model["adapt"] else "")
-        parameters = [f"{row['parameters']:,}" for row in (plain, adapted)]
-        lines.append([what, *texts, *own, shown(training["epochs"], "g"), *parameters])
+        own = {"targets": f"{targets / 1e6:.1f}", "texts": f"{plain['texts']:,}", "judged": f"{plain['targets']:,}"}
+        own |= {part: str(model[f"{part}_size"]) for part in PARTS}
+        own["rank"] = str(model["rank"]) if "factor" in model["adapt"] else ""
+        own |= {"passes": shown(training["epochs"], "g"), "parameters": f"{plain['parameters']:,}"}
+        own["all"] = f"{adapted['parameters']:,}"
+        printed = published.get(SETS[name.removeprefix("tacl_")].printed if name.startswith("tacl_") else name, {})
+        lines.append([what, *(beside(value, printed.get(key, "")) for key, value in own.items())])
     heads = ["millions of training targets, at most", "test texts", "test targets"]
     heads += ["embedding", "hidden units", "context vector", "rank", "passes", "parameters", "of the adapted model"]
     return with_none(["table", *heads], lines)
+
+
+def beside(ours: str, printed: str) -> str:
+    """A size of ours with the printed one."""
+    return f"{ours} ({printed})" if ours and printed else ours

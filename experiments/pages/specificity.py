@@ -54,10 +54,10 @@ def fillers(found: Results) -> str:
     return "\n".join(parts)
 
 
-def specificity(found: Results, published: Published) -> str:
+def specificity(found: Results, published: Published, real: Sequence[float]) -> str:
     """Tables 6.4 and 6.5: how many texts are judged to fit, how far off and how much copied they are, the perplexity.
 
-    Real texts have no perplexity.
+    Real texts, of which print has the figures `real`, have no perplexity.
     """
     lines = []
     for name in WRITERS:
@@ -76,7 +76,8 @@ def specificity(found: Results, published: Published) -> str:
     header = ["model", *heads, "thesis: fit, %", WRITTEN[1], f"thesis: {perplexity}"]
     if not found.candidates:
         return f"{markdown(header, lines)}\n{NO_ROW}"
-    lines += [["real texts", fit, "", *own, *[""] * (len(header) - 3 - len(own))] for fit, *own in real_texts(found)]
+    theirs = [shown(real[0], ".1f"), shown(real[1]), ""]
+    lines += [["real texts", fit, "", *own, "", *theirs] for fit, *own in real_texts(found)]
     orders = found.orders("specificity", {name: row[0] for name, row in published.items()})
     return f"{markdown(header, lines)}\nFit: {orders}{towns(found)}"
 

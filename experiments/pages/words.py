@@ -47,10 +47,17 @@ def units(found: Results) -> str:
     along = [[_words(one["tokens"], sign)] for one in row["along"]]
     few = row["few_examples"]
     learned = (
-        f"From {few['examples']} examples of each language logistic regression tells {few['accuracy']:.1%} of the "
+        f"From {few['examples']} examples of each language logistic regression tells {few_told(found)} of the "
         f"others by the state after them.\nOf these {few['chance']:.1%} are of the most frequent language.\n"
     )
     return f"{text}\n{learned}\n{markdown(['the unit for Spanish after each word'], along)}"
+
+
+def few_told(found: Results) -> str:
+    """How many of the texts logistic regression tells from a few: the mean over seeds; nothing without a row."""
+    rows = [row["few_examples"]["accuracy"] for row in found.trainings("unadapted") if "few_examples" in row]
+    spread = f" ± {100 * np.std(rows, ddof=1):.1f}" if len(rows) > 1 else ""
+    return f"{100 * np.mean(rows):.1f}{spread} %" if rows else ""
 
 
 def _words(tokens: Sequence[Row], sign: int) -> str:
@@ -89,6 +96,7 @@ def maps(found: Results) -> str:
         "hotels",
         "neighbours alike, %",
         "by chance, %",
+        "hotels that are told",
         "told from embeddings, %",
         "largest, %",
     ]
@@ -125,13 +133,16 @@ def nearer(found: Results, name: str, column: str) -> Interval | None:
 
 
 def alike(found: Results, name: str, column: str) -> list[str]:
-    """Hotels, shares of nearest neighbours that agree, of hotels told from embeddings, each with its chance."""
+    """Nearest neighbours that agree, and hotels told from embeddings: of how many, the share, and that by chance."""
     rows = [row[column] for row in found.trainings(name) if "neighbours" in row.get(column, {})]
     if not rows:
-        return [""] * 5
-    keys = (("neighbours", "same"), ("neighbours", "chance"), ("predicted", "accuracy"), ("predicted", "majority"))
-    shares = [shown(100 * float(np.mean([row[part][key] for row in rows])), ".1f") for part, key in keys]
-    return [str(rows[0]["neighbours"]["values"]), *shares]
+        return [""] * 6
+
+    def shares(part: str, *keys: str) -> list[str]:
+        means = [shown(100 * float(np.mean([row[part][key] for row in rows])), ".1f") for key in keys]
+        return [str(rows[0][part]["values"]), *means]
+
+    return [*shares("neighbours", "same", "chance"), *shares("predicted", "accuracy", "majority")]
 
 
 def boosted(found: Results) -> str:

@@ -55,7 +55,7 @@ def test_gains_have_their_intervals() -> None:
 def hotels(*same: float, count: int = 400) -> Results:
     """FactorCells whose nearest neighbours have the same region in such shares, where a fifth would by chance."""
     ellipse = {"group": "CA", "count": 9, "x": 1.0, "y": 2.0, "wide": 3.0, "high": 0.5, "angle": 30.0}
-    told = {"accuracy": 0.1, "majority": 0.1}
+    told = {"values": 400, "accuracy": 0.1, "majority": 0.1}
     neighbours = [{"values": count, "same": one, "chance": 0.2} for one in same]
     regions = [{"neighbours": one, "predicted": told, "ellipses": [ellipse]} for one in neighbours]
     return Results.of(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -10,7 +11,9 @@ import exposure_phrases
 import study
 from factorcell import files
 from factorcell.config import Config
+from factorcell.evaluation.exposure import uniformity
 from tests import ROOT
+from tests.experiments.test_tables import cells
 
 EXPERIMENTS = {"exposure": exposure.EXPERIMENT, "exposure_phrases": exposure_phrases.EXPERIMENT}
 WORDS = ("fixed", "adding", "tests", "with", "from", "docs", "build", "code", "more", "some")
@@ -47,10 +50,31 @@ def test_each_passphrase_is_planted_three_times_by_one_user() -> None:
     assert len(drawn) == exposure_phrases.PHRASES + exposure_phrases.ALTERNATIVES
 
 
+def test_a_line_has_the_canaries_of_all_trainings() -> None:
+    """Means and deviations of trainings; of canaries together how likely they are, and how many are suggested."""
+
+    def row(seed: int, bits: float) -> dict[str, object]:
+        canaries = [[times, bits, bits / 2, 0.0] for times in range(1, 11) for _ in range(10)]
+        exposure = [{"times": "3"}, {"times": "all", "popularity": 2 + seed, "model": 1}]
+        return {"row": "a", "seed": seed, "perplexity": 6.0 + seed, "audited": {"mrr": 0.05}, "exposure": exposure} | {
+            "canaries": canaries
+        }
+
+    (line,) = cells(exposure_table := exposure.table([row(0, 4.0), row(1, 8.0)]))
+    assert line[:7] == ["a", "2", "6.50 ± 0.71", "0.050 ± 0.000", "6.00 ± 2.83", "3.00 ± 1.41", "0.00 ± 0.00"]
+    assert line[7:] == ["0.000", "6.00", "0.000", "3.00", line[11], "5"]
+    ranks = 1001 / 2 ** np.array([2.0] * 10 + [4.0] * 10)
+    assert line[11] == f"{uniformity(ranks, 1000):.3f}"
+    assert "perplexity per character, all targets" in exposure_table
+    assert exposure.by_chance(np.zeros(20)) == "1.000"
+    assert exposure.table([row(0, 4.0)]).count("±") == 0
+
+
 def test_the_table_of_the_page_is_that_of_the_rows() -> None:
     """What is committed was trained with the options that the script has, and is what the page shows."""
     rows = files.read_rows(study.HERE / "results" / "exposure.jsonl")
-    assert {row["row"] for row in rows} == set(exposure.EXPERIMENT.rows)
+    wanted = {(one.row, one.seed) for one in exposure.EXPERIMENT.trainings()}
+    assert {(row["row"], row["seed"]) for row in rows} == wanted
     for row in rows:
         assert Config.from_dict(row["config"]) == exposure.EXPERIMENT.config(study.Training(row["row"], row["seed"]), 1)
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")

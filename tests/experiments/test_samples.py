@@ -124,7 +124,7 @@ def canned() -> dict[str, Results]:
     mapped = {
         "ellipses": [ellipse],
         "neighbours": {"values": 40, "same": 0.25, "chance": 0.1},
-        "predicted": {"accuracy": 0.5, "majority": 0.4},
+        "predicted": {"values": 30, "accuracy": 0.5, "majority": 0.4},
     }
 
     def hotel(seed: int) -> dict[str, Any]:
@@ -145,9 +145,9 @@ def test_tables_of_words_and_maps() -> None:
     assert "| kagan | justice | well , i do n't know |" in made["Table 3.9"]
     assert "| es | 7 | 95.0 |\n| de | 3 | 90.0 |" in made["Figure 3.1"]
     assert "| yo -0.20, no -0.50 |" in made["Figure 3.1"]
-    assert "From 30 examples of each language logistic regression tells 75.0%" in made["Figure 3.1"]
+    assert "From 30 examples of each language logistic regression tells 75.0 %" in made["Figure 3.1"]
     assert "| lovely |  |  | +1.50 |\n| (end) |  |  | -1.00 |" in made["Figure 4.3"]
-    assert "| factorcell | region | 40 | 25.0 | 10.0 | 50.0 | 40.0 |" in made["Figures 4.6 and 4.7"]
+    assert "| factorcell | region | 40 | 25.0 | 10.0 | 30 | 50.0 | 40.0 |" in made["Figures 4.6 and 4.7"]
     assert "| factorcell | class |" not in made["Figures 4.6 and 4.7"]
     assert "| region | CA | 5 | 0.10 | 0.20 | 1.00 | 0.50 | 30.00 |" in made["Figures 4.6 and 4.7"]
     assert "| Inn | 5 | sea, sun |" in made["Table 4.5"]

@@ -27,6 +27,7 @@ from tests.experiments.test_tables import by_name
 from tests.small import make_run
 
 PRINTED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))["generation"]
+REAL = (63.0, 0.44)
 CHAINS = ("Super 8 Boise", "Rose Cottage", "Hyatt Reno", "Comfort Inn")
 
 
@@ -155,7 +156,7 @@ def test_towns_of_texts_stand_beside_those_of_real_ones(tmp_path: Path) -> None:
         **{"real_town_any": 1.0, "real_town_own": 1.0, "real_town_commonest": 0.5},
     }
     found = Results.of([{**row("factorcell", seed, 0.5), **told} for seed in range(3)])
-    text = specificity.specificity(found, PRINTED["TripAdvisor"])
+    text = specificity.specificity(found, PRINTED["TripAdvisor"], REAL)
     assert "| factorcell | 75.0 ± 0.0 | 25.0 ± 0.0 | 75.0 ± 0.0 |\n| prefix |  |  |  |\n| real texts | 100.0 |" in text
 
 
@@ -176,13 +177,13 @@ def test_tables_of_texts_that_fit() -> None:
     """Shares beside the printed ones, orders of pairs; fillers of the models that have some."""
     shares = dict(zip(PAPER_MODELS, (0.1, 0.3, 0.6, 0.9), strict=True))
     found = Results.of([row(name, seed, share) for name, share in shares.items() for seed in range(3)])
-    text = specificity.specificity(found, PRINTED["Yelp"])
+    text = specificity.specificity(found, PRINTED["Yelp"], REAL)
     assert (
         "| model | fit, % | above unadapted, points | deviation, values | 5-grams copied, % | perplexity per word"
         in text
     )
     assert "| unadapted | 10.0 ± 0.0 |  | 0.90 ± 0.00 | 71.0 ± 0.0 |  | 21.3 | 1.63 | 67.90 |" in text
-    assert "| real texts | 63.0 |  | 0.44 | 5.3 |  |  |  |  |" in text
+    assert "| real texts | 63.0 |  | 0.44 | 5.3 |  | 63.0 | 0.44 |  |" in text
     assert "| factorcell | **90.0 ± 0.0** | +80.0 [" in text
     assert "Fit: of 6 pairs told apart in print 6 differ here beyond chance; of all 6" in text
     told = specificity.fillers(found)
@@ -193,16 +194,18 @@ def test_tables_of_texts_that_fit() -> None:
         *("90.0%", "69.5%", "agrees", "6 of 6 as printed"),
     ]
     nothing = Results.of([])
-    assert specificity.specificity(nothing, PRINTED["Yelp"]).endswith("No row yet.\n")
+    assert specificity.specificity(nothing, PRINTED["Yelp"], REAL).endswith("No row yet.\n")
     assert specificity.fillers(nothing).count("No row yet.") == 3
 
 
 def test_real_texts_without_what_is_copied() -> None:
     """Rows that are older than the figure have a blank, and rows without a judge no line."""
     older = Results.of([row("factorcell", 0, 0.5)])
-    assert "| real texts | 63.0 |  | 0.44 |  |  |  |  |  |" in specificity.specificity(older, PRINTED["Yelp"])
+    assert "| real texts | 63.0 |  | 0.44 |  |  | 63.0 | 0.44 |  |" in specificity.specificity(
+        older, PRINTED["Yelp"], REAL
+    )
     without = Results.of([{key: value for key, value in row("factorcell", 0, 0.5).items() if key != "real"}])
-    assert "real texts" not in specificity.specificity(without, PRINTED["Yelp"])
+    assert "real texts" not in specificity.specificity(without, PRINTED["Yelp"], REAL)
 
 
 def test_figures_of_texts_that_fit(tmp_path: Path) -> None:
