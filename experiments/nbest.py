@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,45 +106,51 @@ def log_bigrams(model: NGram, before: NDArray[np.int64], after: NDArray[np.int64
     return logs
 
 
+class Beam(NamedTuple):
+    """The best texts so far, K of them: their words, the last of these, their log p(heard) and their totals (K,)."""
+
+    texts: list[tuple[int, ...]]
+    last: NDArray[np.int64]
+    sounds: Floats
+    totals: Floats
+
+    def grown(self, model: NGram, ids: NDArray[np.int64], heard: Floats, skip: float) -> "Beam":
+        """All texts go on with each of `ids`, or with nothing; the best of them."""
+        longer = self.totals[:, None] + heard + LM_WEIGHT * log_bigrams(model, self.last, ids) + WORD
+        every = np.concatenate([longer, (self.totals + skip)[:, None]], axis=1).ravel()
+        best = np.argsort(-every, kind="stable")[:BEAM]
+        row, choice = np.divmod(best, len(ids) + 1)
+        picked = np.append(ids, -1)[choice]
+        pairs = zip(row.tolist(), picked.tolist(), strict=True)
+        texts = [self.texts[r] if word < 0 else (*self.texts[r], word) for r, word in pairs]
+        last = np.where(picked < 0, self.last[row], picked)
+        return Beam(texts, last, self.sounds[row] + np.append(heard, skip)[choice], every[best])
+
+
 def hear(model: NGram, ear: Ear, words: list[str], random: np.random.Generator) -> list[tuple[str, float]]:
     """The `LIST` best texts for what was said, with the sum of their log p(heard)."""
     column = {word: number for number, word in enumerate(model.vocabulary.tokens)}
-    texts: list[tuple[int, ...]] = [()]
-    last, sounds, totals = np.array([START]), np.zeros(1), np.zeros(1)
-
-    def grow(ids: NDArray[np.int64], heard: Floats, skip: float) -> None:
-        """All texts go on with each of `ids`, or with nothing."""
-        nonlocal texts, last, sounds, totals
-        longer = totals[:, None] + heard + LM_WEIGHT * log_bigrams(model, last, ids) + WORD
-        every = np.concatenate([longer, (totals + skip)[:, None]], axis=1).ravel()
-        best = np.argsort(-every, kind="stable")[:BEAM]
-        row, choice = np.divmod(best, len(ids) + 1)
-        nothing = choice == len(ids)
-        picked = np.append(ids, -1)[choice]
-        pairs = zip(row.tolist(), picked.tolist(), strict=True)
-        texts = [texts[r] if word < 0 else (*texts[r], word) for r, word in pairs]
-        last = np.where(nothing, last[row], picked)
-        sounds, totals = sounds[row] + np.append(heard, skip)[choice], every[best]
+    beam = Beam([()], np.array([START]), np.zeros(1), np.zeros(1))
 
     def evidence(distance: Floats) -> Floats:
         return -SHARP * distance + SPREAD * np.sqrt(distance) * random.normal(size=len(distance))
 
     for word in words:
         ids, distance = ear.near(word)
-        loud = GAP[[LETTERS.index(letter) for letter in sound(word)]].sum()
-        grow(ids, evidence(distance), float(evidence(np.array([loud]))[0]))
-        between = np.array(
-            [column[one] for one in random.choice(SHORT, 2, replace=False) if one in column], dtype=np.int64
-        )
-        loudness = [
-            GAP[[LETTERS.index(letter) for letter in sound(model.vocabulary.tokens[one])]].sum() for one in between
-        ]
-        grow(between, evidence(np.array(loudness)), 0.0)
-    totals = totals + LM_WEIGHT * log_bigrams(model, last, np.array([END]))[:, 0]
+        beam = beam.grown(model, ids, evidence(distance), float(evidence(np.array([loudness(word)]))[0]))
+        short = [one for one in random.choice(SHORT, 2, replace=False) if one in column]
+        between = np.array([column[one] for one in short], dtype=np.int64)
+        beam = beam.grown(model, between, evidence(np.array([loudness(one) for one in short])), 0.0)
+    totals = beam.totals + LM_WEIGHT * log_bigrams(model, beam.last, np.array([END]))[:, 0]
     found: dict[str, float] = {}
     for place in np.argsort(-totals, kind="stable"):
-        found.setdefault(" ".join(model.vocabulary.decode(texts[place])), float(sounds[place]))
+        found.setdefault(" ".join(model.vocabulary.decode(beam.texts[place])), float(beam.sounds[place]))
     return list(found.items())[:LIST]
+
+
+def loudness(word: str) -> float:
+    """How far a word is from silence: the price of all its sounds."""
+    return float(GAP[[LETTERS.index(letter) for letter in sound(word)]].sum())
 
 
 def held(rows: Sequence[Row]) -> set[str]:

@@ -41,7 +41,7 @@ HELD_AGAINST = {  # rows that are printed in another way -> ours; those that are
 
 
 def rows(name: str) -> dict[str, Options]:
-    """The rows of a set: what concerns numbers is of places, what concerns one category alone of the others."""
+    """The rows of a set: what concerns numbers is of places and tweets, what concerns one category alone of the others."""
     whole = tacl.options("factorcell")["model"]
 
     def of(**model: Any) -> Options:
@@ -64,7 +64,7 @@ def rows(name: str) -> dict[str, Options]:
 
 
 def measure(run: Run, tables: Tables, name: str) -> Measured:
-    """Which contexts are told apart; of sections also by a sample of the vocabulary."""
+    """Which contexts are told apart; of sets of words also by samples of the vocabulary."""
     found, target = tacl.told(run, tables, name), SETS[name].target
     if isinstance(target, Cities):
         return found

@@ -43,7 +43,7 @@ def decoded(content: bytes) -> str:
 
 
 def number(field: str) -> float | None:
-    """A finite number, or None."""
+    """A number of degrees, or None where there is none such."""
     try:
         found = float(field)
     except ValueError:
