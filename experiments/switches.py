@@ -41,7 +41,7 @@ HELD_AGAINST = {  # rows that are printed in another way -> ours; those that are
 
 
 def rows(name: str) -> dict[str, Options]:
-    """The rows of a set: what concerns numbers is of places and tweets, what concerns one category alone of the others."""
+    """The rows of a set: of places and tweets what concerns numbers, of others what concerns a single category."""
     whole = tacl.options("factorcell")["model"]
 
     def of(**model: Any) -> Options:
