@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import exposure
+import exposure_phrases
 import lengths
 import papers
 import ranks
@@ -136,7 +137,8 @@ def ranked(read: overview.Read, name: str) -> Results:
 
 def privacy(results: Path, suffix: str = "") -> dict[str, str]:
     """Options against the exposure of canaries."""
-    return {"exposure": exposure.table(files.read_rows(results / f"exposure{suffix}.jsonl"))}
+    kinds = {"exposure": exposure.table, "exposure_phrases": exposure_phrases.table}
+    return {name: table(files.read_rows(results / f"{name}{suffix}.jsonl")) for name, table in kinds.items()}
 
 
 def foreseen(results: Path, suffix: str = "") -> dict[str, str]:

@@ -70,12 +70,19 @@ def test_a_line_has_the_canaries_of_all_trainings() -> None:
     assert exposure.table([row(0, 4.0)]).count("±") == 0
 
 
-def test_the_table_of_the_page_is_that_of_the_rows() -> None:
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_table_of_the_page_is_that_of_the_rows(name: str) -> None:
     """What is committed was trained with the options that the script has, and is what the page shows."""
-    rows = files.read_rows(study.HERE / "results" / "exposure.jsonl")
-    wanted = {(one.row, one.seed) for one in exposure.EXPERIMENT.trainings()}
-    assert {(row["row"], row["seed"]) for row in rows} == wanted
+    rows, of = files.read_rows(study.HERE / "results" / f"{name}.jsonl"), EXPERIMENTS[name]
+    assert {(row["row"], row["seed"]) for row in rows} == {(one.row, one.seed) for one in of.trainings()}
     for row in rows:
-        assert Config.from_dict(row["config"]) == exposure.EXPERIMENT.config(study.Training(row["row"], row["seed"]), 1)
+        assert Config.from_dict(row["config"]) == of.config(study.Training(row["row"], row["seed"]), 1)
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
-    assert exposure.table(rows) in page
+    table = {"exposure": exposure.table, "exposure_phrases": exposure_phrases.table}[name]
+    assert table(rows) in page
+
+
+def test_a_line_has_the_passphrases_of_all_trainings() -> None:
+    """The mean exposure of them, and the largest p."""
+    rows = [{"row": "a", "seed": n, "stranger": 2.0 + n, "p": 0.1 * n, "chance": 1.436} for n in range(2)]
+    assert cells(exposure_phrases.table(rows)) == [["a", "2", "2.50 ± 0.71", "1.44", "0.100"]]
