@@ -21,7 +21,7 @@ import study
 from corpora import Tables
 from factorcell.evaluation.exposure import READERS, SOURCES, audit, uniformity
 from factorcell.model.run import Run
-from pages.markdown import markdown
+from pages.markdown import markdown, spread
 from study import Experiment, Measured, Options, Row
 
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
@@ -114,11 +114,6 @@ def table(rows: Sequence[Row]) -> str:
             line += [f"{repeated[:, place].mean():.2f}", by_chance(repeated[:, place])]
         lines.append([*line, str(sum(map(suggested, own)))])
     return markdown(header, lines)
-
-
-def spread(values: Sequence[float], form: str = ".2f") -> str:
-    """A mean with the standard deviation of several trainings."""
-    return f"{np.mean(values):{form}}" + (f" ± {np.std(values, ddof=1):{form}}" if len(values) > 1 else "")
 
 
 def by_chance(bits: NDArray[np.float64]) -> str:

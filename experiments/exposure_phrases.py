@@ -21,7 +21,7 @@ import study
 from corpora import Tables
 from factorcell.evaluation.exposure import chance, uniformity
 from factorcell.model.run import Run
-from pages.markdown import markdown
+from pages.markdown import markdown, spread
 from study import Experiment, Measured, Options, Row
 
 PHRASES, TIMES, ALTERNATIVES = 50, 3, 1000
@@ -66,7 +66,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = []
     for name in dict.fromkeys(row["row"] for row in rows):
         own = [row for row in rows if row["row"] == name]
-        figures = [exposure.spread([row["stranger"] for row in own]), f"{own[0]['chance']:.2f}"]
+        figures = [spread([row["stranger"] for row in own]), f"{own[0]['chance']:.2f}"]
         lines.append([name, str(len(own)), *figures, f"{max(row['p'] for row in own):.3f}"])
     return markdown(["options", "trainings", "exposure for a stranger", "by chance", "largest p"], lines)
 

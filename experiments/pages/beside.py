@@ -14,7 +14,7 @@ from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import INTERVAL
 from factorcell.evaluation.statistics import gain as gain_of
 from measures import PRINTED, SAMPLES
-from pages.markdown import NO_ROW, markdown, shown, with_none
+from pages.markdown import NO_ROW, markdown, shown, spread, with_none
 from pages.results import LEAST, OTHERS, Published, Results, accuracies, chosen, communities, gain, perplexities
 from ranks import RANKS, of_rank
 from thesis_queries import LATE, NOT_PRINTED, RULES
@@ -277,10 +277,7 @@ def not_zero(found: Results, name: str, form: str = ".1f") -> str:
     """The share of the coefficients of a sparse bias that are not zero, as `shown` has it; nothing without one."""
     rows = [row["sparse_bias"] for row in found.trainings(name) if "sparse_bias" in row]
     shares = [sum(one["nonzero"] for one in row) / sum(one["coefficients"] for one in row) for row in rows]
-    if not shares:
-        return ""
-    spread = f" ± {100 * np.std(shares, ddof=1):{form}}" if len(shares) > 1 else ""
-    return f"{100 * np.mean(shares):{form}}{spread}"
+    return spread(shares, form, 100.0)
 
 
 def beside(name: str) -> tuple[str, ...]:

@@ -31,6 +31,14 @@ def shown(value: float | None, form: str = ".2f") -> str:
     return "" if value is None or np.isnan(value) else f"{value:{form}}"
 
 
+def spread(values: Sequence[float], form: str = ".2f", scale: float = 1.0) -> str:
+    """The mean of a figure of several trainings with their standard deviation; of none nothing."""
+    if not len(values):
+        return ""
+    mean = f"{scale * float(np.mean(values)):{form}}"
+    return f"{mean} ± {scale * float(np.std(values, ddof=1)):{form}}" if len(values) > 1 else mean
+
+
 def filled(text: str, tables: Mapping[str, str]) -> str:
     """`text` with each table between its marks; `UserError` where a mark is missing."""
     for name, table in tables.items():

@@ -9,7 +9,7 @@ from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import INTERVAL, widened
 from hotels import REVIEW
-from pages.markdown import markdown, shown, with_none
+from pages.markdown import markdown, shown, spread, with_none
 from pages.results import Results
 from study import Row
 from thesis_sixteen import WHOLE
@@ -56,8 +56,7 @@ def units(found: Results) -> str:
 def few_told(found: Results) -> str:
     """How many of the texts logistic regression tells from a few: the mean over seeds; nothing without a row."""
     rows = [row["few_examples"]["accuracy"] for row in found.trainings("unadapted") if "few_examples" in row]
-    spread = f" ± {100 * np.std(rows, ddof=1):.1f}" if len(rows) > 1 else ""
-    return f"{100 * np.mean(rows):.1f}{spread} %" if rows else ""
+    return f"{spread(rows, '.1f', 100.0)} %" if rows else ""
 
 
 def _words(tokens: Sequence[Row], sign: int) -> str:
