@@ -100,16 +100,20 @@ def table(rows: Sequence[Row]) -> str:
     """A line for each row: means over its trainings, and of its canaries together how likely they are by chance."""
     few = [part for reader in READERS[:2] for part in (f"{reader}, {TIMES} ×", "p")]
     perplexity = "perplexity per character, all targets"
-    header = ["options", "trainings", perplexity, "MRR", *READERS, "p of strangers", *few, "suggested"]
+    all_of_them = [part for reader in READERS for part in (reader, "p")]
+    header = ["options", "trainings", perplexity, "MRR", *all_of_them, *few, "suggested"]
     lines = []
-    for name in dict.fromkeys(row["row"] for row in rows):
+    for name in sorted({row["row"] for row in rows}, key=list(EXPERIMENT.rows).index):
         own = [row for row in rows if row["row"] == name]
         every = [np.array([canary[1:] for canary in row["canaries"]]) for row in own]
         repeated = np.array([canary[1:] for row in own for canary in row["canaries"] if canary[0] == TIMES])
         line = [name, str(len(own)), spread([row["perplexity"] for row in own])]
         line.append(spread([row["audited"]["mrr"] for row in own], ".3f"))
-        line += [spread([float(bits[:, place].mean()) for bits in every]) for place in range(len(READERS))]
-        line.append(by_chance(np.concatenate(every)[:, 0]))
+        for place in range(len(READERS)):
+            line += [
+                spread([float(bits[:, place].mean()) for bits in every]),
+                by_chance(np.concatenate(every)[:, place]),
+            ]
         for place in range(2):
             line += [f"{repeated[:, place].mean():.2f}", by_chance(repeated[:, place])]
         lines.append([*line, str(sum(map(suggested, own)))])

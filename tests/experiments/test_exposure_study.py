@@ -56,15 +56,20 @@ def test_a_line_has_the_canaries_of_all_trainings() -> None:
     def row(seed: int, bits: float) -> dict[str, object]:
         canaries = [[times, bits, bits / 2, 0.0] for times in range(1, 11) for _ in range(10)]
         exposure = [{"times": "3"}, {"times": "all", "popularity": 2 + seed, "model": 1}]
-        return {"row": "a", "seed": seed, "perplexity": 6.0 + seed, "audited": {"mrr": 0.05}, "exposure": exposure} | {
-            "canaries": canaries
-        }
+        return {
+            "row": "as it is",
+            "seed": seed,
+            "perplexity": 6.0 + seed,
+            "audited": {"mrr": 0.05},
+            "exposure": exposure,
+        } | {"canaries": canaries}
 
     (line,) = cells(exposure_table := exposure.table([row(0, 4.0), row(1, 8.0)]))
-    assert line[:7] == ["a", "2", "6.50 ± 0.71", "0.050 ± 0.000", "6.00 ± 2.83", "3.00 ± 1.41", "0.00 ± 0.00"]
-    assert line[7:] == ["0.000", "6.00", "0.000", "3.00", line[11], "5"]
+    assert line[:4] == ["as it is", "2", "6.50 ± 0.71", "0.050 ± 0.000"]
+    assert line[4:10] == ["6.00 ± 2.83", "0.000", "3.00 ± 1.41", "0.000", "0.00 ± 0.00", "1.000"]
+    assert line[10:] == ["6.00", "0.000", "3.00", line[13], "5"]
     ranks = 1001 / 2 ** np.array([2.0] * 10 + [4.0] * 10)
-    assert line[11] == f"{uniformity(ranks, 1000):.3f}"
+    assert line[13] == f"{uniformity(ranks, 1000):.3f}"
     assert "perplexity per character, all targets" in exposure_table
     assert exposure.by_chance(np.zeros(20)) == "1.000"
     assert exposure.table([row(0, 4.0)]).count("±") == 0
