@@ -1,6 +1,6 @@
 """What lowers the exposure of what somebody typed a few times, and what it costs: options against canaries.
 
-    python experiments/exposure.py --data DATA --out OUT --jobs 1
+    python experiments/exposure.py --data DATA --out OUT
 
 Each row trains one small model on commit subjects with 100 canaries, 10 for each of 1 to 10 repetitions, and audits it.
 Trainings of a row differ in model and canaries.

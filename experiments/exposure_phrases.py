@@ -1,6 +1,6 @@
 """The limit of min_users: secrets that are made of what everybody writes. Passphrases of four common words.
 
-    python experiments/exposure_phrases.py --data DATA --out OUT --jobs 1
+    python experiments/exposure_phrases.py --data DATA --out OUT
 
 The texts are those of exposure.py with 50 passphrases among them, each three times by one user. They are ranked among
 1,000 passphrases of the same words, for a stranger.
