@@ -55,7 +55,8 @@ Read = Callable[..., Results]  # the rows of an experiment by its name, and thei
 
 def lines(read: Read, printed: Mapping[str, Any]) -> list[Line]:
     """All of them, in the order of the thesis."""
-    return [*introduction(), *chapter_3(read, printed), *chapter_4(read, printed), *later(read, printed)]
+    earlier = [*introduction(), *chapter_3(read, printed), *chapter_4(read, printed)]
+    return [*earlier, *chapter_5(read, printed), *chapter_6(read, printed["generation"]), *appendix(read, printed)]
 
 
 def table(read: Read, printed: Mapping[str, Any]) -> str:
@@ -222,12 +223,11 @@ def drawn(read: Read, sets: Sequence[str]) -> dict[str, list[Row]]:
     return {name: rows_of(read(f"tacl_trials_{name}")) for name in sets}
 
 
-def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
-    """Completion, which is the ACL paper too; generation; sparse biases."""
-    sparse, queries = read("sparse", "none"), read("queries")
+def chapter_5(read: Read, printed: Mapping[str, Any]) -> list[Line]:
+    """Completion, which is the ACL paper too."""
+    queries = read("queries")
     ranks = {name: row[-1] for name, row in printed["completion"]["small"].items() if name != "mpc"}
     popular = [printed["completion"]["small"][name][-1] for name in ("mpc", "unadapted")]
-    kinds = {kind: chosen(sparse, kind) for kind in printed["sparse"]}
     return [
         Line("T5.1, ACL", "completions, cold and warm", "thesis_queries"),
         going_along(
@@ -261,8 +261,15 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             for one, many in (("prefix", "prefixes"), ("query", "queries"))
         ),
         *(Line(f"T5.{n}, ACL", "queries likelier after two", "thesis_queries") for n in (3, 4, 5)),
-        *(Line(f"T6.{n}", "fillers of a gap by stars", "thesis_specificity imdb") for n in (1, 2, 3)),
-        *chapter_6(read, printed["generation"]),
+    ]
+
+
+def appendix(read: Read, printed: Mapping[str, Any]) -> list[Line]:
+    """Sparse biases, and fine-tuning."""
+    sparse = read("sparse", "none")
+    kinds = {kind: chosen(sparse, kind) for kind in printed["sparse"]}
+    both = kinds["low_rank_each"], kinds["low_rank_each+sparse"]
+    return [
         measured(
             Line("TA.1", "sparse and low-rank biases", "thesis_sparse"),
             sparse,
@@ -271,17 +278,11 @@ def later(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             KNOWN,
             {kind: name for kind, name in kinds.items() if name},
         ),
-        no_better(
-            Line("TA.1", "a sparse bias beside low-rank ones", "thesis_sparse"),
-            sparse,
-            kinds["low_rank_each"],
-            kinds["low_rank_each+sparse"],
-        ),
+        no_better(Line("TA.1", "a sparse bias beside low-rank ones", "thesis_sparse"), sparse, *both),
         added(
             Line("TA.1", "top-3 of a sparse bias beside them", "thesis_sparse", printed="+0.08 points"),
             sparse,
-            kinds["low_rank_each"],
-            kinds["low_rank_each+sparse"],
+            *both,
             0.0008,
         ),
         no_better(Line("TA.1", "a penalty on a sparse bias", "thesis_sparse"), sparse, UNPENALISED, kinds["sparse"]),
@@ -303,6 +304,7 @@ def chapter_6(read: Read, printed: Mapping[str, Published]) -> list[Line]:
         return ordered(line, found, "specificity", {model: row[0] for model, row in theirs.items()}, ".1%")
 
     return [
+        *(Line(f"T6.{n}", "fillers of a gap by stars", "thesis_specificity imdb") for n in (1, 2, 3)),
         figure("F6.1, TACL 5", "telling apart and writing, stars", "ratings", "accuracy", "r +0.95"),
         figure("F6.1, TACL 5", "telling apart and writing, sampled", "sampled", "accuracy", "r +0.95"),
         figure("F6.2", "rank and writing, stars", "ratings", "rank", "r +0.80"),
