@@ -27,6 +27,7 @@ from study import Experiment, Measured, Options, Row
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
 ALTERNATIVES, QUERIES = 1000, 1000
 TIMES = 3  # canaries repeated so often have columns of their own
+REPEATED = READERS[:2]  # for these
 
 TRAINING: dict[str, Mapping[str, Any]] = {
     "as it is": {},
@@ -98,7 +99,7 @@ main = study.script(__file__, __doc__, EXPERIMENT)
 
 def table(rows: Sequence[Row]) -> str:
     """A line for each row: means over its trainings, and of its canaries together how likely they are by chance."""
-    few = [part for reader in READERS[:2] for part in (f"{reader}, {TIMES} ×", "p")]
+    few = [part for reader in REPEATED for part in (f"{reader}, {TIMES} ×", "p")]
     perplexity = "perplexity per character, all targets"
     all_of_them = [part for reader in READERS for part in (reader, "p")]
     header = ["options", "trainings", perplexity, "MRR", *all_of_them, *few, "suggested"]
@@ -114,7 +115,7 @@ def table(rows: Sequence[Row]) -> str:
                 spread([float(bits[:, place].mean()) for bits in every]),
                 by_chance(np.concatenate(every)[:, place]),
             ]
-        for place in range(2):
+        for place in range(len(REPEATED)):
             line += [f"{repeated[:, place].mean():.2f}", by_chance(repeated[:, place])]
         lines.append([*line, str(sum(map(suggested, own)))])
     return markdown(header, lines)

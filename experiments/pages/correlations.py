@@ -1,4 +1,4 @@
-"""Correlations of what models of several groups say: within the groups, and of several sets together."""
+"""Correlations of what models of several groups say: within the groups, of draws, and of several sets together."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -14,12 +14,23 @@ Floats = NDArray[np.float64]
 
 
 def within(first: Sequence[float], second: Sequence[float], groups: Sequence[Hashable]) -> Row:
-    """The correlation of two columns beyond the means of their groups, as `pooled` has it.
+    """The correlation of two columns beyond the means of their groups, with its middle 95 % by Fisher's transformation.
 
-    Each group but one counts as a trial less, since its mean is fitted.
+    Each group but one counts as a trial less, since its mean is fitted; where none are left there is no interval.
     """
     found = correlation(beyond_means(first, groups), beyond_means(second, groups))
-    return pooled([{**found, "free": found["n"] - 3 - (len(set(groups)) - 1)}])
+    free = found["n"] - 3 - (len(set(groups)) - 1)
+    if found["r"] is None or free < 1:
+        return {**found, "low": None, "high": None}
+    middle, wide = float(transformed(np.array(found["r"]))), INTERVAL / math.sqrt(free)
+    return {**found, "low": math.tanh(middle - wide), "high": math.tanh(middle + wide)}
+
+
+def transformed(r: Floats) -> Floats:
+    """Fisher's transformation, finite for all."""
+    limit = 1 - 1e-12
+    found: Floats = np.arctanh(np.clip(r, -limit, limit))
+    return found
 
 
 def beyond_means(column: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
@@ -32,31 +43,27 @@ def beyond_means(column: Sequence[float], groups: Sequence[Hashable]) -> list[fl
 
 def resampled(first: Sequence[float], second: Sequence[float], counts: Floats) -> Row:
     """The correlation of two columns with the middle 95 % of what it is where each counts so often (1 + D, n)."""
+    return across([drawn(first, second, counts)], len(first))
+
+
+def drawn(first: Sequence[float], second: Sequence[float], counts: Floats) -> Floats:
+    """The correlation of two columns (n,) where each counts so often (1 + D, n); no number where one does not vary."""
     columns = np.array([first, second], dtype=np.float64)
-    if columns.shape[1] < 3 or (np.ptp(columns, axis=1) == 0).any():
-        return {"r": None, "low": None, "high": None, "n": columns.shape[1]}
     weights = counts / counts.sum(axis=1, keepdims=True)
     beyond = columns[:, None] - (columns @ weights.T)[:, :, None]  # (2, 1 + D, n)
     squares = (weights * beyond**2).sum(axis=2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        drawn = (weights * beyond.prod(axis=0)).sum(axis=1) / np.sqrt(squares.prod(axis=0))
-    r, low, high = bootstrap.middle(drawn)
-    return {"r": r, "low": low, "high": high, "n": columns.shape[1]}
+        found: Floats = (weights * beyond.prod(axis=0)).sum(axis=1) / np.sqrt(squares.prod(axis=0))
+    return found if np.ptp(columns, axis=1).all() else np.full(len(counts), np.nan)
 
 
-def pooled(found: Sequence[Row]) -> Row:
-    """The mean of correlations of independent sets with its middle 95 %, by Fisher's transformation.
-
-    Each weighs as many trials as it has `free`; without any there is no r. `n` is the count of all trials.
-    """
-    told = [one for one in found if one["r"] is not None and one["free"] > 0]
-    free, count = sum(one["free"] for one in told), sum(one["n"] for one in found)
-    if not free:
-        return {"r": None, "low": None, "high": None, "n": count, "free": 0}
-    limit = 1 - 1e-12  # beyond which the transformation is infinite
-    middle = sum(one["free"] * math.atanh(min(max(one["r"], -limit), limit)) for one in told) / free
-    r, low, high = (math.tanh(middle + wide) for wide in (0.0, -INTERVAL / math.sqrt(free), INTERVAL / math.sqrt(free)))
-    return {"r": r, "low": low, "high": high, "n": count, "free": free}
+def across(every: Sequence[Floats], count: int) -> Row:
+    """The mean of correlations `drawn` in several sets together, by Fisher's transformation; `count` trials in all."""
+    found = np.tanh(np.mean([transformed(one) for one in every], axis=0))
+    if not np.isfinite(found[0]):
+        return {"r": None, "low": None, "high": None, "n": count}
+    r, low, high = bootstrap.middle(found)
+    return {"r": r, "low": low, "high": high, "n": count}
 
 
 def told(found: Row) -> str:

@@ -127,7 +127,7 @@ def chapter_3(read: Read, printed: Mapping[str, Any]) -> list[Line]:
             "thesis_sixteen commonvoice9",
             words.few_told(languages) or NO_ROW,
             "74.6%",
-            why="one figure, no order",
+            why="one figure, no order" if languages.candidates else "not trained",
         ),
         *both(
             Line("T3.7, 2017 T7", "oral arguments", "thesis_sixteen scotus"),
@@ -200,13 +200,14 @@ def analysed(read: Read) -> list[Line]:
     told = [name for name in DRAWN if name not in NEUTRAL]
 
     def line(what: str, sets: Sequence[str], change: str, kind: Literal["saved", "told"], sign: int = 1) -> Line:
-        own = Line("4.3.4, TACL 4.4", what, trained(sets), printed="some" if sign > 0 else "costs some")
+        own = Line("4.3.4, TACL 4.4", what, trained(sets), printed=("hardly any", "some", "costs some")[sign])
         return brought(own, drawn(read, sets), change, kind, sign)
 
     return [
         line("perplexity saved by a larger LSTM", DRAWN, trials.LARGER, "saved"),
         line("perplexity saved by a longer context vector", CHARACTERS, trials.LONGER, "saved", -1),
         line("accuracy gained by a longer context vector", told, trials.LONGER, "told"),
+        line("the same of reviews", NEUTRAL, trials.LONGER, "told", 0),
         line("perplexity saved by a larger rank", BY_RANK, trials.RANKED, "saved"),
         line("accuracy gained by a larger rank", DRAWN, trials.RANKED, "told"),
         line("accuracy gained by a bias of each value", few, trials.EACH, "told"),

@@ -20,7 +20,7 @@ TABLES = {  # experiment -> what it is of, its models that adapt nothing and all
 }
 
 
-PARTS = ("embedding", "hidden", "context")  # of the sizes of a model, which options end with "_size"
+PARTS = ("embedding", "hidden", "context")  # sizes of a model whose options end with "_size"
 
 Printed = Mapping[str, Mapping[str, str]]
 

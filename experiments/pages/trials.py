@@ -13,7 +13,7 @@ from factorcell.bootstrap import Interval
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.statistics import Ratios, correlation
 from factorcell.evaluation.text_figures import TextSums
-from pages.correlations import resampled, told, within
+from pages.correlations import across, beyond_means, drawn, resampled, told, within
 from pages.markdown import markdown, shown, with_none
 from study import Row, ungrouped
 
@@ -22,7 +22,7 @@ LEAST = 10  # models, before anything is said of them
 RANK, WEIGHTS = 20, 120_000  # of which the paper's sentence is
 RANKED, LARGER = f"a rank of {RANK} for 0", "a W of twice as many weights"
 LONGER, EACH = "a context vector twice as long", "a bias of each value for one of low rank"
-CHANGES = {LARGER: (1, math.log(2)), RANKED: (2, float(RANK)), LONGER: (3, math.log(2)), EACH: (4, 1.0)}  # of `drawn`
+CHANGES = {LARGER: (1, math.log(2)), RANKED: (2, float(RANK)), LONGER: (3, math.log(2)), EACH: (4, 1.0)}  # of `options`
 DRAWS = 2000
 
 Floats = NDArray[np.float64]
@@ -65,8 +65,25 @@ def together(rows: Sequence[Row], model: str) -> Row:
     One of each value is more accurate than one of low rank, whatever the perplexity.
     """
     own = of_class(rows, model)
-    logs = [float(np.log(row["perplexity_known"])) for row in own]
-    return within(logs, [row["accuracy"] for row in own], [one_hot(row) for row in own])
+    return within(*both(own), [one_hot(row) for row in own])
+
+
+def both(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Log perplexities and accuracies."""
+    return [float(np.log(row["perplexity_known"])) for row in rows], [row["accuracy"] for row in rows]
+
+
+def across_sets(sets: Sequence[Sequence[Row]], model: str) -> Row:
+    """The mean of that of several sets, whose trials have the same sizes by number and are drawn again together."""
+    every = [of_class(rows, model) for rows in sets]
+    return across([beyond_kinds(own) for own in every], sum(map(len, every)))
+
+
+def beyond_kinds(rows: Sequence[Row]) -> Floats:
+    """The correlation of what lies beyond the means of those of the same kind of bias, in all and in every draw."""
+    kinds = [one_hot(row) for row in rows]
+    logs, accuracies = (beyond_means(column, kinds) for column in both(rows))
+    return drawn(logs, accuracies, drawn_again(rows, DRAWS))
 
 
 def correlated(first: Sequence[float], second: Sequence[float], rows: Sequence[Row]) -> Row:
@@ -112,7 +129,7 @@ def effects(rows: Sequence[Row]) -> dict[str, Effect]:
     own = [row for model in ("factorcell", "concatcell") for row in of_class(rows, model)]
     if len(own) < LEAST:
         return {}
-    inputs = np.array([drawn(row) for row in own])
+    inputs = np.array([options(row) for row in own])
     figures = np.array([(np.log(row["perplexity_known"]), row["accuracy"]) for row in own], dtype=np.float64)
     slopes = np.array([fitted(inputs, figures, counted) for counted in drawn_again(own, DRAWS)])
     return {
@@ -122,8 +139,8 @@ def effects(rows: Sequence[Row]) -> dict[str, Effect]:
     }
 
 
-def drawn(row: Row) -> tuple[float, ...]:
-    """What is drawn of a model, after a constant: sizes of W and of the context, rank, the kind of bias, dropout."""
+def options(row: Row) -> tuple[float, ...]:
+    """What is drawn of a model, after a constant: the size of W, rank, size of the context, kind of bias, dropout."""
     model = row["config"]["model"]
     sizes = math.log(recurrent_weights(row)), float(model_rank(row)), math.log(model["context_size"])
     return 1.0, *sizes, float(one_hot(row)), float(model["dropout_recurrent"])

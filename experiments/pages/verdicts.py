@@ -9,7 +9,6 @@ from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.comparison import COMPARED
 from factorcell.evaluation.statistics import LEVEL, rank_correlation
 from pages import finetuning, trials, words
-from pages.correlations import pooled
 from pages.markdown import shown
 from pages.results import (
     AGREES,
@@ -141,10 +140,9 @@ def ordered(line: Line, found: Results, key: str, printed: Mapping[str, float], 
 
 def opposed(line: Line, sets: Mapping[str, Sequence[Row]]) -> Line:
     """A line of trials: that the SoftmaxBias models of better perplexity are worse at telling contexts apart."""
-    found = [trials.together(rows, "softmaxbias") for rows in sets.values()]
-    if any(one["n"] < trials.LEAST for one in found):
+    if any(len(trials.of_class(rows, "softmaxbias")) < trials.LEAST for rows in sets.values()):
         return lacks(line)
-    return going_along(line, pooled(found), 1)
+    return going_along(line, trials.across_sets([*sets.values()], "softmaxbias"), 1)
 
 
 def traded(line: Line, rows: Sequence[Row], printed: float) -> Line:
@@ -200,10 +198,10 @@ def penalised(line: Line, found: Results) -> Line:
 
 def no_better(line: Line, found: Results, plain: str | None, more: str | None) -> Line:
     """A line of two rows of which the second has a part `more`: that it gains nothing by it, as the thesis found."""
-    if plain is None or more is None or plain not in found:
+    if plain is None or more is None:
         return lacks(line)
     if lacking(found, plain, more):
-        return lacks(line, FEW)
+        return lacks(line, FEW if plain in found else "not trained")
     gained = found.lower(more, KNOWN, plain)
     if gained is None or gained.high is None:
         return lacks(line, "of other texts")
@@ -289,16 +287,21 @@ def less(one: Interval, other: Interval) -> Interval:
 def brought(
     line: Line, sets: Mapping[str, Sequence[Row]], change: str, what: Literal["saved", "told"], sign: int = 1
 ) -> Line:
-    """A line of trials: that a change saves perplexity on all sets, or brings accuracy; or costs it, as `sign` says."""
+    """A line of trials: that a change saves perplexity on all sets, or brings accuracy; or costs it, as `sign` says.
+
+    With a sign of 0 it does neither.
+    """
     every = [trials.effects(rows) for rows in sets.values()]
     if any(change not in one for one in every):
         return lacks(line)
     found = [getattr(one[change], what) for one in every]
-    signs = [sign * one.sign for one in found]
-    verdict = AGREES if min(signs) > 0 else DISAGREES if sum(signs) < 0 else UNTOLD
+    signs = [one.sign for one in found]
+    turned = sum(signs) * sign < 0 if sign else any(signs)
+    verdict = AGREES if sign and all(one == sign for one in signs) else DISAGREES if turned else UNTOLD
     unit = "%" if what == "saved" else " points"
     points = [f"{100 * one.point:+.1f}{unit}" for one in found]
     if len(found) == 1:
         return line._replace(ours=points[0], verdict=verdict, why=ends(found[0]))
-    told = [f"{name} {point}" for name, point, sign in zip(sets, points, signs, strict=True) if sign]
-    return line._replace(ours=f"told on {len(told)} of {len(found)}", verdict=verdict, why=", ".join(told) or "none")
+    told = [f"{name} {point}" for name, point, beyond in zip(sets, points, signs, strict=True) if beyond]
+    ours = f"beyond chance on {len(told)} of {len(found)}"
+    return line._replace(ours=ours, verdict=verdict, why=", ".join(told) or "none")

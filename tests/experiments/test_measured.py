@@ -55,14 +55,15 @@ def test_the_perplexity_of_each_community(run: Run, tmp_path: Path) -> None:
         assert row["perplexity"] == pytest.approx(np.exp(nats / targets))
 
 
-def test_the_nearest_communities(run: Run) -> None:
-    """By Euclidean distance; of one that the run does not know, and of a model that knows none, there are none."""
+def test_the_nearest_communities(run: Run, tmp_path: Path) -> None:
+    """By Euclidean distance; of one that the run does not know, and of an unadapted model, there are none."""
     found = thesis_subreddits.nearest(run, ["sea", "nowhere"])
     assert run.model.encoder is not None
     values = run.schema.variable("subreddit").values
     table = run.model.encoder.tables[0].detach().numpy()
     away = {name: np.linalg.norm(table[values.index(name)] - table[values.index("sea")]) for name in ("snow", "sun")}
     assert found == {"sea": sorted(away, key=lambda name: away[name])}
+    assert thesis_subreddits.nearest(make_run(tmp_path / "run", context=(), adapt=(), output_bias=()), ["sea"]) == {}
 
 
 def test_what_is_among_the_first_three(tmp_path: Path) -> None:

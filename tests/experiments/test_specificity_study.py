@@ -27,7 +27,7 @@ from tests.experiments.test_tables import by_name
 from tests.small import make_run
 
 PRINTED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))["generation"]
-REAL = (63.0, 0.44)
+REAL = (61.0, 0.4)
 CHAINS = ("Super 8 Boise", "Rose Cottage", "Hyatt Reno", "Comfort Inn")
 
 
@@ -183,7 +183,7 @@ def test_tables_of_texts_that_fit() -> None:
         in text
     )
     assert "| unadapted | 10.0 ± 0.0 |  | 0.90 ± 0.00 | 71.0 ± 0.0 |  | 21.3 | 1.63 | 67.90 |" in text
-    assert "| real texts | 63.0 |  | 0.44 | 5.3 |  | 63.0 | 0.44 |  |" in text
+    assert "| real texts | 63.0 |  | 0.44 | 5.3 |  | 61.0 | 0.40 |  |" in text
     assert "| factorcell | **90.0 ± 0.0** | +80.0 [" in text
     assert "Fit: of 6 pairs told apart in print 6 differ here beyond chance; of all 6" in text
     told = specificity.fillers(found)
@@ -201,7 +201,7 @@ def test_tables_of_texts_that_fit() -> None:
 def test_real_texts_without_what_is_copied() -> None:
     """Rows that are older than the figure have a blank, and rows without a judge no line."""
     older = Results.of([row("factorcell", 0, 0.5)])
-    assert "| real texts | 63.0 |  | 0.44 |  |  | 63.0 | 0.44 |  |" in specificity.specificity(
+    assert "| real texts | 63.0 |  | 0.44 |  |  | 61.0 | 0.40 |  |" in specificity.specificity(
         older, PRINTED["Yelp"], REAL
     )
     without = Results.of([{key: value for key, value in row("factorcell", 0, 0.5).items() if key != "real"}])

@@ -126,11 +126,13 @@ def test_lines_of_what_sizes_bring() -> None:
     assert said(1, -0.003)[2] == "agrees"
     assert re.fullmatch(r"\+\d\.\d to \+\d\.\d", said(1, -0.003)[3])
     assert said(-1, -0.003)[2] == "disagrees"
-    assert said(1, -0.003, -0.006)[::2] == ["told on 2 of 2", "agrees"]
-    assert said(1, -0.003, 0.0)[::2] == ["told on 1 of 2", "cannot be told"]
-    assert said(1, -0.003, 0.003)[::2] == ["told on 2 of 2", "cannot be told"]
+    assert said(1, -0.003, -0.006)[::2] == ["beyond chance on 2 of 2", "agrees"]
+    assert said(1, -0.003, 0.0)[::2] == ["beyond chance on 1 of 2", "cannot be told"]
+    assert said(1, -0.003, 0.003)[::2] == ["beyond chance on 2 of 2", "cannot be told"]
     assert said(-1, -0.003, 0.0)[2] == "disagrees"
     assert said(1, 0.0, 0.00001)[2:] == ["cannot be told", "none"]
+    assert said(0, 0.0, 0.00001)[2] == "cannot be told"
+    assert said(0, -0.003, 0.0)[2] == said(0, -0.003, 0.003)[2] == "disagrees"
     assert said(1, -0.003, 0.0)[3].startswith("set -0.003 +5.")
     missing = {"one": rows(-0.1, -0.003), "other": []}
     line = verdicts.brought(verdicts.Line("4.3.4", "x"), missing, trials.RANKED, "saved")
@@ -282,7 +284,8 @@ def test_correlations_within_groups() -> None:
     left = [one - indicators @ np.linalg.lstsq(indicators, one, rcond=None)[0] for one in (first, second)]
     found = correlations.within(first.tolist(), second.tolist(), groups.tolist())
     assert found["r"] == pytest.approx(np.corrcoef(*left)[0, 1])
-    assert (found["n"], found["free"]) == (30, 25)
+    assert found["n"] == 30
+    assert np.arctanh(found["high"]) - np.arctanh(found["low"]) == pytest.approx(2 * 1.959964 / np.sqrt(25))
     assert found["low"] < 0 < found["high"]
     assert np.corrcoef(first, second)[0, 1] > 0.9
     assert correlations.within([1.0, 1.0, 2.0, 2.0], [3.0, 3.0, 4.0, 4.0], "aabb")["r"] is None
@@ -292,14 +295,25 @@ def test_correlations_within_groups() -> None:
 
 
 def test_correlations_of_sets_together() -> None:
-    """A mean that weighs trials, surer than each; a set that says nothing is left out."""
-    one, other = ({"r": r, "low": None, "high": None, "n": n, "free": n - 3} for r, n in ((0.5, 14), (0.1, 25)))
-    found = correlations.pooled([one, other])
-    assert found["r"] == pytest.approx(np.tanh((11 * np.arctanh(0.5) + 22 * np.arctanh(0.1)) / 33))
-    assert np.arctanh(found["high"]) - np.arctanh(found["low"]) == pytest.approx(2 * 1.959964 / np.sqrt(33))
-    assert correlations.pooled([one, {**other, "r": None}])["r"] == pytest.approx(0.5)
-    assert correlations.pooled([{**one, "r": None}])["r"] is None
-    assert correlations.pooled([{**one, "r": 1.0}])["r"] == pytest.approx(1.0)
+    """The mean of Fisher's z within kinds of biases; sets that are alike make nothing surer, since they share draws."""
+    random = np.random.default_rng(3)
+    sets = []
+    for _ in range(2):
+        own = trials.of_class(rows(-0.1, 0.0, noise=0.02), "softmaxbias")
+        sets.append(
+            [{**row, "accuracy": float(value)} for row, value in zip(own, random.random(len(own)), strict=True)]
+        )
+    each = [trials.together(one, "softmaxbias")["r"] for one in sets]
+    found = trials.across_sets(sets, "softmaxbias")
+    assert found["r"] == pytest.approx(np.tanh(np.mean(np.arctanh(each))))
+    assert found["n"] == 28
+    one, twice = (trials.across_sets([sets[0]] * times, "softmaxbias") for times in (1, 2))
+    assert {key: value for key, value in twice.items() if key != "n"} == pytest.approx(
+        {key: value for key, value in one.items() if key != "n"}
+    )
+    assert one["low"] < each[0] < one["high"]
+    alike = [{**row, "accuracy": 0.5} for row in sets[0]]
+    assert trials.across_sets([sets[1], alike], "softmaxbias")["r"] is None
 
 
 def test_the_table_of_trials() -> None:

@@ -85,7 +85,7 @@ class Ratios:
 def widened(found: Interval, one: Floats, other: Floats, level: float = LEVEL) -> Interval:
     """The interval of a difference over texts, with the spread of the trainings of both models, if any has several.
 
-    A model without chance has no trainings. That over texts is `found` with a level of .95.
+    A model without chance has no trainings. The interval `found`, over texts, has a level of .95.
     """
     if found.low is None or found.high is None:
         return found
@@ -105,7 +105,10 @@ def deviation(trained: Sequence[Floats], freedom: int) -> float:
 
 @cache
 def student(freedom: int, level: float = LEVEL) -> float:
-    """The t that 95 % of Student's distribution lie within: its density over t = sqrt(n) tan(a) is cos(a)^(n - 1)."""
+    """The t that a share `level` of Student's distribution lies within.
+
+    Its density over t = sqrt(n) tan(a) is cos(a)^(n - 1).
+    """
     angles = np.linspace(0, math.pi / 2, 200_001)
     density = np.cos(angles) ** (freedom - 1)
     mass = np.append(0.0, np.cumsum((density[1:] + density[:-1]) / 2))
