@@ -35,6 +35,9 @@ class Effect(NamedTuple):
     told: Interval
 
 
+Effects = Mapping[str, Effect]  # by change
+
+
 def drawn_again(rows: Sequence[Row], draws: int) -> Floats:
     """How often each trial counts, in all and in every draw (1 + D, trials): those of one number have the same sizes.
 
@@ -146,7 +149,7 @@ def options(row: Row) -> tuple[float, ...]:
     return 1.0, *sizes, float(one_hot(row)), float(model["dropout_recurrent"])
 
 
-def weights(found: Mapping[str, Effect]) -> float | None:
+def weights(found: Effects) -> float | None:
     """How many weights of W save as much as a rank of `RANK`; None if more of them save nothing, or that rank does."""
     larger, rank = (found[what].saved.point for what in (LARGER, RANKED))
     return float(WEIGHTS * 2 ** (math.log1p(-rank) / math.log1p(-larger))) if min(larger, rank) > 0 else None
@@ -203,7 +206,7 @@ def cells(rows: Sequence[Row], own: Sequence[Row], model: str) -> list[str]:
     return [str(len(own)), told(found), *figures]
 
 
-def brings(name: str, found: Mapping[str, Effect]) -> list[list[str]]:
+def brings(name: str, found: Effects) -> list[list[str]]:
     """What the paper says of its figure 5, of a set, and what it says below: lines of the second table."""
     lines = []
     for what, (saved, brought) in found.items():

@@ -55,8 +55,16 @@ def lacks(line: Line, why: str = "not trained") -> Line:
     return line._replace(ours=NO_ROW, why=why)
 
 
+def untrained(found: Results, *names: str) -> str:
+    """Why nothing can be said of rows: one of them is not there, or has too few trainings; nothing where they do."""
+    least = min(len(found.seeds(name)) for name in names)
+    return "" if least >= SEEDS else FEW if least else "not trained"
+
+
 def by_sign(found: Interval, sign: int = 1) -> str:
-    """The verdict on a figure that is above zero in print, or below, as `sign` says."""
+    """The verdict on a figure that is above zero in print, or below, or neither, as `sign` says."""
+    if not sign:
+        return DISAGREES if found.sign else UNTOLD
     return {1: AGREES, 0: UNTOLD, -1: DISAGREES}[sign * found.sign]
 
 
@@ -114,15 +122,13 @@ def by_trainings(line: Line, found: Results, key: str, printed: Mapping[str, flo
 def correlated(line: Line, found: Results, printed: Published) -> Line:
     """A line of gains a community: whether those gain most here that gain most in print, by their ranks."""
     both = (ADAPTED, UNADAPTED)
-    if any(name not in found for name in both):
-        return lacks(line)
+    if why := untrained(found, *both):
+        return lacks(line, why)
     every = communities(found)
     names = [name for name in printed if name in every]
     ours = [every[name].gain(*both) for name in names]
     theirs = [gain(printed[name][1], printed[name][0]) or 0.0 for name in names]
     rank = rank_correlation(ours, theirs)
-    if lacking(found, *both):
-        return lacks(line, FEW)
     if rank["low"] is None:
         return lacks(line, f"{len(names)} communities")
     interval = Interval(rank["r"], rank["low"], rank["high"])
@@ -157,19 +163,12 @@ def normalised(line: Line, found: Results, name: str, base: str, printed: Publis
     """A line of what the row `name` gains over `base` in perplexity of known targets, as much as in print."""
     theirs = gain(printed[name][0], printed[base][0]) or 0.0
     line = line._replace(printed=f"{theirs:+.1%}")
-    if name not in found or base not in found:
-        return lacks(line)
-    if lacking(found, name, base):
-        return lacks(line, FEW)
+    if why := untrained(found, name, base):
+        return lacks(line, why)
     gained = found.lower(name, KNOWN, base)
     if gained is None:
         return lacks(line, "of other texts")
     return effect(line._replace(ours=f"{gained.point:+.1%}"), gained, theirs, MARGIN)
-
-
-def lacking(found: Results, *names: str) -> bool:
-    """Whether one of these rows has too few trainings for anything to be said of it."""
-    return any(len(found.seeds(name)) < SEEDS for name in names)
 
 
 def effect(line: Line, found: Interval, printed: float, margin: float) -> Line:
@@ -196,12 +195,10 @@ def penalised(line: Line, found: Results) -> Line:
     return line._replace(ours=told, verdict=verdict, why="of domains and parts")
 
 
-def no_better(line: Line, found: Results, plain: str | None, more: str | None) -> Line:
+def no_better(line: Line, found: Results, plain: str, more: str) -> Line:
     """A line of two rows of which the second has a part `more`: that it gains nothing by it, as the thesis found."""
-    if plain is None or more is None:
-        return lacks(line)
-    if lacking(found, plain, more):
-        return lacks(line, FEW if plain in found else "not trained")
+    if why := untrained(found, plain, more):
+        return lacks(line, why)
     gained = found.lower(more, KNOWN, plain)
     if gained is None or gained.high is None:
         return lacks(line, "of other texts")
@@ -210,12 +207,10 @@ def no_better(line: Line, found: Results, plain: str | None, more: str | None) -
     return line._replace(ours=f"{gained.point:+.1%}", verdict=verdict, why=f"at most {gained.high:+.1%}")
 
 
-def added(line: Line, found: Results, plain: str | None, more: str | None, printed: float) -> Line:
+def added(line: Line, found: Results, plain: str, more: str, printed: float) -> Line:
     """A line of two rows of which the second has a part `more`: that it finds more words among its first three."""
-    if plain is None or more is None:
-        return lacks(line)
-    if lacking(found, plain, more):
-        return lacks(line, FEW)
+    if why := untrained(found, plain, more):
+        return lacks(line, why)
     above = found.difference(more, "top_3", plain)
     if above is None:
         return lacks(line, "of other texts")
@@ -226,8 +221,10 @@ def grouped(line: Line, found: Results, column: str) -> Line:
     """A line of a map: whether nearest neighbours are alike more often than by chance."""
     more = words.nearer(found, PAPER_MODELS[-1], column)
     hotels, same, chance, *_ = words.alike(found, PAPER_MODELS[-1], column)
-    if more is None or lacking(found, PAPER_MODELS[-1]):
-        return lacks(line, "not trained" if more is None else FEW)
+    if more is None:
+        return lacks(line)
+    if why := untrained(found, PAPER_MODELS[-1]):
+        return lacks(line, why)
     ours = f"{same}% alike, {chance}% by chance"
     return line._replace(ours=ours, verdict=by_sign(more), why=f"of {hotels} hotels")
 
@@ -239,9 +236,8 @@ def going_along(line: Line, found: Row, sign: int) -> Line:
     if found["low"] is None:
         return lacks(line, "all alike")
     ours = Interval(found["r"], found["low"], found["high"])
-    verdict = by_sign(ours, sign) if sign else DISAGREES if ours.sign else UNTOLD
     why = f"{ends(ours, '+.2f', 1.0)}, {found['n']} models"
-    return line._replace(ours=f"r {found['r']:+.2f}", verdict=verdict, why=why)
+    return line._replace(ours=f"r {found['r']:+.2f}", verdict=by_sign(ours, sign), why=why)
 
 
 def further(line: Line, found: Results, key: str) -> Line:
@@ -265,8 +261,8 @@ def _of_users(line: Line, found: Results, base: str, gained: Interval | None, ke
     """A line of what the FactorCell has `gained` over the row `base`, in figures `keys` of enough users and texts."""
     if gained is None:
         return lacks(line)
-    if lacking(found, "factor", base):
-        return lacks(line, FEW)
+    if why := untrained(found, "factor", base):
+        return lacks(line, why)
     users, texts = map(min, zip(*(found.units("factor", key) for key in keys), strict=True))
     few = users < USERS or texts < TEXTS
     why = f"{ends(gained)}, {texts:,} texts of {users} users"
@@ -285,23 +281,23 @@ def less(one: Interval, other: Interval) -> Interval:
 
 
 def brought(
-    line: Line, sets: Mapping[str, Sequence[Row]], change: str, what: Literal["saved", "told"], sign: int = 1
+    line: Line, found: Mapping[str, trials.Effects], change: str, what: Literal["saved", "told"], sign: int = 1
 ) -> Line:
     """A line of trials: that a change saves perplexity on all sets, or brings accuracy; or costs it, as `sign` says.
 
     With a sign of 0 it does neither.
     """
-    every = [trials.effects(rows) for rows in sets.values()]
-    if any(change not in one for one in every):
+    if any(change not in one for one in found.values()):
         return lacks(line)
-    found = [getattr(one[change], what) for one in every]
-    signs = [one.sign for one in found]
-    turned = sum(signs) * sign < 0 if sign else any(signs)
-    verdict = AGREES if sign and all(one == sign for one in signs) else DISAGREES if turned else UNTOLD
+    own = {name: getattr(one[change], what) for name, one in found.items()}
+    verdicts = [by_sign(one, sign) for one in own.values()]
+    turned = verdicts.count(DISAGREES) > verdicts.count(AGREES)
+    verdict = DISAGREES if turned else AGREES if set(verdicts) == {AGREES} else UNTOLD
     unit = "%" if what == "saved" else " points"
-    points = [f"{100 * one.point:+.1f}{unit}" for one in found]
-    if len(found) == 1:
-        return line._replace(ours=points[0], verdict=verdict, why=ends(found[0]))
-    told = [f"{name} {point}" for name, point, beyond in zip(sets, points, signs, strict=True) if beyond]
-    ours = f"beyond chance on {len(told)} of {len(found)}"
-    return line._replace(ours=ours, verdict=verdict, why=", ".join(told) or "none")
+    points = {name: f"{100 * one.point:+.1f}{unit}" for name, one in own.items()}
+    if len(own) == 1:
+        ((name, only),) = own.items()
+        return line._replace(ours=points[name], verdict=verdict, why=ends(only))
+    beyond = [f"{name} {points[name]}" for name, one in own.items() if one.sign]
+    ours = f"beyond chance on {len(beyond)} of {len(own)}"
+    return line._replace(ours=ours, verdict=verdict, why=", ".join(beyond) or "none")

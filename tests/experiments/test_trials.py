@@ -118,7 +118,7 @@ def test_lines_of_what_sizes_bring() -> None:
     """One set tells its point; of several all have to be told as printed, and more the other way disagree."""
 
     def said(sign: int, *ranks: float) -> list[str]:
-        sets = {f"set {rank}": rows(size=-0.1, rank=rank, noise=0.01) for rank in ranks}
+        sets = {f"set {rank}": trials.effects(rows(size=-0.1, rank=rank, noise=0.01)) for rank in ranks}
         line = verdicts.Line("4.3.4", "x", printed="less")
         return list(verdicts.brought(line, sets, trials.RANKED, "saved", sign)[3:])
 
@@ -134,7 +134,7 @@ def test_lines_of_what_sizes_bring() -> None:
     assert said(0, 0.0, 0.00001)[2] == "cannot be told"
     assert said(0, -0.003, 0.0)[2] == said(0, -0.003, 0.003)[2] == "disagrees"
     assert said(1, -0.003, 0.0)[3].startswith("set -0.003 +5.")
-    missing = {"one": rows(-0.1, -0.003), "other": []}
+    missing = {name: trials.effects(made) for name, made in (("one", rows(-0.1, -0.003)), ("other", []))}
     line = verdicts.brought(verdicts.Line("4.3.4", "x"), missing, trials.RANKED, "saved")
     assert line[3:] == ("no row", "", "cannot be told", "not trained")
 

@@ -125,7 +125,7 @@ def test_a_sparse_bias_is_held_against_the_one_beside_it() -> None:
     assert said(1.05)[2] == "disagrees"
     assert said(1.01)[2] == "cannot be told"
     assert said(0.98, 2)[3] == "fewer than 3 seeds"
-    for plain, more in ((None, None), ("none", "sparse-2")):
+    for plain, more in (("", ""), ("none", "sparse-2")):
         nothing = verdicts.no_better(verdicts.Line("TA.1", "x"), Results.of([]), plain, more)
         assert nothing[3:] == ("no row", "", "cannot be told", "not trained")
 

@@ -30,7 +30,7 @@ from factorcell.evaluation.text_figures import TextSums
 Row = dict[str, Any]
 
 LEVEL = 0.95  # of intervals
-INTERVAL = 1.959964  # standard deviations around the middle 95 % of a normal distribution
+INTERVAL = NormalDist().inv_cdf((1 + LEVEL) / 2)  # standard deviations around the middle of a normal distribution
 
 Floats = NDArray[np.float64]
 
@@ -92,7 +92,7 @@ def widened(found: Interval, one: Floats, other: Floats, level: float = LEVEL) -
     trained = [values for values in (one, other) if len(values)]
     freedom = sum(len(values) - 1 for values in trained)
     wide = student(freedom, level) * deviation(trained, freedom) if freedom else 0.0
-    times = 1.0 if level == LEVEL else NormalDist().inv_cdf((1 + level) / 2) / INTERVAL
+    times = NormalDist().inv_cdf((1 + level) / 2) / INTERVAL
     low, high = (math.hypot(times * (end - found.point), wide) for end in (found.low, found.high))
     return Interval(found.point, found.point - low, found.point + high)
 
