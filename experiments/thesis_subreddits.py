@@ -18,7 +18,8 @@ import titles
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.evaluation.embeddings import Embeddings
-from factorcell.evaluation.perplexity import column_values, text_tallies
+from factorcell.evaluation.groups import column_groups
+from factorcell.evaluation.perplexity import text_tallies
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, Tally
 from study import Experiment, Measured, Row
@@ -57,9 +58,9 @@ def by_community(scorer: Scorer, tables: Tables) -> list[Row]:
     """Nats and targets of each community, out-of-vocabulary ones too."""
     corpus = scorer.prepare(tables["judged"], unknown="group")
     sums: dict[str, tuple[int, Tally]] = {}
-    for name, tally in zip(column_values(tables["judged"], "subreddit"), text_tallies(scorer, corpus), strict=True):
-        count, total = sums.get(str(name), (0, Tally()))
-        sums[str(name)] = count + 1, total + tally
+    for name, tally in zip(column_groups(tables["judged"], "subreddit"), text_tallies(scorer, corpus), strict=True):
+        count, total = sums.get(name, (0, Tally()))
+        sums[name] = count + 1, total + tally
     return [
         {"value": name, "count": count, "targets": tally.tokens, "perplexity": tally.perplexity}
         for name, (count, tally) in sorted(sums.items())

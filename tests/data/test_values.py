@@ -3,10 +3,13 @@
 import math
 import warnings
 from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +20,7 @@ from factorcell.data.columns import column_readers, parse_column
 from factorcell.data.rare_values import bloom_filter, holds
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.values import CategoryColumn, NumberColumn, category_name, is_missing
+from factorcell.data.values import CategoryColumn, NameIds, NumberColumn, category_name, is_missing
 
 
 def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
@@ -75,6 +78,61 @@ def test_other_names_stay() -> None:
     """Leading zeros, decimals and words are names of their own."""
     assert [category_name(value) for value in ("007", "5.50", "v1.0", 5.5)] == ["007", "5.50", "v1.0", "5.5"]
     assert [is_missing(value) for value in (None, "", math.nan, 0, " ")] == [True, True, True, False, False]
+
+
+SAME_NAME: list[tuple[str, list[Any]]] = [
+    ("5", [5, 5.0, "5", "5.0", Decimal("5.00"), np.int64(5), np.float16(5), b"5"]),
+    ("4.7", [4.7, "4.7", np.float16(4.7), np.float32(4.7), np.float64(4.7), Decimal("4.70")]),
+    ("true", [True, np.bool_(True), "true", "True", "TRUE", b"True"]),
+    ("false", [False, np.bool_(False), "false", "False", "FALSE"]),
+    ("caf\u00e9", ["caf\u00e9", "cafe\u0301", "cafe\u0301".encode(), np.str_("cafe\u0301")]),
+    ("2026-11-21", [date(2026, 11, 21), "2026-11-21", np.datetime64("2026-11-21")]),
+    (
+        "2026-11-21T15:55:00",
+        [datetime(2026, 11, 21, 15, 55), np.datetime64("2026-11-21T15:55", "ns"), pd.Timestamp("2026-11-21T15:55")],
+    ),
+    ("1000000", [Decimal("1E+6"), 1e6, 10**6]),
+]
+
+
+@pytest.mark.parametrize(("name", "values"), SAME_NAME, ids=[ascii(name) for name, _ in SAME_NAME])
+def test_equal_values_of_different_types_have_one_name(name: str, values: list[Any]) -> None:
+    """As Python, NumPy, pandas, text files and Parquet files hold them."""
+    assert {category_name(value) for value in values} == {name}
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, width=32))
+def test_a_number_of_32_bits_has_the_shortest_name(number: float) -> None:
+    """Its name reads back as the same number, and does not depend on how a table stores it."""
+    name = category_name(np.float32(number))
+    assert np.float32(name) == np.float32(number)
+    column = np.array([number], np.float32)
+    for source in ({"x": column}, pa.table({"x": column}), pd.DataFrame({"x": column})):
+        (chunk,) = open_table(source).chunks(["x"])
+        assert [category_name(value) for value in chunk["x"]] == [name]
+
+
+@given(st.permutations([True, 1, "1", 1.0, False, 0, None, math.nan]))
+def test_names_do_not_depend_on_the_order_of_values(values: list[Any]) -> None:
+    """Python takes True, 1 and 1.0 for the same key of a dict; here True is not 1."""
+    ids = NameIds()
+    found = ids.of(values)
+    names = {row: name for name, row in ids.names.items()}
+    for value, row in zip(values, found.tolist(), strict=True):
+        assert names.get(row) == (None if is_missing(value) else category_name(value))
+
+
+def test_each_missing_value_is_missing() -> None:
+    """Of Python, NumPy, pandas and Arrow."""
+    none = (None, "", b"", math.nan, np.float16("nan"), Decimal("NaN"), pd.NA, pd.NaT)
+    assert all(map(is_missing, (*none, np.datetime64("NaT"), np.timedelta64("NaT"))))
+    assert not any(map(is_missing, (0, False, " ", b" ", np.datetime64("2026"), Decimal(0), [], pd.Timestamp(0))))
+
+
+def test_bytes_that_are_not_text_are_refused() -> None:
+    """With the row and the column."""
+    with pytest.raises(UserError, match="row 2: x: expected text, got bytes that are not UTF-8"):
+        read([b"a", b"\xff"], ":category")
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=40), st.integers(1, 6))

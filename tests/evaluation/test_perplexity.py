@@ -12,7 +12,6 @@ import torch
 from factorcell.config import OUTPUT_BIASES, UserError
 from factorcell.data.corpus import targets
 from factorcell.data.vocabulary import UNKNOWN
-from factorcell.evaluation import perplexity
 from factorcell.evaluation.perplexity import evaluate, evaluate_by, top_accuracy
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
@@ -98,21 +97,6 @@ def replace_vocabulary(run: Run) -> Run:
     """`run` with one token renamed."""
     run.vocabulary.tokens[-1] = "something else"
     return run
-
-
-def test_column_values_of_categories_and_numbers() -> None:
-    """Names as the schema has them; a number with many values becomes quantile ranges that cover it."""
-    assert perplexity.column_values([{"a": 5.0}, {"a": "x"}, {"a": None}], "a") == ["5", "x", None]
-    ranges = perplexity.column_values([{"year": 1900 + n} for n in range(100)], "year")
-    assert len(set(ranges)) == perplexity.BINS
-    assert all(low <= 1900 + n <= high for n, name in enumerate(ranges) for low, high in [_range(name)])
-    with pytest.raises(UserError, match="no column 'b'"):
-        perplexity.column_values([{"a": 1}], "b")
-
-
-def _range(name: str | None) -> tuple[float, float]:
-    low, high = str(name).split(" to ")
-    return float(low) - 0.5, float(high) + 0.5
 
 
 @pytest.mark.parametrize("biases", [[], *([name] for name in OUTPUT_BIASES), list(OUTPUT_BIASES)])

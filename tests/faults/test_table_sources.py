@@ -32,17 +32,30 @@ from tests.faults.tables import (
     without,
 )
 
-# Sources in Python that are no tables, or strange ones.
+TABLE = pa.Table.from_pylist(ROWS)
+
+
+class Capsule:
+    """A table of a library that is known only by the Arrow PyCapsule interface, as polars data frames are."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+# Sources in Python that are not tables, or unusual ones.
 SOURCES: list[tuple[str, Any, Expected]] = [
     ("no rows", [], "empty, no columns and no rows"),
     ("one row", ROWS[0], 1),
     ("empty row", {}, "empty, no columns and no rows"),
     ("row of nothing", [{}], "empty, no columns and no rows"),
-    ("a number", 5, "cannot read a table from int"),
-    ("nothing", None, "cannot read a table from NoneType"),
-    ("bytes", PLAIN, "cannot read a table from bytes"),
-    ("a set", {1}, "cannot read a table from set"),
-    ("an iterator", iter(ROWS), "cannot read a table from list_iterator"),
+    ("a number", 5, "expected a path, rows, a data frame or an Arrow table, got int"),
+    ("nothing", None, "NoneType"),
+    ("bytes", PLAIN, "bytes"),
+    ("a set", {1}, "set"),
+    ("an iterator", iter(ROWS), "list_iterator"),
     ("rows and a number", [*ROWS, 5], "row 5 is int; a row is a dict"),
     ("lists", [list(row.values()) for row in ROWS], "row 1 is list; a row is a dict"),
     ("columns of two lengths", {"text": ["a", "b"], "city": ["a"]}, "the columns given: city has 1 rows"),
@@ -51,22 +64,30 @@ SOURCES: list[tuple[str, Any, Expected]] = [
     ("no text", without("text"), "no column 'text'"),
     ("half a pair in a name", [{**row, "\ud800": 1} for row in without("text")], "it has city"),
     ("10,000 columns", WIDE, 4),
-    ("an array", np.zeros((2, 2)), "cannot read a table from ndarray"),
+    ("an array", np.zeros((2, 2)), "ndarray"),
     ("frame of nothing", pd.DataFrame(), "empty, no columns and no rows"),
     ("frame of no rows", pd.DataFrame(ROWS)[:0], "no rows"),
     ("frame with a column twice", pd.DataFrame([["a", "b"]], columns=["text", "text"]), "the header has 'text' twice"),
-    ("frame that mixes types", pd.DataFrame(changed(2, city=5)), "a column mixes types"),
+    ("frame that mixes types", pd.DataFrame(changed(2, city=5)), 4),
+    ("frame of intervals", pd.DataFrame(ROWS).assign(city=pd.cut([1, 2, 3, 4], 2)), 4),
+    ("frame of periods", pd.DataFrame(ROWS).assign(city=pd.period_range("2026-01", periods=4, freq="M")), 4),
+    ("frame of sparse numbers", pd.DataFrame(ROWS).assign(temp=pd.arrays.SparseArray([0.0, 0.0, 1.0, 0.0])), 4),
+    ("frame of nested values", pd.DataFrame(changed(2, city=[1])), "row 2: city is a list"),
+    ("frame of bytes", pd.DataFrame(changed(2, city=b"\xff")), "row 2: city: expected text"),
     ("frame with an index", pd.DataFrame(ROWS, index=list("abcd")), 4),
     ("frame of categories", pd.DataFrame(ROWS).astype({"city": "category", "who": "category"}), 4),
     ("frame of numbers", pd.DataFrame(ROWS).astype({"temp": float}), 4),
     ("frame of times", pd.DataFrame(ROWS).assign(when=pd.Timestamp("2026-01-01T10:00")), 4),
     ("frame of the last times", pd.DataFrame(ROWS).assign(when=pd.Timestamp.max), 4),
     ("frame of no times", pd.DataFrame(ROWS).assign(when=pd.NaT), "row 1: when is empty"),
-    ("a series", pd.Series(["a"]), "cannot read a table from Series"),
+    ("a series", pd.Series(["a"]), "Series"),
     ("table of nothing", pa.table({}), "empty, no columns and no rows"),
     ("table of no rows", pa.Table.from_pylist(ROWS)[:0], "no rows"),
     ("table with a column twice", pa.Table.from_arrays([pa.array(["a"])] * 2, ["text"] * 2), "has 'text' twice"),
     ("batch", pa.RecordBatch.from_pylist(ROWS), 4),
+    ("stream", pa.RecordBatchReader.from_batches(TABLE.schema, TABLE.to_batches()), 4),
+    ("frame of another library", Capsule(TABLE), 4),
+    ("array of Arrow", pa.array(["a"]), "expected a table, got StringArray"),
     ("chunks", pa.concat_tables([pa.Table.from_pylist([row]) for row in ROWS]), 4),
 ]
 

@@ -9,7 +9,7 @@ Shapes: N texts.
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import normalize
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from factorcell import files
 from factorcell.config import DataConfig, UserError
 from factorcell.data.tokens import Ids
+from factorcell.data.values import NameIds, quoted
 from factorcell.data.vocabulary import END, SPECIALS
 
 POPULARITY = "popularity.jsonl"  # in a run folder: the counted texts of training
@@ -41,15 +42,24 @@ class TextCounts:
     def of(
         cls, texts: Iterable[str], min_count: int, users: Iterable[Hashable] | None = None, min_users: int = 3
     ) -> "TextCounts":
-        """Count `texts`; those seen less than `min_count` times, or by fewer than `min_users` of `users`, are omitted.
+        """Count `texts`, and omit those seen less than `min_count` times or by fewer than `min_users` of `users`.
 
-        A user who is None may be anybody, and counts for nobody. Without `users` people are not told apart.
+        Args:
+            texts: The texts.
+            min_count: The fewest times that a text must occur.
+            users: The user who wrote each text, compared by `category_name`. A missing user (`is_missing`) counts for
+                nobody. Without `users` the number of users of a text is not checked.
+            min_users: The fewest different users who must have written a text.
+
+        Raises:
+            UserError: A text is not a string, a user has no name, or there are not as many users as texts.
         """
-        numbers, people = dict[str, int](), dict[Hashable, int]({None: 0})
-        which = [numbers.setdefault(normalize("NFC", text), len(numbers)) for text in texts]
-        who = repeat(None, len(which)) if users is None else users
-        writers = [people.setdefault(user, len(people)) for user in who]
-        found = FrequentTexts(tuple(numbers), np.array(which, np.int32), np.array(writers, np.int32))
+        numbers = dict[str, int]()
+        which = [numbers.setdefault(_normal(text, row), len(numbers)) for row, text in enumerate(texts, 1)]
+        writers = np.zeros(len(which), np.int32) if users is None else _user_ids(list(users))
+        if len(writers) != len(which):
+            raise UserError(f"expected a user for each of {len(which):,} texts, got {len(writers):,} users")
+        found = FrequentTexts(tuple(numbers), np.array(which, np.int32), writers)
         return found.counted(min_count, 0 if users is None else min_users)
 
     def save(self, path: Path) -> None:
@@ -66,6 +76,21 @@ class TextCounts:
             return cls(kept, int(rows[0]["total"]), int(rows[0].get("min_text_users", 0)))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: not a file of counted texts ({error!r})") from None
+
+
+def _normal(text: Any, row: int) -> str:
+    """A text in NFC; `UserError` for a value that is not a text."""
+    if not isinstance(text, str):
+        raise UserError(f"text {row}: expected a string, got {quoted(text)}")
+    return normalize("NFC", text)
+
+
+def _user_ids(users: list[Any]) -> NDArray[np.int32]:
+    """Ids of users, 0 where missing; `UserError` for a user without a name."""
+    try:
+        return NameIds().of(users)
+    except TypeError:
+        raise UserError("expected the names of users, got values that are not hashable") from None
 
 
 class FrequentTexts(NamedTuple):

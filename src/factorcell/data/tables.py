@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 from pyarrow import parquet as pq
@@ -22,6 +23,7 @@ from factorcell.config import UserError
 from factorcell.data import csv_faults
 from factorcell.data.arrow import batches, one_line, plain
 from factorcell.data.content import COMPRESSIONS, ROW, Content
+from factorcell.data.values import is_missing, widened
 from factorcell.limits import GOES_ON, nearest
 from factorcell.visible import visible
 
@@ -29,6 +31,7 @@ CHUNK = 8192
 PARSED = ROW  # bytes of a CSV file that are parsed at once, and so those of the longest row
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 GIVEN = "the columns given"  # the name of a table of columns, in errors
+NARROW: dict[str, Any] = {"float16": np.float16, "halffloat": np.float16, "float32": np.float32, "float": np.float32}
 SHOWN = 20  # names of columns that an error lists
 
 Chunk = dict[str, list[Any]]
@@ -92,30 +95,35 @@ def listed(names: Sequence[str]) -> str:
 
 
 def open_table(source: Any) -> Table:
-    """A `Table` from a path, a row (dict) or a list of rows, a dict of columns, a pandas, Arrow or HF table."""
+    """Return a `Table` of any source of rows.
+
+    Args:
+        source: A path; a row (dict) or a list of rows; a dict from column to a list or an array; a pandas data frame; a
+            Hugging Face data set; or anything with the Arrow PyCapsule interface, such as an Arrow table or stream, a
+            polars data frame, or a DuckDB result.
+
+    Raises:
+        UserError: The source is none of these, or cannot be read.
+    """
     if isinstance(source, (str, Path)):
         return _from_path(Path(source))
     if isinstance(source, Mapping):
         if source and all(hasattr(values, "with_format") for values in source.values()):
             raise UserError(f"this data set has splits; give one of them ({', '.join(source)})")
         if source and all(isinstance(v, (list, tuple)) or hasattr(v, "tolist") for v in source.values()):
-            lists = {name: v.tolist() if hasattr(v, "tolist") else v for name, v in source.items()}
+            lists = {name: plain_list(v) if hasattr(v, "tolist") else v for name, v in source.items()}
             if all(isinstance(values, (list, tuple)) for values in lists.values()):
                 return _from_columns(lists)
         return _from_rows([source])
     if isinstance(source, (list, tuple)):
         return _from_rows(source)
-    if isinstance(source, pa.RecordBatch):
-        return _from_arrow(pa.Table.from_batches([source]))
-    if isinstance(source, pa.Table):
-        return _from_arrow(source)
     if hasattr(source, "with_format") and hasattr(source, "num_rows"):  # a Hugging Face dataset, not a stream
         return _from_arrow(source.with_format("arrow")[:])
     if hasattr(source, "iloc") and hasattr(source, "columns"):  # a pandas data frame
         return _from_pandas(source)
-    raise UserError(
-        f"cannot read a table from {type(source).__name__}; give a path, rows, a data frame or an Arrow table"
-    )
+    if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
+        return _from_capsule(source)
+    raise UserError(f"expected a path, rows, a data frame or an Arrow table, got {type(source).__name__}")
 
 
 def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -153,18 +161,40 @@ def _from_arrow(table: pa.Table, name: str = "the table given") -> Table:
     return Table(name, tuple(table.column_names), read, rows=table.num_rows)
 
 
+def _from_capsule(source: Any) -> Table:
+    """A table of anything with the Arrow PyCapsule interface: polars, DuckDB, Arrow streams, and so on."""
+    try:
+        return _from_arrow(pa.table(source))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UserError(f"expected a table, got {type(source).__name__} ({one_line(error)})") from None
+
+
 def _from_pandas(frame: Any) -> Table:
     columns = {str(name): place for place, name in enumerate(frame.columns)}
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        wanted = frame.iloc[:, [columns[name] for name in names]]
-        try:
-            table = pa.Table.from_pandas(wanted, preserve_index=False)
-        except pa.ArrowException as error:
-            raise UserError(f"the data frame given: a column mixes types ({error.args[-1]})") from None
-        yield from _from_arrow(table).chunks(names)
+        for begin in range(0, len(frame), CHUNK):
+            part = frame.iloc[begin : begin + CHUNK]
+            yield {name: plain_list(part.iloc[:, columns[name]]) for name in names}
 
     return Table("the data frame given", tuple(map(str, frame.columns)), read, rows=len(frame))
+
+
+def plain_list(values: Any) -> list[Any]:
+    """The values of an array or a pandas column as Python objects; intervals and periods of pandas as text.
+
+    Numbers of 16 or 32 bits are `widened`.
+    """
+    if hasattr(values, "sparse"):
+        values = values.sparse.to_dense()
+    kind = str(getattr(values, "dtype", "")).lower()
+    narrow = NARROW.get(kind.removesuffix("[pyarrow]"))
+    if narrow is not None and values.ndim == 1:
+        return [None if is_missing(value) else widened(narrow(value)) for value in values]
+    listed: list[Any] = values.tolist()
+    if kind == "category" or kind.startswith(("interval", "period")):
+        return [str(value) if type(value).__name__ in ("Interval", "Period") else value for value in listed]
+    return listed
 
 
 def _from_path(path: Path) -> Table:

@@ -1,16 +1,20 @@
 """Categories and numbers: what a single value means, and columns of such values as ids or numbers.
 
-A category is compared by its name, and 5, 5.0, "5" and "5.0" have the same: a rating read from a file and one given
-in Python agree. A missing category (null or an empty field) has the expected value; a missing number is an error
-unless the caller chose `unknown="expected"`. Times are numbers too: the hour, the weekday (Monday is 0) or the day of
-the year (January 1 is 0), as the time is written, in its own zone.
+`category_name` gives every value of a category its name, and `is_missing` says which values are missing. All code that
+uses a value as a key (a category, a user, a group of a report) calls these two functions, so that a rating read from a
+file and one given in Python agree. A missing category (null or an empty field) has the expected value; a missing number
+is an error unless the caller chose `unknown="expected"`. Times are numbers too: the hour, the weekday (Monday is 0) or
+the day of the year (January 1 is 0), as the time is written, in its own zone.
 """
 
 import difflib
 import math
 import re
-from collections.abc import Callable
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
+from decimal import Decimal
 from itertools import islice
 from typing import Any
 
@@ -24,26 +28,81 @@ from factorcell.data.schema import MISSING, RARE, Variable, waves
 LARGEST = float(np.finfo(np.float32).max)
 
 
+WHOLE = re.compile(r"(-?\d+)\.0+")  # a whole number written with a point
+BOOLEANS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}  # as pandas and R write them
+
+
 def category_name(value: Any) -> str:
-    """The name of a category: whole floats lose their point, so that 5, 5.0, "5" and "5.0" are one value."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    text = str(value)
-    whole = text[: text.index(".")] if re.fullmatch(r"-?\d+\.0+", text) else text
-    return "0" if whole == "-0" else whole
+    """Return the name by which a value of a category is compared and stored.
+
+    | value | name |
+    |---|---|
+    | 5, 5.0, "5", "5.0", Decimal("5.00") | 5 |
+    | 4.7, in 16, 32 or 64 bits | 4.7: the shortest text that reads back as the same number |
+    | True, "true", "True", "TRUE" | true |
+    | bytes | their text, which must be UTF-8 |
+    | a date or a time, of Python, NumPy or pandas | ISO 8601: 2026-11-21T15:55:00 |
+    | any other text | itself, in Unicode normalization form NFC |
+    | any other value | str(value) |
+
+    Args:
+        value: A value that is not missing (`is_missing`).
+
+    Raises:
+        UserError: The value is bytes that are not UTF-8.
+    """
+    text = value if isinstance(value, str) else _text(value)
+    if not text.isascii():
+        return unicodedata.normalize("NFC", text)
+    if found := WHOLE.fullmatch(text):
+        text = found[1]
+    return "0" if text == "-0" else BOOLEANS.get(text, text)
+
+
+def _text(value: Any) -> str:
+    """The text of a value that is not a string."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise UserError(f"expected text, got bytes that are not UTF-8: {quoted(value)}") from None
+    if isinstance(value, (float, np.floating)):
+        # NumPy writes the shortest text of its own precision
+        return str(int(value)) if value.is_integer() else str(value)
+    if isinstance(value, Decimal) and value.is_finite():
+        digits = f"{value:f}"
+        return digits.rstrip("0").rstrip(".") if "." in digits else digits
+    moment = to_time(value)
+    return str(value) if moment is None else moment.isoformat()
+
+
+def widened(value: np.floating[Any]) -> float:
+    """Return the number of 64 bits that a narrower one is written as: 4.7 for 4.7 in 32 bits, not 4.699999809265137.
+
+    Whole numbers, which may be identifiers, stay exactly what they are.
+    """
+    exact = float(value)
+    return exact if exact.is_integer() else float(str(value))
 
 
 def is_missing(value: Any) -> bool:
-    """Null, an empty field, or not a number."""
+    """Return whether a value is null, an empty field, or not a number (a date, too, may be none)."""
     if isinstance(value, (str, int)):
         return value == ""
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or _is_nan(value)
-
-
-def _is_nan(value: Any) -> bool:
-    if isinstance(value, np.datetime64):
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(value, (float, np.floating)):
+        return math.isnan(value)
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    if isinstance(value, (np.datetime64, np.timedelta64)):
         return bool(np.isnat(value))
-    return isinstance(value, (float, np.floating)) and math.isnan(value)
+    return isinstance(value, bytes) and not value
+
+
+def name_or_none(value: Any) -> str | None:
+    """Return the name of a category, or None for a missing value."""
+    return None if is_missing(value) else category_name(value)
 
 
 def quoted(value: Any) -> str:
@@ -110,19 +169,37 @@ def deviations(values: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(spread > 1e-12 * np.abs(values).max(0), spread, 1.0)
 
 
-class _Names(dict[Any, int]):
-    """Provisional ids of category values, 1 upwards in order of appearance; 0 is a missing one."""
+class _ValueIds(dict[Any, int]):
+    """Provisional ids of the values of one type; those of all types share the `names` of a column.
 
-    def __init__(self) -> None:
+    Values of different types have a dict each, because Python takes True, 1 and 1.0 for one key.
+    """
+
+    def __init__(self, names: dict[str, int]) -> None:
         super().__init__()
-        self.names: dict[str, int] = {}
+        self.names = names
 
     def __missing__(self, value: Any) -> int:
         if is_missing(value):
             return 0
-        name = category_name(value)
-        self[value] = index = self.names.setdefault(name, len(self.names) + 1)
+        self[value] = index = self.names.setdefault(category_name(value), len(self.names) + 1)
         return index
+
+
+class NameIds:
+    """Provisional ids of category values, 1 upwards in the order in which their names appear; 0 is a missing value."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+        self.types: defaultdict[type, _ValueIds] = defaultdict(lambda: _ValueIds(self.names))
+
+    def of(self, values: Sequence[Any]) -> NDArray[np.int32]:
+        """Return the ids (len(values),); `TypeError` where a value is not hashable."""
+        types = set(map(type, values))
+        if len(types) == 1:
+            of_one_type = self.types[types.pop()]
+            return np.fromiter(map(of_one_type.__getitem__, values), dtype=np.int32, count=len(values))
+        return np.fromiter((self.types[type(v)][v] for v in values), dtype=np.int32, count=len(values))
 
 
 class CategoryColumn:
@@ -135,7 +212,7 @@ class CategoryColumn:
         self.private = private
         self.valid = set(known.values[1:]) if known else set()
         self.grouped = bytes.fromhex(known.grouped) if known else b""
-        self.ids = _Names()
+        self.ids = NameIds()
         self.rows: list[NDArray[np.int32]] = []
         self.never: dict[str, int] = {}  # values that are an error, and the rows where they first stand
 
@@ -143,18 +220,28 @@ class CategoryColumn:
         """Take one chunk; `before` rows came earlier."""
         seen = len(self.ids.names)
         try:
-            rows = np.fromiter(map(self.ids.__getitem__, values), dtype=np.int32, count=len(values))
-        except TypeError:  # not hashable
-            nested = (list, dict, set, tuple, np.ndarray)
-            row, value = next((r, v) for r, v in enumerate(values, before + 1) if isinstance(v, nested))
-            got = f"{self.column} is a {type(value).__name__}"
-            hint = f" (a vector? say {self.column}:vector)" if isinstance(value, (list, tuple, np.ndarray)) else ""
-            raise UserError(f"{self.where} row {row}: {got}, not the name of a category{hint}") from None
+            rows = self.ids.of(values)
+        except (TypeError, UserError):
+            raise self._nameless(values, before) from None
         self.rows.append(rows)
         if self.known and self.unknown == "error" and len(self.ids.names) > seen:
             for name in islice(self.ids.names, seen, None):
                 if name not in self.valid and not holds(self.grouped, name):
                     self.never[name] = before + int(np.flatnonzero(rows == self.ids.names[name])[0]) + 1
+
+    def _nameless(self, values: list[Any], before: int) -> UserError:
+        """The error about the first of `values` that has no name: it is not hashable, or bytes that are not UTF-8."""
+        for row, value in enumerate(values, before + 1):
+            where = f"{self.where} row {row}: {self.column}"
+            try:
+                hash(value)
+                name_or_none(value)
+            except UserError as error:
+                return UserError(f"{where}: {error.message}")
+            except TypeError:
+                hint = f" (a vector? say {self.column}:vector)" if isinstance(value, (list, tuple, np.ndarray)) else ""
+                return UserError(f"{where} is a {type(value).__name__}, not the name of a category{hint}")
+        raise AssertionError("every value has a name")
 
     def _refuse(self) -> None:
         """`UserError` of the first value that was never seen, and how many more such rows there are."""

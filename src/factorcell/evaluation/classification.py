@@ -23,7 +23,7 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import listed, open_table
-from factorcell.data.values import category_name, is_missing, to_number
+from factorcell.data.values import category_name, name_or_none, to_number
 from factorcell.evaluation import negatives
 from factorcell.evaluation.bayes_rule import Classification, judge
 from factorcell.evaluation.distances import distances
@@ -245,7 +245,7 @@ def _names(source: Any, column: str) -> list[str | None]:
     """The names of a categorical column, None where missing."""
     table = open_table(source)
     values = [value for chunk in table.chunks([column]) for value in chunk[column]]
-    return [None if is_missing(value) else category_name(value) for value in values]
+    return [name_or_none(value) for value in values]
 
 
 def classify_points(

@@ -14,15 +14,11 @@ from numpy.typing import NDArray
 from factorcell.bootstrap import Interval
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, known_targets
-from factorcell.data.tables import open_table
-from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.evaluation import statistics, text_figures
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from factorcell.model.scoring import Ranker, Scorer, Tally
-
-BINS = 5  # quantiles that stand for the values of a number
 
 TOP = (1, 3, 5)  # a prediction is right if the target is among so many most probable tokens
 
@@ -135,16 +131,3 @@ def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
     """One tally per text."""
     sums = text_figures.per_text(run.nats(corpus), corpus)
     return [Tally(float(total), int(count)) for total, count in zip(sums, corpus.lengths, strict=True)]
-
-
-def column_values(source: Any, column: str) -> list[str | None]:
-    """The values of any column as names of categories; a number with many values as one of `BINS` quantile ranges."""
-    table = open_table(source)
-    values = [value for chunk in table.chunks([column]) for value in chunk[column]]
-    numbers = [to_number(value) for value in values]
-    if None in numbers or len(set(numbers)) <= 4 * BINS:
-        return [None if is_missing(value) else category_name(value) for value in values]
-    array = np.array(numbers, dtype=np.float64)
-    edges = np.unique(np.quantile(array, np.linspace(0, 1, BINS + 1)))
-    which = np.clip(np.searchsorted(edges, array, side="right") - 1, 0, len(edges) - 2)
-    return [f"{edges[index]:.4g} to {edges[index + 1]:.4g}" for index in which]

@@ -8,11 +8,12 @@ from typing import Any
 from factorcell import files
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.tables import name_of, open_table
-from factorcell.data.values import to_number
+from factorcell.data.values import category_name, to_number
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import ngram, perplexity, text_figures
 from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.classification import classify
+from factorcell.evaluation.groups import column_groups
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model import kept_results, model_card
@@ -91,7 +92,7 @@ def evaluate(
         raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
     if baseline is not None:  # first, since one of other tokens may want other columns too
         perplexity.check_vocabularies(run, baseline)
-    columns = {column: perplexity.column_values(source, column) for column in by}
+    columns = {column: column_groups(source, column) for column in by}
     corpus = run.prepare(source, unknown=unknown)
     nats = run.nats(corpus)
     texts = text_figures.of_nats(nats, corpus)
@@ -106,9 +107,8 @@ def evaluate(
         row["perplexity_without"] = Tally(float(plain.above.sum()), int(plain.below.sum())).perplexity
         row["over"] = None if baseline is None else baseline.folder.name
         row |= {"strangers": True} if perplexity.strangers(run, corpus) else {}
-        for column, values in columns.items():
-            named = ["(missing)" if value is None else value for value in values]
-            result["by"][column] = perplexity.gains(texts["perplexity"], plain, named)
+        for column, groups in columns.items():
+            result["by"][column] = perplexity.gains(texts["perplexity"], plain, groups)
     return result, texts
 
 
@@ -164,7 +164,7 @@ def read_points(path: str | Path) -> dict[str, dict[str, float]]:
             bad = [column for column, value in values.items() if value is None]
             if bad:
                 raise UserError(f"{path}: {bad[0]} of {name} is not a number")
-            points[str(name)] = {column: value for column, value in values.items() if value is not None}
+            points[category_name(name)] = {column: value for column, value in values.items() if value is not None}
     return points
 
 

@@ -236,7 +236,7 @@ def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
     assert overall["gain_low"] < overall["gain"] < overall["gain_high"]
     assert sum(overall[kind] for kind in rescoring.KINDS) == sum(row["errors"] for row in rows)
     named = {(row["by"], row["value"]): row for row in groups}
-    assert set(named) == {("hall", "0"), ("hall", "1"), ("city", "Oslo"), ("city", "Nice"), ("city", "none")}
+    assert set(named) == {("hall", "0"), ("hall", "1"), ("city", "Oslo"), ("city", "Nice"), ("city", "(missing)")}
     half = [row for row in rows if row["columns"]["hall"] == 1]
     assert named["hall", "1"]["rescored"] == pytest.approx(
         sum(row["errors"] for row in half) / sum(row["words"] for row in half)

@@ -31,6 +31,7 @@ from factorcell import inputs
 from factorcell.choices import NBEST_FORMATS
 from factorcell.config import UserError, choose
 from factorcell.data.tables import open_table
+from factorcell.data.values import category_name
 
 Floats = NDArray[np.float64]
 Edit = tuple[str, str, str]  # equal, substituted, deleted or inserted; the word of the reference; that of the text
@@ -315,7 +316,9 @@ def with_columns(nbest: NBest, path: str | Path) -> NBest:
     known: dict[str, dict[str, Any]] = {}
     for chunk in table.chunks(table.columns):
         for name, *values in zip(*chunk.values(), strict=True):
-            known[str(name)] = dict(zip(table.columns[1:], values, strict=True))
+            known[name if isinstance(name, str) else category_name(name)] = dict(
+                zip(table.columns[1:], values, strict=True)
+            )
     for utterance in nbest.utterances:
         if utterance.id not in known:
             raise UserError(f"{path}: no row of {utterance.id}; its first column, {table.columns[0]}, names utterances")

@@ -28,7 +28,8 @@ from factorcell import bootstrap, files, limits
 from factorcell.choices import OBJECTIVES
 from factorcell.config import UserError, choose
 from factorcell.data.corpus import Corpus
-from factorcell.data.values import category_name, is_missing
+from factorcell.data.values import is_missing
+from factorcell.evaluation.groups import value_groups
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import mert
@@ -278,9 +279,8 @@ def summarise(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> lis
     groups: dict[tuple[str, str], list[Row]] = {("all", "all"): list(rows)}
     for name in by:
         choose("column", name, dict.fromkeys(column for row in rows for column in row["columns"]))
-        for row in rows:
-            value = row["columns"].get(name)
-            groups.setdefault((name, "none" if is_missing(value) else category_name(value)), []).append(row)
+        for row, group in zip(rows, value_groups([row["columns"].get(name) for row in rows]), strict=True):
+            groups.setdefault((name, group), []).append(row)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0] != "all", item[0][0], -len(item[1])))
     return [_rates(key, members, seed) for key, members in ordered]
 

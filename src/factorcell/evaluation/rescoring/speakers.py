@@ -18,7 +18,7 @@ from torch import Tensor
 from factorcell.completion.online import Learner, LearningRule, User, user_variable
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import MISSING
-from factorcell.data.values import category_name, is_missing
+from factorcell.data.values import category_name, is_missing, name_or_none
 from factorcell.evaluation.rescoring.nbest import MODEL, WORDS, NBest, Utterance
 from factorcell.evaluation.rescoring.rescore import (
     Floats,
@@ -66,7 +66,7 @@ def learn(
     """
     learner = Learner(run, rule)
     rows, column = contexts(run, nbest, context or {}), learner.variable.source
-    names = [None if is_missing(row[column]) else category_name(row[column]) for row in rows]
+    names = [name_or_none(row[column]) for row in rows]
     rows = [{**row, column: None} for row in rows]
     optional = checked(run, nbest, rows, unknown)
     places = {name: place for place, name in enumerate(learner.variable.values)}
