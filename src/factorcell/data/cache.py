@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import entry
@@ -48,6 +49,8 @@ def prepare(
     optional: tuple[str, ...] = (),
     cache: Path | None = None,
     progress: bool = False,
+    truncate: bool = True,
+    report: bool = True,
 ) -> Corpus:
     """Read `source` (a path, rows, or a table) as `config` says.
 
@@ -55,7 +58,8 @@ def prepare(
     one was. `unknown` says what to do with a value the schema does not hold: an error, "group" (as a rare value) or
     "expected" (as a missing one); the `optional` variables are always read as "expected". Files are cached by content,
     or stay in memory, with a `Notice`, where the cache cannot be written. A `Notice` counts the empty texts of a file.
-    `UserError` says what is wrong with the data, and where.
+    Texts are cut after `config.max_tokens` tokens, unless `truncate` is false; a `Notice` says how many, if `report`
+    is true. `UserError` says what is wrong with the data, and where.
     """
     table = open_table(source)
 
@@ -64,14 +68,16 @@ def prepare(
 
     def read(folder: Path | None) -> Corpus:
         readers = column_readers(table, config, schema, unknown, optional)
-        return _build(table, config, vocabulary, schema, readers, progress, folder)
+        return _build(table, config, vocabulary, schema, readers, progress, folder, truncate)
 
     if table.content is None:
         corpus = read(None)
     else:
-        key = _key(table.content, config, vocabulary, schema, (unknown, *optional))
+        key = _key(table.content, config, vocabulary, schema, (unknown, *optional), truncate)
         corpus = _cached(key, cache, read, table.name)
         _tell_empty(corpus, table.name)
+    if report:
+        report_truncated(corpus.truncated, table.name, config.max_tokens)
     if schema is not None:
         _tell_far(corpus, table.name)
         return corpus
@@ -100,6 +106,17 @@ def _tell_empty(corpus: Corpus, name: str) -> None:
     if empty:
         of = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
         warnings.warn(Notice(f"{name}: {of}; the end of an empty text is its only target"), stacklevel=3)
+
+
+def report_truncated(truncated: NDArray[np.bool_], name: str, max_tokens: int) -> None:
+    """Emit a `Notice` if texts were `truncated` (rows,), with their number and the option that sets the limit.
+
+    The warning is attributed to this line, so that commands print it once for a table that several models read.
+    """
+    if count := int(truncated.sum()):
+        of = f"{count:,} of {len(truncated):,} texts {'is' if count == 1 else 'are'} cut after {max_tokens:,} tokens"
+        remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
+        warnings.warn(Notice(f"{name}: {of}; {remedy}"), stacklevel=1)
 
 
 def _tell_far(corpus: Corpus, name: str) -> None:
@@ -166,12 +183,13 @@ def _key(
     vocabulary: Vocabulary | None,
     schema: ContextSchema | None,
     policy: tuple[str, ...],
+    truncate: bool,
 ) -> str:
     digest = hashlib.blake2b(content.digest(), digest_size=16)
     how = {
         "version": CACHE_VERSION,
         "name": content.path.suffixes,
-        "config": asdict(config),
+        "config": asdict(config) | ({} if truncate else {"max_tokens": None}),
         "vocabulary": vocabulary and vocabulary.tokens,
         "schema": schema and schema.to_dict(),
         "policy": policy,
@@ -188,6 +206,7 @@ def _build(
     readers: list[Reader],
     progress: bool,
     folder: Path | None,
+    truncate: bool,
 ) -> Corpus:
     """Read, tokenise, count, map. With a `folder` the arrays are written there, else they stay in memory."""
     ids, digests, lengths = Ids(), TextDigests(), []
@@ -195,7 +214,7 @@ def _build(
     counted = bool(writers) and config.unit in UNITS
     with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
         for texts in _texts(table, config, readers, progress):
-            flat, sizes = tokenise(texts, config, ids)
+            flat, sizes = tokenise(texts, config, ids, truncate)
             spool.write(flat.tobytes())
             lengths.append(sizes)
             if counted:

@@ -98,6 +98,9 @@ class AcceptAnswer(Message):
     number: Annotated[int | None, Meta(description="the place among all texts of the person")] = None
     user_version: int | None = None
     why: Annotated[str | None, Meta(description="what a text that was withheld looks like")] = None
+    truncated: Annotated[
+        bool, Meta(description="whether the text is longer than those of training, and only its beginning is learned")
+    ] = False
 
 
 class Kept(Message):
@@ -207,6 +210,9 @@ class TextClass(Message):
 
     value: str
     probabilities: dict[str, float]
+    truncated: Annotated[
+        bool, Meta(description="whether the text is longer than those of training, and only its beginning was read")
+    ]
 
 
 class ClassifyAnswer(Message):
