@@ -68,7 +68,8 @@ def prepare(
 
     def read(folder: Path | None) -> Corpus:
         readers = column_readers(table, config, schema, unknown, optional)
-        return _build(table, config, vocabulary, schema, readers, progress, folder, truncate)
+        texts = _texts(table, config, readers, progress)
+        return _build(texts, config, vocabulary, schema, readers, folder, truncate)
 
     if table.content is None:
         corpus = read(None)
@@ -199,21 +200,23 @@ def _key(
 
 
 def _build(
-    table: Table,
+    chunks: Iterator[list[str]],
     config: DataConfig,
     vocabulary: Vocabulary | None,
     schema: ContextSchema | None,
     readers: list[Reader],
-    progress: bool,
     folder: Path | None,
     truncate: bool,
 ) -> Corpus:
-    """Read, tokenise, count, map. With a `folder` the arrays are written there, else they stay in memory."""
+    """Tokenise, count and map the texts of all `chunks`, which fill the `readers` as they are read.
+
+    With a `folder` the arrays are written there, else they stay in memory.
+    """
     ids, digests, lengths = Ids(), TextDigests(), []
     writers = [r for r in readers if isinstance(r, CategoryColumn) and r.column == config.user]
     counted = bool(writers) and config.unit in UNITS
     with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
-        for texts in _texts(table, config, readers, progress):
+        for texts in chunks:
             flat, sizes = tokenise(texts, config, ids, truncate)
             spool.write(flat.tobytes())
             lengths.append(sizes)
