@@ -1,4 +1,4 @@
-"""Every command that cuts texts after `max_tokens` says how many of each table, once; scoring and rescoring cut none."""
+"""Every command that cuts texts after `max_tokens` counts them once per table; scoring and rescoring cut none."""
 
 import itertools
 import json

@@ -61,7 +61,7 @@ def test_ratios_add_up_to_the_difference_of_scores(run: Run) -> None:
 
 
 def test_long_texts_are_explained_whole() -> None:
-    """Also beyond `max_tokens`, where training cuts them: with the ratios of a run of the same weights that does not."""
+    """Also beyond `max_tokens`, where training cuts them: a run of the same weights that cuts none finds the same."""
     texts = ["abcab", "abcac", "abc"]
     rows, longer = (explain([make_letters(data={"max_tokens": most})], texts, LETTERS) for most in (4, 50))
     assert rows == longer
