@@ -21,7 +21,7 @@ from factorcell.data.tokens import truncated
 from factorcell.data.vocabulary import END, START
 
 UNITS = ("word", "space", "char", "grapheme")
-LETTERS = ["a", "é", "e\u0301", " ", "...", "👩‍👩‍👧", "🇳🇴", "ß"]  # graphemes of one code point and of several
+LETTERS = ["a", "é", "e\u0301", " ", "...", "👩‍👩‍👧", "🇳🇴", "ß", " </s> "]  # graphemes of one code point and of several
 
 
 def config_of(unit: str, max_tokens: int, **options: Any) -> DataConfig:

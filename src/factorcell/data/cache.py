@@ -83,7 +83,7 @@ def prepare(
         _tell_far(corpus, table.name)
         return corpus
     for line in nearly_numbers(table, config, corpus.schema):
-        warnings.warn(Notice(f"{table.name} {line}"), stacklevel=2)
+        _notice(f"{table.name} {line}")
     return corpus
 
 
@@ -97,8 +97,13 @@ def _cached(key: str, cache: Path | None, read: Callable[[Path | None], Corpus],
             return _installed(read(partial), partial, folder)
     except OSError as error:
         why = f"{error.filename or 'the cache'}: {error.strerror or error}"
-        warnings.warn(Notice(f"the cache cannot be written ({why}); {name} is kept in memory"), stacklevel=3)
+        _notice(f"the cache cannot be written ({why}); {name} is kept in memory")
     return read(None)
+
+
+def _notice(text: str) -> None:
+    """Warn of `text`, by default once, also if several functions read the same table: the warning is of this line."""
+    warnings.warn(Notice(text), stacklevel=1)
 
 
 def _tell_empty(corpus: Corpus, name: str) -> None:
@@ -106,18 +111,15 @@ def _tell_empty(corpus: Corpus, name: str) -> None:
     empty = int((corpus.tokens[corpus.offsets[:-1] + 1] == END).sum())
     if empty:
         of = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
-        warnings.warn(Notice(f"{name}: {of}; the end of an empty text is its only target"), stacklevel=3)
+        _notice(f"{name}: {of}; the end of an empty text is its only target")
 
 
 def report_truncated(truncated: NDArray[np.bool_], name: str, max_tokens: int) -> None:
-    """Emit a `Notice` if texts were `truncated` (rows,), with their number and the option that sets the limit.
-
-    The warning is attributed to this line, so that commands print it once for a table that several models read.
-    """
+    """Emit a `Notice` if texts were `truncated` (rows,), with their number and the option that sets the limit."""
     if count := int(truncated.sum()):
         of = f"{count:,} of {len(truncated):,} texts {'is' if count == 1 else 'are'} cut after {max_tokens:,} tokens"
         remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
-        warnings.warn(Notice(f"{name}: {of}; {remedy}"), stacklevel=1)
+        _notice(f"{name}: {of}; {remedy}")
 
 
 def _tell_far(corpus: Corpus, name: str) -> None:
@@ -128,7 +130,7 @@ def _tell_far(corpus: Corpus, name: str) -> None:
         if width and not variable.period and far.any():
             known = f"of training, {variable.low:.4g} to {variable.high:.4g}"
             of = f"{far.sum():,} of {len(column):,}"
-            warnings.warn(Notice(f"{name}: {variable.name} is far outside {known}, in {of}"), stacklevel=3)
+            _notice(f"{name}: {variable.name} is far outside {known}, in {of}")
 
 
 @contextmanager

@@ -178,7 +178,7 @@ class ContextText(Asked):
 
 
 class ScoreRequest(Asked):
-    """Texts to score, all with the same columns of context."""
+    """Texts to score, each as a whole, all with the same columns of context."""
 
     texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MOST_TEXTS)]
 
@@ -229,7 +229,7 @@ class Hypothesis(Asked):
 
 
 class HypothesisList(Asked):
-    """The hypotheses of one utterance, the recogniser's best first."""
+    """The hypotheses of one utterance, the recogniser's best first; each is scored as a whole."""
 
     hypotheses: Annotated[list[Hypothesis], Meta(min_length=1, max_length=MOST_HYPOTHESES)]
     context: Context = {}
