@@ -61,7 +61,7 @@ def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
     for unit, counted in (("word", "2 of 6 texts are"), ("char", "1 of 6 texts is")):
         for _ in range(2):
             with pytest.warns(Notice) as said:
-                corpus = prepare(path, DataConfig(unit=unit, max_tokens=1), cache=tmp_path / "cache")
+                corpus = prepare(path, DataConfig(unit=unit, max_tokens=1), cache=tmp_path / "cache", report=False)
             assert [str(one.message) for one in said] == [
                 f"{path}: {counted} empty; the end of an empty text is its only target"
             ]
@@ -69,8 +69,8 @@ def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
     files.write_rows(path, [row for row in ROWS if row["text"]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        prepare(path, CONFIG, cache=tmp_path / "cache")
-        prepare(rows, CONFIG)
+        prepare(path, CONFIG, cache=tmp_path / "cache", report=False)
+        prepare(rows, CONFIG, report=False)
 
 
 @given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.config import UserError
+from factorcell.config import Notice, UserError
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import likelihood_ratios
 from factorcell.evaluation.classification import classify
@@ -60,13 +60,21 @@ def test_ratios_add_up_to_the_difference_of_scores(run: Run) -> None:
         assert sum(token["ratio"] for token in row["tokens"]) == pytest.approx(row["ratio"])
 
 
-def test_a_cut_text_has_no_end() -> None:
-    """Tokens beyond the longest text that the run reads are not there, and neither is the end."""
+def test_long_texts_are_explained_whole() -> None:
+    """Also beyond `max_tokens`, where training cuts them: a run of the same weights that cuts none finds the same."""
+    texts = ["abcab", "abcac", "abc"]
+    rows, longer = (explain([make_letters(data={"max_tokens": most})], texts, LETTERS) for most in (4, 50))
+    assert rows == longer
+    assert [token["token"] for token in rows[0]["tokens"]] == ["a", "b", "c", "a", "b", "</s>"]
+    assert rows[0]["ratio"] != rows[1]["ratio"]
+
+
+def test_words_are_raised_over_cut_texts() -> None:
+    """The places of long texts are those up to `max_tokens`, and a notice counts the texts."""
     letters = make_letters(data={"max_tokens": 4})
-    (row,) = explain([letters], ["abcab"], LETTERS)
-    assert [token["token"] for token in row["tokens"]] == ["a", "b", "c", "a"]
-    (row,) = explain([letters], ["abc"], LETTERS)
-    assert [token["token"] for token in row["tokens"]] == ["a", "b", "c", "</s>"]
+    with pytest.warns(Notice, match="the texts given: 2 of 3 texts are cut after 4 tokens"):
+        found = raised([letters], ["abcab", "abcac", "abc"], *LETTERS.values(), least=0)
+    assert sum(row["count"] for row in found) == pytest.approx(4 + 4 + 4)
 
 
 def test_posterior_is_bayes_rule_over_what_was_read(run: Run) -> None:

@@ -13,6 +13,7 @@ from factorcell.config import ADAPTERS, OUTPUT_BIASES
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.vocabulary import END, START, UNKNOWN
+from factorcell.model import language_model
 from factorcell.model.dropout import mask
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Samples
@@ -43,6 +44,43 @@ def test_steps_agree_with_forward(tmp_path: Path, adapt: tuple[str, ...], bias: 
                 logs, state = run.model.step(batch.tokens[:, step], conditioned, state)
                 chosen = -logs.gather(1, batch.tokens[:, step + 1, None])[:, 0]
                 torch.testing.assert_close(torch.where(batch.mask()[:, step], chosen, 0.0), nats[:, step])
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"layers": 2, "layer_norm": True},
+        {"cell": "lstm"},
+        {"cell": "gru", "adapt": ["concat"]},
+        {"adapt": ["prefix"], "output_bias": []},
+        {"output_bias": list(OUTPUT_BIASES)},
+        {"softmax": "adaptive"},
+    ],
+)
+def test_texts_are_read_in_parts(
+    tmp_path: Path, model: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few steps are read at once, the nats are the same; with a gradient all are read at once."""
+    run = tiny(tmp_path, **model)
+    batch = run.prepare(ROWS).batch(np.arange(5))
+    conditioned = run.model.condition(batch.context)
+    whole, read = run.model(batch, conditioned).detach(), run.model.backbone.forward
+    monkeypatch.setattr(language_model, "STEPS", steps)
+    sizes = []
+
+    def counted(inputs: torch.Tensor, *more: Any) -> Any:
+        sizes.append(inputs.shape[1])
+        return read(inputs, *more)
+
+    monkeypatch.setattr(run.model.backbone, "forward", counted)
+    with torch.no_grad():
+        torch.testing.assert_close(run.model(batch, conditioned), whole)
+    assert max(sizes) <= steps
+    sizes.clear()
+    run.model(batch, conditioned).sum().backward()
+    assert max(sizes) == batch.tokens.shape[1] - 1
 
 
 @pytest.mark.parametrize("adapt", ADAPTS)

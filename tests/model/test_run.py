@@ -11,7 +11,7 @@ from factorcell.config import UserError
 from factorcell.data.corpus import target_offsets, targets
 from factorcell.data.vocabulary import END, START
 from factorcell.model.run import Run
-from tests.small import ROWS, make_run
+from tests.small import ROWS, make_letters, make_run
 
 
 def test_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:
@@ -34,6 +34,21 @@ def test_scores_of_one_row_and_of_many(tmp_path: Path) -> None:
         assert scored["nats"] == pytest.approx(sum(token["nats"] for token in scored["tokens"]))
         assert scored["perplexity"] == pytest.approx(math.exp(scored["nats"] / scored["targets"]))
         assert [token["token"] for token in scored["tokens"]] == [*str(row["text"]).split(), "</s>"]
+
+
+@pytest.mark.parametrize("unit", ["char", "grapheme"])
+def test_long_texts_are_scored_whole(unit: str) -> None:
+    """With the nats of a run of the same weights that cuts no text; those that differ late have different ones."""
+    texts = ["abc" * 20 + end for end in ("", "a", "c", "ab")]
+    rows = [{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")]
+    short, longer = (make_letters(data={"unit": unit, "max_tokens": most}) for most in (5, 500))
+    scored = short.score(rows, tokens=True)
+    assert scored == longer.score(rows, tokens=True)
+    assert [row["targets"] for row in scored] == [len(row["text"]) + 1 for row in rows]
+    assert len({row["nats"] for row in scored}) == len(rows)
+    cut = short.prepare(rows, report=False)
+    assert cut.lengths.tolist() == [5] * len(rows)
+    assert len(set(short.nats(cut).reshape(-1, 2, 5).sum(2)[:, 0].tolist())) == 1
 
 
 def test_no_rows_have_no_scores_and_a_run_says_what_it_is(tmp_path: Path) -> None:

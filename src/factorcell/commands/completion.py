@@ -37,6 +37,11 @@ def run_complete(given: argparse.Namespace) -> None:
         return _each_line(assistant, user, context, given)
     if given.prefix is None:
         return _talk(assistant, user, context, given.count)
+    if not assistant.suggester.fits(given.prefix):
+        longest = run.config.data.max_tokens - 1
+        terminal.say(
+            f"the prefix is longer than the texts that the run completes, which have at most {longest:,} tokens"
+        )
     written = assistant.type(assistant.begin(user, context), given.prefix)
     found = assistant.suggest(written, given.count)
     logs = assistant.suggester.log_probabilities(given.prefix, [one.text for one in found.suggestions], user, context)

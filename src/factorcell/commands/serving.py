@@ -13,7 +13,7 @@ DEMO = Path("demo")
 
 # Each country stands for a person, whose texts are the names of its places. The rest follows from the table.
 DEMO_SAID: dict[str, dict[str, Any]] = {
-    "data": {"user": "country", "unit": "char", "min_count": 10, "max_tokens": 30, "min_user_count": 20},
+    "data": {"user": "country", "unit": "char", "min_count": 10, "max_tokens": 41, "min_user_count": 20},
     "model": {"adapt": ["factor"], "output_bias": []},
 }
 DEMO_MINUTES = 1.5

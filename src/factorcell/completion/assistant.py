@@ -9,7 +9,9 @@ from factorcell.completion.completer import Allowed, Completer, Suggestions, Typ
 from factorcell.completion.online import Learner, User, tells_apart
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.search import Stop
+from factorcell.data.cache import report_truncated
 from factorcell.data.counts import POPULARITY
+from factorcell.data.tokens import truncated
 from factorcell.model.run import Run
 
 
@@ -65,8 +67,14 @@ class Assistant:
         return self.suggester.suggest(written, k, seconds, stop)
 
     def learn(self, user: User | None, text: str, context: Mapping[str, Any] | None = None) -> User | None:
-        """The user after a text, written in `context`."""
+        """The user after a text, written in `context`.
+
+        A `Notice` says if the text is cut after `max_tokens` tokens, as in training, so that only its beginning is
+        learned.
+        """
         if self.learner is None or user is None:
             return user
         (after,), _ = self.learner.learn([user], [text], [context or {}])
+        data = self.learner.run.config.data
+        report_truncated(truncated([text], data), "the text learned", data.max_tokens)
         return after

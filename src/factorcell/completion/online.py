@@ -28,7 +28,9 @@ from factorcell import files, limits
 from factorcell.completion.popularity import History
 from factorcell.completion.texts import SHOWN, checked
 from factorcell.config import UserError, check_format, choose
+from factorcell.data.cache import report_truncated
 from factorcell.data.schema import Variable
+from factorcell.data.tokens import truncated
 from factorcell.model.run import FINGERPRINT, Run
 
 Floats = NDArray[np.float32]
@@ -328,8 +330,12 @@ class Learner:
 
 
 def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None = None) -> User:
-    """The user after one more text, by the rule of the run."""
+    """The user after one more text, by the rule of the run.
+
+    A `Notice` says if the text is cut after `max_tokens` tokens, as in training, so that only its beginning is learned.
+    """
     (after,), _ = Learner(run).learn([user], [text], [context or {}])
+    report_truncated(truncated([text], run.config.data), "the text learned", run.config.data.max_tokens)
     return after
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import entry
@@ -48,6 +49,8 @@ def prepare(
     optional: tuple[str, ...] = (),
     cache: Path | None = None,
     progress: bool = False,
+    truncate: bool = True,
+    report: bool = True,
 ) -> Corpus:
     """Read `source` (a path, rows, or a table) as `config` says.
 
@@ -55,7 +58,8 @@ def prepare(
     one was. `unknown` says what to do with a value the schema does not hold: an error, "group" (as a rare value) or
     "expected" (as a missing one); the `optional` variables are always read as "expected". Files are cached by content,
     or stay in memory, with a `Notice`, where the cache cannot be written. A `Notice` counts the empty texts of a file.
-    `UserError` says what is wrong with the data, and where.
+    Texts are cut after `config.max_tokens` tokens, unless `truncate` is false; a `Notice` says how many, if `report`
+    is true. `UserError` says what is wrong with the data, and where.
     """
     table = open_table(source)
 
@@ -64,19 +68,22 @@ def prepare(
 
     def read(folder: Path | None) -> Corpus:
         readers = column_readers(table, config, schema, unknown, optional)
-        return _build(table, config, vocabulary, schema, readers, progress, folder)
+        texts = _texts(table, config, readers, progress)
+        return _build(texts, config, vocabulary, schema, readers, folder, truncate)
 
     if table.content is None:
         corpus = read(None)
     else:
-        key = _key(table.content, config, vocabulary, schema, (unknown, *optional))
+        key = _key(table.content, config, vocabulary, schema, (unknown, *optional), truncate)
         corpus = _cached(key, cache, read, table.name)
         _tell_empty(corpus, table.name)
+    if report:
+        report_truncated(corpus.truncated, table.name, config.max_tokens)
     if schema is not None:
         _tell_far(corpus, table.name)
         return corpus
     for line in nearly_numbers(table, config, corpus.schema):
-        warnings.warn(Notice(f"{table.name} {line}"), stacklevel=2)
+        _notice(f"{table.name} {line}")
     return corpus
 
 
@@ -90,8 +97,13 @@ def _cached(key: str, cache: Path | None, read: Callable[[Path | None], Corpus],
             return _installed(read(partial), partial, folder)
     except OSError as error:
         why = f"{error.filename or 'the cache'}: {error.strerror or error}"
-        warnings.warn(Notice(f"the cache cannot be written ({why}); {name} is kept in memory"), stacklevel=3)
+        _notice(f"the cache cannot be written ({why}); {name} is kept in memory")
     return read(None)
+
+
+def _notice(text: str) -> None:
+    """Warn of `text`, by default once, also if several functions read the same table: the warning is of this line."""
+    warnings.warn(Notice(text), stacklevel=1)
 
 
 def _tell_empty(corpus: Corpus, name: str) -> None:
@@ -99,7 +111,15 @@ def _tell_empty(corpus: Corpus, name: str) -> None:
     empty = int((corpus.tokens[corpus.offsets[:-1] + 1] == END).sum())
     if empty:
         of = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
-        warnings.warn(Notice(f"{name}: {of}; the end of an empty text is its only target"), stacklevel=3)
+        _notice(f"{name}: {of}; the end of an empty text is its only target")
+
+
+def report_truncated(truncated: NDArray[np.bool_], name: str, max_tokens: int) -> None:
+    """Emit a `Notice` if texts were `truncated` (rows,), with their number and the option that sets the limit."""
+    if count := int(truncated.sum()):
+        of = f"{count:,} of {len(truncated):,} texts {'is' if count == 1 else 'are'} cut after {max_tokens:,} tokens"
+        remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
+        _notice(f"{name}: {of}; {remedy}")
 
 
 def _tell_far(corpus: Corpus, name: str) -> None:
@@ -110,7 +130,7 @@ def _tell_far(corpus: Corpus, name: str) -> None:
         if width and not variable.period and far.any():
             known = f"of training, {variable.low:.4g} to {variable.high:.4g}"
             of = f"{far.sum():,} of {len(column):,}"
-            warnings.warn(Notice(f"{name}: {variable.name} is far outside {known}, in {of}"), stacklevel=3)
+            _notice(f"{name}: {variable.name} is far outside {known}, in {of}")
 
 
 @contextmanager
@@ -166,12 +186,13 @@ def _key(
     vocabulary: Vocabulary | None,
     schema: ContextSchema | None,
     policy: tuple[str, ...],
+    truncate: bool,
 ) -> str:
     digest = hashlib.blake2b(content.digest(), digest_size=16)
     how = {
         "version": CACHE_VERSION,
         "name": content.path.suffixes,
-        "config": asdict(config),
+        "config": asdict(config) | ({} if truncate else {"max_tokens": None}),
         "vocabulary": vocabulary and vocabulary.tokens,
         "schema": schema and schema.to_dict(),
         "policy": policy,
@@ -181,21 +202,24 @@ def _key(
 
 
 def _build(
-    table: Table,
+    chunks: Iterator[list[str]],
     config: DataConfig,
     vocabulary: Vocabulary | None,
     schema: ContextSchema | None,
     readers: list[Reader],
-    progress: bool,
     folder: Path | None,
+    truncate: bool,
 ) -> Corpus:
-    """Read, tokenise, count, map. With a `folder` the arrays are written there, else they stay in memory."""
+    """Tokenise, count and map the texts of all `chunks`, which fill the `readers` as they are read.
+
+    With a `folder` the arrays are written there, else they stay in memory.
+    """
     ids, digests, lengths = Ids(), TextDigests(), []
     writers = [r for r in readers if isinstance(r, CategoryColumn) and r.column == config.user]
     counted = bool(writers) and config.unit in UNITS
     with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
-        for texts in _texts(table, config, readers, progress):
-            flat, sizes = tokenise(texts, config, ids)
+        for texts in chunks:
+            flat, sizes = tokenise(texts, config, ids, truncate)
             spool.write(flat.tobytes())
             lengths.append(sizes)
             if counted:

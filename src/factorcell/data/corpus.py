@@ -81,6 +81,19 @@ class Corpus:
         """Targets of each text (rows,)."""
         return np.diff(self.offsets) - 1
 
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        """Which texts were cut after `max_tokens` tokens (rows,): those without an end token."""
+        cut: NDArray[np.bool_] = np.asarray(self.tokens[self.offsets[1:] - 1] != self.vocabulary.specials.end)
+        return cut
+
+    def truncate(self, max_tokens: int) -> "Corpus":
+        """Cut the texts of a corpus that was read whole, as a table is read with this `max_tokens`."""
+        sizes = np.minimum(np.diff(self.offsets), max_tokens + 1)
+        offsets = np.append(0, np.cumsum(sizes))
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], sizes)
+        return replace(self, tokens=self.tokens[places], offsets=offsets)
+
     def context(self, rows: NDArray[np.int64]) -> Context:
         """The contexts of `rows`."""
         bags = [bags.select(rows) for bags in self.bags]

@@ -90,7 +90,7 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     tally = Tally(-float(likelihoods[judged, truth[judged]].sum()), int(test.lengths[judged].sum()))
     named = [names[label] if label >= 0 else None for label in truth]
     frequencies = dict(zip(names, np.bincount(labels[labels >= 0]).tolist(), strict=True))
-    found = judge(names, likelihoods, test.lengths, named)
+    found = judge(names, likelihoods, test.lengths, named, truncated=test.truncated)
     return found.under(frequencies) if priors == "training" else found, tally
 
 
@@ -126,7 +126,7 @@ class Linear:
         for batch in _batches(np.arange(len(test))):
             used, places, starts = bags.take(batch)
             parts.append(F.log_softmax(_logits(F.embedding(used, self.weights), places, starts).double(), 1))
-        return _told(self.names, torch.cat(parts).numpy(), _labels(test))
+        return _told(self.names, torch.cat(parts).numpy(), test)
 
 
 def _batches(rows: Ids) -> list[Ids]:
@@ -198,7 +198,7 @@ class FastText:
         found, probabilities = self.model.predict(_lines(test), k=-1)
         for row, (labelled, p) in enumerate(zip(found, probabilities, strict=True)):
             log_posterior[row, [int(label.removeprefix("__label__")) for label in labelled]] = np.log(p)
-        return _told(self.names, log_posterior, _labels(test))
+        return _told(self.names, log_posterior, test)
 
 
 def _lines(corpus: Corpus) -> list[str]:
@@ -215,6 +215,7 @@ def _labels(corpus: Corpus) -> Ids:
     return np.maximum(corpus.categories[:, 0].astype(np.int64) - 1, -1)
 
 
-def _told(names: tuple[str, ...], log_posterior: Floats, truth: Ids) -> Classification:
+def _told(names: tuple[str, ...], log_posterior: Floats, test: Corpus) -> Classification:
     """What a model of p(value given text) predicted; it has no perplexities, and its score is the posterior itself."""
-    return Classification(names, log_posterior, log_posterior, truth, np.zeros(len(truth), dtype=bool))
+    distractor = np.zeros(len(test), dtype=bool)
+    return Classification(names, log_posterior, log_posterior, _labels(test), distractor, truncated=test.truncated)

@@ -27,7 +27,8 @@ class Classification:
 
     `score` (B, K) is minus the perplexity, z-normalised over the candidates: the detection score of the 2017 paper.
     Where they are told: `missing` (B,) are the texts without any value, `by_training` (B,) what would be predicted
-    with the priors of training, and `key` tells texts and candidates from others. `log_prior` (K,) is None where all
+    with the priors of training, `truncated` (B,) the texts that were cut after `max_tokens` tokens, and `key` tells
+    texts and candidates from others. `log_prior` (K,) is None where all
     have the same. `posterior_at_1` is what `log_posterior` was before it got its `temperature`.
     """
 
@@ -42,6 +43,7 @@ class Classification:
     log_prior: Floats | None = None
     temperature: float = 1.0
     posterior_at_1: Floats | None = None
+    truncated: NDArray[np.bool_] | None = None
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -60,12 +62,16 @@ class Classification:
         return bool((self.truth >= 0).any())
 
     def rows(self) -> list[Row]:
-        """One row a text, counted from zero: what is predicted, the true value or None, every value's probability."""
+        """One row a text, counted from zero: what is predicted, the true value or None, every value's probability.
+
+        `truncated`, where it is known: whether only the first `max_tokens` tokens of the text were read.
+        """
         rows = []
         for row, (best, probabilities) in enumerate(zip(self.predicted, self.probabilities, strict=True)):
             named = {name: round(float(p), 6) for name, p in zip(self.names, probabilities, strict=True)}
             true = self.names[self.truth[row]] if self.truth[row] >= 0 else None
-            rows.append({"row": row, "predicted": self.names[best], "true": true, "probabilities": named})
+            cut = {} if self.truncated is None else {"truncated": bool(self.truncated[row])}
+            rows.append({"row": row, "predicted": self.names[best], "true": true, **cut, "probabilities": named})
         return rows
 
     def under(self, priors: Mapping[str, float]) -> "Classification":
@@ -133,6 +139,7 @@ class Classification:
         return {
             "texts": int(counts.sum()),
             "distractors": int(self.distractor.sum()),
+            **({} if self.truncated is None else {"truncated": int(self.truncated.sum())}),
             **self._left_out(),
             "accuracy": float(right.sum() / counts.sum()) if counts.sum() else math.nan,
             **self._accuracy_by_training(),
@@ -192,13 +199,15 @@ def judge(
     lengths: NDArray[np.int64],
     truth: Sequence[str | None],
     distractors: Sequence[str] = (),
+    truncated: NDArray[np.bool_] | None = None,
 ) -> Classification:
     """Bayes' rule over `likelihoods` (B, K), all candidates being as frequent.
 
-    `lengths` (B,) counts targets, `truth` names the right candidates, some of which are `distractors`.
+    `lengths` (B,) counts targets, `truth` names the right candidates, some of which are `distractors`; `truncated`
+    (B,) marks texts that were cut.
     """
     score = z_scores(-np.exp(-likelihoods / np.maximum(1, lengths)[:, None]))
     index = {name: number for number, name in enumerate(names)}
     which = np.array([-1 if name is None else index.get(name, -1) for name in truth], dtype=np.int64)
     distractor = np.isin(np.array(truth, dtype=object), list(distractors))
-    return Classification(tuple(names), tempered(likelihoods, 1.0), score, which, distractor)
+    return Classification(tuple(names), tempered(likelihoods, 1.0), score, which, distractor, truncated=truncated)

@@ -164,7 +164,8 @@ def classify(
     the AUC. `priors`: uniform, "training" (the frequencies there), or weights by value. `samples`, `seed` and
     `proposal` as `log_likelihoods`. Where there is a table to `calibrate` on, the evidence of a text gets the
     temperature that suits its texts; `UserError` where none of them has a value to fit it by. Texts need no value to
-    be classified; the metrics of texts that all lack one are NaN.
+    be classified; the metrics of texts that all lack one are NaN. Texts are cut after `max_tokens` tokens, as in
+    training.
     """
     if run.schema.variable(target) in run.schema.numbers:
         raise UserError(f"{target} is a number; classify it among named points (--points)")
@@ -211,7 +212,7 @@ def _judged(
     truth = _names(source, column) if column in open_table(source).columns else [None] * len(corpus)
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **how)
     missing = np.array([name is None for name in truth], dtype=bool)
-    found = judge(names, likelihoods, corpus.lengths, truth, distractors)
+    found = judge(names, likelihoods, corpus.lengths, truth, distractors, corpus.truncated)
     return replace(found, missing=missing, key=key_of(corpus, target, *names))
 
 
@@ -285,4 +286,5 @@ def classify_points(
         distance = distances(here, there, variables, run)
         nearest = distance.argmin(1)
         truth = [names[near] if far <= within else None for near, far in zip(nearest, distance.min(1), strict=True)]
-    return replace(judge(names, likelihoods, corpus.lengths, truth), key=key_of(corpus, *names))
+    found = judge(names, likelihoods, corpus.lengths, truth, truncated=corpus.truncated)
+    return replace(found, key=key_of(corpus, *names))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import UserError
+from factorcell.data.cache import report_truncated
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import open_table
 from factorcell.model.language_model import RANKED
@@ -38,6 +39,7 @@ def explain(
 ) -> list[Row]:
     """A row per text: `nats` of it given each of the named `contexts`, their `posterior`, and `tokens` likewise.
 
+    Texts are read whole, also those that training cuts after `max_tokens` tokens.
     A token's posterior is that after it. Of two contexts also `ratio`, in nats, above 0 where the first is likelier.
     `UserError` for runs with different tokens, contexts that are the same, and values that a run does not know.
     """
@@ -50,7 +52,7 @@ def explain(
     for number, text in enumerate(texts):
         own = nats[:, starts[number] : starts[number + 1]]
         ids = corpus.tokens[corpus.offsets[number] + 1 : corpus.offsets[number + 1]].tolist()
-        written = [*tokenizer.split(text), *tokenizer.decode([end])][: len(ids)]
+        written = [*tokenizer.split(text), *tokenizer.decode([end])]
         posterior = _posterior(own)
         tokens = []
         for place, (token, index) in enumerate(zip(written, ids, strict=True)):
@@ -84,15 +86,11 @@ def _nats(
     """Nats (K, targets) of all texts under each context, the mean over the runs; and the texts as ids."""
     total: Floats | None = None
     for run in runs:
-        corpora = [_read(run, texts, context, unknown) for context in contexts]
+        corpora = [run.read(texts, [context] * len(texts), unknown=unknown, truncate=False) for context in contexts]
         own = np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora])
         total = own if total is None else total + own
     assert total is not None
     return total / len(runs), corpora[0]
-
-
-def _read(run: Run, texts: Sequence[str], context: Setting, unknown: str) -> Corpus:
-    return run.read(texts, [context] * len(texts), unknown=unknown)
 
 
 def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting]) -> None:
@@ -144,13 +142,15 @@ def raised(
 
     Over all positions h of `texts`, `count` is the sum of p(w|h) and `ratio` the mean of log p(w|h, first) -
     log p(w|h, second), each position weighted by its p(w|h), the mean of both contexts; in a plain mean places where w
-    cannot stand would outvote the few where it can. Tokens with a count below `least` are omitted.
+    cannot stand would outvote the few where it can. Tokens with a count below `least` are omitted. Texts are cut after
+    `max_tokens` tokens, as in training.
     """
     _check(runs, texts, [first, second])
     size = len(runs[0].vocabulary)
     total, mass = torch.zeros(2, size, dtype=torch.double)
     for run in runs:
-        corpora = [_read(run, texts, context, unknown) for context in (first, second)]
+        corpora = [run.read(texts, [context] * len(texts), unknown=unknown) for context in (first, second)]
+        report_truncated(corpora[0].truncated, "the texts given", run.config.data.max_tokens)
         with run.scoring():
             for rows in progress_bar(corpora[0].batches(RANKED // size), desc="words", unit="batches", show=progress):
                 both = (_log_probabilities(run, corpus, rows) for corpus in corpora)

@@ -190,9 +190,15 @@ class NGram:
         return cls(folder, Config.from_dict({"data": facts["data"]}, str(folder / FILE)).data, vocabulary, grams)
 
     def prepare(
-        self, source: Any, *, unknown: str = "error", optional: tuple[str, ...] = (), progress: bool = False
+        self,
+        source: Any,
+        *,
+        unknown: str = "error",
+        optional: tuple[str, ...] = (),
+        progress: bool = False,
+        truncate: bool = True,
     ) -> Corpus:
-        """Texts from rows, tables or a file, read as in training, without their contexts."""
+        """Texts from rows, tables or a file, read as in training, without their contexts; options as `data.prepare`."""
         return prepare(
             source,
             self.data,
@@ -201,6 +207,7 @@ class NGram:
             unknown=unknown,
             optional=optional,
             progress=progress,
+            truncate=truncate,
         )
 
     def nats(self, corpus: Corpus) -> Floats:

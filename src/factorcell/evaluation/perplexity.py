@@ -28,6 +28,8 @@ Row = dict[str, Any]
 def evaluate(run: Scorer, source: Any, *, unknown: str = "error") -> Row:
     """Perplexity of texts, of all targets and of known ones, with the counts behind it.
 
+    Texts are cut after `max_tokens` tokens, as in training; `truncated` counts those.
+
     `source` is a corpus, or whatever training reads: a path, rows, a data frame. `unknown` says what of context values
     that training never saw, as `Run.prepare`.
     """
@@ -41,6 +43,7 @@ def summarised(nats: NDArray[Any], corpus: Corpus) -> Row:
     everything = Tally(float(nats.sum()), len(nats))
     return {
         "texts": len(corpus),
+        "truncated": int(corpus.truncated.sum()),
         "targets": len(nats),
         "unknown_share": float(1 - known.mean()),
         "perplexity": everything.perplexity,

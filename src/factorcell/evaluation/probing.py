@@ -19,8 +19,10 @@ from torch import Tensor
 
 from factorcell import limits
 from factorcell.config import UserError
+from factorcell.data.cache import report_truncated
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tables import open_table
+from factorcell.data.tokens import truncated
 from factorcell.data.values import category_name, is_missing
 from factorcell.evaluation.statistics import ranks
 from factorcell.model.run import Run
@@ -34,13 +36,17 @@ Ids = NDArray[np.int64]
 
 
 def labelled(run: Run, source: Any, target: str) -> tuple[list[str], list[str]]:
-    """The texts of a table and their values in the column `target`; texts without a value are omitted."""
-    texts, values = [], []
-    for chunk in open_table(source).chunks([run.config.data.text, target]):
+    """The texts of a table and their values in the column `target`; texts without a value are omitted.
+
+    A `Notice` counts the texts that the other functions cut after `max_tokens` tokens.
+    """
+    table, texts, values = open_table(source), [], []
+    for chunk in table.chunks([run.config.data.text, target]):
         for text, value in zip(chunk[run.config.data.text], chunk[target], strict=True):
             if not is_missing(value):
                 texts.append(text)
                 values.append(category_name(value))
+    report_truncated(truncated(texts, run.config.data), table.name, run.config.data.max_tokens)
     return texts, values
 
 
@@ -78,7 +84,7 @@ def _hidden(run: Run, corpus: Corpus, progress: bool) -> Iterator[tuple[Batch, T
 
 
 def along(run: Run, texts: Sequence[str], unit: int) -> list[Row]:
-    """A row per text: `tokens`, and the `value` of a hidden unit after each."""
+    """A row per text: `tokens`, and the `value` of a hidden unit after each, up to `max_tokens` tokens."""
     rows = []
     for text, own in zip(texts, states(run, texts), strict=True):
         written = run.tokenizer.split(text)[: len(own)]

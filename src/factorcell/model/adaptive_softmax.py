@@ -108,7 +108,7 @@ class AdaptiveOutput(nn.Module):
     def nats(self, hidden: Tensor, targets: Tensor, context_bias: ContextBias) -> Tensor:
         """`hidden` (B, T, H), `targets` (B, T), `context_bias` of B contexts -> exact nats (B, T)."""
         (values, table, bias), *clusters = self._layers(hidden, context_bias)
-        wanted = targets.flatten()
+        wanted = targets.flatten().contiguous()
         cluster = torch.bucketize(wanted, self.starts, right=True)  # 0: the head
         classes = torch.where(cluster == 0, wanted, self.counts[0] + cluster - 1)
         nats = softmax.nats(values.flatten(0, 1), table, bias, classes)

@@ -31,6 +31,7 @@ from factorcell.model.recurrent import RecurrentBackbone
 SOFTMAXES: dict[str, type[Output] | type[AdaptiveOutput]] = {"full": Output, "adaptive": AdaptiveOutput}
 
 RANKED = 4_000_000  # log probabilities that exist at one time, to rank targets among them
+STEPS = 20_000  # tokens of a text that are read at once where no gradient is kept
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,20 @@ class LanguageModel(nn.Module):
         return Conditioned(conditions, conditioned.start, self.output.fold(conditioned.context_bias))
 
     def forward(self, batch: Batch, conditioned: Conditioned | None = None) -> Tensor:
-        """Exact nats (B, T) of all targets of `batch`, zero on padding."""
+        """Exact nats (B, T) of all targets of `batch`, zero on padding.
+
+        Without a gradient, the memory that this takes does not grow with T beyond `STEPS`.
+        """
         conditioned = conditioned or self.condition(batch.context)
-        nats = self.output.nats(self.representations(batch, conditioned), batch.tokens[:, 1:], conditioned.context_bias)
-        return nats.masked_fill(~batch.mask(), 0.0)
+        steps = batch.tokens.shape[1] - 1
+        size = steps if torch.is_grad_enabled() else STEPS
+        state, parts = conditioned.start, []
+        for begin in range(0, steps, size):
+            tokens, lengths = batch.tokens[:, begin : begin + size + 1], (batch.lengths - begin).clamp(0, size)
+            inputs = F.embedding(tokens[:, :-1], self.embedding)
+            vectors, state = self._read(inputs, conditioned.conditions, state, lengths)
+            parts.append(self.output.nats(vectors, tokens[:, 1:], conditioned.context_bias))
+        return torch.cat(parts, 1).masked_fill(~batch.mask(), 0.0)
 
     def representations(self, batch: Batch, conditioned: Conditioned) -> Tensor:
         """Vectors (B, T, H) of the backbone that predict the targets: after the start token and all but the last."""

@@ -195,9 +195,16 @@ class Run:
         return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60
 
     def prepare(
-        self, source: Any, *, unknown: str = "error", optional: tuple[str, ...] = (), progress: bool = False
+        self,
+        source: Any,
+        *,
+        unknown: str = "error",
+        optional: tuple[str, ...] = (),
+        progress: bool = False,
+        truncate: bool = True,
+        report: bool = True,
     ) -> Corpus:
-        """Texts from rows, tables or a file, read as in training; `unknown` and `optional` as `data.prepare`."""
+        """Texts from rows, tables or a file, read as in training; all options as `data.prepare`."""
         try:
             return prepare(
                 source,
@@ -207,15 +214,25 @@ class Run:
                 unknown=unknown,
                 optional=optional,
                 progress=progress,
+                truncate=truncate,
+                report=report,
             )
         except UnknownKindError as error:
             if not isinstance(source, str):
                 raise
             raise error.saying(f"{error.message}; a text? give [{{{self.config.data.text!r}: ...}}]") from None
 
-    def read(self, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]], *, unknown: str = "error") -> Corpus:
+    def read(
+        self,
+        texts: Sequence[str],
+        contexts: Sequence[Mapping[str, Any]],
+        *,
+        unknown: str = "error",
+        truncate: bool = True,
+    ) -> Corpus:
         """A text for each of `contexts`, column -> value; a column that they do not give is expected.
 
+        Texts are cut as in training unless `truncate` is false; no `Notice` says so, but `Corpus.truncated` does.
         `UserError` for a column or value that the run does not know, or that only some give.
         """
         given = set(contexts[0]) if contexts else set()
@@ -229,7 +246,7 @@ class Run:
         missing = tuple(variable.name for variable in self.schema.variables if variable.source not in given)
         rows = [{**context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)]
         try:
-            return self.prepare(rows, unknown=unknown, optional=missing)
+            return self.prepare(rows, unknown=unknown, optional=missing, truncate=truncate, report=False)
         except UserError as error:
             raise error.saying(error.message.replace("the rows given row", "context", 1)) from None
 
@@ -273,11 +290,12 @@ class Run:
     def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
         """One row a text: `nats`, `targets`, `perplexity`; with `tokens` also each target and its nats.
 
-        `source` is one row, `{"text": "lovely stay", "stars": 5}`, rows, a table or a file; `[]` has none.
+        `source` is one row, `{"text": "lovely stay", "stars": 5}`, rows, a table or a file; `[]` has none. Texts are
+        scored whole, also those that training and `evaluate` cut after `max_tokens` tokens.
         """
         if isinstance(source, (list, tuple)) and not source:
             return []
-        corpus = self.prepare(source, unknown=unknown)
+        corpus = self.prepare(source, unknown=unknown, truncate=False)
         nats, starts = self.nats(corpus), target_offsets(corpus)
         rows = []
         for row in range(len(corpus)):

@@ -28,13 +28,14 @@ class Accepted:
 
     `learned` at once; `kept`, to be learned in a moment, since the model has to catch up; `repeated`: the idempotency
     key was there already; nothing of it was kept: `paused` by the person, `withheld` since it looks like `why`, or
-    `private`.
+    `private`. `truncated`: it is kept whole, but only its first `max_tokens` tokens are learned.
     """
 
     outcome: Outcome
     number: int | None = None
     user_version: int | None = None
     why: str | None = None
+    truncated: bool = False
 
 
 def changed(record: Record, **values: Any) -> Record:

@@ -152,7 +152,7 @@ class Service:
             checked_key(key)
         if not text.strip():
             raise UserError("an empty text was accepted; valid is any other")
-        model.check(text, known)
+        truncated = model.check(text, known)
         if private:
             return Accepted("private")
         if why := self.privacy.withholds(text, known):
@@ -169,7 +169,8 @@ class Service:
                 return record
             new = KeptText(record.accepted + 1, text, self._now(), known)
             after = changes.with_text(record, new, key, model, self.privacy)
-            accepted = Accepted("learned" if model.has_learned(after) else "kept", new.number)
+            outcome: changes.Outcome = "learned" if model.has_learned(after) else "kept"
+            accepted = Accepted(outcome, new.number, truncated=truncated)
             return after
 
         version = self._change(user, change).version

@@ -49,10 +49,13 @@ class ServedModel:
         if column in context and self.assistant.learner is not None:
             raise UserError(f"context {column}: in this model it is who types; valid is to say `user` alone")
 
-    def check(self, text: str, context: Mapping[str, Any]) -> None:
-        """`UserError` for a text, or a context of it, that cannot be learned."""
+    def check(self, text: str, context: Mapping[str, Any]) -> bool:
+        """Return whether the text is cut, so that only its first `max_tokens` tokens can be learned.
+
+        `UserError` for a text, or a context of it, that cannot be learned.
+        """
         self.check_context(context)
-        self.run.read([text], [context], unknown=self.unknown)
+        return bool(self.run.read([text], [context], unknown=self.unknown).truncated[0])
 
     def probe(self) -> None:
         """Complete and learn once, so that the first person need not wait for what is loaded then.

@@ -121,6 +121,20 @@ def _row(utterance: Any, reference: str) -> dict[str, Any]:
     return {"id": utterance.id, "hypotheses": found, "reference": reference, **utterance.columns}
 
 
+def test_long_choices_are_scored_whole_and_learned_as_in_training(run: Run) -> None:
+    """What follows `max_tokens` tokens decides the score of a hypothesis, and changes nothing for later ones."""
+    begins, who = " ".join(["the sea is cold"] * 50), {"who": "ann", "role": "judge"}
+    assert len(begins.split()) == run.config.data.max_tokens
+    found = []
+    for end in ("", " sun and sand", " cold cold"):
+        first = {"id": "u0", "hypotheses": [{"text": begins + end}], **who}
+        later = {"id": "u1", "hypotheses": [{"text": text} for text in TEXTS], **who}
+        found.append(learn(run, read_nbest([first, later]), ScoreWeights({"model": 1.0})).model)
+    assert len({float(scores[0][0]) for scores in found}) == 3
+    for _, scores in found[1:]:
+        assert np.array_equal(scores, found[0][1])
+
+
 def test_turns_have_everybody_once() -> None:
     assert turns(["a", "b", "a", None, "a", "b", None]) == [[0, 1, 3, 6], [2, 5], [4]]
     assert turns([None, "a"]) == [[0, 1]]

@@ -38,7 +38,7 @@ def test_classes_are_those_of_the_library(client: TestClient, site: Site) -> Non
     (only,) = client.post("/v1/classify", json={"target": "city", "texts": texts[:1], "values": ["Oslo"]}).json()[
         "results"
     ]
-    assert only == {"value": "Oslo", "probabilities": {"Oslo": 1.0}}
+    assert only == {"value": "Oslo", "probabilities": {"Oslo": 1.0}, "truncated": False}
 
 
 def test_lists_are_chosen_from_anew(client: TestClient) -> None:
@@ -55,6 +55,43 @@ def test_lists_are_chosen_from_anew(client: TestClient) -> None:
         answer = client.post("/v1/rescore", json={"lists": lists, "weights": weights}).json()
         assert answer["results"] == [{"text": ["abba", "cab"][place - 1], "place": place}]
     assert len(client.post("/v1/rescore", json={"lists": lists}).json()["results"]) == 1
+
+
+LONG = "abc" * 40  # the run reads 14 characters
+
+
+def test_long_texts_are_scored_and_rescored_whole(client: TestClient, site: Site) -> None:
+    """Those that differ only at their ends have different scores, of all their characters, and are ranked by them."""
+    run, texts = site.service.model.run, [LONG + end for end in ("aaaa", "cccc", "bbbb")]
+    asked = [{"text": text, "context": {"city": "Oslo", "who": "ann"}} for text in texts]
+    got = client.post("/v1/score", json={"texts": asked}).json()["results"]
+    expected = run.score([{"text": text, "city": "Oslo", "who": "ann"} for text in texts])
+    assert [one["nats"] for one in got] == pytest.approx([row["nats"] for row in expected])
+    assert {one["targets"] for one in got} == {len(LONG) + 5}
+    best = min(range(3), key=lambda place: float(got[place]["nats"]))
+    hypotheses, context = [{"text": text} for text in texts], {"city": "Oslo", "who": "ann"}
+    for shift in range(3):
+        shifted = [*hypotheses[shift:], *hypotheses[:shift]]
+        answer = client.post("/v1/rescore", json={"lists": [{"hypotheses": shifted, "context": context}]}).json()
+        assert answer["results"] == [{"text": texts[best], "place": (best - shift) % 3 + 1}]
+
+
+def test_classes_say_which_texts_are_cut(client: TestClient) -> None:
+    """They have the classes of their beginnings."""
+    texts = [{"text": text} for text in (LONG, LONG[:14], LONG[:13])]
+    results = client.post("/v1/classify", json={"target": "city", "texts": texts}).json()["results"]
+    assert [one["truncated"] for one in results] == [True, True, False]
+    assert results[0] == results[1]
+
+
+def test_accepted_texts_that_are_cut(client: TestClient, site: Site) -> None:
+    """They are kept whole; the model learns their beginnings, and the answer says so."""
+    for text, cut in ((LONG, True), (LONG[:13], False)):
+        answer = client.post("/v1/accept", json={"user": "ann", "text": text}).json()
+        assert (answer["outcome"], answer["truncated"]) == ("learned", cut)
+    profile = site.service.show("ann")
+    assert profile is not None
+    assert [one.text for one in profile.texts] == [LONG, LONG[:13]]
 
 
 def events(content: str) -> list[dict[str, Any]]:

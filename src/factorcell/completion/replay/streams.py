@@ -19,8 +19,10 @@ from factorcell import files, limits
 from factorcell.completion.search import Suggestion
 from factorcell.completion.texts import checked
 from factorcell.config import DataConfig, UserError
+from factorcell.data.cache import report_truncated
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import GRAPHEME, splitter
+from factorcell.data.tokens import truncated
 from factorcell.data.values import category_name, is_missing, quoted, to_number, to_time
 from factorcell.progress import progress_bar
 
@@ -95,8 +97,9 @@ def read(
 ) -> list[Stream]:
     """The streams of a table, by user: columns `data.text`, `user`, `moment` (the time) and `others`.
 
-    Texts are normalised as a run with `data` reads them. The first `most_rows` of each user are kept. `UserError` where
-    a column is missing or a value cannot be read.
+    Texts are normalised as a run with `data` reads them. The first `most_rows` of each user are kept. A `Notice` counts
+    the texts that the run cuts after `data.max_tokens` tokens: they are judged and learned up to there. `UserError`
+    where a column is missing or a value cannot be read.
     """
     limits.check(rows_per_user=most_rows)
     table, normal = open_table(source), _normaliser(data)
@@ -120,6 +123,8 @@ def read(
         rows = tuple(row for _, row in ordered[:most_rows])
         drawn = (draw.prefix(name, row[data.text], place) for place, row in enumerate(rows))
         streams.append(Stream(name, rows, tuple(drawn)))
+    cut = truncated((row[data.text] for stream in streams for row in stream.rows), data)
+    report_truncated(cut, table.name, data.max_tokens)
     return streams
 
 

@@ -90,7 +90,7 @@ class Unpersonalised:
         return self.completer.complete(prefix, None, {name: row[name] for name in self.columns}, k)
 
     def nats(self, held: None, row: Row) -> tuple[float, int]:
-        """As `factorcell score` has them."""
+        """Nats and targets of the text as it is read in training: cut after `max_tokens` tokens."""
         run, context = self.completer.run, {name: row[name] for name in self.columns}
         corpus = run.read([row[self.text]], [context], unknown=self.completer.unknown)
         return float(run.nats(corpus).sum(dtype="float64")), corpus.targets

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from factorcell import limits
 from factorcell.choices import ADVICE_ROWS
 from factorcell.config import DataConfig, UserError
-from factorcell.data.cache import prepare
+from factorcell.data.cache import prepare, report_truncated
 from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import RARE, ContextSchema, Variable
@@ -72,10 +72,11 @@ def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int 
     names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
     table, total = sample(source, names, rows, seed)
     try:
-        corpus = prepare(table, data, progress=progress)
+        corpus = prepare(table, data, progress=progress, report=False)
     except UserError as error:
         drawn = "" if total <= rows else f", of {rows:,} rows drawn,"
         raise error.saying(error.message.replace(GIVEN, f"{name_of(source)}{drawn}", 1)) from None
+    report_truncated(corpus.truncated, name_of(source), data.max_tokens)
     if len(corpus) < LEAST:
         raise UserError(f"{len(corpus)} rows are too few to judge a column; {LEAST} are the least")
     columns = columns_of(corpus)

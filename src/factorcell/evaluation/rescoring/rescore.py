@@ -40,7 +40,7 @@ from factorcell.progress import progress_bar
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
-AT_ONCE = 4_000  # hypotheses that are read at once
+AT_ONCE, CHARACTERS = 4_000, 4_000_000  # hypotheses that are read at once, and their characters
 ROW = "the rows given row 1: "  # how a table in memory names its first row
 KINDS = ("substituted", "deleted", "inserted")
 
@@ -115,11 +115,11 @@ def contexts(model: Run | NGram, nbest: NBest, given: Mapping[str, Any]) -> list
 def read(
     model: Run | NGram, utterances: Sequence[Utterance], rows: Sequence[Row], optional: tuple[str, ...], unknown: str
 ) -> Corpus:
-    """The hypotheses of all utterances as one corpus, one after the other."""
+    """The hypotheses of all utterances as one corpus, one after the other, each whole whatever its length."""
     text = model.data.text if isinstance(model, NGram) else model.config.data.text
     pairs = zip(utterances, rows, strict=True)
     lines = [{**row, text: hypothesis} for utterance, row in pairs for hypothesis in utterance.texts]
-    return model.prepare(lines, unknown=unknown, optional=optional)
+    return model.prepare(lines, unknown=unknown, optional=optional, truncate=False)
 
 
 def checked(model: Run | NGram, nbest: NBest, rows: Sequence[Row], unknown: str) -> tuple[str, ...]:
@@ -180,16 +180,17 @@ def score(
 
 
 def parts(nbest: NBest, places: Sequence[int]) -> Iterator[list[int]]:
-    """Places of utterances, as many at a time as have `AT_ONCE` hypotheses."""
+    """Places of utterances, as many at a time as have `AT_ONCE` hypotheses of `CHARACTERS` characters in all."""
     part: list[int] = []
-    size = 0
+    size = length = 0
     for place in places:
-        count = len(nbest.utterances[place].texts)
-        if part and size + count > AT_ONCE:
+        texts = nbest.utterances[place].texts
+        count, characters = len(texts), sum(map(len, texts))
+        if part and (size + count > AT_ONCE or length + characters > CHARACTERS):
             yield part
-            part, size = [], 0
+            part, size, length = [], 0, 0
         part.append(place)
-        size += count
+        size, length = size + count, length + characters
     if part:
         yield part
 

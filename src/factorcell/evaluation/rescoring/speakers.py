@@ -61,6 +61,7 @@ def learn(
 ) -> Scored:
     """The lists with log p as `rescore.score` gives it, but by vectors learned from what `weights` chose before.
 
+    Hypotheses are scored whole; a speaker learns from a choice as it is read in training, cut after `max_tokens`.
     Somebody of training starts as training left them, others as the unknown user, whatever `unknown` says. An
     utterance of nobody is scored by the expected vector and teaches nothing. `UserError` for a run without users.
     """
@@ -85,7 +86,8 @@ def learn(
             found |= zip(part, lists, strict=True)
             pairs = zip(utterances, lists, strict=True)
             best = [int((features_of(one, values) @ wanted).argmax()) for one, values in pairs]
-            slopes = _gradients(learner, corpus.select(np.cumsum([0, *sizes[:-1]], dtype=np.int64) + best), vectors)
+            choices = corpus.select(np.cumsum([0, *sizes[:-1]], dtype=np.int64) + best)
+            slopes = _gradients(learner, choices.truncate(run.config.data.max_tokens), vectors)
             for place, one, choice, slope in zip(part, utterances, best, slopes, strict=True):
                 if (name := names[place]) is not None:
                     people[name] = learner.moved(people[name], one.texts[choice], slope)

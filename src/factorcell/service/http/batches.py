@@ -34,10 +34,10 @@ MOST_PAIRS = 10_000  # of a text and a candidate, or of a list and a hypothesis
 
 
 def score(site: Site, call: Call) -> ScoreAnswer:
-    """How well the model predicts each text."""
+    """How well the model predicts each text, which is read whole."""
     asked: ScoreRequest = call.asked
     model = site.service.model
-    corpus = model.run.read(*_parts(asked.texts), unknown=model.unknown)
+    corpus = model.run.read(*_parts(asked.texts), unknown=model.unknown, truncate=False)
     tallies = text_tallies(model.run, corpus)
     return ScoreAnswer(
         results=[TextScore(nats=one.nats, targets=one.tokens, perplexity=one.perplexity) for one in tallies]
@@ -57,8 +57,12 @@ def classify(site: Site, call: Call) -> ClassifyAnswer:
     found = judge(names, likelihoods, corpus.lengths, [None] * len(corpus)).probabilities
     return ClassifyAnswer(
         results=[
-            TextClass(value=names[int(row.argmax())], probabilities=dict(zip(names, row.tolist(), strict=True)))
-            for row in found
+            TextClass(
+                value=names[int(row.argmax())],
+                probabilities=dict(zip(names, row.tolist(), strict=True)),
+                truncated=cut,
+            )
+            for row, cut in zip(found, corpus.truncated.tolist(), strict=True)
         ]
     )
 

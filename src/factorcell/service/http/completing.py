@@ -55,7 +55,13 @@ def accept(site: Site, call: Call) -> AcceptAnswer:
     asked: AcceptRequest = call.asked
     done = site.service.accept(asked.user, asked.text, context=asked.context, key=asked.idempotency_key)
     site.metrics.accepts.labels(done.outcome).inc()
-    return AcceptAnswer(outcome=done.outcome, number=done.number, user_version=done.user_version, why=done.why)
+    return AcceptAnswer(
+        outcome=done.outcome,
+        number=done.number,
+        user_version=done.user_version,
+        why=done.why,
+        truncated=done.truncated,
+    )
 
 
 def ready(site: Site, call: Call) -> Health:

@@ -98,6 +98,9 @@ class AcceptAnswer(Message):
     number: Annotated[int | None, Meta(description="the place among all texts of the person")] = None
     user_version: int | None = None
     why: Annotated[str | None, Meta(description="what a text that was withheld looks like")] = None
+    truncated: Annotated[
+        bool, Meta(description="whether the text is longer than those of training, and only its beginning is learned")
+    ] = False
 
 
 class Kept(Message):
@@ -175,7 +178,7 @@ class ContextText(Asked):
 
 
 class ScoreRequest(Asked):
-    """Texts to score, all with the same columns of context."""
+    """Texts to score, each as a whole, all with the same columns of context."""
 
     texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MOST_TEXTS)]
 
@@ -207,6 +210,9 @@ class TextClass(Message):
 
     value: str
     probabilities: dict[str, float]
+    truncated: Annotated[
+        bool, Meta(description="whether the text is longer than those of training, and only its beginning was read")
+    ]
 
 
 class ClassifyAnswer(Message):
@@ -223,7 +229,7 @@ class Hypothesis(Asked):
 
 
 class HypothesisList(Asked):
-    """The hypotheses of one utterance, the recogniser's best first."""
+    """The hypotheses of one utterance, the recogniser's best first; each is scored as a whole."""
 
     hypotheses: Annotated[list[Hypothesis], Meta(min_length=1, max_length=MOST_HYPOTHESES)]
     context: Context = {}

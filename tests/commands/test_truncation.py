@@ -1,0 +1,173 @@
+"""Every command that cuts texts after `max_tokens` counts them once per table; scoring and rescoring cut none."""
+
+import itertools
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.model.run import Run
+
+MAX_TOKENS = 8
+TEXTS = ("ab", "abcab", "abcabca", "abcabcab", "abcabcabcabc", "", "cababcabcabcb", "ba")
+CUT = ("abcabcab", "abcabcabcabc", "cababcabcabcb")  # of 8 characters or more
+SMALL = "--embedding-size 4 --hidden-size 6 --rank 2 --context-size 3 --variable-size 2 --min-count 1".split()
+QUICK = "--min-context-count 1 --min-user-count 1 --batch-tokens 200 --evaluations 1 --threads 1".split()
+READS = ["--unit", "char", "--max-tokens", str(MAX_TOKENS), "--context", "city", "--user", "who"]
+TRAIN = [*READS, *SMALL, *QUICK, "--epochs", "1"]
+TABLES = {"train": 40, "dev": 21, "test": 13}  # rows of each, of which different numbers are cut
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [
+        {"text": text, "city": ("Oslo", "Nice")[place % 2], "who": f"user {place % 3}", "time": place}
+        for place, text in zip(range(count), itertools.cycle(TEXTS), strict=False)
+    ]
+
+
+def counted(name: str) -> tuple[int, int]:
+    """How many texts of a table are cut, and how many there are."""
+    return sum(row["text"] in CUT for row in rows(TABLES[name])), TABLES[name]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tables, a run and an n-gram model with its vocabulary, which every command only reads."""
+    made = tmp_path_factory.mktemp("truncation")
+    for name, count in TABLES.items():
+        files.write_rows(made / f"{name}.jsonl", rows(count))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train = [str(made / "train.jsonl"), "--dev", str(made / "dev.jsonl"), "--out", str(made / "run")]
+        assert main(["train", *train, *TRAIN]) == 0
+        like = ["--like", str(made / "run"), "--out", str(made / "grams")]
+        assert main(["baseline", "ngram", str(made / "train.jsonl"), *like, "--order", "3"]) == 0
+    return made
+
+
+# What a command is given (names of files stand for those of `folder`), and the tables whose texts it cuts.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("train train.jsonl --dev dev.jsonl --out OUT *TRAIN", "train dev"),
+    "compare": (
+        "compare train.jsonl --dev dev.jsonl --test test.jsonl --out OUT "
+        "--models unadapted factorcell --ngram --target city *TRAIN",
+        "train dev test",
+    ),
+    "finetune": ("finetune run test.jsonl --dev dev.jsonl --out OUT --epochs 1", "test dev"),
+    "evaluate": ("evaluate run test.jsonl --by city --top", "test"),
+    "evaluate, n-grams": ("evaluate grams test.jsonl", "test"),
+    "evaluate, baseline": ("evaluate run test.jsonl --baseline grams", "test"),
+    "classify": ("classify run test.jsonl --target city --calibrate dev.jsonl", "test dev"),
+    "baseline ngram": ("baseline ngram train.jsonl --like run --out OUT", "train"),
+    "baseline bayes": ("baseline bayes train.jsonl --target city --test test.jsonl --like run", "train test"),
+    "baseline linear": ("baseline linear train.jsonl --target city --test test.jsonl --like run", "train test"),
+    "mix": ("mix run grams --dev dev.jsonl --out OUT", "dev"),
+    "advise": ("advise train.jsonl *READS", "train"),
+    "units": ("units run train.jsonl --target city --examples 3", "train"),
+    "explain": ("explain run --text ab --between city=Oslo city=Nice --words 2 --over test.jsonl", "TEXTS"),
+    "tune-online": ("tune-online run test.jsonl --optimiser sgd", "test"),
+    "replay": ("replay run test.jsonl --compare plain,online --out OUT", "test"),
+    "score": ("score run test.jsonl", ""),
+}
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The notices of texts that were cut."""
+    return [line for line in capsys.readouterr().err.splitlines() if " cut after " in line]
+
+
+@pytest.mark.filterwarnings("default::factorcell.config.Notice")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_table_is_reported_once(
+    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, tables = COMMANDS[name]
+    monkeypatch.chdir(folder)
+    lists = {"*TRAIN": TRAIN, "*READS": READS, "OUT": [str(tmp_path / "out")]}
+    assert main([word for part in line.split() for word in lists.get(part, [part])]) == 0
+    expected = []
+    for table in tables.split():
+        (cut, count), shown = counted("test" if table == "TEXTS" else table), f"{table}.jsonl"
+        shown = "the texts given" if table == "TEXTS" else shown
+        remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
+        expected.append(f"Notice: {shown}: {cut} of {count} texts are cut after {MAX_TOKENS} tokens; {remedy}")
+    notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Notice: ")]
+    assert sorted(line for line in notices if " cut after " in line) == sorted(expected)
+    assert len(notices) == len(set(notices)), "those of empty texts, too, are said once"
+
+
+def test_results_count_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows of evaluate, classify and the baselines, as JSON."""
+    run, train, test = (str(folder / name) for name in ("run", "train.jsonl", "test.jsonl"))
+    cut, _ = counted("test")
+    for command in (
+        ["evaluate", run, test],
+        ["evaluate", str(folder / "grams"), test],
+        ["classify", run, test, "--target", "city"],
+        ["baseline", "bayes", train, "--target", "city", "--test", test, "--like", run],
+        ["baseline", "linear", train, "--target", "city", "--test", test, "--like", run],
+    ):
+        assert main([*command, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[0])["truncated"] == cut
+    files.write_rows(folder / "new.jsonl", [{"text": text} for text in TEXTS])
+    new = ["classify", run, str(folder / "new.jsonl"), "--target", "city", "--unknown", "expected", "--json"]
+    assert main(new) == 0
+    predicted = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["truncated"] for row in predicted] == [text in CUT for text in TEXTS]
+
+
+def test_texts_that_differ_late_have_other_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the number of their targets is that of all their tokens and the end."""
+    begins = "abc" * 3
+    files.write_rows(folder / "pair.jsonl", [{"text": begins + end, "city": "Oslo", "who": "user 0"} for end in "abc"])
+    assert main(["score", str(folder / "run"), str(folder / "pair.jsonl"), "--json"]) == 0
+    scored = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["targets"] for row in scored] == [11] * 3
+    assert len({row["nats"] for row in scored}) == 3
+
+
+@pytest.mark.parametrize("model", ["run", "grams"])
+@pytest.mark.parametrize("more", [(), ("--learn",)])
+def test_hypotheses_that_differ_late_are_ranked(
+    model: str, more: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the end of each: the best of a list that is long before its hypotheses differ, whatever its order."""
+    if model == "grams" and more:
+        return
+    texts = ["abc" * 80 + end for end in ("aaaa", "abca", "cccc")]
+    for order in itertools.permutations(texts):
+        row = {"id": "u", "hypotheses": [{"text": text} for text in order], "city": "Oslo", "who": "user 0"}
+        files.write_rows(folder / "lists.jsonl", [row])
+        command = ["rescore", str(folder / model), str(folder / "lists.jsonl"), "--json", *more]
+        assert main(command) == 0
+        (chosen,) = (row["text"] for row in map(json.loads, capsys.readouterr().out.splitlines()) if "text" in row)
+        scores = [nats(folder / model, text) for text in order]
+        assert chosen == order[scores.index(min(scores))]
+        assert len(set(scores)) == 3
+
+
+def nats(model: Path, text: str) -> float:
+    """What a whole text costs."""
+    if (model / "config.json").exists():
+        return float(Run.open(model).score({"text": text, "city": "Oslo", "who": "user 0"})[0]["nats"])
+    from factorcell.evaluation.ngram import NGram
+
+    grams = NGram.open(model)
+    return float(grams.nats(grams.prepare([{"text": text}], truncate=False)).sum())
+
+
+@pytest.mark.filterwarnings("default::factorcell.config.Notice")
+def test_completion_says_what_is_too_long(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A prefix that no text of the run has, and a text of a history of which only the beginning is learned."""
+    assert main(["complete", str(folder / "run"), "abcabcabca", "--context", "city=Oslo"]) == 0
+    told = "the prefix is longer than the texts that the run completes, which have at most 7 tokens"
+    assert told in capsys.readouterr().err.splitlines()
+    assert main(["complete", str(folder / "run"), "ab", "--context", "city=Oslo", "--history", "ab;abcabcabca"]) == 0
+    lines = said(capsys)
+    assert [line.partition(";")[0] for line in lines] == [
+        f"Notice: the text learned: 1 of 1 texts is cut after {MAX_TOKENS} tokens"
+    ]

@@ -1,0 +1,119 @@
+"""Texts that are longer than `max_tokens`: which are cut, how many a notice counts, and how all of them is read."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factorcell import files
+from factorcell.config import DataConfig, Notice
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.data.tokenizer import split
+from factorcell.data.tokens import truncated
+from factorcell.data.vocabulary import END, START
+
+UNITS = ("word", "space", "char", "grapheme")
+LETTERS = ["a", "é", "e\u0301", " ", "...", "👩‍👩‍👧", "🇳🇴", "ß", " </s> "]  # graphemes of one code point and of several
+
+
+def config_of(unit: str, max_tokens: int, **options: Any) -> DataConfig:
+    return DataConfig(unit=unit, min_count=1, max_tokens=max_tokens, **options)
+
+
+def texts_of(corpus: Corpus) -> list[list[int]]:
+    """The ids of every text."""
+    return [corpus.tokens[corpus.offsets[row] : corpus.offsets[row + 1]].tolist() for row in range(len(corpus))]
+
+
+texts = st.lists(st.lists(st.sampled_from(LETTERS), max_size=9).map("".join), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@given(texts=texts, max_tokens=st.integers(1, 6))
+def test_truncated_texts_are_those_of_too_many_tokens(unit: str, texts: list[str], max_tokens: int) -> None:
+    config = config_of(unit, max_tokens)
+    expected = [len(split(text, config)) >= max_tokens for text in texts]  # the end of a text counts as a token
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        corpus = prepare([{"text": text} for text in texts], config)
+    assert corpus.truncated.tolist() == truncated(texts, config).tolist() == expected
+    verb = "is" if sum(expected) == 1 else "are"
+    counted = f"the rows given: {sum(expected)} of {len(texts)} texts {verb} cut after {max_tokens} tokens"
+    assert [str(one.message).partition(";")[0] for one in caught] == [counted] * any(expected)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@given(texts=texts, max_tokens=st.integers(1, 6))
+def test_whole_texts_and_their_cut_ones(unit: str, texts: list[str], max_tokens: int) -> None:
+    """Read whole, every token and the end are there; cut then, they are what is read without being whole."""
+    config, rows = config_of(unit, max_tokens), [{"text": text} for text in texts]
+    cut = prepare(rows, config, report=False)
+    whole = prepare(rows, config, vocabulary=cut.vocabulary, schema=cut.schema, truncate=False)
+    assert not whole.truncated.any()
+    assert texts_of(whole) == [[START, *cut.vocabulary.encode(split(text, config)), END] for text in texts]
+    assert texts_of(whole.truncate(max_tokens)) == texts_of(cut)
+    assert np.array_equal(whole.truncate(max_tokens).offsets, cut.offsets)
+
+
+ROWS = [{"text": "a b c d e", "city": "Oslo"}, {"text": "a", "city": "Oslo"}, {"text": "a b c", "city": "Nice"}]
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "rows.jsonl": lambda path: path,
+    "rows.csv": lambda path: path,
+    "rows.parquet": lambda path: path,
+    "the rows given": lambda _: ROWS,
+    "the columns given": lambda _: {name: [row[name] for row in ROWS] for name in ("text", "city")},
+    "the data frame given": lambda _: pd.DataFrame(ROWS),
+    "the table given": lambda _: pa.Table.from_pylist(ROWS),
+}
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    if path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    elif path.suffix == ".csv":
+        pd.DataFrame(rows).to_csv(path, index=False)
+    elif path.suffix == ".jsonl":
+        files.write_rows(path, rows)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_kind_of_table_has_one_notice(name: str, tmp_path: Path) -> None:
+    """Read for the first time and from the cache; with the option that helps; none if all texts are read whole."""
+    path = tmp_path / name
+    write(path, ROWS)
+    source, config = SOURCES[name](path), config_of("word", 3, context=("city",), min_context_count=1)
+    shown = str(path) if path.suffix else name
+    remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            corpus = prepare(source, config, cache=tmp_path / "cache")
+        assert [(one.category, str(one.message)) for one in caught] == [
+            (Notice, f"{shown}: 2 of 3 texts are cut after 3 tokens; {remedy}")
+        ]
+        assert corpus.truncated.tolist() == [True, False, True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            whole = prepare(source, config, cache=tmp_path / "cache", truncate=False)
+            assert whole.lengths.tolist() == [6, 2, 4]
+        prepare(source, config_of("word", 6), cache=tmp_path / "cache")
+        prepare(source, config, cache=tmp_path / "cache", report=False)
+
+
+def test_a_table_that_is_read_twice_is_reported_once(tmp_path: Path) -> None:
+    """By the default filter of Python, wherever it is read: training and evaluation call `prepare` in many places."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        corpus = prepare(ROWS, config_of("word", 3))
+        prepare(ROWS, config_of("word", 3), vocabulary=corpus.vocabulary, schema=corpus.schema)
+        prepare(ROWS, config_of("word", 2))
+    assert len(caught) == 2
