@@ -67,7 +67,7 @@ def test_standard_input_and_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Signs where there is no terminal, their sum below, and the same in the page."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("cold sand\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfcold sand\r\n"), encoding="utf-8"))
     page = tmp_path / "page.html"
     table = str(folder / "table.jsonl")
     assert main(command(folder, "-", "--words", "3", "--over", table, "--page", str(page))) == 0

@@ -22,9 +22,9 @@ from factorcell.model.scoring import Scorer, Tally
 Row = dict[str, Any]
 
 
-def open_model(folder: Path, device: str = "cpu", precision: str = "float32") -> Run | NGram:
+def open_model(folder: str | Path, device: str = "cpu", precision: str = "float32") -> Run | NGram:
     """The model in a folder; `device` and `precision` as in `Run.open` (an n-gram model has no use for them)."""
-    if (folder / ngram.FILE).is_file():
+    if (Path(folder) / ngram.FILE).is_file():
         return NGram.open(folder)
     return Run.open(folder, device=device, precision=precision)
 

@@ -55,8 +55,8 @@ class Run:
     `gain` is how many times as fast it was found to score by bfloat16, 1 where nobody looked.
     """
 
-    def __init__(self, folder: Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> None:
-        self.folder, self.config, self.vocabulary, self.schema = folder, config, vocabulary, schema
+    def __init__(self, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> None:
+        self.folder, self.config, self.vocabulary, self.schema = Path(folder), config, vocabulary, schema
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.training.seed)  # of the processor; no other is touched
             sizes.check(config.model, len(vocabulary), schema)

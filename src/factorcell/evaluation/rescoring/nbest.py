@@ -19,6 +19,7 @@ import gzip
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,14 +117,15 @@ def _form(path: Path) -> str:
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Lines that are not blank, each with where it is."""
     inputs.check(path)
+    if path.suffix == ".Z":
+        raise UserError(f"{path}: expected a plain file or a .gz file, got a .Z file; unpack it (uncompress)")
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                if text := line.decode("utf-8-sig").strip():
-                    yield f"{path} line {number}", text
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8; convert it first") from None
-    except (OSError, EOFError) as error:
+                where = f"{path} line {number}"
+                if text := inputs.decoded(line, where).strip():
+                    yield where, text
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 

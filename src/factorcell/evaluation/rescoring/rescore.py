@@ -60,7 +60,7 @@ class ScoreWeights:
     @classmethod
     def open(cls, path: str | Path) -> "ScoreWeights":
         """Those in a file that `save` wrote, or somebody: an object of names and numbers."""
-        found = files.read_json(Path(path))
+        found = files.read_json(path)
         numbers = isinstance(found, dict) and all(
             isinstance(value, (int, float)) and np.isfinite(value) for value in found.values()
         )
@@ -70,7 +70,7 @@ class ScoreWeights:
 
     def save(self, path: str | Path) -> None:
         """Keep them as JSON."""
-        files.write_json(Path(path), dict(self.values))
+        files.write_json(path, dict(self.values))
 
     def array(self, names: Sequence[str]) -> Floats:
         """The weights (F,) of the features `names`, 0 where none is given; `UserError` for a weight of no feature."""
@@ -143,7 +143,7 @@ def score(
     *,
     context: Mapping[str, Any] | None = None,
     unknown: str = "error",
-    kept: Path | None = None,
+    kept: str | Path | None = None,
     progress: bool = False,
 ) -> Scored:
     """The lists with log p of every hypothesis in the context of its utterance; `context` stands for all utterances.
