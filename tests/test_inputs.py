@@ -16,6 +16,7 @@ from factorcell.evaluation.rescoring.rescore import ScoreWeights
 from factorcell.service.block_list import BlockList
 from factorcell.service.http import keys
 from factorcell.training import search_space
+from factorcell.training.check import check
 from tests.small import make_run
 
 ROW = {"id": "a", "hypotheses": [{"text": "so", "lm": -1.0}], "reference": "so"}
@@ -32,8 +33,8 @@ def read_kaldi(path: Path | str) -> Any:
     return nbest_values(folder)
 
 
-def nbest_values(path: Path | str) -> Any:
-    found = read_nbest(path)
+def nbest_values(path: Path | str, **options: Any) -> Any:
+    found = read_nbest(path, **options)
     return found.names, [(one.id, one.texts, one.scores.tolist()) for one in found.utterances]
 
 
@@ -52,6 +53,7 @@ READERS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "n-best list of SRILM": ("x.txt", "NBestList1.0\n(1) a\n", nbest_values),
     "n-best list in plain lines": ("x.txt", "-1 -2 1 a\n", nbest_values),
     "n-best lists of Kaldi": ("x.txt", "a-1 17", read_kaldi),
+    "beams of NeMo": ("x.tsv", "so\t-1\n", lambda path: nbest_values(path, beams=1)),
     "references": ("x.txt", "a so it is\n", references),
 }
 WEIGHTS = '{"lm": 1, "model": 2}'
@@ -105,6 +107,22 @@ def test_texts_to_explain_may_begin_with_a_mark(tmp_path: Path, capsys: pytest.C
         assert main(command) == 0
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1]
+
+
+def test_hidden_files_are_not_visible(tmp_path: Path) -> None:
+    """Nor what hidden folders hold; a folder that is hidden itself may be named. `check` passes over them too."""
+    folder = tmp_path / ".cache" / "run"
+    run = make_run(folder)
+    run.save_weights({})
+    names = {path.name for path in inputs.visible(folder)}
+    assert names == {path.name for path in folder.iterdir()}
+    findings = check(folder)
+    for name in (".DS_Store", "._config.json", "Thumbs.db", "desktop.ini", ".git/config.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"\xff")
+    assert {path.name for path in inputs.visible(folder)} == names
+    assert inputs.visible(folder, "*/config.json") == []
+    assert check(folder) == findings
 
 
 @pytest.mark.parametrize(

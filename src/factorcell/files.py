@@ -134,13 +134,15 @@ def is_new(folder: str | Path, beginning: Collection[str] = ()) -> bool:
     """Whether `folder` is not there, or holds nothing but what a command leaves that ends before it has made anything.
 
     That is a manifest, which is written first, and then files of `beginning`, by their names, or parts of files.
+    Hidden files and folders right in `folder` do not count.
     """
     folder = Path(folder)
     if not folder.exists():  # the first question, since another process may make the folder before the next one
         return True
     if not folder.is_dir():
         return False
-    names = {path.name for path in folder.rglob("*") if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
+    paths = (path for top in inputs.visible(folder) for path in (top, *top.rglob("*")))
+    names = {path.name for path in paths if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
     if digests.FILE in names:
         names = {name for name in names if not name.endswith(PARTIAL)} - {digests.FILE, *beginning}
     return not names
@@ -154,12 +156,13 @@ def occupied(folder: str | Path, *, resumable: bool = False) -> UserError:
 
 
 def new_folder(folder: str | Path, beginning: Collection[str] = (), *, resumable: bool = False) -> None:
-    """Make `folder`, empty but for a lock; `UserError`, as of one that is `occupied`, unless it `is_new`."""
+    """Make `folder`, empty but for a lock and hidden files; `UserError` (`occupied`) unless it `is_new`."""
     folder = Path(folder)
     if not is_new(folder, beginning):
         raise occupied(folder, resumable=resumable)
     try:
-        for path in sorted(folder.glob("*"), key=lambda path: path.name.startswith(digests.FILE)):  # the manifest last
+        paths = inputs.visible(folder)
+        for path in sorted(paths, key=lambda path: path.name.startswith(digests.FILE)):  # the manifest last
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != lock.FILE:

@@ -10,6 +10,7 @@ from typing import Any
 from factorcell.limits import UserError
 
 LARGEST = 1 << 30  # bytes of a file that is read at once; tables and lists are read in parts
+SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # which Windows adds to folders
 UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -37,6 +38,20 @@ def content(path: str | Path) -> bytes:
     if len(found) > LARGEST:
         raise UserError(f"{path}: larger than {LARGEST >> 20:,} MiB; it must be smaller")
     return found
+
+
+def visible(folder: str | Path, pattern: str = "*") -> list[Path]:
+    """Return the paths in a folder that match a glob pattern, by name, without hidden ones and those that systems add.
+
+    Hidden are names that begin with a dot, such as the .DS_Store of macOS, and all that is in a folder of such a name.
+    """
+    folder = Path(folder)
+    return sorted(path for path in folder.glob(pattern) if not is_hidden(path.relative_to(folder)))
+
+
+def is_hidden(path: Path) -> bool:
+    """Return whether a part of a relative path is hidden, or the file of a system."""
+    return any(part.startswith(".") or part.lower() in SYSTEM_FILES for part in path.parts)
 
 
 def decoded(content: bytes, where: object, encoding: str = "utf-8") -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from factorcell import files
+from factorcell import files, inputs
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.tables import name_of, open_table
 from factorcell.data.values import to_number
@@ -36,7 +36,8 @@ def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
     """
     found: list[Path] = []
     for folder in folders:
-        inside = sorted(path.parent for name in ("weights.safetensors", *names) for path in folder.glob(f"*/{name}"))
+        patterns = [f"*/{name}" for name in ("weights.safetensors", *names)]
+        inside = sorted(path.parent for pattern in patterns for path in inputs.visible(folder, pattern))
         models = [folder] if any((folder / name).is_file() for name in ("config.json", *names)) else inside
         if not models:
             raise UserError(f"{folder}: no trained run, nor a folder of runs")

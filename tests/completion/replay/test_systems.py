@@ -189,6 +189,7 @@ def test_systems_that_suit_a_folder(tmp_path: Path) -> None:
     assert fitting(factor) == ["plain", "mpc", "history", "online", "blend"]
     assert fitting(tmp_path / "runs") == ["factor", "mpc", "history", "blend"]
     save(tmp_path / "runs" / "unadapted", adapt=[], output_bias=[])
+    save(tmp_path / "runs" / ".ipynb_checkpoints")
     assert fitting(tmp_path / "runs") == ["factor", "mpc", "history", "unadapted"]
     for folder in (plain, alike, factor, tmp_path / "runs"):
         names = fitting(folder)

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from factorcell import inputs
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, tells_apart
@@ -138,7 +139,7 @@ def runs(folder: Path) -> dict[str, Path]:
     """The run folders of `folder`, by the names of their systems: itself, or those in it."""
     if (folder / "config.json").is_file():
         return {"plain": folder, "online": folder}
-    found = {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
+    found = {path.parent.name: path.parent for path in inputs.visible(folder, "*/config.json")}
     if not found:
         raise UserError(f"{folder}: neither a run folder nor a folder of runs (no config.json)")
     return found

@@ -41,6 +41,7 @@ Row = dict[str, Any]
 
 AT_ONCE = 4_000  # hypotheses that are read at once
 ROW = "the rows given row 1: "  # how a table in memory names its first row
+ALL = ("all", "all")  # the group of all utterances: the name of a column, and its value
 KINDS = ("substituted", "deleted", "inserted")
 
 
@@ -275,7 +276,7 @@ def summarise(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> lis
     `gain`, how much lower the rate is than that of the first pass, with an interval of 95 % over draws of utterances,
     `gain_low` and `gain_high`, None of few utterances.
     """
-    groups: dict[tuple[str, str], list[Row]] = {("all", "all"): list(rows)}
+    groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
     for name in by:
         choose("column", name, dict.fromkeys(column for row in rows for column in row["columns"]))
         for row in rows:
@@ -291,7 +292,8 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
     drawn = bootstrap.sums(counts, seed=seed)
     words, first, rescored, oracle = drawn[0]
     if not words:
-        raise UserError(f"the references of {' '.join(key)} have no words: there is no word error rate")
+        of = "" if key == ALL else f" of {key[0]} {key[1]!r}"
+        raise UserError(f"the references{of} have no words: there is no word error rate")
     gains = (drawn[:, 1] - drawn[:, 2]) / np.maximum(drawn[:, 0], 1)
     return {
         **dict(zip(("by", "value"), key, strict=True)),
