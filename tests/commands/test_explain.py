@@ -158,7 +158,7 @@ def test_contexts_are_parsed() -> None:
         (["--text", "a", "--words", "3"], ("stars=5", "stars=1", "city=Oslo"), "--words 3 with 3 contexts"),
         (["--text", "a", "--words", "-3"], ("stars=5", "stars=1"), "words is -3; it must be at least 0"),
         (["--text", "a", "--over", "table"], ("stars=5", "stars=1"), "--over is for --words; say how many"),
-        (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: not a run folder"),
+        (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: expected a run folder"),
     ],
 )
 def test_mistakes_are_one_line(

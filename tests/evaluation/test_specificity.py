@@ -44,7 +44,7 @@ def test_runs_are_found_in_folders(runs: list[Path], tmp_path: Path) -> None:
         shutil.copytree(runs[0], parent / hidden, dirs_exist_ok=True)
     assert find_models([parent]) == sorted(runs)
     assert find_models([runs[1], parent]) == [runs[1], *(run for run in sorted(runs) if run != runs[1])]
-    with pytest.raises(UserError, match="no trained run"):
+    with pytest.raises(UserError, match="expected a trained run or a folder of trained runs"):
         find_models([tmp_path])
 
 

@@ -15,6 +15,7 @@ from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.text_figures import Figures
+from factorcell.folders import not_a_run
 from factorcell.model import kept_results, model_card
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, Tally
@@ -40,7 +41,7 @@ def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
         inside = sorted(path.parent for pattern in patterns for path in inputs.visible(folder, pattern))
         models = [folder] if any((folder / name).is_file() for name in ("config.json", *names)) else inside
         if not models:
-            raise UserError(f"{folder}: no trained run, nor a folder of runs")
+            raise not_a_run(folder, "a trained run or a folder of trained runs")
         found += models
     return list(dict.fromkeys(found))
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell import files
+from factorcell import files, folders
 from factorcell.config import FORMAT, PRECISIONS, Config, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus, target_offsets
@@ -297,9 +297,9 @@ class Run:
 
 def read_config(folder: Path) -> Config:
     """The config of the run in `folder`; `UserError` where there is none, or one of a format yet to come."""
-    path = folder / "config.json"
+    path = folder / folders.CONFIG
     if not path.is_file():
-        raise UserError(f"{folder}: not a run folder (it has no config.json)")
+        raise folders.not_a_run(folder)
     values = files.read_versioned(path, FORMAT, folder)
     model = values.get("model")
     if isinstance(model, dict) and "sparse" in (model.get("output_bias") or ()):

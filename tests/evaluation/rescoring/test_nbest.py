@@ -1,7 +1,6 @@
-"""N-best lists from files of all kinds, their mistakes, and word errors against edits written out."""
+"""N-best lists from files of all kinds, and their mistakes."""
 
 import gzip
-import itertools
 import json
 import math
 from collections.abc import Callable
@@ -10,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.config import UserError
-from factorcell.evaluation.rescoring.nbest import align, distances, read_nbest, with_columns, with_references
+from factorcell.evaluation.rescoring.nbest import read_nbest, with_columns, with_references
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -33,8 +30,6 @@ ROWS: list[dict[str, Any]] = [
 BYTELOG = 1024 * math.log(1.0001)
 TIMED = "(-900) <s> ( st: 0 et: 0 g: 0 a: -5 ) so ( st: 1 et: 9 g: -70 a: -800 ) s ( st: 1 et: 4 g: 0 a: -300 ) "
 TIMED += "o ( st: 5 et: 9 g: 0 a: -500 ) it ( st: 10 et: 20 g: -30 a: -100 )"
-
-WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=5).map(" ".join)
 
 
 def kaldi(folder: Path, **files: str) -> Path:
@@ -299,35 +294,3 @@ def test_references_and_columns_from_files(tmp_path: Path) -> None:
     (tmp_path / "spk.tsv").write_text("utt\tspeaker\na1\tbob\n")
     with pytest.raises(UserError, match=r"no row of 7; its first column, utt,"):
         with_columns(nbest, tmp_path / "spk.tsv")
-
-
-def fewest(said: tuple[str, ...], read: tuple[str, ...]) -> int:
-    """Edits by the definition, without a table."""
-    if not said or not read:
-        return len(said) + len(read)
-    pair = fewest(said[1:], read[1:]) + (said[0] != read[0])
-    return min(pair, fewest(said[1:], read) + 1, fewest(said, read[1:]) + 1)
-
-
-@given(WORDS, st.lists(WORDS, min_size=1, max_size=4))
-def test_distances_and_alignments_are_the_fewest_edits(reference: str, texts: list[str]) -> None:
-    """Of several texts at once; an alignment spells both texts and has as many edits."""
-    found = distances(reference, texts)
-    for text, errors in zip(texts, found.tolist(), strict=True):
-        assert errors == fewest(tuple(reference.split()), tuple(text.split()))
-        edits = align(reference, text)
-        assert [said for _, said, _ in edits if said] == reference.split()
-        assert [read for _, _, read in edits if read] == text.split()
-        assert sum(kind != "equal" for kind, _, _ in edits) == errors
-        for kind, said, read in edits:
-            by_words = {(True, True): "equal" if said == read else "substituted", (True, False): "deleted"}
-            assert kind == by_words.get((bool(said), bool(read)), "inserted")
-
-
-def test_words_are_what_spaces_part() -> None:
-    """Case and marks count; several spaces are one; kinds of errors of a known pair."""
-    assert distances("So it, is", ["so it is", "So  it, is ", ""]).tolist() == [2, 0, 3]
-    kinds = [kind for kind, _, _ in align("a b c d", "a x c d e")]
-    assert kinds == ["equal", "substituted", "equal", "equal", "inserted"]
-    assert [kind for kind, _, _ in align("a b", "b")] == ["deleted", "equal"]
-    assert list(itertools.chain(align("", ""))) == []

@@ -25,6 +25,7 @@ from factorcell.completion.search import Suggestion
 from factorcell.config import Config, DataConfig, UserError, choose
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.schema import ContextSchema
+from factorcell.folders import not_a_run
 from factorcell.model.adapters import shifting
 from factorcell.model.run import Run, read_config
 
@@ -141,7 +142,7 @@ def runs(folder: Path) -> dict[str, Path]:
         return {"plain": folder, "online": folder}
     found = {path.parent.name: path.parent for path in inputs.visible(folder, "*/config.json")}
     if not found:
-        raise UserError(f"{folder}: neither a run folder nor a folder of runs (no config.json)")
+        raise not_a_run(folder, "a run folder or a folder of runs")
     return found
 
 

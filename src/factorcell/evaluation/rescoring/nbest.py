@@ -1,4 +1,4 @@
-"""N-best lists of a recogniser, read from files of four kinds; the word errors of a text.
+"""N-best lists of a recogniser, read from files of four kinds.
 
 JSON lines   an utterance per line; what else it has are columns (context, or to report by):
              {"id": "a1", "hypotheses": [{"text": "so it is", "acoustic": -31.2, "lm": -9.5}, ...],
@@ -15,7 +15,7 @@ SRILM        a file an utterance, named by it, or a folder of them: NBestList1.0
 The first hypothesis is the recogniser's own choice. Scores become nats, the higher the better: Kaldi's costs are
 negated, SRILM's bytelogs and logarithms to base 10 are converted. A file may be packed (.gz).
 
-Shapes: H hypotheses of an utterance, S scores, R words of a reference.
+Shapes: H hypotheses of an utterance, S scores.
 """
 
 import gzip
@@ -37,15 +37,16 @@ from factorcell.config import UserError, choose
 from factorcell.data.tables import open_table
 
 Floats = NDArray[np.float64]
-Edit = tuple[str, str, str]  # equal, substituted, deleted or inserted; the word of the reference; that of the text
 
 LARGEST = 1e9  # nats; what is more is no score of an utterance, and its sums would have no digits left
 MODEL, WORDS, LM = "model", "words", "lm"  # what weights call the rescoring model, the length, the first pass's model
 KALDI_TEXTS = ("words_text", "words")
 KALDI_COSTS = {"ac_cost": "acoustic", "lm_cost": LM, "lmwt.nolm": "graph", "lmwt.lmonly": LM}
 BYTELOG = 1024 * math.log(1.0001)  # nats in a bytelog
-SRILM_SUFFIXES = (".Z", ".gz", ".score", ".nbest", ".lat", ".slf", ".plp")  # which SRILM strips from names of files
-SRILM_SUFFIXES += (".wav", ".wav_cep", ".wv", ".wv1", ".sph")
+SRILM_SUFFIXES = (  # which SRILM strips from names of files
+    *(".Z", ".gz", ".score", ".nbest", ".lat", ".slf", ".plp"),
+    *(".wav", ".wav_cep", ".wv", ".wv1", ".sph"),
+)
 NEMO_SCORE = "score"
 NEMO_LINE = "TEXT<TAB>SCORE"
 SILENT = ("<s>", "</s>", "-pau-")  # of SRILM's lists; no words
@@ -231,7 +232,7 @@ def _nemo(path: Path, beams: int | None) -> NBest:
 
 def _nemo_row(row: Any, where: str) -> dict[str, Any]:
     """A line of a manifest with beams as a row of `_from_rows`; lists, such as timestamps, are no columns."""
-    beams = row.get("beams") if isinstance(row, dict) else None
+    beams: Any = row.get("beams") if isinstance(row, dict) else None
     pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
     if not pairs or not isinstance(row.get("audio_filepath"), str):
         raise UserError(f"{where}: expected audio_filepath and beams, a list of [TEXT, SCORE], got {row!r:.60}")
@@ -382,44 +383,3 @@ def with_columns(nbest: NBest, path: str | Path) -> NBest:
             raise UserError(f"{path}: no row of {utterance.id}; its first column, {table.columns[0]}, names utterances")
     merged = (replace(one, columns={**one.columns, **known[one.id]}) for one in nbest.utterances)
     return replace(nbest, utterances=tuple(merged))
-
-
-def distances(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Word errors (H,) of texts: the fewest words to substitute, delete and insert; words are what spaces part."""
-    said, read = reference.split(), [text.split() for text in texts]
-    numbers = {word: number for number, word in enumerate(dict.fromkeys(said))}
-    target = np.array([numbers[word] for word in said], dtype=np.int64)
-    lengths = np.array([len(words) for words in read])
-    tokens = np.full((len(read), max(lengths, default=0)), -1)
-    for row, words in enumerate(read):
-        tokens[row, : len(words)] = [numbers.get(word, -1) for word in words]
-    places = np.arange(len(said) + 1)
-    costs = np.tile(places, (len(read), 1))  # of the words read so far to each beginning of what was said
-    for step in range(tokens.shape[1]):
-        after = costs + 1  # a word too many
-        after[:, 1:] = np.minimum(after[:, 1:], costs[:, :-1] + (tokens[:, step, None] != target))
-        after = np.minimum.accumulate(after - places, axis=1) + places  # omitted words
-        costs = np.where((step < lengths)[:, None], after, costs)
-    return costs[:, -1].astype(np.int64)
-
-
-def align(reference: str, text: str) -> list[Edit]:
-    """The edits of a best alignment, in order; where several are as good, pairs come before omitted or added words."""
-    said, read = reference.split(), text.split()
-    costs = np.add.outer(np.arange(len(said) + 1), np.arange(len(read) + 1))
-    for i, word in enumerate(said, 1):
-        for j, other in enumerate(read, 1):
-            costs[i, j] = min(costs[i - 1, j - 1] + (word != other), costs[i - 1, j] + 1, costs[i, j - 1] + 1)
-    edits: list[Edit] = []
-    i, j = len(said), len(read)
-    while i or j:
-        if i and j and costs[i, j] == costs[i - 1, j - 1] + (said[i - 1] != read[j - 1]):
-            i, j = i - 1, j - 1
-            edits.append(("equal" if said[i] == read[j] else "substituted", said[i], read[j]))
-        elif i and costs[i, j] == costs[i - 1, j] + 1:
-            i -= 1
-            edits.append(("deleted", said[i], ""))
-        else:
-            j -= 1
-            edits.append(("inserted", "", read[j]))
-    return edits[::-1]

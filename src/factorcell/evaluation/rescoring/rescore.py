@@ -32,7 +32,8 @@ from factorcell.data.values import category_name, is_missing
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import mert
-from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance, align, distances
+from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance
+from factorcell.evaluation.rescoring.word_errors import align, distances
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 

@@ -106,7 +106,7 @@ class KeyRing:
     """The keys of a file, read again when it changes. `share`: of each rate that this process grants."""
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:
-        self.path, self.share = path, share
+        self.path, self.share = Path(path), share
         self.keys: tuple[Key, ...] = ()
         self._allowances: dict[Key, Allowance] = {}
         self.refresh()
