@@ -10,13 +10,21 @@ import pytest
 
 from factorcell import files, inputs
 from factorcell.commands.main import main
+from factorcell.completion.blend import BlendWeights
+from factorcell.completion.online import LearningRule
 from factorcell.config import Config, UserError
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import Vocabulary
+from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import read_nbest, with_references
 from factorcell.evaluation.rescoring.rescore import ScoreWeights
+from factorcell.evaluation.results import open_model
+from factorcell.model.run import Run
 from factorcell.service.block_list import BlockList
 from factorcell.service.http import keys
 from factorcell.training import search_space
 from factorcell.training.check import check
+from factorcell.training.mixture import open_scorer
 from tests.small import make_run
 
 ROW = {"id": "a", "hypotheses": [{"text": "so", "lm": -1.0}], "reference": "so"}
@@ -93,6 +101,25 @@ def test_a_byte_order_mark_is_ignored_in_json_of_our_own(
     expected = read(path)
     path.write_text(content, encoding="utf-8-sig")
     assert read(path) == read(str(path)) == expected
+
+
+def test_folders_may_be_text(tmp_path: Path) -> None:
+    """Each public function that opens a run folder or writes a file beside it."""
+    make_run(tmp_path / "run").save_weights({})
+    folder, path = str(tmp_path / "run"), str(tmp_path / "kept.jsonl")
+    for opened in (Run.open(folder), open_scorer(folder), open_model(folder)):
+        assert opened.folder == tmp_path / "run"
+    run = Run.open(folder)
+    assert Run(folder, run.config, run.vocabulary, run.schema).folder == tmp_path / "run"
+    assert LearningRule.read(folder) == LearningRule.of(run)
+    assert BlendWeights.read(folder) == BlendWeights.of(run)
+    assert Vocabulary.load(f"{folder}/vocabulary.txt").tokens == run.vocabulary.tokens  # type: ignore[arg-type]
+    assert ContextSchema.load(f"{folder}/schema.json") == run.schema  # type: ignore[arg-type]
+    rescoring.score(run, read_nbest([ROW]), kept=path)
+    assert len(files.read_rows(path)) == 1
+    key = keys.add(f"{tmp_path}/keys.toml", "shop", ["learn"])
+    assert keys.KeyRing(f"{tmp_path}/keys.toml").find(key)
+    assert all(finding.right for finding in check(folder))
 
 
 def test_texts_to_explain_may_begin_with_a_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
