@@ -290,6 +290,25 @@ def test_a_folder_that_another_process_makes_meanwhile_is_new(
     assert files.is_new(tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", ".git/HEAD", "empty"])
+def test_a_folder_of_hidden_files_is_new_and_keeps_them(name: str, tmp_path: Path) -> None:
+    if name == "empty":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"kept")
+    assert files.is_new(tmp_path)
+    files.new_folder(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [Path(name).name] * (name != "empty")
+
+
+@pytest.mark.parametrize("name", ["file", "project/.git/HEAD", "sub/.DS_Store"])
+def test_a_folder_of_other_files_is_not_new(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(b"kept")
+    assert not files.is_new(tmp_path)
+
+
 @pytest.mark.parametrize("before", [None, b"good"])
 def test_a_path_that_can_be_written_is_tried_without_a_trace(before: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "file"

@@ -30,12 +30,13 @@ from factorcell.finite import from_json, to_json
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 
 
-def write(path: Path, content: bytes) -> None:
+def write(path: str | Path, content: bytes) -> None:
     """Replace `path` by `content` at once: what was there stays whole until the new file is on disk.
 
     The manifest of the folder, if it lists the file, accepts both until then. A device or a pipe is written to; it
     stays what it is.
     """
+    path = Path(path)
     if path.is_dir():  # also of no name: the folder of work
         raise UserError(f"{path}: cannot be saved (Is a directory)")
     if path.exists() and not path.is_file():
@@ -50,19 +51,21 @@ def write(path: Path, content: bytes) -> None:
         return _replace(manifest, listed.replaced(path.name, digest).content())
 
 
-def try_path(path: Path) -> None:
+def try_path(path: str | Path) -> None:
     """`UserError` unless a file `path` can be written: before the work whose results it will hold.
 
     Nothing is left of the trial, and a file that is there stays as it is.
     """
+    path = Path(path)
     if path.is_dir():
         raise UserError(f"{path}: cannot be saved (Is a directory)")
     if not path.exists() or path.is_file():  # a pipe is not opened, since whoever reads it would see it end
         _try(path.parent, path)
 
 
-def try_folder(folder: Path) -> None:
+def try_folder(folder: str | Path) -> None:
     """The same of a `folder`, which is there or can be made; nothing is made."""
+    folder = Path(folder)
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -78,13 +81,15 @@ def _try(folder: Path, path: Path) -> None:
         raise UserError(f"{path}: cannot be saved ({error.strerror})") from None
 
 
-def list_files(folder: Path, names: Iterable[str]) -> None:
+def list_files(folder: str | Path, names: Iterable[str]) -> None:
     """Begin the manifest of a new `folder`: files of these `names` will be held against it."""
+    folder = Path(folder)
     _replace(folder / digests.FILE, Digests.begin(names).content())
 
 
-def read(path: Path) -> bytes:
+def read(path: str | Path) -> bytes:
     """What `path` holds. `UserError` where it cannot be read, or is not what the manifest of its folder lists."""
+    path = Path(path)
     content = inputs.content(path)
     if not Digests.read(path.parent).accepts(path, digests.of(content)):
         content = inputs.content(path)  # a writer may have replaced both between our two looks
@@ -125,34 +130,39 @@ def _sync(folder: Path) -> None:
             os.close(handle)
 
 
-def is_new(folder: Path, beginning: Collection[str] = ()) -> bool:
+def is_new(folder: str | Path, beginning: Collection[str] = ()) -> bool:
     """Whether `folder` is not there, or holds nothing but what a command leaves that ends before it has made anything.
 
     That is a manifest, which is written first, and then files of `beginning`, by their names, or parts of files.
+    Hidden files and folders right in `folder` do not count.
     """
+    folder = Path(folder)
     if not folder.exists():  # the first question, since another process may make the folder before the next one
         return True
     if not folder.is_dir():
         return False
-    names = {path.name for path in folder.rglob("*") if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
+    paths = (path for top in inputs.visible(folder) for path in (top, *top.rglob("*")))
+    names = {path.name for path in paths if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
     if digests.FILE in names:
         names = {name for name in names if not name.endswith(PARTIAL)} - {digests.FILE, *beginning}
     return not names
 
 
-def occupied(folder: Path, *, resumable: bool = False) -> UserError:
+def occupied(folder: str | Path, *, resumable: bool = False) -> UserError:
     """The error about a folder that is not new; whether the same work `resumable` goes on with it."""
     if not resumable:
         return UserError(f"{folder}: exists already; choose another folder")
     return UserError(f"{folder}: exists already", (("resume", True),), "to go on with it, or choose another folder")
 
 
-def new_folder(folder: Path, beginning: Collection[str] = (), *, resumable: bool = False) -> None:
-    """Make `folder`, empty but for a lock; `UserError`, as of one that is `occupied`, unless it `is_new`."""
+def new_folder(folder: str | Path, beginning: Collection[str] = (), *, resumable: bool = False) -> None:
+    """Make `folder`, empty but for a lock and hidden files; `UserError` (`occupied`) unless it `is_new`."""
+    folder = Path(folder)
     if not is_new(folder, beginning):
         raise occupied(folder, resumable=resumable)
     try:
-        for path in sorted(folder.glob("*"), key=lambda path: path.name.startswith(digests.FILE)):  # the manifest last
+        paths = inputs.visible(folder)
+        for path in sorted(paths, key=lambda path: path.name.startswith(digests.FILE)):  # the manifest last
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != lock.FILE:
@@ -162,12 +172,12 @@ def new_folder(folder: Path, beginning: Collection[str] = (), *, resumable: bool
         raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: str | Path, content: Any) -> None:
     """Replace `path` by `content` as JSON, null where a number is not finite."""
     write(path, (to_json(content, indent=1) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: str | Path) -> Any:
     """The content of a JSON file, or a `UserError` that names it."""
     content = read(path)
     try:
@@ -176,12 +186,12 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: damaged ({error})") from None
 
 
-def write_versioned(path: Path, content: Mapping[str, Any], number: int) -> None:
+def write_versioned(path: str | Path, content: Mapping[str, Any], number: int) -> None:
     """Replace `path` by `content` as JSON, after the number of its format."""
     write_json(path, {"format": number, **content})
 
 
-def read_versioned(path: Path, newest: int, what: Path | None = None) -> dict[str, Any]:
+def read_versioned(path: str | Path, newest: int, what: str | Path | None = None) -> dict[str, Any]:
     """What `write_versioned` wrote, without its number; files from before there were numbers have format 1.
 
     `UserError` for a format after the `newest` that is known of `what` (`path` itself, or the folder that it opens).
@@ -201,7 +211,7 @@ def number(value: Any, path: Path, what: str, low: float = -math.inf) -> float:
     return float(value)
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Replace `path` by `tensors` and `facts` (plain values), with a checksum over both."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = json.dumps(facts, sort_keys=True)
@@ -218,14 +228,15 @@ def _ordered(content: bytes) -> bytes:
     return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[begin:]))
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_tensors` wrote; a `UserError` where the file is missing, truncated or altered."""
     tensors, facts, _ = load_checked(path)
     return tensors, facts
 
 
-def load_checked(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
+def load_checked(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
     """The same, and the checksum (32 bytes) of both."""
+    path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file")
     listed = Digests.read(path.parent)
@@ -255,13 +266,14 @@ def _digest(tensors: Mapping[str, Tensor], header: str) -> str:
     return digest.hexdigest()
 
 
-def append_row(path: Path, row: Mapping[str, Any]) -> None:
+def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
     """Add one row to a file of JSON lines."""
     append_rows(path, [row])
 
 
-def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Add rows to a file of JSON lines, after its last whole one; null where a number is not finite."""
+    path = Path(path)
     added, end = _lines(rows), None
     try:
         with path.open("ab+") as file:
@@ -287,11 +299,12 @@ def _whole(file: BinaryIO) -> int:
     return end
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """All whole rows of a file of JSON lines; a last line that was cut off is ignored.
 
     None is what is no finite number, also in rows of before that was written as null.
     """
+    path = Path(path)
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
@@ -305,7 +318,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace `path` by rows of JSON lines; null where a number is not finite."""
     write(path, _lines(rows))
 

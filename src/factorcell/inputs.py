@@ -1,5 +1,6 @@
 """Files that the user names, read only if they are files: a device may have no end."""
 
+import codecs
 import json
 import stat
 import tomllib
@@ -9,12 +10,14 @@ from typing import Any
 from factorcell.limits import UserError
 
 LARGEST = 1 << 30  # bytes of a file that is read at once; tables and lists are read in parts
+SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # which Windows adds to folders
+UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def check(path: Path) -> None:
+def check(path: str | Path) -> None:
     """`UserError` unless `path` is a file or a pipe that is there."""
     try:
-        mode = path.stat().st_mode
+        mode = Path(path).stat().st_mode
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except (OSError, ValueError) as error:  # no path at all: a zero inside
@@ -24,11 +27,11 @@ def check(path: Path) -> None:
         raise UserError(f"{path}: cannot be read (it is a {'folder' if stat.S_ISDIR(mode) else 'device'}, no file)")
 
 
-def content(path: Path) -> bytes:
+def content(path: str | Path) -> bytes:
     """All of a file; `UserError` for one that cannot be read, or is too large to be read at once."""
     check(path)
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             found = file.read(LARGEST + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
@@ -37,17 +40,52 @@ def content(path: Path) -> bytes:
     return found
 
 
-def text(path: Path) -> str:
-    """The same of a file of UTF-8."""
+def visible(folder: str | Path, pattern: str = "*") -> list[Path]:
+    """Return the paths in a folder that match a glob pattern, by name, without hidden ones and those that systems add.
+
+    Hidden are names that begin with a dot, such as the .DS_Store of macOS, and all that is in a folder of such a name.
+    """
+    folder = Path(folder)
+    return sorted(path for path in folder.glob(pattern) if not is_hidden(path.relative_to(folder)))
+
+
+def is_hidden(path: Path) -> bool:
+    """Return whether a part of a relative path is hidden, or the file of a system."""
+    return any(part.startswith(".") or part.lower() in SYSTEM_FILES for part in path.parts)
+
+
+def decoded(content: bytes, where: object, encoding: str = "utf-8") -> str:
+    """Decode the text of a file, a stream or a line, without the UTF-8 byte order mark that some editors write first.
+
+    Args:
+        content: The bytes, from the beginning of a file, a stream or a line.
+        where: The name of the source in error messages.
+        encoding: The encoding of content without a UTF-8 byte order mark.
+
+    Raises:
+        UserError: The bytes are not text in this encoding; the message names UTF-16 if they begin as UTF-16 does.
+
+    """
+    if content.startswith(codecs.BOM_UTF8):
+        encoding = "utf-8-sig"
+    name = "UTF-8" if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig") else encoding
+    ascii_as_utf_16 = b"\0\0" in (content[0:4:2], content[1:4:2])
+    if name == "UTF-8" and (content.startswith(UTF_16_MARKS) or ascii_as_utf_16):
+        raise UserError(f"{where}: expected UTF-8, got UTF-16; convert it to UTF-8")
     try:
-        return content(path).decode("utf-8")
+        return content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 (byte {error.start})") from None
+        raise UserError(f"{where}: not {name} (byte {error.start})") from None
 
 
-def parsed(path: Path) -> Any:
-    """The same of a file of options: JSON by its name, else TOML; `UserError` where it is not valid."""
-    kind = "JSON" if path.suffix == ".json" else "TOML"
+def text(path: str | Path) -> str:
+    """Read a whole file of UTF-8 text; a byte order mark at its beginning is ignored."""
+    return decoded(content(path), path)
+
+
+def parsed(path: str | Path) -> Any:
+    """Read a file of options: JSON if its name ends with .json, otherwise TOML; `UserError` if it is not valid."""
+    kind = "JSON" if Path(path).suffix == ".json" else "TOML"
     found = text(path)
     try:
         return json.loads(found) if kind == "JSON" else tomllib.loads(found)

@@ -67,7 +67,7 @@ def test_standard_input_and_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Signs where there is no terminal, their sum below, and the same in the page."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("cold sand\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfcold sand\r\n"), encoding="utf-8"))
     page = tmp_path / "page.html"
     table = str(folder / "table.jsonl")
     assert main(command(folder, "-", "--words", "3", "--over", table, "--page", str(page))) == 0
@@ -158,7 +158,7 @@ def test_contexts_are_parsed() -> None:
         (["--text", "a", "--words", "3"], ("stars=5", "stars=1", "city=Oslo"), "--words 3 with 3 contexts"),
         (["--text", "a", "--words", "-3"], ("stars=5", "stars=1"), "words is -3; it must be at least 0"),
         (["--text", "a", "--over", "table"], ("stars=5", "stars=1"), "--over is for --words; say how many"),
-        (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: not a run folder"),
+        (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: expected a run folder"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -78,8 +78,11 @@ def test_separate_mix_and_evaluate(tables: Path, capsys: pytest.CaptureFixture[s
     assert len(set(found.values())) == 4
     assert main(["evaluate", str(tables / "mix"), test, "--baseline", str(tables / "each"), "--by", "dialect"]) == 0
     assert f"gain over {tables / 'each'}" in capsys.readouterr().out
+    assert main(["report", str(tables / "each"), "--out", str(tables / "report.html")]) == 0
+    for name in ("each", "mix"):
+        assert main(["check", str(tables / name)]) == 0
     assert main(["mix", *runs, str(tables / "nothing"), "--dev", dev, "--out", str(tables / "other")]) == 2
-    assert "not a run folder" in capsys.readouterr().err
+    assert "expected a run folder" in capsys.readouterr().err
 
 
 def test_a_run_and_an_ngram_model_are_mixed(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -326,7 +326,7 @@ def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) 
     for command, message in [
         (["score", str(run), str(other)], "row 1: dialect 'Cornish' was never seen in training"),
         (["evaluate", str(run), str(other)], "; --unknown group or --unknown expected to continue anyway\n"),
-        (["score", str(trained / "no"), test], "not a run folder"),
+        (["score", str(trained / "no"), test], "expected a run folder"),
         (["classify", str(run), test, "--target", "town"], "unknown context variable 'town'"),
         (["classify", str(run), test], "give either --target COLUMN or --points TABLE"),
         (["train", test, "--out", str(run)], "exists already; --resume to go on with it, or choose another folder\n"),

@@ -65,6 +65,22 @@ def test_from_lists_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert page.read_text().count("<svg") == 1
 
 
+def test_beams_of_nemo(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The number of lines of each utterance is an option, and the error without it names that option."""
+    beams = folder / "preds_out_width2_alpha1.0_beta0.0.tsv"
+    beams.write_text("".join(f"{text}\t{-number}\n" for number, text in enumerate(TEXTS[:4])))
+    words = ["rescore", str(folder / "run"), str(beams), "--threads", "1", "--json", "--context", "who=ann"]
+    words += ["--unknown", "expected"]
+    assert main([*words, "--beams", "2"]) == 0
+    _, *rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["id"], row["first"]) for row in rows] == [("1", TEXTS[0]), ("2", TEXTS[2])]
+    for more, message in (([], "--beams N"), (["--beams", "3"], "expected 3 lines for each utterance")):
+        assert main([*words, *more]) == 2
+        assert message in capsys.readouterr().err
+    assert main([*words, "--beams", "0"]) == 2
+    assert "beams is 0; it must be at least 1" in capsys.readouterr().err
+
+
 def test_a_weight_of_zero_has_no_minus_sign(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As a fit may leave it."""
     kept = folder / "weights.json"

@@ -89,8 +89,23 @@ def test_people_travel(url: str, model: ServedModel, tmp_path: Path, capsys: pyt
     service = Service(model, open_store(other))
     assert kept(service, "ann") == alone(model, [(text, {"city": "Oslo"}) for text in ("abba", "cab", "abba")])
     service.close()
-    file.write_text(lines[0] + "\n{", encoding="utf-8")
-    assert "line 2: not JSON" in said(["users", "import", str(file), "--store", other], capsys, 2)[1]
+
+
+def test_the_import_continues_after_a_bad_line(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each bad line is reported, all others are imported, and the exit code says that some were not."""
+    (ann, bob), _ = said(["users", "export", "--store", url], capsys)
+    file, other = tmp_path / "people.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
+    file.write_text("\n".join([ann, "{", '{"format": 99}', bob]), encoding="utf-8-sig")
+    _, message = said(["users", "import", str(file), "--store", other], capsys, 2)
+    assert [line.removeprefix(f"{file} ").partition(":")[0] for line in message.splitlines()[:2]] == [
+        "line 2",
+        "line 3",
+    ]
+    assert message.splitlines()[2:] == [
+        "people kept now: 2; there already, and as they were: 0",
+        f"factorcell: {file}: 2 of 4 lines could not be imported",
+    ]
+    assert said(["users", "export", "--store", other], capsys)[0] == [ann, bob]
 
 
 def test_whoever_is_deleted_meanwhile_is_not_exported(
@@ -137,8 +152,11 @@ def test_what_is_no_person_is_a_line(content: str, tmp_path: Path, capsys: pytes
     file = tmp_path / "people.jsonl"
     file.write_text(content, encoding="utf-8")
     message = said(["users", "import", str(file), "--store", f"sqlite:///{tmp_path / 'users.db'}"], capsys, 2)[1]
-    assert message.count("\n") == 1
     assert "line 1: " in message
+    assert message.splitlines()[1:] == [
+        "people kept now: 0; there already, and as they were: 0",
+        f"factorcell: {file}: 1 of 1 lines could not be imported",
+    ]
 
 
 def test_people_forget(url: str, model: ServedModel, capsys: pytest.CaptureFixture[str]) -> None:

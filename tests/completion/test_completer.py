@@ -1,5 +1,6 @@
 """A prefix and a context to suggestions: whatever is typed, from any thread, from the command line."""
 
+import codecs
 import io
 import json
 import unicodedata
@@ -292,7 +293,7 @@ def test_each_line_of_standard_input_is_completed(
 
     real = Run.open
     monkeypatch.setattr(Run, "open", opening)
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{prefix}\n" for prefix in prefixes)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(prefixes).encode()), encoding="utf-8"))
     assert main(command) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["prefix"] for row in rows] == prefixes
@@ -304,9 +305,35 @@ def test_each_line_of_standard_input_is_completed(
     assert [len(row["suggestions"]) for row in rows] == [3, 3, 3, 0, 3]
     assert main([*command, "--explain"]) == 2
     assert "neither PREFIX nor --explain" in capsys.readouterr().err
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\xfe\n"), encoding="utf-8"))
-    assert main(command) == 2
-    assert "standard input: not utf-8 (byte 0xff)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (b"a\xff", "not UTF-8 (byte 1)"),
+        (b"\xff\xfea\x00", "expected UTF-8, got UTF-16; convert it to UTF-8"),
+        (b"a" * 70_000, "70,000 characters; a text takes at most 65,536 bytes"),
+    ],
+)
+def test_completion_continues_after_a_bad_line(
+    folder: Path, bad: bytes, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line has a row, a bad one a row with its error; the exit code says that a line failed."""
+    content = io.BytesIO(codecs.BOM_UTF8 + b"a\r\n" + bad + b"\nab")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(content, encoding="utf-8"))
+    assert main(["complete", str(folder), "--stdin", "--count", "3", "--threads", "1"]) == 2
+    shown = capsys.readouterr()
+    first, failed, last = [json.loads(line) for line in shown.out.splitlines()]
+    for row, prefix in ((first, "a"), (last, "ab")):
+        found = Completer(Run.open(folder)).complete(prefix, k=3)
+        assert row["prefix"] == prefix
+        assert [one["text"] for one in row["suggestions"]] == [one.text for one in found]
+    assert failed["error"].startswith("standard input line 2: ")
+    assert failed["error"].endswith(message)
+    assert shown.err.splitlines() == [
+        failed["error"],
+        "factorcell: standard input: 1 of 3 lines could not be completed",
+    ]
 
 
 def test_a_suggestion_cannot_steer_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

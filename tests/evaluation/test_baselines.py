@@ -231,4 +231,4 @@ def test_like_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (same,) = said(capsys, "evaluate", again, str(folder / "test.jsonl"))
     assert same == row
     assert main(["baseline", "ngram", train, "--like", str(folder / "nothing"), "--out", str(folder / "kn3")]) == 2
-    assert "not a run folder" in capsys.readouterr().err
+    assert "expected a run folder" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Specificity of several models: contexts, texts that are kept, figures, the verb and its page."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,11 @@ def judge(runs: list[Path]) -> Judge:
 def test_runs_are_found_in_folders(runs: list[Path], tmp_path: Path) -> None:
     """A run is itself, a folder is its trained runs, each once; an empty one is a mistake."""
     parent = runs[0].parent
+    for hidden in (".ipynb_checkpoints", ".DS_Store"):
+        shutil.copytree(runs[0], parent / hidden, dirs_exist_ok=True)
     assert find_models([parent]) == sorted(runs)
     assert find_models([runs[1], parent]) == [runs[1], *(run for run in sorted(runs) if run != runs[1])]
-    with pytest.raises(UserError, match="no trained run"):
+    with pytest.raises(UserError, match="expected a trained run or a folder of trained runs"):
         find_models([tmp_path])
 
 

@@ -18,7 +18,7 @@ from factorcell import files
 from factorcell.completion.online import LearningRule
 from factorcell.config import Config, DataConfig
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.rescoring.nbest import distances
+from factorcell.evaluation.rescoring.word_errors import distances
 from factorcell.model.run import Run
 from pages import rescoring as pages
 from pages.results import Results

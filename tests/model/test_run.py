@@ -95,7 +95,7 @@ def test_refusals(tmp_path: Path) -> None:
         Run.create(tmp_path / "file", run.config, run.vocabulary, run.schema)
     with pytest.raises(UserError, match="cannot be made"):
         Run.create(tmp_path / "file" / "below", run.config, run.vocabulary, run.schema)
-    with pytest.raises(UserError, match="not a run folder"):
+    with pytest.raises(UserError, match="expected a run folder, got a folder of runs, such as"):
         Run.open(tmp_path)
     with pytest.raises(UserError, match=r"weights.safetensors: there is no such file"):
         Run.open(tmp_path / "run")

@@ -38,6 +38,54 @@ def test_other_texts_are_allowed(text: str) -> None:
     assert BlockList([])(text)
 
 
+# A phrase in each script, texts that contain it as a word or in a row of words, and texts that do not.
+SCRIPTS: dict[str, tuple[str, list[str], list[str]]] = {
+    "Chinese": ("坏话", ["坏话", "这是坏话吗", "abc坏话123", "坏话。"], ["坏 话", "坏", "话坏"]),
+    "Japanese": ("バカ", ["このバカめ", "ﾊﾞｶです", "ハ\u3099カ"], ["ハカ", "バ", "カバ"]),
+    "Japanese long vowel": ("ラー", ["ラーメン", "カラー"], ["ラ", "ラメ"]),
+    "Thai": ("เลว", ["คนเลวมาก", "เลว"], ["เล", "เลว\u0e48"]),
+    "Lao": ("ຊົ່ວ", ["ຄົນຊົ່ວຫຼາຍ"], ["ຊົ່"]),
+    "Khmer": ("អាក្រក់", ["មនុស្សអាក្រក់ណាស់", "មនុស្ស\u200bអាក្រក់"], ["អាក្រ"]),
+    "Burmese": ("စာ", ["ကစာတ"], ["စား"]),  # the next character is a vowel or tone mark of the last one
+    "Korean": ("욕설", ["욕설", "이 욕설이다", "3욕설을", "bad욕설"], ["쌍욕설", "욕"]),
+    "Latin next to others": ("bad", ["这是bad吗", "bad이다", "한bad", "คนbadมาก"], ["badé", "ñbad", "badж", "3bad"]),
+    "Cyrillic": ("плохо", ["очень ПЛОХО!"], ["плохой", "неплохо"]),
+    "Greek": ("κακος", ["ο ΚΑΚΟΣ", "κακοσ"], ["κακοση"]),
+    "Arabic": ("سيئ", ["هذا سيئ جدا"], ["سيئة"]),
+    "Hindi": ("बुरा", ["यह बुरा है"], ["बुराई"]),
+    "accents": ("évil", ["e\u0301vil", "ÉVIL"], ["evil", "évil\u0323"]),
+    "underscores": ("so bad", ["so_bad", "_so__bad_", "＿so bad"], ["so-bad"]),
+    "written with an underscore": ("so_bad", ["so bad", "so_bad"], ["sobad"]),
+    "signs": ("c++", ["c++20", "(c++)"], ["objc++", "c+"]),
+    "emoji": ("🖕", ["ab🖕🏽cd", "🖕\ufe0f"], ["👍"]),
+}
+
+
+@pytest.mark.parametrize(("phrase", "blocked", "allowed"), SCRIPTS.values(), ids=SCRIPTS)
+def test_word_borders_are_required_where_the_script_has_them(
+    phrase: str, blocked: list[str], allowed: list[str]
+) -> None:
+    """With a single phrase, and with those of all scripts in one list."""
+    whole = BlockList(phrase for phrase, _, _ in SCRIPTS.values())
+    for text in blocked:
+        assert not BlockList([phrase])(text), text
+        assert not whole(text), text
+    for text in allowed:
+        assert BlockList([phrase])(text), text
+
+
+@pytest.mark.parametrize(
+    "mark", ["\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufe0f", "\ufeff", "\u180b", "\x00", "\x7f"]
+)
+def test_invisible_characters_make_no_difference(mark: str) -> None:
+    """In texts and in phrases; a phrase of nothing else is omitted."""
+    for phrase in ("bad", f"b{mark}ad", f"{mark}bad"):
+        for text in (f"b{mark}ad", f"so {mark}bad", f"bad{mark}!", "BAD"):
+            assert not BlockList([phrase])(text)
+        assert BlockList([phrase])(f"bad{mark}ly")
+    assert BlockList([mark, "_", " "]).phrases == []
+
+
 def test_a_file_has_a_phrase_a_line(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("# remark\nbad word\r\n\nÉvil\n", encoding="utf-8")

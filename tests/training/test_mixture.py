@@ -259,7 +259,7 @@ def test_what_does_not_mix(runs: list[Run], tmp_path: Path) -> None:
     assert not (tmp_path / "mix").exists()
     with pytest.raises(UserError, match="run0: exists already"):
         mix(runs, small.ROWS, runs[0].folder)
-    with pytest.raises(UserError, match="not a run folder"):
+    with pytest.raises(UserError, match="nothing: expected a run folder, got a path that does not exist"):
         open_scorer(tmp_path / "nothing")
 
 

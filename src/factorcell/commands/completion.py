@@ -186,16 +186,26 @@ def _each_line(assistant: Assistant, user: User | None, context: dict[str, str],
     if given.prefix is not None or given.explain:
         raise UserError("--stdin takes its prefixes from standard input: give neither PREFIX nor --explain")
     written = assistant.begin(user, context)
-    for number, line in enumerate(streams.lines_in(), 1):
-        prefix = line.rstrip("\r\n")
+    failures = count = 0
+    for count, line in enumerate(streams.lines_in(), 1):
+        where, prefix = f"{streams.STANDARD_INPUT} line {count}", None
+        row: dict[str, Any]
         try:
+            prefix = streams.decoded(line, where).rstrip("\r\n")
             written = assistant.type(written, prefix)
             found = assistant.suggest(written, given.count)
+            suggestions = [dataclasses.asdict(suggestion) for suggestion in found.suggestions]
+            row = {"prefix": prefix, "suggestions": suggestions, "cut": found.cut}
         except UserError as error:
-            raise error.saying(f"standard input line {number}: {error.message}") from None
-        rows = [dataclasses.asdict(suggestion) for suggestion in found.suggestions]
-        terminal.lines([{"prefix": prefix, "suggestions": rows, "cut": found.cut}])
+            failures += 1
+            message = error.as_command()
+            message = message if message.startswith(where) else f"{where}: {message}"
+            terminal.say(message)
+            row = {"prefix": prefix, "error": message}
+        terminal.lines([row])
         streams.flush()
+    if failures:
+        raise UserError(f"{streams.STANDARD_INPUT}: {failures:,} of {count:,} lines could not be completed")
 
 
 def _talk(assistant: Assistant, user: User | None, context: dict[str, str], count: int) -> None:

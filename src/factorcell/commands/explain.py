@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import files, inputs
-from factorcell.commands import options, terminal
+from factorcell.commands import options, streams, terminal
 from factorcell.config import UserError, choose
 from factorcell.data.tables import FORMATS, name_of
 from factorcell.evaluation import probing
@@ -97,10 +97,7 @@ def _texts(given: argparse.Namespace, column: str) -> list[str]:
         return list(dict.fromkeys(given.text))
     if Path(given.file).suffix.lower() in FORMATS:
         return list(dict.fromkeys(column_texts(given.file, column)))
-    try:
-        content = sys.stdin.read() if given.file == "-" else inputs.text(Path(given.file))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{given.file}: not UTF-8 (byte {error.start})") from None
+    content = streams.text_in() if given.file == "-" else inputs.text(given.file)
     texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
     if not texts:
         raise UserError(f"{given.file}: there is no text in it")

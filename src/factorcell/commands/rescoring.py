@@ -26,7 +26,7 @@ def run_rescore(given: argparse.Namespace) -> None:
     for path in (given.scores, given.weights if given.tune else None):
         if path is not None:
             files.try_path(path)
-    lists = _read(given.lists, given.reference, given.utt2context, given.format)
+    lists = _read(given.lists, given.reference, given.utt2context, given)
     for name in given.by:
         choose("column", name, lists.columns)
     model = options.opened(open_model, given.run, given)
@@ -58,8 +58,8 @@ def _warn(model: Run | NGram, lists: NBest, context: dict[str, str], summary: li
         terminal.say("more errors than the first pass: fit the weights on lists with references (--tune)")
 
 
-def _read(path: Path, reference: Path | None, columns: Path | None, form: str) -> NBest:
-    lists = nbest.read_nbest(path, form)
+def _read(path: Path, reference: Path | None, columns: Path | None, given: argparse.Namespace) -> NBest:
+    lists = nbest.read_nbest(path, given.format, beams=given.beams)
     lists = lists if reference is None else nbest.with_references(lists, reference)
     return lists if columns is None else nbest.with_columns(lists, columns)
 
@@ -73,7 +73,7 @@ def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Sco
         return (
             ScoreWeights.shared(lists.names, given.share) if given.weights is None else ScoreWeights.open(given.weights)
         )
-    tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given.format)
+    tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given)
     if tune.names != lists.names:
         raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
     first = speakers.without_new(model, tune) if given.learn and isinstance(model, Run) else tune

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from factorcell import files
+from factorcell import files, inputs
 from factorcell.commands import generation, options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import specificity
@@ -19,7 +19,7 @@ def run_specificity(given: argparse.Namespace) -> None:
     """`factorcell specificity`."""
     how, folders = generation.writing_options(given), find_models(given.runs)
     design = specificity.Design(given.number, options.context(given.context), given.draw)
-    if given.out.exists() and any(given.out.iterdir()) and not given.resume:
+    if inputs.visible(given.out) and not given.resume:
         raise UserError(f"{given.out}: exists already; choose another folder, or --resume to go on with it")
     first = Run.open(folders[0])
     first.schema.variable(given.target)

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
+from factorcell import inputs
 from factorcell.config import UserError
 from factorcell.finite import to_json
 
+STANDARD_INPUT = "standard input"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -46,12 +48,19 @@ def as_json(row: object) -> str:
     return line
 
 
-def lines_in() -> Iterator[str]:
-    """The lines of standard input, each as soon as it is there. `UserError` for one that is no text."""
-    try:
-        yield from iter(sys.stdin.readline, "")
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input: not {error.encoding} (byte 0x{error.object[error.start]:02x})") from None
+def lines_in() -> Iterator[bytes]:
+    """Yield the lines of standard input, each as soon as it arrives, for `decoded`."""
+    yield from iter(sys.stdin.buffer.readline, b"")
+
+
+def decoded(content: bytes, where: str = STANDARD_INPUT) -> str:
+    """Decode standard input or one line of it, without a byte order mark; `UserError` if it is not text."""
+    return inputs.decoded(content, where, sys.stdin.encoding)
+
+
+def text_in() -> str:
+    """Read all of standard input as text."""
+    return decoded(sys.stdin.buffer.read())
 
 
 def flush() -> None:

@@ -59,16 +59,21 @@ def run_users_export(given: argparse.Namespace) -> None:
 
 def run_users_import(given: argparse.Namespace) -> None:
     """`factorcell users import`."""
-    count = known = 0
+    people = _people(inputs.text(given.file))
+    count = known = failures = 0
     with _opened(given, make=True) as store:
-        for number, line in _people(inputs.text(given.file)):
+        for number, line in people:
             try:
                 user = administration.restore(store, json.loads(line))
             except (ValueError, RecursionError) as error:
-                said = error.message if isinstance(error, UserError) else "not JSON"
-                raise UserError(f"{given.file} line {number}: {said}; {count:,} people before it are kept") from None
-            count, known = count + (user is not None), known + (user is None)
+                message = error.message if isinstance(error, UserError) else "not valid JSON"
+                terminal.say(f"{given.file} line {number}: {message}")
+                failures += 1
+            else:
+                count, known = count + (user is not None), known + (user is None)
     terminal.say(f"people kept now: {count:,}; there already, and as they were: {known:,}")
+    if failures:
+        raise UserError(f"{given.file}: {failures:,} of {len(people):,} lines could not be imported")
 
 
 def run_users_forget(given: argparse.Namespace) -> None:

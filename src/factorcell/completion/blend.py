@@ -66,9 +66,9 @@ class BlendWeights:
         return cls.read(run.folder)
 
     @classmethod
-    def read(cls, folder: Path) -> "BlendWeights":
+    def read(cls, folder: str | Path) -> "BlendWeights":
         """Those in a run folder, or the default; a `UserError` names a file that is damaged."""
-        path = folder / FILE
+        path = Path(folder) / FILE
         if not path.exists():
             return DEFAULT
         values = files.read_versioned(path, FORMAT)

@@ -96,9 +96,9 @@ class LearningRule:
         return cls.read(run.folder)
 
     @classmethod
-    def read(cls, folder: Path) -> "LearningRule":
+    def read(cls, folder: str | Path) -> "LearningRule":
         """The rule in a run folder, or the default; a `UserError` names a file that is damaged."""
-        path = folder / FILE
+        path = Path(folder) / FILE
         if not path.exists():
             return cls()
         values = files.read_versioned(path, FORMAT)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from factorcell import files
+from factorcell import files, inputs
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.tables import name_of, open_table
 from factorcell.data.values import category_name, to_number
@@ -16,6 +16,7 @@ from factorcell.evaluation.classification import classify
 from factorcell.evaluation.groups import column_groups
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.text_figures import Figures
+from factorcell.folders import not_a_run
 from factorcell.model import kept_results, model_card
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, Tally
@@ -23,9 +24,9 @@ from factorcell.model.scoring import Scorer, Tally
 Row = dict[str, Any]
 
 
-def open_model(folder: Path, device: str = "cpu", precision: str = "float32") -> Run | NGram:
+def open_model(folder: str | Path, device: str = "cpu", precision: str = "float32") -> Run | NGram:
     """The model in a folder; `device` and `precision` as in `Run.open` (an n-gram model has no use for them)."""
-    if (folder / ngram.FILE).is_file():
+    if (Path(folder) / ngram.FILE).is_file():
         return NGram.open(folder)
     return Run.open(folder, device=device, precision=precision)
 
@@ -37,10 +38,11 @@ def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
     """
     found: list[Path] = []
     for folder in folders:
-        inside = sorted(path.parent for name in ("weights.safetensors", *names) for path in folder.glob(f"*/{name}"))
+        patterns = [f"*/{name}" for name in ("weights.safetensors", *names)]
+        inside = sorted(path.parent for pattern in patterns for path in inputs.visible(folder, pattern))
         models = [folder] if any((folder / name).is_file() for name in ("config.json", *names)) else inside
         if not models:
-            raise UserError(f"{folder}: no trained run, nor a folder of runs")
+            raise not_a_run(folder, "a trained run or a folder of trained runs")
         found += models
     return list(dict.fromkeys(found))
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell import files
+from factorcell import files, folders
 from factorcell.config import FORMAT, PRECISIONS, Config, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus, target_offsets
@@ -55,8 +55,8 @@ class Run:
     `gain` is how many times as fast it was found to score by bfloat16, 1 where nobody looked.
     """
 
-    def __init__(self, folder: Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> None:
-        self.folder, self.config, self.vocabulary, self.schema = folder, config, vocabulary, schema
+    def __init__(self, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> None:
+        self.folder, self.config, self.vocabulary, self.schema = Path(folder), config, vocabulary, schema
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.training.seed)  # of the processor; no other is touched
             sizes.check(config.model, len(vocabulary), schema)
@@ -315,9 +315,9 @@ class Run:
 
 def read_config(folder: Path) -> Config:
     """The config of the run in `folder`; `UserError` where there is none, or one of a format yet to come."""
-    path = folder / "config.json"
+    path = folder / folders.CONFIG
     if not path.is_file():
-        raise UserError(f"{folder}: not a run folder (it has no config.json)")
+        raise folders.not_a_run(folder)
     values = files.read_versioned(path, FORMAT, folder)
     model = values.get("model")
     if isinstance(model, dict) and "sparse" in (model.get("output_bias") or ()):

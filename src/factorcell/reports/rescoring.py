@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from factorcell.evaluation.rescoring.nbest import align
+from factorcell.evaluation.rescoring.word_errors import align
 from factorcell.reports import charts, elements
 from factorcell.reports.wording import RESCORING, gain
 

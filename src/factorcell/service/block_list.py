@@ -1,4 +1,17 @@
-"""Texts that are suggested to nobody: those with a phrase of a list, as whole words, however they are written."""
+"""Phrases that no suggestion may contain, found as whole words however the same characters are written.
+
+Texts and phrases are compared after NFKC normalisation and case folding, so that case and width make no difference.
+Invisible characters, such as soft hyphens and zero-width spaces, are dropped; white space and underscores are one
+space. Accents count: é is another letter than e, whether it is one character or has a combining accent.
+
+A phrase must begin and end at a word border if its first or last character belongs to a script that has such borders:
+
+- Scripts without spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese and others): no border is required,
+  but a phrase does not end between a character and its combining marks.
+- Korean: a border is required before a phrase, but not after it, since particles follow a noun directly.
+- All other letters and numbers: a border is required on both sides. A change to one of the scripts above is a border.
+- All other characters, such as + and emoji: no border is required.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,24 +21,66 @@ import regex
 
 from factorcell import inputs
 
+# The scripts of the line breaking classes ID and SA of Unicode (UAX #14) with two more that are written without spaces.
+UNSPACED_SCRIPTS = (
+    *("Han", "Hiragana", "Katakana", "Bopomofo", "Yi", "Nushu", "Tangut"),
+    *("Thai", "Lao", "Khmer", "Myanmar", "Tai_Le", "New_Tai_Lue", "Tai_Tham", "Tai_Viet", "Ahom"),
+    *("Javanese", "Balinese"),
+)
+UNSPACED = "".join(rf"\p{{Script={name}}}" for name in UNSPACED_SCRIPTS) + "〆ー"  # two signs of several scripts
+MARK = r"\p{M}"
+HANGUL = r"\p{Script=Hangul}"
+LETTER = rf"[[\p{{Alphabetic}}{MARK}\p{{N}}]--[{UNSPACED}{HANGUL}]]"
+INVISIBLE = regex.compile(r"[[\p{Default_Ignorable_Code_Point}\p{Cc}]--[\s\x1c-\x1f]]", regex.V1)
+
 
 class BlockList:
-    """Whether a text may be suggested: `BlockList(["bad word"])("a Bad  word!")` is False. Any thread may ask."""
+    """Whether a text may be suggested: `BlockList(["bad word"])("a Bad  word!")` is False. Any thread may call it."""
 
     def __init__(self, phrases: Iterable[str]) -> None:
-        """Case, width and white space of the phrases make no difference; empty ones are left out."""
+        """Compile the phrases.
+
+        Args:
+            phrases: Words or sequences of words. Phrases of white space, underscores and invisible characters alone are
+                omitted.
+
+        """
         self.phrases = sorted({_folded(phrase) for phrase in phrases} - {""})
-        self.pattern = regex.compile(r"(?<!\w)\L<phrases>(?!\w)", phrases=self.phrases) if self.phrases else None
+        by_border: dict[tuple[str, str], list[str]] = {}
+        for phrase in self.phrases:
+            by_border.setdefault((_border_before(phrase), _border_after(phrase)), []).append(phrase)
+        groups = {f"group{number}": borders for number, borders in enumerate(by_border)}
+        pattern = "|".join(rf"{before}\L<{name}>{after}" for name, (before, after) in groups.items())
+        lists = {name: by_border[borders] for name, borders in groups.items()}
+        self.pattern = regex.compile(pattern, regex.V1, **lists) if self.phrases else None
 
     @classmethod
-    def read(cls, path: Path) -> "BlockList":
-        """A phrase a line; lines that begin with # are remarks. `UserError` for what is no such file."""
+    def read(cls, path: str | Path) -> "BlockList":
+        """Read a text file with a phrase per line; lines that begin with # are comments.
+
+        Raises:
+            UserError: The file does not exist or is not UTF-8.
+
+        """
         return cls(line for line in inputs.text(path).splitlines() if not line.startswith("#"))
 
     def __call__(self, text: str) -> bool:
-        """Whether none of the phrases is in the text."""
+        """Return whether none of the phrases is in the text."""
         return self.pattern is None or self.pattern.search(_folded(text)) is None
 
 
 def _folded(text: str) -> str:
-    return " ".join(normalize("NFKC", normalize("NFKC", text).casefold()).split())
+    """Return the form of a text in which spellings of the same characters are equal."""
+    folded = normalize("NFKC", normalize("NFKC", INVISIBLE.sub("", text)).casefold())
+    return " ".join(folded.replace("_", " ").split())
+
+
+def _border_before(phrase: str) -> str:
+    for letter in (LETTER, HANGUL):
+        if regex.match(letter, phrase[0], regex.V1):
+            return f"(?<!{letter})"
+    return ""
+
+
+def _border_after(phrase: str) -> str:
+    return f"(?!{LETTER if regex.match(LETTER, phrase[-1], regex.V1) else MARK})"

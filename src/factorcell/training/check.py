@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from factorcell import digests, files
+from factorcell import digests, files, inputs
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import LearningRule
 from factorcell.config import UserError
@@ -59,7 +59,7 @@ def _files(folder: Path) -> Iterator[Finding]:
     if not listed:
         what = f"no {digests.FILE}: made before there were manifests, or it was deleted"
         yield Finding(folder / digests.FILE, True, f"{what}; only tensors have a checksum")
-    names = {path.name for path in folder.iterdir() if path.is_file()} - set(FREE)
+    names = {path.name for path in inputs.visible(folder) if path.is_file()} - set(FREE)
     for name in sorted(names | {name for name, accepted in listed.items() if accepted}):
         yield _finding(folder / name, bool(listed.get(name)))
 

@@ -62,7 +62,7 @@ CONTEXT_SIZES = ("context_size", "variable_size", "number_size")
 
 def read(path: str | Path) -> Space:
     """The space of a TOML file: `option = [choices]` or `option = {low = 1, high = 9, log = true}`."""
-    content = inputs.parsed(Path(path))
+    content = inputs.parsed(path)
     try:
         return {choose("option of a search", name, SECTIONS): _values(name, given) for name, given in content.items()}
     except UserError as error:

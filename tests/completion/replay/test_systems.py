@@ -138,7 +138,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         systems(tmp_path / "runs", ["plain"])
     with pytest.raises(UserError, match=r"no popularity.jsonl in .*one; training keeps it"):
         systems(folder, ["mpc"])
-    with pytest.raises(UserError, match="neither a run folder nor a folder of runs"):
+    with pytest.raises(UserError, match="expected a run folder or a folder of runs"):
         systems(tmp_path, ["mpc"])
     other = save(tmp_path / "runs" / "two")
     config = files.read_json(other / "config.json")
@@ -189,6 +189,7 @@ def test_systems_that_suit_a_folder(tmp_path: Path) -> None:
     assert fitting(factor) == ["plain", "mpc", "history", "online", "blend"]
     assert fitting(tmp_path / "runs") == ["factor", "mpc", "history", "blend"]
     save(tmp_path / "runs" / "unadapted", adapt=[], output_bias=[])
+    save(tmp_path / "runs" / ".ipynb_checkpoints")
     assert fitting(tmp_path / "runs") == ["factor", "mpc", "history", "unadapted"]
     for folder in (plain, alike, factor, tmp_path / "runs"):
         names = fitting(folder)

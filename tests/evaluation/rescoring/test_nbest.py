@@ -1,7 +1,6 @@
-"""N-best lists from files of all kinds, their mistakes, and word errors against edits written out."""
+"""N-best lists from files of all kinds, and their mistakes."""
 
 import gzip
-import itertools
 import json
 import math
 from collections.abc import Callable
@@ -10,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.config import UserError
-from factorcell.evaluation.rescoring.nbest import align, distances, read_nbest, with_columns, with_references
+from factorcell.evaluation.rescoring.nbest import read_nbest, with_columns, with_references
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -33,8 +30,6 @@ ROWS: list[dict[str, Any]] = [
 BYTELOG = 1024 * math.log(1.0001)
 TIMED = "(-900) <s> ( st: 0 et: 0 g: 0 a: -5 ) so ( st: 1 et: 9 g: -70 a: -800 ) s ( st: 1 et: 4 g: 0 a: -300 ) "
 TIMED += "o ( st: 5 et: 9 g: 0 a: -500 ) it ( st: 10 et: 20 g: -30 a: -100 )"
-
-WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=5).map(" ".join)
 
 
 def kaldi(folder: Path, **files: str) -> Path:
@@ -100,6 +95,91 @@ def test_srilm_scores_become_nats(tmp_path: Path) -> None:
     assert many.utterances[0].scores == pytest.approx(math.log(10) * np.array([[-10.5, -3], [-11, -2]]))
 
 
+@pytest.mark.parametrize(
+    ("file", "utterance"),
+    [
+        ("sw2001.A.0001.nbest.gz", "sw2001.A.0001"),
+        ("sw2001.A.0001.score", "sw2001.A.0001"),
+        ("sw2001-A_0001", "sw2001-A_0001"),
+        ("a.1.wav.nbest.score.gz", "a.1"),
+        ("a.wav_cep", "a"),
+        ("a.wv1", "a"),
+        ("a.b.plp.lat", "a.b"),
+        ("a.txt", "a.txt"),
+        (".score.gz", ".score.gz"),
+    ],
+)
+def test_srilm_files_are_named_after_utterances(file: str, utterance: str, tmp_path: Path) -> None:
+    """Only the suffixes that SRILM knows are stripped: names of utterances have dots."""
+    content = b"-1 -2 1 a\n"
+    (tmp_path / file).write_bytes(gzip.compress(content) if file.endswith(".gz") else content)
+    (read,) = read_nbest(tmp_path / file).utterances
+    assert read.id == utterance
+
+
+def test_hidden_files_are_no_lists(tmp_path: Path) -> None:
+    """Two channels of a conversation are two utterances; .Z files are refused in one line."""
+    for name in ("sw1.A.1.nbest", "sw1.B.1.nbest"):
+        (tmp_path / name).write_text("-1 -2 1 a\n")
+    for name in (".DS_Store", "._sw1.A.1.nbest", "Thumbs.db", "desktop.ini"):
+        (tmp_path / name).write_bytes(b"\x00\x00\x00\x01Bud1\xff")
+    (tmp_path / "empty").mkdir()
+    assert [one.id for one in read_nbest(tmp_path).utterances] == ["sw1.A.1", "sw1.B.1"]
+    (tmp_path / "sw1.C.1.Z").write_bytes(b"\x1f\x9d\x90")
+    with pytest.raises(UserError, match=r"sw1.C.1.Z: expected a plain file or a .gz file, got a .Z file; unpack it"):
+        read_nbest(tmp_path)
+    (tmp_path / "sw1.C.1.Z").rename(tmp_path / "sw1.C.1.gz")
+    with pytest.raises(UserError, match=r"sw1.C.1.gz: cannot be read \(Not a gzipped file"):
+        read_nbest(tmp_path)
+
+
+def test_beams_of_nemo(tmp_path: Path) -> None:
+    """Lines of text and score, as many for each utterance as is said; an empty text has its tab alone."""
+    path = tmp_path / "preds_out_width2_alpha1.0_beta0.5.tsv"
+    content = "so it is\t-1.5\nso\t-2\n\t-0.5\n5 3 2\t-3e1\n"
+    path.write_text(content)
+    (tmp_path / "x.tsv.gz").write_bytes(gzip.compress(content.encode()))
+    (tmp_path / "x").write_text(content)
+    for source, form in ((path, "auto"), (tmp_path / "x.tsv.gz", "auto"), (tmp_path / "x", "nemo")):
+        found = read_nbest(source, form, beams=2)
+        assert found.names == ("score",)
+        assert [(one.id, one.texts, one.scores.tolist()) for one in found.utterances] == [
+            ("1", ("so it is", "so"), [[-1.5], [-2.0]]),
+            ("2", ("", "5 3 2"), [[-0.5], [-30.0]]),
+        ]
+    assert [len(one.texts) for one in read_nbest(path, beams=4).utterances] == [4]
+    for beams, message in (
+        (None, r"expected the number of lines of each utterance: --beams N, in Python beams=N"),
+        (3, r"expected 3 lines for each utterance \(beams\), got 4 lines in all"),
+        (0, r"beams is 0; it must be at least 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_nbest(path, beams=beams)
+    path.write_text("so\t-1\nso it is\n")
+    with pytest.raises(UserError, match=r"line 2: 'so it is' is not a finite number; a line is TEXT<TAB>SCORE"):
+        read_nbest(path, beams=2)
+
+
+def test_manifests_of_nemo_have_beams(tmp_path: Path) -> None:
+    """As transcribe_speech.py writes them: the audio file names the utterance, its text is the reference."""
+    row = {"audio_filepath": "a/1.wav", "duration": 2.5, "text": "so is it", "pred_text": "so it is"}
+    row |= {"beams": [["so it is", -1.5], ["so", -2]], "timestamps_word": [{"word": "so"}]}
+    files.write_rows(tmp_path / "out.json", [row, {"audio_filepath": "b", "beams": [["", 0.0]], "text": ""}])
+    first, second = read_nbest(tmp_path / "out.json").utterances
+    assert (first.id, first.texts, first.reference) == ("a/1.wav", ("so it is", "so"), "so is it")
+    assert first.scores.tolist() == [[-1.5], [-2.0]]
+    assert first.columns == {"audio_filepath": "a/1.wav", "duration": 2.5, "pred_text": "so it is"}
+    assert (second.id, second.texts) == ("b", ("",))
+    for wrong in ({"beams": [["so"]]}, {"beams": "so"}, {"audio_filepath": None}, {"beams": None}):
+        files.write_rows(tmp_path / "out.json", [{**row, **wrong}])
+        with pytest.raises(UserError, match="line 1: expected audio_filepath and beams, a list of"):
+            read_nbest(tmp_path / "out.json")
+    for beams, message in (([["so", "-1"]], "score is '-1'"), ([[1, -1]], "has no text"), ([], "an empty list")):
+        files.write_rows(tmp_path / "out.json", [{**row, "beams": beams}])
+        with pytest.raises(UserError, match=message):
+            read_nbest(tmp_path / "out.json")
+
+
 def changed(**fields: Any) -> Callable[[Path], Path]:
     """A file of the first row, with other fields, as its second line."""
 
@@ -154,7 +234,7 @@ def hypothesis(**fields: Any) -> list[dict[str, Any]]:
             "x line 2: '(1) a ( st: 0 et: 1 g: 0 )' is not (SCORE)",
         ),
         (written("-1 -2 3 a b c\n-1 b 1 a\n"), "x line 2: 'b' is not a finite number; a line is ACOUSTIC LM"),
-        (written("a b\n"), "x line 1: 'a b' is not ACOUSTIC LM WORDS-COUNT WORD ...; lists are JSON lines, Kaldi's or"),
+        (written("a b\n"), "x line 1: 'a b' is not ACOUSTIC LM WORDS-COUNT WORD ...; lists are JSON lines, Kaldi's,"),
         (lambda folder: folder / "nowhere", "nowhere: there is no such file or folder"),
         (lambda folder: kaldi(folder / "k", words="a 1 2\n"), "k/words line 1: 'a' is not UTTERANCE-NUMBER"),
         (lambda folder: kaldi(folder / "k", words="a-b 1 2\n"), "k/words line 1: 'a-b' is not UTTERANCE-NUMBER"),
@@ -214,35 +294,3 @@ def test_references_and_columns_from_files(tmp_path: Path) -> None:
     (tmp_path / "spk.tsv").write_text("utt\tspeaker\na1\tbob\n")
     with pytest.raises(UserError, match=r"no row of 7; its first column, utt,"):
         with_columns(nbest, tmp_path / "spk.tsv")
-
-
-def fewest(said: tuple[str, ...], read: tuple[str, ...]) -> int:
-    """Edits by the definition, without a table."""
-    if not said or not read:
-        return len(said) + len(read)
-    pair = fewest(said[1:], read[1:]) + (said[0] != read[0])
-    return min(pair, fewest(said[1:], read) + 1, fewest(said, read[1:]) + 1)
-
-
-@given(WORDS, st.lists(WORDS, min_size=1, max_size=4))
-def test_distances_and_alignments_are_the_fewest_edits(reference: str, texts: list[str]) -> None:
-    """Of several texts at once; an alignment spells both texts and has as many edits."""
-    found = distances(reference, texts)
-    for text, errors in zip(texts, found.tolist(), strict=True):
-        assert errors == fewest(tuple(reference.split()), tuple(text.split()))
-        edits = align(reference, text)
-        assert [said for _, said, _ in edits if said] == reference.split()
-        assert [read for _, _, read in edits if read] == text.split()
-        assert sum(kind != "equal" for kind, _, _ in edits) == errors
-        for kind, said, read in edits:
-            by_words = {(True, True): "equal" if said == read else "substituted", (True, False): "deleted"}
-            assert kind == by_words.get((bool(said), bool(read)), "inserted")
-
-
-def test_words_are_what_spaces_part() -> None:
-    """Case and marks count; several spaces are one; kinds of errors of a known pair."""
-    assert distances("So it, is", ["so it is", "So  it, is ", ""]).tolist() == [2, 0, 3]
-    kinds = [kind for kind, _, _ in align("a b c d", "a x c d e")]
-    assert kinds == ["equal", "substituted", "equal", "equal", "inserted"]
-    assert [kind for kind, _, _ in align("a b", "b")] == ["deleted", "equal"]
-    assert list(itertools.chain(align("", ""))) == []

@@ -247,8 +247,14 @@ def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
     with pytest.raises(UserError, match=r"unknown column 'hal' .did you mean 'hall'"):
         summarise(rows, ["hal"])
     silent = [{**row, "words": 0} for row in rows]
-    with pytest.raises(UserError, match="references of all all have no words"):
+    with pytest.raises(UserError, match=r"^the references have no words"):
         summarise(silent)
+    one = [
+        {**row, "words": 0 if row is rows[0] else row["words"], "columns": {"hall": str(row is rows[0])}}
+        for row in rows
+    ]
+    with pytest.raises(UserError, match=r"^the references of hall 'True' have no words"):
+        summarise(one, ["hall"])
 
 
 def test_shorter_lists(run: Run) -> None:

@@ -125,6 +125,14 @@ def test_what_is_no_json(client: TestClient, content: bytes) -> None:
     assert (answer.status_code, answer.json()["type"]) == (400, "/docs#malformed")
 
 
+def test_a_byte_order_mark_of_a_body_is_ignored(client: TestClient) -> None:
+    """As of a file that an editor wrote and curl sends."""
+    answer = client.post(
+        "/v1/complete", content=b'\xef\xbb\xbf{"query": "a"}', headers={"content-type": "application/json"}
+    )
+    assert answer.json() == client.get("/v1/complete?query=a").json()
+
+
 def test_fault_of_ours_is_logged_without_what_was_asked(
     client: TestClient, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -61,7 +61,7 @@ def test_without_keys_only_this_machine_is_served(tmp_path: Path, host: str) -> 
 
 def test_what_cannot_be_served_is_said_before_the_port_answers(tmp_path: Path) -> None:
     options = ServerOptions(tmp_path, f"sqlite:///{tmp_path / 'users.db'}", port=0)
-    with pytest.raises(UserError, match="not a run folder"):
+    with pytest.raises(UserError, match="expected a run folder"):
         serve(options, print)
 
 

@@ -126,7 +126,7 @@ def audit(verb: Parser) -> None:
 def rescore(verb: Parser) -> None:
     """`factorcell rescore`."""
     options.run(verb, "a run folder, or that of an n-gram model")
-    verb.add_argument("lists", type=Path, metavar="NBEST", help="lists: JSON lines, or what Kaldi or SRILM write")
+    verb.add_argument("lists", type=Path, metavar="NBEST", help="lists: JSON lines, or of Kaldi, NeMo or SRILM")
     verb.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists that the weights are fitted on")
     text = "JSON file of weights: written with --tune, else read"
     verb.add_argument("--weights", type=Path, help=text)
@@ -148,5 +148,6 @@ def rescore(verb: Parser) -> None:
     verb.rare.add_argument("--objective", default="errors", choices=OBJECTIVES, help=text)
     options.seed(verb.rare, "the random starts of the fit")
     verb.rare.add_argument("--format", default="auto", choices=NBEST_FORMATS, help="of the lists; auto: by content")
+    verb.rare.add_argument("--beams", type=int, metavar="N", help="hypotheses of each utterance in NeMo's .tsv files")
     verb.rare.add_argument("--scores", type=Path, help="keep the model's scores here, and take those kept")
     verb.set_defaults(again="; with --scores the same command goes on")

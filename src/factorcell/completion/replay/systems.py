@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from factorcell import inputs
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, tells_apart
@@ -24,6 +25,7 @@ from factorcell.completion.search import Suggestion
 from factorcell.config import Config, DataConfig, UserError, choose
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.schema import ContextSchema
+from factorcell.folders import not_a_run
 from factorcell.model.adapters import shifting
 from factorcell.model.run import Run, read_config
 
@@ -138,9 +140,9 @@ def runs(folder: Path) -> dict[str, Path]:
     """The run folders of `folder`, by the names of their systems: itself, or those in it."""
     if (folder / "config.json").is_file():
         return {"plain": folder, "online": folder}
-    found = {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
+    found = {path.parent.name: path.parent for path in inputs.visible(folder, "*/config.json")}
     if not found:
-        raise UserError(f"{folder}: neither a run folder nor a folder of runs (no config.json)")
+        raise not_a_run(folder, "a run folder or a folder of runs")
     return found
 
 

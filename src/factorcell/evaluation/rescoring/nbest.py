@@ -1,4 +1,4 @@
-"""N-best lists of a recogniser, read from files of three kinds; the word errors of a text.
+"""N-best lists of a recogniser, read from files of four kinds.
 
 JSON lines   an utterance per line; what else it has are columns (context, or to report by):
              {"id": "a1", "hypotheses": [{"text": "so it is", "acoustic": -31.2, "lm": -9.5}, ...],
@@ -6,19 +6,23 @@ JSON lines   an utterance per line; what else it has are columns (context, or to
              Every number of a hypothesis is a score, a log probability in nats; all hypotheses have the same.
 Kaldi        a folder of text files as nbest-to-linear writes them: words_text (or words) with lines `a1-1 so it is`,
              and costs `a1-1 31.2`: ac_cost, lm_cost, lmwt.nolm, lmwt.lmonly, those of them that there are.
+NeMo         a file `preds_out_*.tsv` of beam search, lines `so it is<TAB>-31.2`, a given number for each utterance,
+             or JSON lines of `transcribe_speech.py` with all beams:
+             {"audio_filepath": "a1.wav", "beams": [["so it is", -31.2], ...], "text": "so is it"}
 SRILM        a file an utterance, named by it, or a folder of them: NBestList1.0, NBestList2.0, or lines
              `acoustic lm words-count so it is`.
 
 The first hypothesis is the recogniser's own choice. Scores become nats, the higher the better: Kaldi's costs are
 negated, SRILM's bytelogs and logarithms to base 10 are converted. A file may be packed (.gz).
 
-Shapes: H hypotheses of an utterance, S scores, R words of a reference.
+Shapes: H hypotheses of an utterance, S scores.
 """
 
 import gzip
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,20 +31,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import inputs
+from factorcell import inputs, limits
 from factorcell.choices import NBEST_FORMATS
 from factorcell.config import UserError, choose
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name
 
 Floats = NDArray[np.float64]
-Edit = tuple[str, str, str]  # equal, substituted, deleted or inserted; the word of the reference; that of the text
 
 LARGEST = 1e9  # nats; what is more is no score of an utterance, and its sums would have no digits left
 MODEL, WORDS, LM = "model", "words", "lm"  # what weights call the rescoring model, the length, the first pass's model
 KALDI_TEXTS = ("words_text", "words")
 KALDI_COSTS = {"ac_cost": "acoustic", "lm_cost": LM, "lmwt.nolm": "graph", "lmwt.lmonly": LM}
 BYTELOG = 1024 * math.log(1.0001)  # nats in a bytelog
+SRILM_SUFFIXES = (  # which SRILM strips from names of files
+    *(".Z", ".gz", ".score", ".nbest", ".lat", ".slf", ".plp"),
+    *(".wav", ".wav_cep", ".wv", ".wv1", ".sph"),
+)
+NEMO_SCORE = "score"
+NEMO_LINE = "TEXT<TAB>SCORE"
 SILENT = ("<s>", "</s>", "-pau-")  # of SRILM's lists; no words
 LINE = re.compile(r"\((\S+)\)(.*)")
 TIMED = re.compile(r"\s*(\S+)\s+\(\s*st:\s*(\S+)\s+et:\s*(\S+)\s+g:\s*(\S+)\s+a:\s*(\S+)\s*\)")
@@ -91,16 +100,28 @@ class NBest:
         return list(dict.fromkeys(name for utterance in self.utterances for name in utterance.columns))
 
 
-def read_nbest(source: Any, form: str = "auto") -> NBest:
-    """The lists in a file or folder of `form` (auto: by content), or of rows as the lines of JSON hold them."""
+def read_nbest(source: Any, form: str = "auto", *, beams: int | None = None) -> NBest:
+    """Read the n-best lists of utterances.
+
+    Args:
+        source: A file or folder, or rows as the lines of JSON hold them.
+        form: The format: jsonl, kaldi, nemo or srilm; auto: by names and content.
+        beams: The number of lines of each utterance in a .tsv file of NeMo; other files have none.
+
+    Raises:
+        UserError: The lists cannot be read; the message names the file and the line.
+
+    """
     choose("format of n-best lists", form, NBEST_FORMATS)
+    limits.check(beams=beams)
     if not isinstance(source, (str, Path)):
         return _from_rows((f"utterance {number}", row) for number, row in enumerate(source, 1))
     path = Path(source)
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
     try:
-        return _READERS[_form(path) if form == "auto" else form](path)
+        form = _form(path) if form == "auto" else form
+        return _nemo(path, beams) if form == "nemo" else _READERS[form](path)
     except UserError as error:
         text = str(error)
         raise (error if text.startswith(str(path)) else UserError(f"{path}: {text}")) from None
@@ -111,20 +132,23 @@ def _form(path: Path) -> str:
     if path.is_dir():
         return "kaldi" if any((path / name).is_file() for name in KALDI_TEXTS) else "srilm"
     first = next((line for _, line in _lines(path)), "")
-    return "jsonl" if first.lstrip().startswith("{") else "srilm"
+    if first.startswith("{"):
+        return "nemo" if '"beams"' in first and '"hypotheses"' not in first else "jsonl"
+    return "nemo" if ".tsv" in path.suffixes else "srilm"
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Lines that are not blank, each with where it is."""
     inputs.check(path)
+    if path.suffix == ".Z":
+        raise UserError(f"{path}: expected a plain file or a .gz file, got a .Z file; unpack it (uncompress)")
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                if text := line.decode("utf-8-sig").strip():
-                    yield f"{path} line {number}", text
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8; convert it first") from None
-    except (OSError, EOFError) as error:
+                where = f"{path} line {number}"
+                if text := inputs.decoded(line, where).strip():
+                    yield where, text
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
@@ -140,14 +164,16 @@ def _number(text: str, where: str, valid: str) -> float:
 
 
 def _json_lines(path: Path) -> NBest:
-    def rows() -> Iterator[tuple[str, Any]]:
-        for where, line in _lines(path):
-            try:
-                yield where, json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{where}: not valid JSON ({error})") from None
+    return _from_rows(_rows(_lines(path)))
 
-    return _from_rows(rows())
+
+def _rows(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    """Parse lines of JSON; each keeps the place that errors name."""
+    for where, line in lines:
+        try:
+            yield where, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: not valid JSON ({error})") from None
 
 
 def _from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
@@ -188,6 +214,35 @@ def _hypothesis(one: Any, names: Sequence[str], where: str) -> tuple[str, list[f
     return one["text"], [float(one[name]) for name in names]
 
 
+def _nemo(path: Path, beams: int | None) -> NBest:
+    """Beams of NeMo: JSON lines, or `beams` lines of text and score for each utterance, which its number names."""
+    lines = list(_lines(path))
+    if lines and lines[0][1].startswith("{"):
+        return _from_rows((where, _nemo_row(row, where)) for where, row in _rows(lines))
+    if beams is None:
+        raise UserError(f"{path}: expected the number of lines of each utterance: --beams N, in Python beams=N")
+    if len(lines) % beams:
+        raise UserError(f"{path}: expected {beams} lines for each utterance (beams), got {len(lines)} lines in all")
+    hypotheses = []
+    for where, line in lines:
+        text, _, score = line.rpartition("\t")  # `_lines` has stripped the tab after an empty text
+        hypotheses.append((text, [_number(score, where, NEMO_LINE)]))
+    parts = (hypotheses[begin : begin + beams] for begin in range(0, len(hypotheses), beams))
+    return NBest((NEMO_SCORE,), tuple(_utterance(f"{number}", part) for number, part in enumerate(parts, 1)))
+
+
+def _nemo_row(row: Any, where: str) -> dict[str, Any]:
+    """A line of a manifest with beams as a row of `_from_rows`; lists, such as timestamps, are no columns."""
+    beams: Any = row.get("beams") if isinstance(row, dict) else None
+    pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
+    if not pairs or not isinstance(row.get("audio_filepath"), str):
+        raise UserError(f"{where}: expected audio_filepath and beams, a list of [TEXT, SCORE], got {row!r:.60}")
+    columns = {name: value for name, value in row.items() if isinstance(value, (str, int, float, type(None)))}
+    reference = columns.pop("text", None)
+    hypotheses = [{"text": text, NEMO_SCORE: score} for text, score in beams]
+    return {**columns, "id": row["audio_filepath"], "hypotheses": hypotheses, "reference": reference}
+
+
 def _kaldi(path: Path) -> NBest:
     texts = next((path / name for name in KALDI_TEXTS if (path / name).is_file()), None)
     if texts is None:
@@ -225,7 +280,7 @@ def _utterance(name: str, hypotheses: Sequence[tuple[str, list[float]]]) -> Utte
 
 
 def _srilm(path: Path) -> NBest:
-    files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+    files = [one for one in inputs.visible(path) if one.is_file()] if path.is_dir() else [path]
     names: tuple[str, ...] | None = None
     utterances = []
     for file in files:
@@ -233,9 +288,16 @@ def _srilm(path: Path) -> NBest:
         if names not in (None, own):
             raise UserError(f"{file}: has the scores {', '.join(own)}, another list has {', '.join(names or ())}")
         names = own
-        name = file.name.removesuffix(".gz")
-        utterances.append(_utterance(name.partition(".")[0] or name, hypotheses))
+        utterances.append(_utterance(_srilm_name(file.name), hypotheses))
     return NBest(names or (), tuple(utterances))
+
+
+def _srilm_name(file: str) -> str:
+    """Return the utterance that a file is named after: its name without the suffixes that SRILM strips."""
+    name = file
+    while suffix := next((one for one in SRILM_SUFFIXES if name.endswith(one)), ""):
+        name = name.removesuffix(suffix)
+    return name or file
 
 
 def _srilm_list(path: Path) -> tuple[tuple[str, ...], list[tuple[str, list[float]]]]:
@@ -279,7 +341,7 @@ def _plain(line: str, where: str) -> tuple[str, list[float]]:
     valid = "ACOUSTIC LM WORDS-COUNT WORD ..."
     parts = line.split()
     if len(parts) < 3:
-        raise UserError(f"{where}: {line!r:.40} is not {valid}; lists are JSON lines, Kaldi's or SRILM's")
+        raise UserError(f"{where}: {line!r:.40} is not {valid}; lists are JSON lines, Kaldi's, NeMo's or SRILM's")
     acoustic, lm, _ = (_number(text, where, valid) for text in parts[:3])
     return _spoken(parts[3:]), [math.log(10) * acoustic, math.log(10) * lm]
 
@@ -324,44 +386,3 @@ def with_columns(nbest: NBest, path: str | Path) -> NBest:
             raise UserError(f"{path}: no row of {utterance.id}; its first column, {table.columns[0]}, names utterances")
     merged = (replace(one, columns={**one.columns, **known[one.id]}) for one in nbest.utterances)
     return replace(nbest, utterances=tuple(merged))
-
-
-def distances(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Word errors (H,) of texts: the fewest words to substitute, delete and insert; words are what spaces part."""
-    said, read = reference.split(), [text.split() for text in texts]
-    numbers = {word: number for number, word in enumerate(dict.fromkeys(said))}
-    target = np.array([numbers[word] for word in said], dtype=np.int64)
-    lengths = np.array([len(words) for words in read])
-    tokens = np.full((len(read), max(lengths, default=0)), -1)
-    for row, words in enumerate(read):
-        tokens[row, : len(words)] = [numbers.get(word, -1) for word in words]
-    places = np.arange(len(said) + 1)
-    costs = np.tile(places, (len(read), 1))  # of the words read so far to each beginning of what was said
-    for step in range(tokens.shape[1]):
-        after = costs + 1  # a word too many
-        after[:, 1:] = np.minimum(after[:, 1:], costs[:, :-1] + (tokens[:, step, None] != target))
-        after = np.minimum.accumulate(after - places, axis=1) + places  # omitted words
-        costs = np.where((step < lengths)[:, None], after, costs)
-    return costs[:, -1].astype(np.int64)
-
-
-def align(reference: str, text: str) -> list[Edit]:
-    """The edits of a best alignment, in order; where several are as good, pairs come before omitted or added words."""
-    said, read = reference.split(), text.split()
-    costs = np.add.outer(np.arange(len(said) + 1), np.arange(len(read) + 1))
-    for i, word in enumerate(said, 1):
-        for j, other in enumerate(read, 1):
-            costs[i, j] = min(costs[i - 1, j - 1] + (word != other), costs[i - 1, j] + 1, costs[i, j - 1] + 1)
-    edits: list[Edit] = []
-    i, j = len(said), len(read)
-    while i or j:
-        if i and j and costs[i, j] == costs[i - 1, j - 1] + (said[i - 1] != read[j - 1]):
-            i, j = i - 1, j - 1
-            edits.append(("equal" if said[i] == read[j] else "substituted", said[i], read[j]))
-        elif i and costs[i, j] == costs[i - 1, j] + 1:
-            i -= 1
-            edits.append(("deleted", said[i], ""))
-        else:
-            j -= 1
-            edits.append(("inserted", "", read[j]))
-    return edits[::-1]

@@ -33,7 +33,8 @@ from factorcell.evaluation.groups import value_groups
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import mert
-from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance, align, distances
+from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance
+from factorcell.evaluation.rescoring.word_errors import align, distances
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -42,6 +43,7 @@ Row = dict[str, Any]
 
 AT_ONCE, CHARACTERS = 4_000, 4_000_000  # hypotheses that are read at once, and their characters
 ROW = "the rows given row 1: "  # how a table in memory names its first row
+ALL = ("all", "all")  # the group of all utterances: the name of a column, and its value
 KINDS = ("substituted", "deleted", "inserted")
 
 
@@ -61,7 +63,7 @@ class ScoreWeights:
     @classmethod
     def open(cls, path: str | Path) -> "ScoreWeights":
         """Those in a file that `save` wrote, or somebody: an object of names and numbers."""
-        found = files.read_json(Path(path))
+        found = files.read_json(path)
         numbers = isinstance(found, dict) and all(
             isinstance(value, (int, float)) and np.isfinite(value) for value in found.values()
         )
@@ -71,7 +73,7 @@ class ScoreWeights:
 
     def save(self, path: str | Path) -> None:
         """Keep them as JSON."""
-        files.write_json(Path(path), dict(self.values))
+        files.write_json(path, dict(self.values))
 
     def array(self, names: Sequence[str]) -> Floats:
         """The weights (F,) of the features `names`, 0 where none is given; `UserError` for a weight of no feature."""
@@ -144,7 +146,7 @@ def score(
     *,
     context: Mapping[str, Any] | None = None,
     unknown: str = "error",
-    kept: Path | None = None,
+    kept: str | Path | None = None,
     progress: bool = False,
 ) -> Scored:
     """The lists with log p of every hypothesis in the context of its utterance; `context` stands for all utterances.
@@ -277,7 +279,7 @@ def summarise(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> lis
     `gain`, how much lower the rate is than that of the first pass, with an interval of 95 % over draws of utterances,
     `gain_low` and `gain_high`, None of few utterances.
     """
-    groups: dict[tuple[str, str], list[Row]] = {("all", "all"): list(rows)}
+    groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
     for name in by:
         choose("column", name, dict.fromkeys(column for row in rows for column in row["columns"]))
         for row, group in zip(rows, value_groups([row["columns"].get(name) for row in rows]), strict=True):
@@ -292,7 +294,8 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
     drawn = bootstrap.sums(counts, seed=seed)
     words, first, rescored, oracle = drawn[0]
     if not words:
-        raise UserError(f"the references of {' '.join(key)} have no words: there is no word error rate")
+        of = "" if key == ALL else f" of {key[0]} {key[1]!r}"
+        raise UserError(f"the references{of} have no words: there is no word error rate")
     gains = (drawn[:, 1] - drawn[:, 2]) / np.maximum(drawn[:, 0], 1)
     return {
         **dict(zip(("by", "value"), key, strict=True)),

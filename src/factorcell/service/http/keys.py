@@ -53,7 +53,7 @@ class Key:
             raise UserError(f"key {self.name}: its rate is {self.rate:g}; valid are numbers above 0, requests a second")
 
 
-def read(path: Path) -> tuple[Key, ...]:
+def read(path: str | Path) -> tuple[Key, ...]:
     """The keys in a file. `UserError` for what is no file of keys."""
     try:
         rows = tomllib.loads(inputs.text(path)).get("key", [])
@@ -68,9 +68,9 @@ def read(path: Path) -> tuple[Key, ...]:
     return keys
 
 
-def add(path: Path, name: str, scopes: Sequence[str], rate: float | None = None) -> str:
+def add(path: str | Path, name: str, scopes: Sequence[str], rate: float | None = None) -> str:
     """A new key, whose hash is added to the file; it is known nowhere else."""
-    known = read(path) if path.exists() else ()
+    known = read(path) if Path(path).exists() else ()
     if any(one.name == name for one in known):
         raise UserError(f"{path}: has a key named {name!r} already; choose another name")
     key = BEGIN + secrets.token_urlsafe(32)
@@ -105,8 +105,8 @@ class Allowance:
 class KeyRing:
     """The keys of a file, read again when it changes. `share`: of each rate that this process grants."""
 
-    def __init__(self, path: Path, share: float = 1.0) -> None:
-        self.path, self.share = path, share
+    def __init__(self, path: str | Path, share: float = 1.0) -> None:
+        self.path, self.share = Path(path), share
         self.keys: tuple[Key, ...] = ()
         self._allowances: dict[Key, Allowance] = {}
         self.refresh()
@@ -150,7 +150,7 @@ def _of(row: dict[str, Any]) -> Key:
     return Key(name, hashed, tuple(scopes), rate)
 
 
-def _write(path: Path, keys: Iterable[Key]) -> None:
+def _write(path: str | Path, keys: Iterable[Key]) -> None:
     """Keep the keys; only the owner can read the file. What JSON writes of texts and numbers is TOML."""
     rows = []
     for key in keys:
@@ -158,4 +158,4 @@ def _write(path: Path, keys: Iterable[Key]) -> None:
         fields |= {} if key.rate is None else {"rate": key.rate}
         rows.append("\n".join(["[[key]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]))
     files.write(path, ("\n\n".join(rows) + "\n").encode())
-    path.chmod(0o600)
+    Path(path).chmod(0o600)

@@ -1,6 +1,7 @@
 """A request read and checked: its body or its query as a message."""
 
 import asyncio
+import codecs
 import time
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -43,7 +44,8 @@ async def message(request: Request, kind: type[M], largest: int) -> M:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json" or "content-encoding" in request.headers:
             raise ProblemError("wrong-type", "the body must be application/json, and not compressed")
-        return msgspec.json.decode(await body(request, largest), type=kind)
+        content = (await body(request, largest)).removeprefix(codecs.BOM_UTF8)  # of a file that an editor wrote
+        return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
         raise ProblemError("invalid", str(error)) from None
     except (msgspec.DecodeError, RecursionError):

@@ -1,0 +1,39 @@
+"""What a folder holds, recognised by its files: for the error about a folder that a command does not accept."""
+
+from pathlib import Path
+
+from factorcell import inputs
+from factorcell.limits import UserError
+
+CONFIG = "config.json"  # of a run
+
+# Folders of other models: the file that only they have, what they are, and the commands that accept them.
+OTHER_MODELS = {
+    "ngram.json": ("an n-gram model", "evaluate, rescore, mix, report and check"),
+    "separate.json": ("separate runs of the values of a column", "evaluate, mix, report and check"),
+    "mixture.json": ("a mixture of models", "evaluate, mix and check"),
+}
+
+
+def not_a_run(folder: Path, expected: str = "a run folder") -> UserError:
+    """Return the error about a path that is not what is `expected`; it says what is there and which commands accept it.
+
+    Args:
+        folder: The path that was given.
+        expected: What the caller accepts.
+
+    """
+    return UserError(f"{folder}: expected {expected}, got {_content(folder)}")
+
+
+def _content(folder: Path) -> str:
+    if not folder.exists():
+        return "a path that does not exist"
+    if not folder.is_dir():
+        return "a file"
+    for name, (model, commands) in OTHER_MODELS.items():
+        if (folder / name).is_file():
+            return f"the folder of {model}, which {commands} accept"
+    if runs := inputs.visible(folder, f"*/{CONFIG}"):
+        return f"a folder of runs, such as {runs[0].parent}"
+    return f"a folder without {CONFIG}"

@@ -1,0 +1,167 @@
+"""Text files from editors of all systems: byte order marks, other encodings, paths as text."""
+
+import codecs
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell import files, inputs
+from factorcell.commands.main import main
+from factorcell.completion.blend import BlendWeights
+from factorcell.completion.online import LearningRule
+from factorcell.config import Config, UserError
+from factorcell.data.schema import ContextSchema
+from factorcell.data.vocabulary import Vocabulary
+from factorcell.evaluation.rescoring import rescore as rescoring
+from factorcell.evaluation.rescoring.nbest import read_nbest, with_references
+from factorcell.evaluation.rescoring.rescore import ScoreWeights
+from factorcell.evaluation.results import open_model
+from factorcell.model.run import Run
+from factorcell.service.block_list import BlockList
+from factorcell.service.http import keys
+from factorcell.training import search_space
+from factorcell.training.check import check
+from factorcell.training.mixture import open_scorer
+from tests.small import make_run
+
+ROW = {"id": "a", "hypotheses": [{"text": "so", "lm": -1.0}], "reference": "so"}
+KEY = f'[[key]]\nname = "shop"\nhash = "{"0" * 64}"\nscopes = ["learn"]\n'
+
+
+def read_kaldi(path: Path | str) -> Any:
+    """Texts and costs: both files have the content, whose words are numbers too."""
+    folder = Path(path).parent / "kaldi"
+    folder.mkdir(exist_ok=True)
+    content = Path(path).read_bytes()
+    (folder / "words_text").write_bytes(content + b" w\n")
+    (folder / "ac_cost").write_bytes(content)
+    return nbest_values(folder)
+
+
+def nbest_values(path: Path | str, **options: Any) -> Any:
+    found = read_nbest(path, **options)
+    return found.names, [(one.id, one.texts, one.scores.tolist()) for one in found.utterances]
+
+
+def references(path: Path | str) -> Any:
+    return [one.reference for one in with_references(read_nbest([ROW]), path).utterances]
+
+
+# Each reader of text files: the name and the content of a file, and what is read of it.
+READERS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+    "options in TOML": ("x.toml", "[model]\nrank = 3\n", Config.load),
+    "options in JSON": ("x.json", '{"model": {"rank": 3}}', Config.load),
+    "search space": ("x.toml", "rank = [1, 2]\n", search_space.read),
+    "keys": ("x.toml", KEY, keys.read),
+    "block list": ("x.txt", "bad\nworse\n", lambda path: BlockList.read(path).phrases),
+    "n-best lists in JSON": ("x.jsonl", json.dumps(ROW) + "\n", nbest_values),
+    "n-best list of SRILM": ("x.txt", "NBestList1.0\n(1) a\n", nbest_values),
+    "n-best list in plain lines": ("x.txt", "-1 -2 1 a\n", nbest_values),
+    "n-best lists of Kaldi": ("x.txt", "a-1 17", read_kaldi),
+    "beams of NeMo": ("x.tsv", "so\t-1\n", lambda path: nbest_values(path, beams=1)),
+    "references": ("x.txt", "a so it is\n", references),
+}
+WEIGHTS = '{"lm": 1, "model": 2}'
+
+
+@pytest.mark.parametrize(("name", "content", "read"), READERS.values(), ids=READERS)
+def test_a_byte_order_mark_is_ignored(name: str, content: str, read: Callable[[Any], Any], tmp_path: Path) -> None:
+    """Paths may be text. UTF-16, with a mark or without one, is named."""
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    expected = read(path)
+    path.write_text(content, encoding="utf-8-sig")
+    assert read(path) == read(str(path)) == expected
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        path.write_text(content, encoding=encoding)
+        with pytest.raises(UserError, match="expected UTF-8, got UTF-16"):
+            read(path)
+    path.write_bytes(content[:2].encode() + b"\xe9" + content[2:].encode())
+    with pytest.raises(UserError, match=r"not UTF-8 \(byte 2\)"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        (WEIGHTS, lambda path: ScoreWeights.open(path).values),
+        (WEIGHTS, files.read_json),
+        (WEIGHTS + "\n", files.read_rows),
+        (json.dumps({"format": 1, "a": 2}), lambda path: files.read_versioned(path, 1)),
+    ],
+)
+def test_a_byte_order_mark_is_ignored_in_json_of_our_own(
+    content: str, read: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content, encoding="utf-8")
+    expected = read(path)
+    path.write_text(content, encoding="utf-8-sig")
+    assert read(path) == read(str(path)) == expected
+
+
+def test_folders_may_be_text(tmp_path: Path) -> None:
+    """Each public function that opens a run folder or writes a file beside it."""
+    make_run(tmp_path / "run").save_weights({})
+    folder, path = str(tmp_path / "run"), str(tmp_path / "kept.jsonl")
+    for opened in (Run.open(folder), open_scorer(folder), open_model(folder)):
+        assert opened.folder == tmp_path / "run"
+    run = Run.open(folder)
+    assert Run(folder, run.config, run.vocabulary, run.schema).folder == tmp_path / "run"
+    assert LearningRule.read(folder) == LearningRule.of(run)
+    assert BlendWeights.read(folder) == BlendWeights.of(run)
+    assert Vocabulary.load(f"{folder}/vocabulary.txt").tokens == run.vocabulary.tokens  # type: ignore[arg-type]
+    assert ContextSchema.load(f"{folder}/schema.json") == run.schema  # type: ignore[arg-type]
+    rescoring.score(run, read_nbest([ROW]), kept=path)
+    assert len(files.read_rows(path)) == 1
+    key = keys.add(f"{tmp_path}/keys.toml", "shop", ["learn"])
+    assert keys.KeyRing(f"{tmp_path}/keys.toml").find(key)
+    assert all(finding.right for finding in check(folder))
+
+
+def test_texts_to_explain_may_begin_with_a_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, path = make_run(tmp_path / "run", ("stars:category",), adapt=["concat"]), tmp_path / "texts.txt"
+    run.save_weights({})
+    values = run.schema.variables[0].values[1:3]
+    command = ["explain", str(run.folder), str(path), "--json", "--threads", "1"]
+    command += ["--between", *(f"stars={value}" for value in values)]
+    shown = []
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_text("the sea\ncold sand\n", encoding=encoding)
+        assert main(command) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+
+
+def test_hidden_files_are_not_visible(tmp_path: Path) -> None:
+    """Nor what hidden folders hold; a folder that is hidden itself may be named. `check` passes over them too."""
+    folder = tmp_path / ".cache" / "run"
+    run = make_run(folder)
+    run.save_weights({})
+    names = {path.name for path in inputs.visible(folder)}
+    assert names == {path.name for path in folder.iterdir()}
+    findings = check(folder)
+    for name in (".DS_Store", "._config.json", "Thumbs.db", "desktop.ini", ".git/config.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"\xff")
+    assert {path.name for path in inputs.visible(folder)} == names
+    assert inputs.visible(folder, "*/config.json") == []
+    assert check(folder) == findings
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "text"),
+    [
+        (codecs.BOM_UTF8 + "é".encode(), "cp1252", "é"),  # the mark says which encoding it is
+        (b"\xe9", "cp1252", "é"),
+        (b"\x00a", "utf-8", "\x00a"),
+        (b"a\x00b", "utf-8", "a\x00b"),
+        (b"", "utf-8", ""),
+        ("a\ufeffb".encode(), "utf-8", "a\ufeffb"),
+    ],
+)
+def test_bytes_become_text(content: bytes, encoding: str, text: str) -> None:
+    assert inputs.decoded(content, "here", encoding) == text
