@@ -47,7 +47,7 @@ def prepare(
     schema: ContextSchema | None = None,
     unknown: str = "error",
     optional: tuple[str, ...] = (),
-    cache: Path | None = None,
+    cache: str | Path | None = None,
     progress: bool = False,
     truncate: bool = True,
     report: bool = True,
@@ -87,10 +87,10 @@ def prepare(
     return corpus
 
 
-def _cached(key: str, cache: Path | None, read: Callable[[Path | None], Corpus], name: str) -> Corpus:
+def _cached(key: str, cache: str | Path | None, read: Callable[[Path | None], Corpus], name: str) -> Corpus:
     """The corpus of that key in the cache, or as it is `read` there; in memory where the cache cannot be written."""
     try:
-        folder = (cache or cache_folder()) / key
+        folder = Path(cache or cache_folder()) / key
         if (corpus := entry.load(folder)) is not None:
             return corpus
         with _partial(folder) as partial:

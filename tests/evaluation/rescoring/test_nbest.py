@@ -155,6 +155,11 @@ def test_beams_of_nemo(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             read_nbest(path, beams=beams)
+    (tmp_path / "plain").write_text("-1 -2 3 so it is\n")
+    with pytest.raises(
+        UserError, match="beams counts the lines of an utterance in a file of NeMo; these lists are srilm"
+    ):
+        read_nbest(tmp_path / "plain", beams=2)
     path.write_text("so\t-1\nso it is\n")
     with pytest.raises(UserError, match=r"line 2: 'so it is' is not a finite number; a line is TEXT<TAB>SCORE"):
         read_nbest(path, beams=2)

@@ -121,6 +121,8 @@ def read_nbest(source: Any, form: str = "auto", *, beams: int | None = None) -> 
         raise UserError(f"{path}: there is no such file or folder")
     try:
         form = _form(path) if form == "auto" else form
+        if beams is not None and form != "nemo":
+            raise UserError(f"beams counts the lines of an utterance in a file of NeMo; these lists are {form}")
         return _nemo(path, beams) if form == "nemo" else _READERS[form](path)
     except UserError as error:
         text = str(error)
