@@ -127,7 +127,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         check_format(checked[len(MARK)], FORMAT, "a person in the store")
         try:
             record = _DECODER.decode(memoryview(checked)[len(MARK) + 1 :])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedRecordError(f"what the store has of a person cannot be read ({error})") from None
         if record.user != user:
             raise DamagedRecordError("the store answered with another person than the one asked for")
@@ -142,6 +142,14 @@ def checked_id(user: str) -> str:
     if not isinstance(user, str) or not user or not user.isprintable() or len(user.encode()) > LONGEST_ID:
         raise UserError(f"a user's id is 1 to {LONGEST_ID} bytes of printable characters")
     return user
+
+
+def decoded_id(content: bytes) -> str:
+    """The id of a person from the bytes of a store, or a `DamagedRecordError`: not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DamagedRecordError("what the store has as the id of a person is not UTF-8 text") from None
 
 
 def checked_key(key: str) -> str:
