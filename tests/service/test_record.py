@@ -125,7 +125,7 @@ def test_keys_that_are_none_are_refused(key: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [True, None, [1], "x" * 1001, float("nan"), float("inf"), 10**30, "\ud800", b"x"], ids=ascii
+    "value", [None, [1], "x" * 1001, float("nan"), float("inf"), 10**30, "\ud800", b"x"], ids=ascii
 )
 def test_contexts_that_cannot_be_kept_are_refused(value: Any) -> None:
     with pytest.raises(UserError, match="context"):
@@ -133,7 +133,10 @@ def test_contexts_that_cannot_be_kept_are_refused(value: Any) -> None:
 
 
 def test_contexts_come_back_as_they_were() -> None:
-    context = {"city": "Oslo", "stars": 5, "lat": 1e14}
+    context = {"city": "Oslo", "stars": 5, "lat": 1e14, "member": True, "new": False}
     person = msgspec.structs.replace(FULL, texts=(KeptText(1, "a", 0, checked_context(context)),))
-    assert Record.from_bytes(person.to_bytes(), "Ann 1").texts[0].context == context
+    found = Record.from_bytes(person.to_bytes(), "Ann 1").texts[0].context
+    assert [(name, value, type(value)) for name, value in found.items()] == [
+        (name, value, type(value)) for name, value in context.items()
+    ]
     assert checked_context(None) == {}

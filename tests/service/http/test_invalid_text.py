@@ -4,7 +4,6 @@ The routes are read from the application, and the places of texts from the messa
 without a change here.
 """
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
