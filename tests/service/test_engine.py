@@ -52,22 +52,6 @@ def test_what_stands_before_the_cursor_is_completed(service: Service) -> None:
     assert service.complete(CompletionRequest("abcc", cursor=4)) == service.complete(CompletionRequest("abcc"))
 
 
-def test_boolean_and_number_are_different_contexts(
-    service: Service, model: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are equal in Python, so neither may get what is cached for the other."""
-    begun: list[Any] = []
-
-    def begin(record: Record | None, context: Any) -> Any:
-        begun.append(context["city"])
-        return ServedModel.begin(model, record, context)
-
-    monkeypatch.setattr(model, "begin", begin)
-    for value in (1, True, 0, False, 1, True, 0, False):
-        service.complete(CompletionRequest("a", context={"city": value}))
-    assert [(value, type(value)) for value in begun] == [(1, int), (True, bool), (0, int), (False, bool)]
-
-
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
