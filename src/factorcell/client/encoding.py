@@ -94,7 +94,7 @@ def _scalar(call: str, value: Any, where: str, expected: str) -> Any:
         return int(plain)
     if isinstance(plain, float) and math.isfinite(plain):
         return float(plain)
-    raise _unexpected(call, where, expected, value)
+    raise _unexpected(call, where, expected, plain if isinstance(plain, (int, float)) else value)
 
 
 def _without_numpy(value: Any) -> Any:
