@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from factorcell.client import UnexpectedAnswerError, UnreachableError, answers, calls
@@ -38,6 +38,10 @@ def test_text_that_breaks_off(content: bytes) -> None:
 
 
 @given(st.binary(max_size=100))
+@example(b'{"status":"\xff"}')
+@example(b'{"type":"\xed\xa0\x80","title":"a","status":502,"detail":"a"}')
+@example(b'{"type":"a","title":"a","status":502,"detail":"\xf0\x9f\x98"}')
+@example(b'{"unknown":' + b"[" * 100_000)
 def test_any_bytes_are_an_answer_or_an_error(content: bytes) -> None:
     with pytest.raises(UnexpectedAnswerError):
         answers.answer(calls.health(), 200, {}, content + b"x")

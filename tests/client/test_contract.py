@@ -205,16 +205,3 @@ def test_what_is_no_key(make: Make, key: str) -> None:
     with pytest.raises(UserError, match="key") as raised:
         make("http://h", key)
     assert key not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "fields"),
-    [
-        ("complete", (), {"query": "\ud800"}),
-        ("show", ("\ud800",), {}),
-        ("forget", ("ann", "\ud800"), {}),
-    ],
-)
-def test_what_is_no_text(client: Any, name: str, args: Any, fields: Any) -> None:
-    with pytest.raises(UserError, match="not Unicode text"):
-        ask(client, name, *args, **fields)

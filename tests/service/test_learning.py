@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
+from factorcell.service.record import Record
 from tests.service import runs
 from tests.service.oracle import alone, kept
 from tests.small import make_letters
@@ -78,3 +80,19 @@ def test_own_texts_come_up_as_the_run_reads_them(
     assert profile is not None
     assert [one.text for one in profile.texts] == [text]
     assert kept(service, "ann") == alone(model, [text])
+
+
+def test_boolean_and_number_are_different_contexts(
+    service: Service, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are equal in Python, so neither may get what is cached for the other."""
+    begun: list[Any] = []
+
+    def begin(record: Record | None, context: Any) -> Any:
+        begun.append(context["city"])
+        return ServedModel.begin(model, record, context)
+
+    monkeypatch.setattr(model, "begin", begin)
+    for value in (1, True, 0, False, 1, True, 0, False):
+        service.complete(CompletionRequest("a", context={"city": value}))
+    assert [(value, type(value)) for value in begun] == [(1, int), (True, bool), (0, int), (False, bool)]

@@ -15,6 +15,8 @@ from factorcell.service.http.messages import Piece, Problem
 
 T = TypeVar("T")
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # raised for bytes that are no such message
+
 
 def answer(call: Call[T], status: int, headers: Mapping[str, str], content: bytes) -> T:
     """What a call gives back. `RefusedError` where it is a problem, `UnexpectedAnswerError` where it is neither."""
@@ -27,7 +29,7 @@ def refusal(name: str, status: int, headers: Mapping[str, str], content: bytes) 
     """The error of an answer that is none; what is no problem of RFC 9457 is one of the status alone."""
     try:
         problem = msgspec.json.decode(content, type=Problem)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         known = status in HTTPStatus.__members__.values()
         title = HTTPStatus(status).phrase if known else "this is no answer of HTTP"
         problem = Problem(type="about:blank", title=title, status=status, detail="")
@@ -72,5 +74,5 @@ class Pieces:
 def _read(call: Call[T], content: bytes) -> T:
     try:
         return call.read(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise UnexpectedAnswerError(call.name, f"this is no answer of a service ({error})") from None

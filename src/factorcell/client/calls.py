@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from factorcell.config import UserError
+from factorcell.client.encoding import encode, plain_text
 from factorcell.service.http.messages import (
     AcceptAnswer,
     AcceptRequest,
@@ -88,7 +88,7 @@ def _asking(name: str, takes: Callable[P, msgspec.Struct], gives: type[M], doc: 
     """The function of a route whose body `takes` makes."""
 
     def make(*args: P.args, **fields: P.kwargs) -> Call[M]:
-        return Call(name, "POST", f"v1/{name}", _reader(gives), _encoded(name, takes(*args, **fields)))
+        return Call(name, "POST", f"v1/{name}", _reader(gives), encode(name, takes(*args, **fields)))
 
     kind, given = inspect.Parameter.KEYWORD_ONLY, inspect.signature(takes).parameters.values()
     parameters = [inspect.Parameter(one.name, kind, default=one.default) for one in given]
@@ -113,27 +113,17 @@ def _reader(gives: type[M]) -> Callable[[bytes], M]:
     return lambda content: msgspec.json.decode(content, type=gives)
 
 
-def _encoded(name: str, message: msgspec.Struct) -> bytes:
-    try:
-        return msgspec.json.encode(message)
-    except UnicodeEncodeError:
-        raise UserError(f"{name}: a text that is asked about is not Unicode text") from None
-
-
 def _path(name: str, user: str) -> str:
     """The path of a person, whose id may have any character; dots are escaped, as `..` would lead elsewhere."""
-    try:
-        return f"v1/users/{quote(user, safe='').replace('.', '%2E')}"
-    except UnicodeEncodeError:
-        raise UserError(f"{name}: the id of the person is not Unicode text") from None
+    return f"v1/users/{quote(plain_text(name, user, 'user'), safe='').replace('.', '%2E')}"
 
 
 def _accepted(
     *, user: str, text: str, idempotency_key: str | None = None, context: Context | None = None
 ) -> AcceptRequest:
     """An accept, with a key of its own unless it has one: however often it is sent, it counts once."""
-    key = idempotency_key or secrets.token_urlsafe(16)
-    return AcceptRequest(user=user, text=text, idempotency_key=key, context=context or {})
+    key = secrets.token_urlsafe(16) if idempotency_key is None else idempotency_key
+    return AcceptRequest(user=user, text=text, idempotency_key=key, context={} if context is None else context)
 
 
 complete = _asking("complete", CompleteRequest, CompleteAnswer, "Suggest texts that go on from what is typed.")
@@ -158,13 +148,13 @@ undo = _about("undo", "POST", "/undo", RemovedAnswer, "Delete the newest text of
 
 def forget(user: str, text: str) -> Call[RemovedAnswer]:
     """Delete a text of a person, however often it was accepted."""
-    body = _encoded("forget", ForgetRequest(text=text))
+    body = encode("forget", ForgetRequest(text=text))
     return Call("forget", "POST", f"{_path('forget', user)}/forget", _reader(RemovedAnswer), body)
 
 
 def restore(exported: Export) -> Call[UserAnswer]:
     """Keep a person as they were exported; whoever is there already is a `ConflictError`."""
-    return Call("restore", "POST", "v1/users", _reader(UserAnswer), _encoded("restore", exported), "unbegun")
+    return Call("restore", "POST", "v1/users", _reader(UserAnswer), encode("restore", exported, "exported"), "unbegun")
 
 
 def health() -> Call[Health]:

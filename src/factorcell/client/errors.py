@@ -1,6 +1,7 @@
 """What goes wrong where a service is asked: one hierarchy, whose texts name no person and nothing that was sent.
 
     ServiceError
+        InvalidArgumentError        an argument cannot be sent
         UnreachableError            no answer came
         UnexpectedAnswerError       what came is no answer of a service
         RefusedError                the service says why not: a problem of RFC 9457
@@ -35,6 +36,12 @@ class ServiceError(Exception):
 
     def __str__(self) -> str:
         return f"{self.asked}: {self.message}" + (f" (tried {self.tries} times)" if self.tries > 1 else "")
+
+
+class InvalidArgumentError(ServiceError):
+    """An argument has a type or a value that JSON cannot have: nothing was sent."""
+
+    begun = False
 
 
 class UnreachableError(ServiceError):

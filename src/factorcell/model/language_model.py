@@ -23,6 +23,7 @@ from factorcell.model.adapters import shifting
 from factorcell.model.adaptive_softmax import AdaptiveOutput
 from factorcell.model.backbone import Backbone, Conditions, State
 from factorcell.model.control_codes import Prefix
+from factorcell.model.devices import compute_on_one_thread_after_fork
 from factorcell.model.dropout import dropped
 from factorcell.model.encoder import ContextEncoder
 from factorcell.model.initial import normal
@@ -64,6 +65,7 @@ class LanguageModel(nn.Module):
         backbone: Callable[[ModelConfig, int, tuple[str, ...]], Backbone] = RecurrentBackbone,
     ) -> None:
         """`backbone` makes a module from the config, the size of the context vector and the adapters' names."""
+        compute_on_one_thread_after_fork()
         super().__init__()
         self.config = config
         shifts = shifting(config) if schema.variables else ()

@@ -47,7 +47,7 @@ ATTEMPTS = 5  # to learn somebody again while others write
 CHARACTERS = 32  # of what is typed that are kept read in memory
 
 Context = Mapping[str, Any]
-Key = tuple[ServedModel, str | None, int | None, tuple[tuple[str, Any], ...]]
+Key = tuple[ServedModel, str | None, int | None, tuple[tuple[str, bool, Any], ...]]
 
 
 class UserExistsError(UserError):
@@ -351,8 +351,12 @@ class Service:
 
 
 def _key(model: ServedModel, user: str | None, version: int | None, context: Context) -> Key:
-    """What a typed text is kept by; all of whom nothing is kept share one."""
-    return model, None if version is None else user, version, tuple(sorted(context.items()))
+    """What a typed text is kept by; all of whom nothing is kept share one.
+
+    A boolean equals a number in Python (True == 1) but is another category, so the key has which of them a value is.
+    """
+    values = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
+    return model, None if version is None else user, version, values
 
 
 def _before_cursor(request: CompletionRequest) -> str:

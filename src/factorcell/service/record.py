@@ -27,6 +27,9 @@ LATEST = 253_402_300_799  # the last second of the year 9999, after which there 
 FIRST_VERSIONS = 1 << 52  # the first version of a person is a random number below; JSON's numbers hold all that follow
 
 
+ContextValue = str | bool | int | float  # of a column of a context, as a client sends it and a store has it
+
+
 class StoreError(RuntimeError):
     """The store cannot be reached or cannot do its work now: nothing that the caller gave is at fault."""
 
@@ -41,7 +44,7 @@ class KeptText(msgspec.Struct, frozen=True, array_like=True):
     number: int
     text: str
     time: int
-    context: dict[str, str | int | float] = {}
+    context: dict[str, ContextValue] = {}
 
 
 class LearnedState(msgspec.Struct, frozen=True, array_like=True):
@@ -127,7 +130,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         check_format(checked[len(MARK)], FORMAT, "a person in the store")
         try:
             record = _DECODER.decode(memoryview(checked)[len(MARK) + 1 :])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedRecordError(f"what the store has of a person cannot be read ({error})") from None
         if record.user != user:
             raise DamagedRecordError("the store answered with another person than the one asked for")
@@ -144,6 +147,14 @@ def checked_id(user: str) -> str:
     return user
 
 
+def decoded_id(content: bytes) -> str:
+    """The id of a person from the bytes of a store, or a `DamagedRecordError`: not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DamagedRecordError("what the store has as the id of a person is not UTF-8 text") from None
+
+
 def checked_key(key: str) -> str:
     """An idempotency key, or a `UserError`: 1 to `LONGEST_KEY` characters."""
     if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
@@ -151,18 +162,26 @@ def checked_key(key: str) -> str:
     return key
 
 
-def checked_context(context: Mapping[str, Any] | None) -> dict[str, str | int | float]:
-    """The context of a text as it is kept, or a `UserError`: short texts and finite numbers by the name of a column."""
-    checked: dict[str, str | int | float] = {}
+def checked_context(context: Mapping[str, Any] | None) -> dict[str, ContextValue]:
+    """The context of a text as it is kept, or a `UserError`: short texts, finite numbers and booleans by column."""
+    checked: dict[str, ContextValue] = {}
     for name, value in (context or {}).items():
-        known = isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool))
+        known = isinstance(value, ContextValue)
         if not known or (len(value) > LONGEST_VALUE if isinstance(value, str) else not abs(value) < LARGEST_VALUE):
             raise UserError(
-                f"context {name!s:.50}: it must be a text of at most {LONGEST_VALUE} characters or a finite number"
+                f"context {name!s:.50}: expected a text of at most {LONGEST_VALUE} characters, a finite number or a "
+                f"boolean, got {_described(value)}"
             )
         size(f"{name}{value}", "context")  # Unicode
         checked[name] = value
     return checked
+
+
+def _described(value: Any) -> str:
+    """A value as an error describes it, without a text of a person."""
+    if isinstance(value, str):
+        return f"{len(value):,} characters"
+    return f"{value:g}" if isinstance(value, float) else type(value).__name__
 
 
 def key_digest(key: str) -> bytes:

@@ -119,6 +119,35 @@ def test_problems(client: TestClient, method: str, path: str, more: dict[str, An
     assert problem["detail"]
 
 
+@pytest.mark.parametrize("value", [True, False, "true", 5, 5.5])
+def test_values_of_a_context(client: TestClient, site: Site, value: Any) -> None:
+    """Each route with a context accepts every kind of value; what is kept of a person has the same kind."""
+    context = {"city": value}
+    texts = [{"text": "abba", "context": context}]
+    for name, asked in {
+        "complete": {"query": "a", "context": context},
+        "accept": {"user": "ann", "text": "abba", "context": context},
+        "score": {"texts": texts},
+        "classify": {"target": "city", "texts": [{"text": "abba", "context": {"who": value}}]},
+        "rescore": {"lists": [{"hypotheses": [{"text": "abba"}], "context": context}]},
+        "generate": {"context": context, "max_tokens": 2},
+    }.items():
+        answer = client.post(f"/v1/{name}", json=asked)
+        assert answer.status_code == 200, answer.text
+    exported = client.get("/v1/users/ann/export").json()
+    client.delete("/v1/users/ann")
+    assert client.post("/v1/users", json=exported).status_code == 200
+    (text,) = client.get("/v1/users/ann").json()["texts"]
+    assert (text["context"]["city"], type(text["context"]["city"])) == (value, type(value))
+
+
+@pytest.mark.parametrize("value", [None, [], [True], {}, {"a": True}])
+def test_what_is_no_value_of_a_context(client: TestClient, value: Any) -> None:
+    answer = client.post("/v1/complete", json={"query": "a", "context": {"city": value}})
+    assert (answer.status_code, answer.json()["type"]) == (422, "/docs#invalid")
+    assert "context" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'{"query": "\\ud800"}', b"\xff"])
 def test_what_is_no_json(client: TestClient, content: bytes) -> None:
     answer = client.post("/v1/complete", content=content, headers={"content-type": "application/json"})

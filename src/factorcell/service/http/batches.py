@@ -29,6 +29,7 @@ from factorcell.service.http.messages import (
 )
 from factorcell.service.http.site import Call, Site
 from factorcell.service.learning import ServedModel
+from factorcell.service.record import ContextValue
 
 MOST_PAIRS = 10_000  # of a text and a candidate, or of a list and a hypothesis
 
@@ -97,7 +98,7 @@ def generate(site: Site, call: Call) -> Iterator[Piece]:
     yield Piece(text="", done=True)
 
 
-def _parts(texts: Sequence[ContextText]) -> tuple[list[str], list[dict[str, str | int | float]]]:
+def _parts(texts: Sequence[ContextText]) -> tuple[list[str], list[dict[str, ContextValue]]]:
     return [one.text for one in texts], [one.context for one in texts]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from factorcell.completion.texts import LONGEST
-from factorcell.service.record import LATEST, LONGEST_ID, LONGEST_KEY, LONGEST_VALUE
+from factorcell.service.record import LATEST, LONGEST_ID, LONGEST_KEY, LONGEST_VALUE, ContextValue
 
 MOST_RESULTS = 100
 LONGEST_WAIT = 10_000  # milliseconds that a completion may take
@@ -19,8 +19,14 @@ UserId = Annotated[
     str, Meta(min_length=1, max_length=LONGEST_ID, description="any printable text, by which one is known")
 ]
 Text = Annotated[str, Meta(min_length=1, max_length=LONGEST, description="a whole text")]
-Value = Annotated[str, Meta(max_length=LONGEST_VALUE)] | int | float
-Context = Annotated[dict[str, Value], Meta(description="column of the model's context -> value", max_length=100)]
+Value = Annotated[str, Meta(max_length=LONGEST_VALUE)] | bool | int | float
+Context = Annotated[
+    dict[str, Value],
+    Meta(
+        description='column of the model\'s context -> value; a boolean is the category "true" or "false"',
+        max_length=100,
+    ),
+]
 Whole = Annotated[int, Meta(ge=0, le=LARGEST)]
 
 
@@ -109,7 +115,7 @@ class Kept(Message):
     number: int
     text: str
     time: int
-    context: dict[str, str | int | float]
+    context: dict[str, ContextValue]
 
 
 class ProfileAnswer(Message):

@@ -19,7 +19,6 @@ LONGEST_ADDRESS = 16 << 10  # bytes of path and query
 LARGEST_HEADERS = 16 << 10  # bytes of all names and values
 ARRIVED = "factorcell.arrived"  # in the state of a scope: when the last piece of the request was read
 ARRIVING = 10.0  # seconds within which a body is here
-UNICODE = "it is not Unicode text (UTF-8)"
 CLOSING = {"Connection": "close"}  # what follows on the connection is not to be read
 
 
@@ -45,7 +44,7 @@ async def message(request: Request, kind: type[M], largest: int) -> M:
         if media != "application/json" or "content-encoding" in request.headers:
             raise ProblemError("wrong-type", "the body must be application/json, and not compressed")
         content = (await body(request, largest)).removeprefix(codecs.BOM_UTF8)  # of a file that an editor wrote
-        return msgspec.json.decode(content, type=kind)
+        return msgspec.json.decode(_text(content, "body"), type=kind)
     except msgspec.ValidationError as error:
         raise ProblemError("invalid", str(error)) from None
     except (msgspec.DecodeError, RecursionError):
@@ -82,7 +81,7 @@ async def body(request: Request, largest: int) -> bytes:
 
 def part(request: Request, name: str) -> str:
     """A part of the path as it was meant, any sign of it escaped or not."""
-    return _text(unquote_to_bytes(request.path_params[name]))
+    return _text(unquote_to_bytes(request.path_params[name]), "path")
 
 
 def _converted(fields: dict[str, Any], kind: type[M]) -> M:
@@ -97,9 +96,9 @@ def _converted(fields: dict[str, Any], kind: type[M]) -> M:
 def _from_query(query: bytes) -> dict[str, Any]:
     """The fields of a query; those of the context are `context[NAME]`."""
     try:
-        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=200)
+        pairs = parse_qsl(_text(query, "query"), keep_blank_values=True, errors="strict", max_num_fields=200)
     except UnicodeDecodeError:
-        raise ProblemError("malformed", f"the query: {UNICODE}") from None
+        raise _not_utf8("query") from None
     except ValueError:
         raise ProblemError("malformed", "the query has too many fields") from None
     fields: dict[str, Any] = {}
@@ -123,8 +122,13 @@ def _unique(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def _text(content: bytes) -> str:
+def _text(content: bytes, where: str) -> str:
+    """Decode UTF-8. `ProblemError` that names `where` (body, path or query) for bytes that are not UTF-8."""
     try:
-        return content.decode()
+        return content.decode("utf-8")
     except UnicodeDecodeError:
-        raise ProblemError("malformed", f"the path: {UNICODE}") from None
+        raise _not_utf8(where) from None
+
+
+def _not_utf8(where: str) -> ProblemError:
+    return ProblemError("malformed", f"the {where} is not UTF-8 text")

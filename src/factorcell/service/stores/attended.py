@@ -1,13 +1,18 @@
 """A store that may fail: while it does, nobody waits for it but a thread that tries until it answers.
 
 Reading and writing fail apart: where the disk is full, all is still there to be read.
+
+A process that is forked has the connections of its parent, which two processes must not use, and none of its threads.
+So a store answers only in the process that opened it.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar
 
+from factorcell.config import UserError
 from factorcell.service import faults
 from factorcell.service.record import DamagedRecordError, Record, StoreError
 from factorcell.service.stores.store import PAGE, Store
@@ -23,37 +28,37 @@ class AttendedStore:
     """The `Store` behind it, or at once a `StoreError` from when it has failed until it answers again."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
+        self.store, self._process = store, os.getpid()
         self._reading = _Line(lambda: self.store.version(NOBODY))
         self._writing = _Line(lambda: self.store.check())
 
     def read(self, user: str) -> Record | None:
         """See `Store`."""
-        return self._reading.ask(lambda: self.store.read(user))
+        return self._ask(self._reading, lambda: self.store.read(user))
 
     def version(self, user: str) -> int | None:
         """See `Store`."""
-        return self._reading.ask(lambda: self.store.version(user))
+        return self._ask(self._reading, lambda: self.store.version(user))
 
     def write(self, record: Record, expected: int | None) -> bool:
         """See `Store`."""
-        return self._writing.ask(lambda: self.store.write(record, expected))
+        return self._ask(self._writing, lambda: self.store.write(record, expected))
 
     def delete(self, user: str, expected: int | None = None) -> bool:
         """See `Store`."""
-        return self._writing.ask(lambda: self.store.delete(user, expected))
+        return self._ask(self._writing, lambda: self.store.delete(user, expected))
 
     def users(self, after: str = "", limit: int = PAGE) -> list[str]:
         """See `Store`."""
-        return self._reading.ask(lambda: self.store.users(after, limit))
+        return self._ask(self._reading, lambda: self.store.users(after, limit))
 
     def aged(self, before: int, limit: int = PAGE) -> list[str]:
         """See `Store`."""
-        return self._reading.ask(lambda: self.store.aged(before, limit))
+        return self._ask(self._reading, lambda: self.store.aged(before, limit))
 
     def check(self) -> None:
         """See `Store`."""
-        self._writing.ask(lambda: self.store.check())
+        self._ask(self._writing, lambda: self.store.check())
 
     def purge(self) -> list[str]:
         """See `Store`: it has time."""
@@ -61,9 +66,20 @@ class AttendedStore:
 
     def close(self) -> None:
         """See `Store`."""
+        if os.getpid() != self._process:
+            return  # the connections are those of the parent
         self._reading.close()
         self._writing.close()
         self.store.close()
+
+    def _ask(self, line: "_Line", question: Callable[[], T]) -> T:
+        """Return the answer to a question. `UserError` in a process that was forked from the one of this store."""
+        if os.getpid() != self._process:
+            raise UserError(
+                "store: expected the process that opened it, got a process that was forked from it; "
+                "open the store and make the service in each process"
+            )
+        return line.ask(question)
 
 
 class _Line:

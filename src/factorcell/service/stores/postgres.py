@@ -16,7 +16,7 @@ from psycopg.abc import PQGen
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from factorcell.config import UserError
-from factorcell.service.record import DamagedRecordError, Record, StoreError
+from factorcell.service.record import DamagedRecordError, Record, StoreError, decoded_id
 from factorcell.service.stores.store import PAGE, check_schema
 
 CONNECTIONS = 16  # at once, of one process
@@ -128,12 +128,12 @@ class PostgresStore:
     def users(self, after: str = "", limit: int = PAGE) -> list[str]:
         """See `Store`."""
         command = "SELECT user_id FROM factorcell_users WHERE user_id > %b ORDER BY user_id LIMIT %b"
-        return [user.decode() for (user,) in self._rows(command, (after.encode(), limit))]
+        return [decoded_id(user) for (user,) in self._rows(command, (after.encode(), limit))]
 
     def aged(self, before: int, limit: int = PAGE) -> list[str]:
         """See `Store`."""
         command = "SELECT user_id FROM factorcell_users WHERE oldest < %b ORDER BY oldest, user_id LIMIT %b"
-        return [user.decode() for (user,) in self._rows(command, (before, limit))]
+        return [decoded_id(user) for (user,) in self._rows(command, (before, limit))]
 
     def check(self) -> None:
         """See `Store`: it writes what is there already."""

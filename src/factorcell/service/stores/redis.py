@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from factorcell.config import UserError
-from factorcell.service.record import DamagedRecordError, Record, StoreError
+from factorcell.service.record import DamagedRecordError, Record, StoreError, decoded_id
 from factorcell.service.stores.store import PAGE, check_schema
 
 WAIT = 2.0  # seconds that one waits for an answer
@@ -99,13 +99,13 @@ class RedisStore:
         first = b"(" + after.encode() if after else b"-"
         with self._asking():
             found = self._client.zrange(ALL, first, b"+", bylex=True, offset=0, num=limit)
-        return [user.decode() for user in found]
+        return [decoded_id(user) for user in found]
 
     def aged(self, before: int, limit: int = PAGE) -> list[str]:
         """See `Store`."""
         with self._asking():
             found = self._client.zrange(OLDEST, b"-inf", b"(%d" % before, byscore=True, offset=0, num=limit)
-        return [user.decode() for user in found]
+        return [decoded_id(user) for user in found]
 
     def check(self) -> None:
         """See `Store`: it writes what is there already."""

@@ -1,0 +1,151 @@
+"""A process that is forked after its parent has used a model computes the same, and does not wait forever.
+
+GNU's OpenMP library keeps the threads that it has computed on, and a child that asks for them waits for threads that it
+does not have. The parent uses two threads here, as one would hide this.
+"""
+
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+from factorcell.completion.online import User, learn_one
+from factorcell.generation.generate import GenerationOptions, generate
+from factorcell.model.kernels.library import usable
+from factorcell.model.run import Run
+from tests import kills
+from tests.service import runs
+
+pytestmark = kills.forks
+SECONDS = 120  # a busy machine may take this long; a child that waits for missing threads never ends
+ROWS = [{"text": text, "city": "Oslo", "who": "ann"} for text in ("abba cab", "ba", "acca b")] * 30
+
+
+@pytest.fixture(params=["native", "off"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Compiled kernels, where there are any, and plain PyTorch."""
+    name = str(request.param)
+    if name == "off":
+        monkeypatch.setenv("FACTORCELL_KERNEL", name)
+    elif not usable(torch.zeros(1)):
+        pytest.skip("no compiled kernels")
+    return name
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A model large enough that PyTorch shares its products among threads."""
+    return runs.make(tmp_path / "run", hidden_size=256, embedding_size=128, context_size=64)
+
+
+@pytest.fixture(autouse=True)
+def two_threads(run: Run) -> Iterator[None]:
+    """PyTorch has computed on two threads before the test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    product()
+    yield
+    torch.set_num_threads(before)
+
+
+def product() -> float:
+    """A product that PyTorch shares among threads."""
+    return float((torch.ones(600, 600) @ torch.ones(600, 600)).exp().clamp(max=1).sum())
+
+
+def score(run: Run) -> Any:
+    return [row["nats"] for row in run.score(ROWS)]
+
+
+def learn(run: Run) -> Any:
+    return learn_one(run, User.new(run), "abba cab", {"city": "Oslo"}).vector.tolist()
+
+
+def write(run: Run) -> Any:
+    return [row["text"] for row in generate(run, [{"city": "Oslo"}], options=GenerationOptions(seed=1, max_tokens=5))]
+
+
+def equal(found: list[Any], expected: list[Any]) -> bool:
+    """Whether texts are the same, and numbers but for the order of sums, which the number of threads decides."""
+    return found == expected if isinstance(expected[0], str) else bool(found == pytest.approx(expected, rel=1e-5))
+
+
+WORK: dict[str, Callable[[Run], Any]] = {"score": score, "learn_one": learn, "generate": write}
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_child_computes_the_same(run: Run, kernels: str, work: Callable[[Run], Any]) -> None:
+    """Three times: a child of the parent, another one after the parent has computed again, and a child of a child."""
+    expected = work(run)
+
+    def again() -> None:
+        signal.alarm(SECONDS)
+        assert torch.get_num_threads() == 1
+        product()
+        assert equal(work(run), expected)
+
+    def in_child_of_child() -> None:
+        again()
+        assert kills.ended(kills.begun(again)) == 0
+
+    assert kills.ended(kills.begun(again)) == 0
+    assert work(run) == expected
+    assert torch.get_num_threads() == 2
+    assert kills.ended(kills.begun(in_child_of_child)) == 0
+
+
+def test_child_of_another_thread(run: Run) -> None:
+    expected, status = score(run), list[int]()
+
+    def again() -> None:
+        signal.alarm(SECONDS)
+        assert score(run) == pytest.approx(expected, rel=1e-5)
+
+    def fork() -> None:
+        score(run)  # this thread has threads of its own to compute on
+        status.append(kills.ended(kills.begun(again)))
+
+    thread = Thread(target=fork)
+    thread.start()
+    thread.join()
+    assert status == [0]
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_pool_of_forked_workers(run: Run) -> None:
+    """As a program has it that opens a model once and hands out work."""
+    expected = score(run)
+    _SHARED.append(run)
+    with get_context("fork").Pool(2) as pool:
+        found = pool.map_async(_score_shared, range(4)).get(SECONDS)
+    _SHARED.clear()
+    assert all(one == pytest.approx(expected, rel=1e-5) for one in found)
+
+
+_SHARED: list[Run] = []
+
+
+def _score_shared(_: int) -> Any:
+    return score(_SHARED[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_workers_of_a_data_loader(run: Run) -> None:
+    """They compute on one thread as they did before, and their parent on two."""
+    score(run)
+    rows = torch.utils.data.TensorDataset(torch.arange(4))
+    loader = torch.utils.data.DataLoader(rows, num_workers=2, multiprocessing_context="fork", timeout=SECONDS)
+    assert [int(row) for (row,) in loader] == [0, 1, 2, 3]
+    assert torch.get_num_threads() == 2
+
+
+def test_spawned_process_has_all_threads(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a forked process is limited, such as no worker of the service is."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with get_context("spawn").Pool(1) as pool:
+        assert pool.apply_async(torch.get_num_threads).get(SECONDS) == 2
