@@ -20,7 +20,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from factorcell.config import UserError
-from factorcell.data import tables
+from factorcell.data import chunks, csv_files, table_files, tables
 from factorcell.data.tables import open_table
 
 ROWS = [
@@ -121,14 +121,15 @@ def test_csv_brings_back_any_text(tmp_path_factory: pytest.TempPathFactory, pair
 def test_long_tables_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No chunk is longer than `CHUNK`, and none is lost."""
     monkeypatch.setattr(tables, "CHUNK", 7)
+    monkeypatch.setattr(chunks, "CHUNK", 7)
     rows = [{"text": f"t{index}"} for index in range(50)]
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
     pd.DataFrame(rows).to_parquet(tmp_path / "t.parquet")
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for source in (rows, tmp_path / "t.csv", tmp_path / "t.parquet", tmp_path / "t.jsonl"):
-        chunks = list(open_table(source).chunks(["text"]))
-        assert max(len(chunk["text"]) for chunk in chunks) <= 7
-        assert [text for chunk in chunks for text in chunk["text"]] == [row["text"] for row in rows]
+        parts = list(open_table(source).chunks(["text"]))
+        assert max(len(chunk["text"]) for chunk in parts) <= 7
+        assert [text for chunk in parts for text in chunk["text"]] == [row["text"] for row in rows]
 
 
 def test_byte_order_mark_and_quoted_header(tmp_path: Path) -> None:
@@ -291,22 +292,22 @@ def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:
     """Of plain text files only."""
     for name, content, count in [("t.csv", csv_bytes(), 6), ("t.jsonl", json_bytes(), 4), ("t.csv.gz", b"", None)]:
         (tmp_path / name).write_bytes(content if count else gzip.compress(csv_bytes()))
-        assert tables.line_count(open_table(tmp_path / name)) == count
-    assert tables.line_count(open_table(ROWS)) is None
+        assert table_files.line_count(open_table(tmp_path / name)) == count
+    assert table_files.line_count(open_table(ROWS)) is None
 
 
 def test_nothing_of_a_csv_is_read_once_nobody_wants_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrow reads ahead on a thread of its own, which would abort the process if Python ended meanwhile."""
     sizes: list[int] = []
-    read = tables._ReadAhead.read
+    read = csv_files._ReadAhead.read
 
-    def counted(self: tables._ReadAhead, size: int = -1) -> bytes:
+    def counted(self: csv_files._ReadAhead, size: int = -1) -> bytes:
         found = read(self, size)
         sizes.append(len(found))
         return found
 
-    monkeypatch.setattr(tables._ReadAhead, "read", counted)
-    monkeypatch.setattr(tables, "PARSED", 2000)
+    monkeypatch.setattr(csv_files._ReadAhead, "read", counted)
+    monkeypatch.setattr(csv_files, "PARSED", 2000)
     (tmp_path / "t.csv").write_text("text,city\n" + "the sun is warm,Nice\n" * 20_000, encoding="utf-8")
     chunks = open_table(tmp_path / "t.csv").chunks(["text"])
     next(chunks)

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from factorcell import Run
-from factorcell.data import arrow, tables
+from factorcell.data import arrow, csv_files
 from factorcell.data import content as contents
 from factorcell.data.tables import open_table
 from tests.faults.tables import (
@@ -206,7 +206,7 @@ def test_rows_without_end(
 ) -> None:
     """A field, a line or a header that never ends is not read to its end."""
     monkeypatch.setattr(contents, "ROW", 4096)
-    monkeypatch.setattr(tables, "PARSED", 4096)
+    monkeypatch.setattr(csv_files, "PARSED", 4096)
     path = tmp_path / f"t{kind}{end}"
     path.write_bytes(PACKED.get(end, bytes)(content))
     judge(path, "train", run, said, outcome)

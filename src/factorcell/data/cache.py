@@ -23,12 +23,14 @@ import numpy as np
 
 from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import entry
+from factorcell.data.chunks import Table
 from factorcell.data.columns import Reader, column_readers, nearly_numbers, new_schema
 from factorcell.data.content import Content
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import UNITS, TextDigests
 from factorcell.data.schema import ContextSchema
-from factorcell.data.tables import Table, line_count, open_table
+from factorcell.data.table_files import line_count
+from factorcell.data.tables import open_table
 from factorcell.data.tokens import Ids, count, map_ids, tokenise
 from factorcell.data.values import CategoryColumn
 from factorcell.data.vocabulary import END, Vocabulary

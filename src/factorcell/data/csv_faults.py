@@ -4,6 +4,7 @@ import csv as text_csv
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from factorcell.data.arrow import one_line
 from factorcell.data.content import Content
 
 ENDINGS = {",": ".csv", "\t": ".tsv"}
@@ -82,3 +83,15 @@ def open_at_the_end(content: Content, last: str) -> int | None:
     for line in content.lines("utf-8"):
         count, end = count + 1, line.strip() or end
     return None if end.endswith('"') else count - len(breaks) + last.endswith(("\n", "\r"))
+
+
+def encoding(content: Content, error: str) -> str:
+    """What is wrong with a text file that does not parse: the line that is not UTF-8, or the parser's own word."""
+    for number, line in enumerate(content.lines("utf-8", "\n", "surrogateescape"), 1):
+        try:
+            line.encode("utf-8")
+        except UnicodeEncodeError as fault:
+            place = len(line[: fault.start].encode("utf-8")) + 1
+            byte = f"byte 0x{ord(line[fault.start]) - 0xDC00:02x} at column {place}"
+            return f"{content.path} line {number}: not UTF-8 ({byte}); convert it first"
+    return f"{content.path}: {one_line(error)}"
