@@ -179,15 +179,15 @@ def test_a_small_file_that_unpacks_to_a_large_one(
 @pytest.mark.parametrize(
     ("kind", "content", "said"),
     [
-        (".csv", PLAIN + b"x" * 100_000, "line 6: longer than 4,096 characters"),
+        (".csv", PLAIN + b"x" * 100_000, "line 6: a row is longer than 4,096 bytes"),
         (
             ".csv",
             PLAIN + b'"' + b"x\n" * 50_000,
-            "a row is longer than 4,096 bytes (perhaps since a quote that opens in line 6 is not closed",
+            "line 6: a row is longer than 4,096 bytes; the quote that opens a field in line 6 may not be closed",
         ),
         (".csv", PLAIN + b"\xff" * 100_000, "line 6: longer than 4,096 characters"),
         (".csv", b"x" * 100_000, "line 1: longer than 4,096 characters"),
-        (".csv", b'"' + b"x\n" * 100_000, "line 1: a quote opens here that is not closed"),
+        (".csv", b'"' + b"x\n" * 100_000, "line 1: the quote that opens a field is not closed"),
         (".jsonl", LINES + b"[" * 100_000, "line 5: longer than 4,096 characters"),
         (".jsonl", LINES + b" " * 100_000, "line 5: longer than 4,096 characters"),
         (".jsonl", b'{"text": "' + b"x" * 100_000, "line 1: longer than 4,096 characters"),
