@@ -163,7 +163,7 @@ def mistakes() -> list[tuple[str, bytes, str]]:
         ("t.csv", b"text,city\n" + b"a,b\n" * 9000 + b"\xff,c\n", "line 9002: not UTF-8 (byte 0xff"),
         ("t.jsonl", b'{"text": "a", "city": "b"}\n{"text": \n', "line 2: not valid JSON"),
         ("t.jsonl", b'{"text": "a", "city": "b"}\n[1]\n', "line 2: not an object"),
-        ("t.jsonl", b'{"text": "a", "city": "b"}\n{"text": "c"}\n', "line 2: no 'city'"),
+        ("t.jsonl", b'{"text": "a"}\n{"text": "c"}\n', "no column 'city'; it has text"),
         ("t.jsonl", b'{"text": "\xff", "city": "b"}\n', "line 1: not UTF-8"),
         ("t.jsonl", b'{"text": "a\\ud800", "city": "b"}\n', "line 1: not valid JSON (half of a surrogate pair)"),
         ("t.jsonl", b'{"text": "a", "city": 1' + b"0" * 5000 + b"}\n", "line 1: not valid JSON (Exceeds"),
@@ -271,7 +271,7 @@ def test_many_columns_take_no_longer_than_they_must(kind: str, mark: Any, tmp_pa
     source = {"rows": [row], "frame": frame}.get(kind, tmp_path / f"t.{kind}")
     begin = time.process_time()
     table = open_table(source)
-    assert table.columns == tuple(names)
+    assert tuple(table.columns) == tuple(names)
     assert list(table.chunks(["text", "column 5"])) == [{"text": [mark], "column 5": [mark]}]
     with pytest.raises(
         UserError, match=r"no column 'city'; it has text, column 0, .*\.\.\. \(100,001 in all\)$"
@@ -295,6 +295,48 @@ def test_columns_of_a_frame_that_nobody_reads_may_be_anything() -> None:
     """Mixed types in one, a number for the name of another."""
     frame = pd.DataFrame({"text": ["a", "b"], "stars": [5, "5"], 7: [1, 2]})
     assert list(open_table(frame).chunks(["7", "text"])) == [{"7": [1, 2], "text": ["a", "b"]}]
+
+
+@pytest.mark.parametrize("first", [0, 1 << 20])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"text": "a"}, {"text": "b", "city": "Oslo"}],
+        [{"text": "a", "city": "Oslo"}, {"text": "b"}],
+        [{"city": "Oslo"}, {"text": "b"}, {}],
+        [{}, {"text": "b", "city": None}],
+        [{"text": str(number)} for number in range(20_000)] + [{"city": "Oslo"}],
+    ],
+)
+def test_json_lines_may_lack_keys(
+    rows: list[dict[str, Any]], first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The columns and rows are those of the same rows in memory, however many lines are read at once."""
+    monkeypatch.setattr(table_files, "FIRST", first)
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert "city" in open_table(path).columns
+    assert "stars" not in open_table(path).columns
+    table, given = open_table(path), open_table(rows)
+    assert tuple(table.columns) == tuple(given.columns)
+    assert (len(table.columns), table.columns[0], table.columns[1:]) == (2, given.columns[0], given.columns[1:])
+    assert read(path) == read(rows)
+    with pytest.raises(UserError, match=f"no column 'stars'; it has {', '.join(given.columns)}$"):
+        read(path, "stars")
+
+
+def test_json_lines_are_read_once_if_the_first_have_the_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lines are searched only for a key that the first ones lack."""
+    monkeypatch.setattr(table_files, "FIRST", 100)
+    path, parsed = tmp_path / "t.jsonl", []
+    path.write_text('{"text": "a"}\n' * 1000, encoding="utf-8")
+    parse = table_files._json_row
+    monkeypatch.setattr(table_files, "_json_row", lambda *line: parsed.append(line) or parse(*line))
+    columns = open_table(path).columns
+    assert "text" in columns
+    assert len(parsed) < 10
+    assert "city" not in columns
+    assert len(parsed) > 1000
 
 
 def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import entry
 from factorcell.data.chunks import Table
 from factorcell.data.columns import Reader, column_readers, nearly_numbers, new_schema
-from factorcell.data.content import Content
+from factorcell.data.content import Content, FolderContent
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import UNITS, TextDigests
 from factorcell.data.schema import ContextSchema
@@ -36,7 +36,7 @@ from factorcell.data.values import CategoryColumn
 from factorcell.data.vocabulary import END, Vocabulary
 from factorcell.progress import progress_bar
 
-CACHE_VERSION = 7  # of the arrays below; part of the key, so that older ones are not read
+CACHE_VERSION = 8  # of the arrays below; part of the key, so that older ones are not read
 STALE = 24 * 60 * 60  # seconds after which nobody writes to an entry that is not complete
 
 
@@ -163,7 +163,7 @@ def cache_folder() -> Path:
 
 
 def _key(
-    content: Content,
+    content: Content | FolderContent,
     config: DataConfig,
     vocabulary: Vocabulary | None,
     schema: ContextSchema | None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from factorcell.config import UserError
-from factorcell.data.content import Content
+from factorcell.data.content import Content, FolderContent
 from factorcell.limits import GOES_ON, nearest
 from factorcell.visible import visible
 
@@ -33,18 +33,19 @@ class Table:
     """
 
     name: str
-    columns: tuple[str, ...]
+    columns: Sequence[str]
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
-    content: Content | None = None
+    content: Content | FolderContent | None = None
     rows: int | None = None
     fault: str = ""
 
     def __post_init__(self) -> None:
         if not self.columns:
             raise UserError(f"{self.name}: empty, no columns and no rows")
-        name, times = Counter(self.columns).most_common(1)[0]
-        if times > 1:
-            raise UserError(f"{self.name}: the header has {name!r} twice")
+        if isinstance(self.columns, tuple):  # others are keys, which are unique
+            name, times = Counter(self.columns).most_common(1)[0]
+            if times > 1:
+                raise UserError(f"{self.name}: the header has {name!r} twice")
 
     def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
         """Chunks of the named columns; `UserError` where a column is missing or the table is empty."""

@@ -7,8 +7,9 @@ is what was hashed, in any order and at random places, while other processes do 
 
 import hashlib
 import io
+import json
 import lzma
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -88,6 +89,18 @@ class Content:
         if not whole or self.digests.setdefault(number, digest) != digest:
             raise UserError(f"{self.path}: changed while it was read; try again when nothing writes to it")
         return block
+
+
+class FolderContent:
+    """What the files of the folder `path` have when this is made; files that are added later are not seen."""
+
+    def __init__(self, path: Path, files: Sequence[Content]) -> None:
+        self.path, self.files = path, files
+
+    def digest(self) -> bytes:
+        """Return the digest of the names and bytes of all files."""
+        files = [(file.path.relative_to(self.path).as_posix(), file.digest().hex()) for file in self.files]
+        return hashlib.sha256(json.dumps(files).encode()).digest()
 
 
 class _Unpacked(io.RawIOBase):
