@@ -328,10 +328,14 @@ def test_json_lines_may_lack_keys(
 def test_json_lines_are_read_once_if_the_first_have_the_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All lines are searched only for a key that the first ones lack."""
     monkeypatch.setattr(table_files, "FIRST", 100)
-    path, parsed = tmp_path / "t.jsonl", []
+    path, parsed, parse = tmp_path / "t.jsonl", list[str](), table_files._json_row
     path.write_text('{"text": "a"}\n' * 1000, encoding="utf-8")
-    parse = table_files._json_row
-    monkeypatch.setattr(table_files, "_json_row", lambda *line: parsed.append(line) or parse(*line))
+
+    def counted(line: str, where: str) -> dict[str, Any]:
+        parsed.append(line)
+        return parse(line, where)
+
+    monkeypatch.setattr(table_files, "_json_row", counted)
     columns = open_table(path).columns
     assert "text" in columns
     assert len(parsed) < 10
