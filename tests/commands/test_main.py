@@ -289,7 +289,7 @@ TRAIN_MISTAKES: list[tuple[str, str | bytes, str]] = [
     ("missing.csv", "words,dialect\na,x\n", "no column 'review'"),
     ("empty.csv", "", "the file is empty"),
     ("header.csv", "review,dialect\n", "no rows"),
-    ("ragged.csv", "review,dialect\na b,x\nc,y,z\n", "line 3: 3 columns, the header has 2 (review, dialect)"),
+    ("ragged.csv", "review,dialect\na b,x\nc,y,z\n", "line 3: expected 2 columns (review, dialect), got 3"),
     ("latin.csv", "review,dialect\na,x\ncafé,y\n".encode("latin-1"), "line 3: not UTF-8"),
     ("words.txt", "review\na\n", "unknown kind of file"),
     ("broken.jsonl", '{"review": "a", "dialect": "x"}\n{"review": \n', "line 2: not valid JSON"),

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factorcell.config import UserError
+from factorcell.data import chunks, csv_files, tables
 from factorcell.data import content as contents
-from factorcell.data import tables
+from factorcell.data.chunks import Chunk
 from factorcell.data.content import Content
-from factorcell.data.tables import Chunk, open_table
+from factorcell.data.tables import open_table
 
 CHANGED = "changed while it was read; try again when nothing writes to it"
 
@@ -27,8 +28,9 @@ CHANGED = "changed while it was read; try again when nothing writes to it"
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks and chunks of a small file."""
     monkeypatch.setattr(contents, "BLOCK", 64)
-    monkeypatch.setattr(tables, "PARSED", 128)
+    monkeypatch.setattr(csv_files, "PARSED", 128)
     monkeypatch.setattr(tables, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])

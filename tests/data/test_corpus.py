@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from factorcell import files
 from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import cache as caching
-from factorcell.data import tables, tokens
+from factorcell.data import chunks, tables, tokens
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizer import split
@@ -85,6 +85,7 @@ def test_chunks_and_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -
     """Neither the size of a chunk nor that of a block of ids shows in the result."""
     whole = prepare(ROWS * 10, CONFIG)
     monkeypatch.setattr(tables, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
     monkeypatch.setattr(tokens, "STRIDE", 7)
     pieces = prepare(ROWS * 10, CONFIG)
     assert lines_of(whole) == lines_of(pieces)

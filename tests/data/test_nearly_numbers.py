@@ -9,8 +9,9 @@ import pytest
 
 from factorcell.config import DataConfig, Notice
 from factorcell.data.cache import prepare
+from factorcell.data.chunks import Chunk
 from factorcell.data.columns import GUESS_ROWS, nearly_numbers
-from factorcell.data.tables import Chunk, open_table
+from factorcell.data.tables import open_table
 
 pytestmark = pytest.mark.filterwarnings("ignore::factorcell.config.Notice")
 NUMBERS = [f"{number / 7:.3f}" for number in range(300)]

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from factorcell.config import UserError
-from factorcell.data import tables
+from factorcell.data import chunks, csv_files, table_files, tables
 from factorcell.data.tables import open_table
 
 ROWS = [
@@ -37,11 +38,18 @@ def read(source: Any, *columns: str) -> list[dict[str, Any]]:
     return [dict(zip(chunk, values, strict=True)) for chunk in chunks for values in zip(*chunk.values(), strict=True)]
 
 
-def csv_bytes(delimiter: str = ",") -> bytes:
+def csv_bytes() -> bytes:
     """`ROWS` as a CSV file, quoted where it must be."""
     stream = io.BytesIO()
-    csv.write_csv(pa.Table.from_pylist(ROWS), stream, csv.WriteOptions(delimiter=delimiter))
+    csv.write_csv(pa.Table.from_pylist(ROWS), stream)
     return stream.getvalue()
+
+
+def tsv_bytes() -> bytes:
+    """`ROWS` as a TSV file, with spaces for line breaks."""
+    return "".join(
+        "\t".join(cells).replace("\n", " ") + "\n" for cells in [list(ROWS[0]), *map(dict.values, ROWS)]
+    ).encode()
 
 
 def json_bytes() -> bytes:
@@ -71,10 +79,11 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("kind", [".csv", ".tsv", ".jsonl"])
 def test_text_files(tmp_path: Path, kind: str, compression: str) -> None:
     """CSV, TSV and JSON lines, plain and compressed, with quotes, line breaks and letters of all kinds."""
-    content = {".csv": csv_bytes(), ".tsv": csv_bytes("\t"), ".jsonl": json_bytes()}[kind]
+    content = {".csv": csv_bytes(), ".tsv": tsv_bytes(), ".jsonl": json_bytes()}[kind]
     path = tmp_path / f"rows.v1{kind}{compression}"
     path.write_bytes(COMPRESSIONS[compression](content))
-    assert read(path) == ROWS
+    one_line = [{name: value.replace("\n", " ") for name, value in row.items()} for row in ROWS]
+    assert read(path) == (one_line if kind == ".tsv" else ROWS)
     assert read(str(path), "city") == [{"city": row["city"]} for row in ROWS]
 
 
@@ -121,14 +130,15 @@ def test_csv_brings_back_any_text(tmp_path_factory: pytest.TempPathFactory, pair
 def test_long_tables_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No chunk is longer than `CHUNK`, and none is lost."""
     monkeypatch.setattr(tables, "CHUNK", 7)
+    monkeypatch.setattr(chunks, "CHUNK", 7)
     rows = [{"text": f"t{index}"} for index in range(50)]
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
     pd.DataFrame(rows).to_parquet(tmp_path / "t.parquet")
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for source in (rows, tmp_path / "t.csv", tmp_path / "t.parquet", tmp_path / "t.jsonl"):
-        chunks = list(open_table(source).chunks(["text"]))
-        assert max(len(chunk["text"]) for chunk in chunks) <= 7
-        assert [text for chunk in chunks for text in chunk["text"]] == [row["text"] for row in rows]
+        parts = list(open_table(source).chunks(["text"]))
+        assert max(len(chunk["text"]) for chunk in parts) <= 7
+        assert [text for chunk in parts for text in chunk["text"]] == [row["text"] for row in rows]
 
 
 def test_byte_order_mark_and_quoted_header(tmp_path: Path) -> None:
@@ -147,19 +157,19 @@ def mistakes() -> list[tuple[str, bytes, str]]:
         ("t.csv", b"text,city\n", "no rows"),
         ("t.csv", b"text,town\na,b\n", "no column 'city'; it has text, town"),
         ("t.csv", b"text,text\na,b\n", "the header has 'text' twice"),
-        ("t.csv", b"text,city\na,b\nc\n", "line 3: 1 columns, the header has 2 (text, city)"),
-        ("t.csv", b"text,city\na,b\nc,d,e\n", "line 3: 3 columns, the header has 2 (text, city)"),
+        ("t.csv", b"text,city\na,b\nc\n", "line 3: expected 2 columns (text, city), got 1"),
+        ("t.csv", b"text,city\na,b\nc,d,e\n", "line 3: expected 2 columns (text, city), got 3"),
         ("t.csv", "text,city\na,b\nä,c\n".encode("latin-1"), "line 3: not UTF-8 (byte 0xe4 at column 1)"),
         ("t.csv", b"text,city\n" + b"a,b\n" * 9000 + b"\xff,c\n", "line 9002: not UTF-8 (byte 0xff"),
         ("t.jsonl", b'{"text": "a", "city": "b"}\n{"text": \n', "line 2: not valid JSON"),
         ("t.jsonl", b'{"text": "a", "city": "b"}\n[1]\n', "line 2: not an object"),
-        ("t.jsonl", b'{"text": "a", "city": "b"}\n{"text": "c"}\n', "line 2: no 'city'"),
+        ("t.jsonl", b'{"text": "a"}\n{"text": "c"}\n', "no column 'city'; it has text"),
         ("t.jsonl", b'{"text": "\xff", "city": "b"}\n', "line 1: not UTF-8"),
         ("t.jsonl", b'{"text": "a\\ud800", "city": "b"}\n', "line 1: not valid JSON (half of a surrogate pair)"),
         ("t.jsonl", b'{"text": "a", "city": 1' + b"0" * 5000 + b"}\n", "line 1: not valid JSON (Exceeds"),
         ("t.jsonl", b'{"text": ' + b"[" * 100_000 + b"}\n", "line 1: not valid JSON (maximum recursion"),
         ("t.csv", b"\ntext,city\na,b\n", "line 1: empty; it must name the columns"),
-        ("t.tsv.bz2", bz2.compress(csv_bytes("\t"))[:-20], "damaged"),
+        ("t.tsv.bz2", bz2.compress(tsv_bytes())[:-20], "damaged"),
         ("t.parquet", b"not parquet at all", "not a Parquet file"),
         ("t.csv.gz", gzip.compress(long)[:-200], "damaged"),
         ("t.csv.xz", lzma.compress(long)[:-20], "damaged"),
@@ -304,7 +314,7 @@ def test_tables_in_memory_that_do_not_fit(source: Any, message: str) -> None:
 def test_a_ragged_row_is_named_with_its_line(tmp_path: Path, content: str, line: int) -> None:
     """Empty lines and line breaks inside quotes count as lines."""
     (tmp_path / "t.csv").write_bytes(content.encode())
-    with pytest.raises(UserError, match=rf"line {line}: 1 columns, the header has 2 \(a, b\)"):
+    with pytest.raises(UserError, match=rf"line {line}: expected 2 columns \(a, b\), got 1"):
         list(open_table(tmp_path / "t.csv").chunks(["a"]))
 
 
@@ -321,7 +331,7 @@ def test_many_columns_take_no_longer_than_they_must(kind: str, mark: Any, tmp_pa
     source = {"rows": [row], "frame": frame}.get(kind, tmp_path / f"t.{kind}")
     begin = time.process_time()
     table = open_table(source)
-    assert table.columns == tuple(names)
+    assert tuple(table.columns) == tuple(names)
     assert list(table.chunks(["text", "column 5"])) == [{"text": [mark], "column 5": [mark]}]
     with pytest.raises(
         UserError, match=r"no column 'city'; it has text, column 0, .*\.\.\. \(100,001 in all\)$"
@@ -347,32 +357,67 @@ def test_columns_of_a_frame_that_nobody_reads_may_be_anything() -> None:
     assert list(open_table(frame).chunks(["7", "text"])) == [{"7": [1, 2], "text": ["a", "b"]}]
 
 
+@pytest.mark.parametrize("first", [0, 1 << 20])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"text": "a"}, {"text": "b", "city": "Oslo"}],
+        [{"text": "a", "city": "Oslo"}, {"text": "b"}],
+        [{"city": "Oslo"}, {"text": "b"}, {}],
+        [{}, {"text": "b", "city": None}],
+        [{"text": str(number)} for number in range(20_000)] + [{"city": "Oslo"}],
+    ],
+)
+def test_json_lines_may_lack_keys(
+    rows: list[dict[str, Any]], first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The columns and rows are those of the same rows in memory, however many lines are read at once."""
+    monkeypatch.setattr(table_files, "FIRST", first)
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert "city" in open_table(path).columns
+    assert "stars" not in open_table(path).columns
+    table, given = open_table(path), open_table(rows)
+    assert tuple(table.columns) == tuple(given.columns)
+    assert (len(table.columns), table.columns[0], table.columns[1:]) == (2, given.columns[0], given.columns[1:])
+    assert read(path) == read(rows)
+    with pytest.raises(UserError, match=f"no column 'stars'; it has {', '.join(given.columns)}$"):
+        read(path, "stars")
+
+
+def test_json_lines_are_read_once_if_the_first_have_the_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lines are searched only for a key that the first ones lack."""
+    monkeypatch.setattr(table_files, "FIRST", 100)
+    path, parsed, parse = tmp_path / "t.jsonl", list[str](), table_files._json_row
+    path.write_text('{"text": "a"}\n' * 1000, encoding="utf-8")
+
+    def counted(line: str, where: str) -> dict[str, Any]:
+        parsed.append(line)
+        return parse(line, where)
+
+    monkeypatch.setattr(table_files, "_json_row", counted)
+    columns = open_table(path).columns
+    assert "text" in columns
+    assert len(parsed) < 10
+    assert "city" not in columns
+    assert len(parsed) > 1000
+
+
 def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:
     """Of plain text files only."""
     for name, content, count in [("t.csv", csv_bytes(), 6), ("t.jsonl", json_bytes(), 4), ("t.csv.gz", b"", None)]:
         (tmp_path / name).write_bytes(content if count else gzip.compress(csv_bytes()))
-        assert tables.line_count(open_table(tmp_path / name)) == count
-    assert tables.line_count(open_table(ROWS)) is None
+        assert table_files.line_count(open_table(tmp_path / name)) == count
+    assert table_files.line_count(open_table(ROWS)) is None
 
 
 def test_nothing_of_a_csv_is_read_once_nobody_wants_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrow reads ahead on a thread of its own, which would abort the process if Python ended meanwhile."""
-    sizes: list[int] = []
-    read = tables._ReadAhead.read
-
-    def counted(self: tables._ReadAhead, size: int = -1) -> bytes:
-        found = read(self, size)
-        sizes.append(len(found))
-        return found
-
-    monkeypatch.setattr(tables._ReadAhead, "read", counted)
-    monkeypatch.setattr(tables, "PARSED", 2000)
+    """The thread that reads ahead has ended when the reader is closed."""
+    monkeypatch.setattr(csv_files, "PARSED", 2000)
     (tmp_path / "t.csv").write_text("text,city\n" + "the sun is warm,Nice\n" * 20_000, encoding="utf-8")
-    chunks = open_table(tmp_path / "t.csv").chunks(["text"])
-    next(chunks)
-    chunks.close()  # type: ignore[attr-defined]
-    assert sizes[-1] == 0
-    done = len(sizes)
-    assert sum(sizes) < (tmp_path / "t.csv").stat().st_size
-    time.sleep(0.2)
-    assert len(sizes) == done
+    before = set(threading.enumerate())
+    parts = open_table(tmp_path / "t.csv").chunks(["text"])
+    next(parts)
+    assert set(threading.enumerate()) - before
+    parts.close()  # type: ignore[attr-defined]
+    assert set(threading.enumerate()) == before

@@ -19,7 +19,7 @@ import pytest
 from factorcell.commands.main import main
 from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import cache as caching
-from factorcell.data import content, entry, tables
+from factorcell.data import chunks, content, entry
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from tests.kills import forks, killed
@@ -95,7 +95,7 @@ def test_a_table_that_changes_is_never_kept(
 ) -> None:
     """Wherever the change falls it is one line or nothing, and later readers get what the file has then."""
     monkeypatch.setattr(content, "BLOCK", 512)
-    monkeypatch.setattr(tables, "CHUNK", 16)
+    monkeypatch.setattr(chunks, "CHUNK", 16)
     cache, name = tmp_path / "cache", "_key" if moment == "after its hash" else "tokenise"
     was = getattr(caching, name)
 

@@ -1,6 +1,7 @@
 """What is no table, the same table in other dress, and what grows without end."""
 
 import gzip
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 from pyarrow import parquet as pq
 
 from factorcell import Run
-from factorcell.data import arrow, tables
+from factorcell.data import arrow, csv_files
 from factorcell.data import content as contents
+from factorcell.data.parquet_files import NULL
 from factorcell.data.tables import open_table
 from tests.faults.tables import (
     LINES,
     PACKED,
+    PARQUET,
     PLAIN,
     ROWS,
     WIDE,
@@ -122,7 +125,10 @@ def locked(path: Path) -> None:
 
 PLACES: dict[str, tuple[Callable[[Path], None], str]] = {
     "nothing": (lambda path: None, "there is no such file"),
-    "folder": (Path.mkdir, "there is no such file"),
+    "folder": (
+        Path.mkdir,
+        "expected a table file or a folder of Parquet files (*.parquet), got a folder without files",
+    ),
     "pipe": (fifo, "there is no such file"),
     "loop": (loop, "there is no such file"),
     "link to nothing": (lambda path: path.symlink_to("none.csv"), "there is no such file"),
@@ -139,6 +145,60 @@ def test_places(place: str, end: str, run: Run, tmp_path: Path, outcome: dict[st
     path, (make, said) = tmp_path / f"table{end}", PLACES[place]
     make(path)
     judge(path, "train", run, said, outcome)
+
+
+def parquet_without_rows() -> bytes:
+    """A Parquet file that has the columns alone."""
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(ROWS)[:0], sink)
+    return sink.getvalue()
+
+
+# Folders: their files, and what becomes of them.
+FOLDERS: list[tuple[str, dict[str, bytes], Expected]] = [
+    ("Spark", {"part-0.snappy.parquet": PARQUET, "_SUCCESS": b"", ".part-0.crc": b"x", "_log/0.json": b"{}"}, 4),
+    ("several", {"part-0.parquet": PARQUET, "part-1.parquet": PARQUET}, 8),
+    ("nested", {"a/b/c.parquet": PARQUET, "d.parquet": PARQUET}, 8),
+    (
+        "Hive",
+        {f"city={row['city']}/who={row['who']}/{n}.parquet": parquet([row]) for n, row in enumerate(ROWS)},
+        4,
+    ),
+    ("Hive without a value", {f"city={NULL}/0.parquet": parquet(without("city"))}, 4),
+    ("no rows in one", {"0.parquet": parquet(ROWS), "1.parquet": parquet_without_rows()}, 4),
+    ("no rows", {"0.parquet": parquet_without_rows()}, "no rows"),
+    ("only hidden files", {"_SUCCESS": b"", ".hidden": b""}, "got a folder without files"),
+    ("CSV", {"part-0.csv": PLAIN}, "expected a table file or a folder of Parquet files (*.parquet), got a folder with"),
+    ("JSON lines", {"a/part-0.jsonl": LINES}, "got a folder with a/part-0.jsonl"),
+    ("Parquet and CSV", {"0.parquet": PARQUET, "1.csv": PLAIN}, "got a folder with 1.csv"),
+    ("a damaged file", {"0.parquet": PARQUET, "1.parquet": PARQUET[:100]}, "1.parquet: not a Parquet file"),
+    ("an empty file", {"0.parquet": PARQUET, "1.parquet": b""}, "1.parquet: the file is empty"),
+    (
+        "a column is missing",
+        {"0.parquet": PARQUET, "1.parquet": parquet(without("city"))},
+        "1.parquet: no column 'city'",
+    ),
+    ("text is missing", {"0.parquet": parquet(without("text"))}, "no column 'text'"),
+    (
+        "other keys",
+        {"a=1/0.parquet": PARQUET, "b=1/1.parquet": PARQUET},
+        "expected folders with the partition keys a, got b",
+    ),
+    ("keys in one only", {"0.parquet": PARQUET, "b=1/1.parquet": PARQUET}, "b=1/1.parquet: expected folders"),
+]
+
+
+@pytest.mark.parametrize("role", ["train", pytest.param("dev", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("files", "expected"), [one[1:] for one in FOLDERS], ids=[one[0] for one in FOLDERS])
+def test_folders(
+    files: dict[str, bytes], expected: Expected, role: str, run: Run, tmp_path: Path, outcome: dict[str, int]
+) -> None:
+    """A folder of Parquet files is a table."""
+    folder = tmp_path / "table"
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    judge(folder, role, run, expected, outcome)
 
 
 # The same rows in other dress.
@@ -200,15 +260,15 @@ def test_a_small_file_that_unpacks_to_a_large_one(
 @pytest.mark.parametrize(
     ("kind", "content", "said"),
     [
-        (".csv", PLAIN + b"x" * 100_000, "line 6: longer than 4,096 characters"),
+        (".csv", PLAIN + b"x" * 100_000, "line 6: a row is longer than 4,096 bytes"),
         (
             ".csv",
             PLAIN + b'"' + b"x\n" * 50_000,
-            "a row is longer than 4,096 bytes (perhaps since a quote that opens in line 6 is not closed",
+            "line 6: a row is longer than 4,096 bytes; the quote that opens a field in line 6 may not be closed",
         ),
         (".csv", PLAIN + b"\xff" * 100_000, "line 6: longer than 4,096 characters"),
         (".csv", b"x" * 100_000, "line 1: longer than 4,096 characters"),
-        (".csv", b'"' + b"x\n" * 100_000, "line 1: a quote opens here that is not closed"),
+        (".csv", b'"' + b"x\n" * 100_000, "line 1: the quote that opens a field is not closed"),
         (".jsonl", LINES + b"[" * 100_000, "line 5: longer than 4,096 characters"),
         (".jsonl", LINES + b" " * 100_000, "line 5: longer than 4,096 characters"),
         (".jsonl", b'{"text": "' + b"x" * 100_000, "line 1: longer than 4,096 characters"),
@@ -227,7 +287,7 @@ def test_rows_without_end(
 ) -> None:
     """A field, a line or a header that never ends is not read to its end."""
     monkeypatch.setattr(contents, "ROW", 4096)
-    monkeypatch.setattr(tables, "PARSED", 4096)
+    monkeypatch.setattr(csv_files, "PARSED", 4096)
     path = tmp_path / f"t{kind}{end}"
     path.write_bytes(PACKED.get(end, bytes)(content))
     judge(path, "train", run, said, outcome)

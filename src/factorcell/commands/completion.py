@@ -20,8 +20,9 @@ from factorcell.completion.replay import streams as progressive
 from factorcell.completion.replay import tuning
 from factorcell.completion.replay.streams import PrefixDraw, Stream
 from factorcell.config import UserError
+from factorcell.data.chunks import listed
 from factorcell.data.counts import POPULARITY
-from factorcell.data.tables import listed, open_table
+from factorcell.data.tables import open_table
 from factorcell.model.run import Run
 
 RISEN = 1500  # popular texts that are compared before and after a history (thesis 2018, section 5.4.2)

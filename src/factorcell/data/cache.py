@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import entry
+from factorcell.data.chunks import Table
 from factorcell.data.columns import Reader, column_readers, nearly_numbers, new_schema
-from factorcell.data.content import Content
+from factorcell.data.content import Content, FolderContent
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import UNITS, TextDigests
 from factorcell.data.schema import ContextSchema
-from factorcell.data.tables import Table, line_count, open_table
+from factorcell.data.table_files import line_count
+from factorcell.data.tables import open_table
 from factorcell.data.tokens import Ids, count, map_ids, tokenise
 from factorcell.data.values import CategoryColumn
 from factorcell.data.vocabulary import END, Vocabulary
@@ -181,7 +183,7 @@ def cache_folder() -> Path:
 
 
 def _key(
-    content: Content,
+    content: Content | FolderContent,
     config: DataConfig,
     vocabulary: Vocabulary | None,
     schema: ContextSchema | None,

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.config import DataConfig, UserError, choose
+from factorcell.data.chunks import Table
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
-from factorcell.data.tables import Table, open_table
+from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import splitter
 from factorcell.data.values import (
     LARGEST,

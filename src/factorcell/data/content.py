@@ -7,8 +7,9 @@ is what was hashed, in any order and at random places, while other processes do 
 
 import hashlib
 import io
+import json
 import lzma
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ ROW = 1 << 24  # characters of the longest line of a text file, bytes of the lon
 LARGE, RATIO = 1 << 30, 200  # a file that unpacks to more than so many bytes, and times its own size, is no table
 ARROW = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # what Arrow calls what it unpacks
 COMPRESSIONS = (*ARROW, ".xz")
+UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
+UTF32 = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 
 
 class Content:
@@ -54,12 +57,23 @@ class Content:
                     yield io.BufferedReader(_Unpacked(self, stream), BLOCK)
 
     def lines(self, encoding: str, newline: str | None = None, errors: str = "strict") -> Iterator[str]:
-        """The lines of a text file with their ends, which `newline` says as `open` does; none is longer than `ROW`."""
+        """The lines of a text file with their ends, which `newline` says as `open` does; none is longer than `ROW`.
+
+        `UserError` if the file is UTF-16 or UTF-32: with a byte order mark, or a zero in one of its first two bytes.
+        """
         with self.unpacked() as stream, io.TextIOWrapper(stream, encoding, errors, newline) as text:
+            self._refuse_other_unicode(stream.peek(4)[:4])
             for number, line in enumerate(iter(partial(text.readline, ROW + 1), ""), 1):
                 if len(line) > ROW:
                     raise UserError(f"{self.path} line {number}: longer than {ROW:,} characters")
                 yield line
+
+    def _refuse_other_unicode(self, start: bytes) -> None:
+        """Raise a `UserError` if the first four bytes are those of UTF-16 or UTF-32."""
+        if start in UTF32:
+            raise UserError(f"{self.path}: UTF-32; convert it to UTF-8")
+        if start.startswith(UTF16) or (len(start) > 1 and start[:2].count(0) == 1):
+            raise UserError(f"{self.path}: UTF-16; convert it to UTF-8")
 
     def digest(self) -> bytes:
         """Of all bytes: those that were read, and those that will be."""
@@ -75,6 +89,18 @@ class Content:
         if not whole or self.digests.setdefault(number, digest) != digest:
             raise UserError(f"{self.path}: changed while it was read; try again when nothing writes to it")
         return block
+
+
+class FolderContent:
+    """What the files of the folder `path` have when this is made; files that are added later are not seen."""
+
+    def __init__(self, path: Path, files: Sequence[Content]) -> None:
+        self.path, self.files = path, files
+
+    def digest(self) -> bytes:
+        """Return the digest of the names and bytes of all files."""
+        files = [(file.path.relative_to(self.path).as_posix(), file.digest().hex()) for file in self.files]
+        return hashlib.sha256(json.dumps(files).encode()).digest()
 
 
 class _Unpacked(io.RawIOBase):

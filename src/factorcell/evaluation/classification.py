@@ -19,10 +19,11 @@ from torch import Tensor
 from factorcell import limits
 from factorcell.choices import PRIORS, PROPOSALS
 from factorcell.config import DataConfig, UserError, choose
+from factorcell.data.chunks import listed
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.schema import ContextSchema, Variable
-from factorcell.data.tables import listed, open_table
+from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, name_or_none, to_number
 from factorcell.evaluation import negatives
 from factorcell.evaluation.bayes_rule import Classification, judge

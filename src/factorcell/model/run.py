@@ -19,9 +19,9 @@ from torch import Tensor
 from factorcell import files, folders
 from factorcell.config import FORMAT, PRECISIONS, Config, UserError, choose
 from factorcell.data.cache import prepare
+from factorcell.data.chunks import UnknownKindError
 from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.schema import ContextSchema
-from factorcell.data.tables import UnknownKindError
 from factorcell.data.tokenizer import TextTokenizer
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.model import sizes

@@ -1,0 +1,78 @@
+"""Tables as streams of column chunks: what every reader of tables returns.
+
+A chunk is a dict from column name to a list of at most `CHUNK` plain values. Text files give strings throughout
+(an empty field is the empty string); the reader of a column decides what a value means.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from factorcell.config import UserError
+from factorcell.data.content import Content, FolderContent
+from factorcell.limits import GOES_ON, nearest
+from factorcell.visible import visible
+
+CHUNK = 8192
+SHOWN = 20  # names of columns that an error lists
+
+Chunk = dict[str, list[Any]]
+
+
+class UnknownKindError(UserError):
+    """A path whose name does not say what kind of table it is, so that it may be no path at all."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A source that can be read repeatedly: its `name` for messages, its columns, its chunks; of a file its `content`.
+
+    All that is read of a file is of one content: a `UserError` says that it has changed meanwhile. A `fault` of its
+    header is told where a column is missing.
+    """
+
+    name: str
+    columns: Sequence[str]
+    read: Callable[[tuple[str, ...]], Iterator[Chunk]]
+    content: Content | FolderContent | None = None
+    rows: int | None = None
+    fault: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise UserError(f"{self.name}: empty, no columns and no rows")
+        if isinstance(self.columns, tuple):  # others are keys, which are unique
+            name, times = Counter(self.columns).most_common(1)[0]
+            if times > 1:
+                raise UserError(f"{self.name}: the header has {name!r} twice")
+
+    def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
+        """Chunks of the named columns; `UserError` where a column is missing or the table is empty."""
+        for name in columns:
+            if name not in self.columns:
+                raise self.lacks(name)
+        empty = True
+        for chunk in self.read(tuple(dict.fromkeys(columns))):
+            empty = False
+            yield chunk
+        if empty:
+            raise UserError(f"{self.name}: no rows")
+
+    def lacks(self, column: str, remedies: Iterable[tuple[str, str]] = (), outcome: str = GOES_ON) -> UserError:
+        """The error about a `column` that is missing; a fault of the header has no `remedies`."""
+        hint = "" if self.fault else nearest(column, self.columns)
+        if "," in column and set(column.split(",")) <= set(self.columns):
+            hint = " (name each column by itself)"
+        message = f"{self.name}: no column {column!r}{hint}; it has {listed(self.columns)}{self.fault}"
+        return UserError(message, () if self.fault else remedies, outcome)
+
+    def lacks_text(self, column: str) -> UserError:
+        """The same where nobody has read such a table before."""
+        return self.lacks(column, (("text", "COLUMN"),), "says which one has the texts")
+
+
+def listed(names: Sequence[str]) -> str:
+    """`names` as an error shows them: the first few, and how many there are."""
+    shown = ", ".join(f"{visible(name):.60}" for name in names[:SHOWN])
+    return shown + (f", ... ({len(names):,} in all)" if len(names) > SHOWN else "")

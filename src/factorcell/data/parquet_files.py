@@ -1,0 +1,134 @@
+"""Readers of Parquet files and of folders of them, as Spark and DuckDB write them.
+
+A folder is one table: its files in the order of their paths. Folders may be nested; a folder `key=value` (Hive
+partitioning) adds a column of text to the rows of the files in it. Names that begin with `_` or `.` are skipped.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow as pa
+from pyarrow import parquet as pq
+
+from factorcell.config import UserError
+from factorcell.data import chunks
+from factorcell.data.arrow import batches, one_line, plain
+from factorcell.data.chunks import Chunk, Table, UnknownKindError, listed
+from factorcell.data.content import Content, FolderContent
+
+NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive, Spark and DuckDB write a partition of missing values
+
+
+@dataclass(frozen=True)
+class ParquetFile:
+    """A Parquet file: its columns, its number of rows, and the values of its partition by name."""
+
+    content: Content
+    columns: tuple[str, ...]
+    rows: int
+    partition: dict[str, str | None]
+
+    @classmethod
+    def open(cls, content: Content, partition: dict[str, str | None]) -> "ParquetFile":
+        """Read the footer of a file."""
+        try:
+            with content.open() as raw, pq.ParquetFile(raw) as file:
+                return cls(content, tuple(file.schema_arrow.names), file.metadata.num_rows, partition)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{content.path}: not a Parquet file, or damaged ({one_line(error)})") from None
+
+    def read(self, columns: Sequence[str]) -> Iterator[Chunk]:
+        """Read the named columns in chunks; those of the partition repeat their value."""
+        stored = [name for name in columns if name not in self.partition]
+        for chunk in self._stored(stored) if stored else self._empty():
+            size = len(next(iter(chunk.values())))
+            repeated = {name: [value] * size for name, value in self.partition.items()}
+            yield {name: repeated[name] if name in repeated else chunk[name] for name in columns}
+
+    def _stored(self, columns: Sequence[str]) -> Iterator[Chunk]:
+        """Read columns that are in the file itself."""
+        path = self.content.path
+        try:
+            with self.content.open() as raw:
+                yield from plain(batches(raw, columns, chunks.CHUNK, str(path)), str(path))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{path}: damaged ({one_line(error)})") from None
+
+    def _empty(self) -> Iterator[Chunk]:
+        """Yield chunks of a column without values, as many as the file has rows."""
+        for begin in range(0, self.rows, chunks.CHUNK):
+            yield {"": [None] * min(chunks.CHUNK, self.rows - begin)}
+
+
+def parquet_table(content: Content) -> Table:
+    """Open a Parquet file."""
+    file = ParquetFile.open(content, {})
+    return Table(str(content.path), file.columns, file.read, content, file.rows)
+
+
+def parquet_folder(folder: Path) -> Table:
+    """Open a folder of Parquet files as one table."""
+    files = [ParquetFile.open(content_of(path), _partition(path, folder)) for path in _paths(folder)]
+    keys = tuple(files[0].partition)
+    for file in files:
+        if tuple(file.partition) != keys:
+            expected, got = (listed(names) or "none" for names in (keys, tuple(file.partition)))
+            raise UserError(f"{file.content.path}: expected folders with the partition keys {expected}, got {got}")
+
+    def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
+        for file in files:
+            for name in columns:
+                known = (*file.columns, *file.partition)
+                if name not in known:
+                    raise UserError(f"{file.content.path}: no column {name!r}; it has {listed(known)}")
+        for file in files:
+            yield from file.read(columns)
+
+    columns = tuple(dict.fromkeys(name for file in files for name in (*file.columns, *file.partition)))
+    content = FolderContent(folder, tuple(file.content for file in files))
+    return Table(str(folder), columns, read, content, sum(file.rows for file in files))
+
+
+def content_of(path: Path, compression: str = "") -> Content:
+    """Return the content of a file that exists and is not empty."""
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+    if path.stat().st_size == 0:
+        raise UserError(f"{path}: the file is empty")
+    return Content(path, compression)
+
+
+def _paths(folder: Path) -> list[Path]:
+    """Return the Parquet files of a folder in order; `UserError` if it has other files, or none."""
+    found = []
+    expected = f"{folder}: expected a table file or a folder of Parquet files (*.parquet), got"
+    for parent, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = sorted(name for name in folders if not _is_skipped(name))
+        for name in sorted(names):
+            path = Path(parent, name)
+            if _is_skipped(name):
+                continue
+            if path.suffix.lower() != ".parquet":
+                raise UnknownKindError(f"{expected} a folder with {path.relative_to(folder)}")
+            found.append(path)
+    if not found:
+        raise UnknownKindError(f"{expected} a folder without files")
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
+
+
+def _is_skipped(name: str) -> bool:
+    """Whether a file or folder is no part of the table, such as `_SUCCESS`; a key may begin so."""
+    return name.startswith(("_", ".")) and "=" not in name
+
+
+def _partition(path: Path, folder: Path) -> dict[str, str | None]:
+    """Return the values that the folders between `folder` and a file give, by their keys."""
+    parts = [part.split("=", 1) for part in path.relative_to(folder).parts[:-1] if "=" in part]
+    return {unquote(key): None if value == NULL else unquote(value) for key, value in parts}

@@ -1,0 +1,128 @@
+"""Folders of Parquet files against the same rows in memory, and their key in the cache."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from factorcell import DataConfig, prepare
+from factorcell.config import UserError
+from factorcell.data import cache, chunks
+from factorcell.data.parquet_files import NULL
+from factorcell.data.tables import open_table
+
+ROWS = [
+    {"text": f"text {n}", "stars": n % 5, "city": ("Oslo", "São Paulo/BR", None)[n % 3], "year": str(2024 + n % 2)}
+    for n in range(30)
+]
+
+
+def write(folder: Path, rows: list[dict[str, Any]], name: str = "part-0.parquet") -> Path:
+    """Write rows to a file in a new folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / name)
+    return folder
+
+
+def read(source: Any, *columns: str) -> list[tuple[Any, ...]]:
+    """All rows of a source."""
+    return [row for chunk in open_table(source).chunks(columns) for row in zip(*chunk.values(), strict=True)]
+
+
+@pytest.mark.parametrize("columns", [("text", "stars"), ("city", "text", "year"), ("year", "city"), ("stars",)])
+def test_a_partitioned_folder_has_the_rows_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...]
+) -> None:
+    """As Spark, DuckDB and Arrow write it; the values of folders are text."""
+    monkeypatch.setattr(chunks, "CHUNK", 3)
+    pq.write_to_dataset(pa.Table.from_pylist(ROWS), tmp_path / "t", partition_cols=["city", "year"])
+    assert (tmp_path / "t" / f"city={NULL}").is_dir()
+    table = open_table(str(tmp_path / "t"))
+    assert set(table.columns) == {"text", "stars", "city", "year"}
+    assert table.rows == len(ROWS)
+    expected = [tuple(row[name] for name in columns) for row in ROWS]
+    assert sorted(map(repr, read(tmp_path / "t", *columns))) == sorted(map(repr, expected))
+
+
+def test_files_are_read_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    for place, name in enumerate(("b/part-0.parquet", "a/part-1.parquet", "part-2.parquet", "a/part-0.parquet")):
+        write((tmp_path / name).parent, [{"text": name, "place": place}], Path(name).name)
+    names = [name for (name,) in read(tmp_path, "text")]
+    assert names == ["a/part-0.parquet", "a/part-1.parquet", "b/part-0.parquet", "part-2.parquet"]
+
+
+def test_a_column_that_one_file_lacks_is_an_error_only_if_it_is_read(tmp_path: Path) -> None:
+    write(tmp_path, [{"text": "a", "city": "Oslo"}], "0.parquet")
+    write(tmp_path, [{"text": "b", "stars": 5}], "1.parquet")
+    assert read(tmp_path, "text") == [("a",), ("b",)]
+    with pytest.raises(UserError, match=r"0\.parquet: no column 'stars'; it has text, city$"):
+        read(tmp_path, "text", "stars")
+
+
+def test_the_value_of_a_folder_replaces_the_column_of_a_file(tmp_path: Path) -> None:
+    write(tmp_path / "city=Nice", [{"text": "a", "city": "Oslo"}])
+    assert read(tmp_path, "city", "text") == [("Nice", "a")]
+
+
+def add(folder: Path) -> None:
+    """Add a file."""
+    write(folder, ROWS[:1], "part-9.parquet")
+
+
+def move(folder: Path) -> None:
+    """Give a file another name."""
+    (folder / "part-0.parquet").rename(folder / "part-1.parquet")
+
+
+def change(folder: Path) -> None:
+    """Write other rows."""
+    write(folder, ROWS[1:])
+
+
+@pytest.mark.parametrize(("alter", "rows"), [(add, 31), (move, 30), (change, 29)])
+def test_the_key_of_the_cache_has_names_and_contents_of_all_files(
+    alter: Callable[[Path], None], rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder is read once, and again when a file of it is another."""
+    built: list[Any] = []
+    build = cache._build
+
+    def counted(*arguments: Any) -> Any:
+        built.append(arguments)
+        return build(*arguments)
+
+    monkeypatch.setattr(cache, "_build", counted)
+    folder, config = write(tmp_path / "t", ROWS), DataConfig(context=("stars",), min_context_count=1)
+    texts = [len(prepare(folder, config, cache=tmp_path / "cache")) for _ in range(2)]
+    assert (texts, len(built)) == ([30, 30], 1)
+    alter(folder)
+    assert len(prepare(folder, config, cache=tmp_path / "cache")) == rows
+    assert len(built) == 2
+
+
+def test_a_file_that_changes_while_the_folder_is_read_is_an_error(tmp_path: Path) -> None:
+    """What is added meanwhile is not seen."""
+    folder = write(tmp_path / "t", ROWS)
+    table = open_table(folder)
+    assert table.content is not None
+    table.content.digest()
+    add(folder)
+    assert sum(len(chunk["text"]) for chunk in table.chunks(["text"])) == len(ROWS)
+    change(folder)
+    with pytest.raises(UserError, match=r"part-0\.parquet: changed while it was read"):
+        list(table.chunks(["text"]))
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "t" / "year=2024", ROWS)
+
+    def refuse(folder: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match=r"t: cannot be read \(Permission denied\)"):
+        open_table(tmp_path / "t")
