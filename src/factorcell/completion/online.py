@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from factorcell import files, limits
 from factorcell.completion.popularity import History
-from factorcell.completion.texts import SHOWN, checked
+from factorcell.completion.texts import SHOWN, clean_text
 from factorcell.config import UserError, check_format, choose
 from factorcell.data.schema import Variable
 from factorcell.model.run import FINGERPRINT, Run
@@ -253,8 +253,7 @@ class Learner:
         as they were, for a text that breaks the rule of `texts`. What is longer than the run reads is cut, as in
         training.
         """
-        for text in texts:
-            checked(text)
+        texts = [clean_text(text) for text in texts]
         for user in users:
             user.check(self.run)
             if user.state.shape != (self.rows, len(self.unknown)):

@@ -1,24 +1,25 @@
 """Counted texts: how often each was seen and by how many people, as a run folder keeps them.
 
 What one person typed, however often, is that person's own: a text is popular once `min_users` people wrote it.
-Nobody's name is kept.
+Nobody's name is kept. Texts that differ only in white space are counted as one (`canonical.canonical`).
 
 Shapes: N texts.
 """
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.config import DataConfig, UserError
+from factorcell.data.canonical import canonical
+from factorcell.data.tokenizer import normalized
 from factorcell.data.tokens import Ids
 from factorcell.data.vocabulary import END, SPECIALS
 
@@ -28,7 +29,7 @@ UNITS = ("char", "grapheme")
 
 @dataclass(frozen=True)
 class TextCounts:
-    """How often each of the texts that are `kept` was seen (NFC, not empty), of `total` texts there were.
+    """How often each of the texts that are `kept` was seen (canonical, not empty), of `total` texts there were.
 
     Each was written by at least `min_users` people; 0 where people were not told apart.
     """
@@ -46,7 +47,7 @@ class TextCounts:
         A user who is None may be anybody, and counts for nobody. Without `users` people are not told apart.
         """
         numbers, people = dict[str, int](), dict[Hashable, int]({None: 0})
-        which = [numbers.setdefault(normalize("NFC", text), len(numbers)) for text in texts]
+        which = [numbers.setdefault(canonical(text), len(numbers)) for text in texts]
         who = repeat(None, len(which)) if users is None else users
         writers = [people.setdefault(user, len(people)) for user in who]
         found = FrequentTexts(tuple(numbers), np.array(which, np.int32), np.array(writers, np.int32))
@@ -100,22 +101,24 @@ def people_of(which: NDArray[Any], writers: NDArray[np.int32], texts: int) -> ND
 
 
 class TextDigests:
-    """A digest of every text of a table as it is read, by which equal ones are found; so no text outlives its chunk."""
+    """A digest of the canonical form of every text of a table, so that no text has to be kept to find equal ones."""
 
-    def __init__(self) -> None:
-        self.chunks: list[NDArray[np.uint64]] = []
+    def __init__(self, config: DataConfig) -> None:
+        self.config, self.chunks = config, list[NDArray[np.uint64]]()
 
-    def add(self, flat: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
-        """Take the provisional ids of one chunk, as `tokenise` has them; empty texts and cut ones have no digest."""
-        ends, content = np.cumsum(sizes), memoryview(flat.tobytes())
-        places = pairwise([0, *(ends * flat.itemsize).tolist()])
-        found = b"".join(hashlib.blake2b(content[begin:end], digest_size=8).digest() for begin, end in places)
-        self.chunks.append(np.where((flat[ends - 1] == END) & (sizes > 2), np.frombuffer(found, np.uint64), 0))
+    def add(self, texts: Sequence[str], flat: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
+        """Take the texts of one chunk and their ids from `tokenise`; empty texts and cut ones have the digest 0."""
+        whole = (flat[np.cumsum(sizes) - 1] == END).tolist()
+        pairs = zip(texts, whole, strict=True)
+        self.chunks.append(np.array([self._digest(text) if uncut else 0 for text, uncut in pairs], np.uint64))
 
-    def frequent(
-        self, spool: Any, ids: Ids, offsets: NDArray[np.int64], writers: NDArray[np.int32], config: DataConfig
-    ) -> FrequentTexts:
+    def _digest(self, text: str) -> int:
+        content = canonical(normalized(text, self.config)).encode("utf-8", "surrogatepass")
+        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") if content else 0
+
+    def frequent(self, spool: Any, ids: Ids, offsets: NDArray[np.int64], writers: NDArray[np.int32]) -> FrequentTexts:
         """The texts that may be popular, restored from their ids in the file `spool`."""
+        config = self.config
         which = np.full(len(writers), -1, dtype=np.int32)
         if len(which) < config.min_text_count:
             return FrequentTexts((), which, writers)
@@ -125,12 +128,12 @@ class TextDigests:
         often = (digests > 0) & (counts >= config.min_text_count)
         people = people_of(np.where(often[found], found, -1), writers, len(digests))
         kept = often & (people >= config.min_text_users)
-        names, texts = [*SPECIALS, *ids], dict[str, int]()
+        names, texts = [*SPECIALS, *ids], list[str]()
         places = np.full(len(digests), -1, dtype=np.int32)
         for place in np.flatnonzero(kept).tolist():
             begin, end = offsets[first[place]] + 1, offsets[first[place] + 1] - 1
             spool.seek(4 * begin)
             tokens = np.frombuffer(spool.read(4 * (end - begin)), dtype=np.uint32)
-            text = normalize("NFC", "".join(names[token] for token in tokens.tolist()))
-            places[place] = texts.setdefault(text, len(texts))  # lower-cased ones may be equal once composed
+            places[place] = len(texts)
+            texts.append(canonical("".join(names[token] for token in tokens.tolist())))
         return FrequentTexts(tuple(texts), places[found], writers)

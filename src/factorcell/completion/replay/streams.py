@@ -19,6 +19,7 @@ from factorcell import files, limits
 from factorcell.completion.search import Suggestion
 from factorcell.completion.texts import checked
 from factorcell.config import DataConfig, UserError
+from factorcell.data.canonical import canonical
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import GRAPHEME, splitter
 from factorcell.data.values import is_missing, quoted, to_number, to_time
@@ -95,8 +96,8 @@ def read(
 ) -> list[Stream]:
     """The streams of a table, by user: columns `data.text`, `user`, `moment` (the time) and `others`.
 
-    Texts are normalised as a run with `data` reads them. The first `most_rows` of each user are kept. `UserError` where
-    a column is missing or a value cannot be read.
+    Texts are as a run with `data` reads them, in canonical form. The first `most_rows` of each user are kept.
+    `UserError` where a column is missing or a value cannot be read.
     """
     limits.check(rows_per_user=most_rows)
     table, normal = open_table(source), _normaliser(data)
@@ -231,10 +232,10 @@ def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
 
 
 def _normaliser(data: DataConfig) -> Callable[[str], str]:
-    """The function that makes of a text what a run with `data` reads, whatever its unit."""
+    """Return the function that gives the canonical form of what a run with `data` reads of a text."""
     cut = splitter(replace(data, unit="grapheme"))
     # Lower-casing can leave letters that NFC would join.
-    return lambda text: "".join(cut("".join(cut(text))))
+    return lambda text: canonical("".join(cut("".join(cut(text)))))
 
 
 def _length(text: str) -> int:
