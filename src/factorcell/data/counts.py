@@ -107,13 +107,16 @@ class TextDigests:
         self.config, self.chunks = config, list[NDArray[np.uint64]]()
 
     def add(self, texts: Sequence[str], flat: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
-        """Take the texts of one chunk and their ids from `tokenise`; empty texts and cut ones have the digest 0."""
+        """Take the texts of one chunk and their ids from `tokenise`; texts that are empty or cut have the digest 0."""
         whole = (flat[np.cumsum(sizes) - 1] == END).tolist()
         pairs = zip(texts, whole, strict=True)
         self.chunks.append(np.array([self._digest(text) if uncut else 0 for text, uncut in pairs], np.uint64))
 
     def _digest(self, text: str) -> int:
-        content = canonical(normalized(text, self.config)).encode("utf-8", "surrogatepass")
+        try:
+            content = canonical(normalized(text, self.config)).encode()
+        except UnicodeEncodeError:  # nobody can type it
+            return 0
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") if content else 0
 
     def frequent(self, spool: Any, ids: Ids, offsets: NDArray[np.int64], writers: NDArray[np.int32]) -> FrequentTexts:

@@ -379,5 +379,5 @@ def _json_lines(content: Content) -> Table:
 
 
 def name_of(source: Any) -> str:
-    """A table as results name it: its file without the folder, or "rows"."""
-    return Path(source).name if isinstance(source, (str, Path)) else "rows"
+    """A table as results name it: its file without the folder, with what cannot be seen escaped, or "rows"."""
+    return visible(Path(source).name) if isinstance(source, (str, Path)) else "rows"
