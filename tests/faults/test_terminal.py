@@ -45,7 +45,7 @@ COMMANDS: dict[str, str] = {
     "report": "report {words} {letters} --out {page}",
     "advise": "advise {table} --context {column} --page {page}",
     "rescore": "rescore {words} {lists} --page {page} --context {oslo}",
-    "check": "check {words} {letters}",
+    "check": "check {letters}",
     "resume": "train {table} --dev {table} --context {column} --out {words} {small} --resume",
     "baseline": "baseline ngram {table} --out {fresh}",
 }

@@ -175,13 +175,13 @@ def test_a_number_has_no_values(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"number": 0}, "number is 0"),
-        ({"contexts": []}, "no context to write texts in"),
         ({"number": 2, "options": GenerationOptions("greedy")}, "greedy"),
         ({"options": GenerationOptions(banned=("sands",))}, "'sands' is not in the vocabulary.*near it: sand"),
         ({"options": GenerationOptions(stops=(" ",))}, "no token"),
         ({"contexts": [{"city": "Olso", "stars": "1"}]}, "'Olso'.*Oslo"),
         ({"contexts": [{"town": "Oslo"}]}, "town"),
-        ({"contexts": {"city": "Oslo"}}, "not one mapping"),
+        ({"contexts": ["city"]}, "context: expected a mapping from column to value, got 'city'"),
+        ({"contexts": [None]}, "context: expected a mapping"),
     ],
 )
 def test_mistakes_of_a_list(run: Run, options: dict[str, Any], words: str) -> None:

@@ -68,5 +68,5 @@ class Assistant:
         """The user after a text, written in `context`."""
         if self.learner is None or user is None:
             return user
-        (after,), _ = self.learner.learn([user], [text], [context or {}])
+        (after,), _ = self.learner.learn([user], [text], None if context is None else [context])
         return after

@@ -118,7 +118,7 @@ class Completer:
         `UserError` for a column or value that the run does not know, and for a user of another run.
         """
         own = self._own(user)
-        given = self._context(context or {})
+        given = self._context({} if context is None else context)
         with self.run.scoring():
             plain = PlainEngine(self.run.model).begin(given, own) if self.slips.most else None
             return TypedText((), self.engine.begin(given, own), user, plain)
@@ -172,7 +172,7 @@ class Completer:
             return []
         texts = [canonical(checked(text)) for text in texts]
         tokens, parts = self._tokens(prefix), [self._tokens(text) for text in texts]
-        corpus = self.run.read(texts, [context or {}] * len(texts), unknown=self.unknown)
+        corpus = self.run.read(texts, [{} if context is None else context] * len(texts), unknown=self.unknown)
         own = {name: vector.expand(len(texts), -1) for name, vector in self._own(user).items()}
         with torch.inference_mode():
             batch = self.run.batch(corpus, np.arange(len(texts)))

@@ -28,6 +28,7 @@ from factorcell import files, limits
 from factorcell.completion.popularity import History
 from factorcell.completion.texts import SHOWN, clean_text
 from factorcell.config import UserError, check_format, choose
+from factorcell.data.rows import Row, rows_of
 from factorcell.data.schema import Variable
 from factorcell.model.run import FINGERPRINT, Run
 
@@ -254,6 +255,12 @@ class Learner:
         training.
         """
         texts = [clean_text(text) for text in texts]
+        rows: list[Row] = [{}] * len(texts) if contexts is None else rows_of(contexts)
+        if not len(users) == len(texts) == len(rows):
+            counts = f"{len(users):,} users, {len(texts):,} texts and {len(rows):,} contexts"
+            raise UserError(f"learning: expected a text and a context for each user, got {counts}")
+        if not users:
+            return [], np.zeros(0)
         for user in users:
             user.check(self.run)
             if user.state.shape != (self.rows, len(self.unknown)):
@@ -262,7 +269,7 @@ class Learner:
                     f"which has {self.rows}"
                 )
         vectors = np.stack([user.vector for user in users])
-        nats, gradients = self.gradients(vectors, texts, contexts or [{}] * len(texts))
+        nats, gradients = self.gradients(vectors, texts, rows)
         pairs = zip(users, texts, gradients, strict=True)
         return [self.moved(user, text, gradient) for user, text, gradient in pairs], nats
 
@@ -328,7 +335,7 @@ class Learner:
 
 def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None = None) -> User:
     """The user after one more text, by the rule of the run."""
-    (after,), _ = Learner(run).learn([user], [text], [context or {}])
+    (after,), _ = Learner(run).learn([user], [text], None if context is None else [context])
     return after
 
 

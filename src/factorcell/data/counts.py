@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from factorcell import files
 from factorcell.config import DataConfig, UserError
 from factorcell.data.canonical import canonical
+from factorcell.data.rows import labels_of
 from factorcell.data.tokenizer import normalized
 from factorcell.data.tokens import Ids
 from factorcell.data.vocabulary import END, SPECIALS
@@ -44,11 +45,11 @@ class TextCounts:
     ) -> "TextCounts":
         """Count `texts`; those seen less than `min_count` times, or by fewer than `min_users` of `users`, are omitted.
 
-        A user who is None may be anybody, and counts for nobody. Without `users` people are not told apart.
+        A user who is missing may be anybody, and counts for nobody. Without `users` people are not told apart.
         """
         numbers, people = dict[str, int](), dict[Hashable, int]({None: 0})
         which = [numbers.setdefault(canonical(text), len(numbers)) for text in texts]
-        who = repeat(None, len(which)) if users is None else users
+        who = repeat(None, len(which)) if users is None else labels_of(users, "users", len(which))
         writers = [people.setdefault(user, len(people)) for user in who]
         found = FrequentTexts(tuple(numbers), np.array(which, np.int32), np.array(writers, np.int32))
         return found.counted(min_count, 0 if users is None else min_users)

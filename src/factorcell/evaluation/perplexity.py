@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from factorcell.bootstrap import Interval
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, known_targets
+from factorcell.data.rows import labels_of
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.evaluation import statistics, text_figures
@@ -61,14 +62,21 @@ def top_accuracy(model: Ranker, corpus: Corpus) -> Row:
     return everything | without
 
 
-def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[str], baseline: Scorer | None = None) -> list[Row]:
+def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> list[Row]:
     """Perplexity per value, and `gain`: by what share it lies below that without context, with its interval over texts.
 
-    `values` names the group of every text. The gain is over `baseline`, an n-gram model or an unadapted run with the
-    same vocabulary, or, without one, over the same model when it must do with the expected context.
+    `values` has the group of every text; texts without one are the group "(missing)". The gain is over `baseline`, an
+    n-gram model or an unadapted run with the same vocabulary, or, without one, over the same model when it must do with
+    the expected context.
     """
+    names = named(labels_of(values, "values", len(corpus)))
     ours, plain = text_figures.of_nats(run.nats(corpus), corpus), without_context(run, corpus, baseline)
-    return gains(ours["perplexity"], plain["perplexity"], values)
+    return gains(ours["perplexity"], plain["perplexity"], names)
+
+
+def named(labels: Sequence[str | None]) -> list[str]:
+    """Return the groups of texts, of which those without a value are one."""
+    return ["(missing)" if label is None else label for label in labels]
 
 
 def without_context(run: Scorer, corpus: Corpus, baseline: Scorer | None = None) -> Figures:

@@ -107,8 +107,7 @@ def evaluate(
         row["over"] = None if baseline is None else baseline.folder.name
         row |= {"strangers": True} if perplexity.strangers(run, corpus) else {}
         for column, values in columns.items():
-            named = ["(missing)" if value is None else value for value in values]
-            result["by"][column] = perplexity.gains(texts["perplexity"], plain, named)
+            result["by"][column] = perplexity.gains(texts["perplexity"], plain, perplexity.named(values))
     return result, texts
 
 

@@ -22,7 +22,7 @@ from factorcell.config import DataConfig, UserError
 from factorcell.data.canonical import canonical
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import GRAPHEME, splitter
-from factorcell.data.values import is_missing, quoted, to_number, to_time
+from factorcell.data.values import category_name, is_missing, quoted, to_number, to_time
 from factorcell.progress import progress_bar
 
 TYPED, LEFT = 2, 1  # characters that a prefix has at least, and that are left to complete
@@ -114,7 +114,7 @@ def read(
             if is_missing(row[user]):
                 raise UserError(f"{where}: {user} is missing; each row needs somebody who wrote it")
             row[data.text] = normal(row[data.text])
-            people[str(row[user])].append((_seconds(row[moment], f"{where}: {moment}"), row))
+            people[category_name(row[user])].append((_seconds(row[moment], f"{where}: {moment}"), row))
     streams = []
     for name in sorted(people):
         ordered = sorted(people[name], key=lambda one: one[0])  # texts of one moment stay as they stand in the table
