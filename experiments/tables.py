@@ -169,7 +169,7 @@ def draw(results: Path, suffix: str, folder: Path) -> None:
         stale.unlink()
     for picture in every:
         folder.mkdir(exist_ok=True)
-        files.write(folder / picture.file, picture.svg().encode())
+        files.write(folder / picture.file, picture.svg())
 
 
 PAGES = {
@@ -201,7 +201,7 @@ def main(argv: Sequence[str], say: Callable[[str], object] = print) -> int:
             page = given.docs / name
             if not page.is_file():
                 raise UserError(f"{page}: there is no such page")
-            files.write(page, filled(page.read_text(encoding="utf-8"), tables).encode())
+            files.write(page, filled(page.read_text(encoding="utf-8"), tables))
         if given.docs is not None:
             draw(given.results, suffix, given.docs / drawings.FOLDER)
     except UserError as error:

@@ -1,5 +1,6 @@
 """Texts that steer a terminal, turn letters round or hide among them, and whether any of it came through."""
 
+import sys
 from pathlib import Path
 
 BIDIRECTIONAL = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -15,6 +16,10 @@ EVIL = {
     "round": "\u202egnp.exe\u202c\u2066\u200f\u061c",
     "hidden": "ad\u200bmin\u2060\ufeff",
 }
+
+
+# A byte of a file name that is not UTF-8, as Python has it; other systems refuse such names.
+NOT_UTF8 = "\udce9" if sys.platform == "linux" else ""
 
 
 def came_through(shown: str) -> list[str]:

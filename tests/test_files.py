@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,30 @@ def test_json_comes_back(tmp_path: Path) -> None:
     content = {"name": "São Tomé\n", "values": [1, 2.5, None], "inner": {"a": True}}
     files.write_json(tmp_path / "a.json", content)
     assert files.read_json(tmp_path / "a.json") == content
+
+
+@pytest.mark.parametrize("name", ["r\udce9views", "\udfff", "a\ud800b", "\udc80\udcff"])
+def test_lone_surrogates_are_escaped_and_json_returns_them(name: str, tmp_path: Path) -> None:
+    """Names of files that are not UTF-8, and half characters of tables in memory."""
+    content, path = {"name": name, name: [name, 1.5]}, tmp_path / "a"
+    files.write_json(path, content)
+    assert files.read_json(path) == content
+    files.write_rows(path, [content])
+    files.append_row(path, content)
+    assert files.read_rows(path) == [content, content]
+    assert json.loads(path.read_text(encoding="utf-8").splitlines()[0]) == content
+    files.write(path, f"# {name}\n")
+    assert path.read_text(encoding="utf-8") == f"# {name.encode('unicode_escape').decode()}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system has no such names")
+def test_tensors_come_back_from_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / "r\udce9n"
+    folder.mkdir()
+    files.save_tensors(folder / "\udcff.safetensors", tensors(), {"from": "r\udce9n"})
+    loaded, facts = files.load_tensors(folder / "\udcff.safetensors")
+    assert facts == {"from": "r\udce9n"}
+    assert loaded.keys() == tensors().keys()
 
 
 @pytest.mark.parametrize("asked", ["exists", "is_dir"])

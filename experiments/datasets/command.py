@@ -103,7 +103,7 @@ def build(name: str, data_set: DataSet, sources: Sequence[Repository], folder: P
     parts = corpora.split(table, **data_set.split)
     written = {part: write(folder / f"{part}.parquet", rows) for part, rows in parts.items()}
     content = {"set": name, "sources": made_of, "records": vars(tally), "parts": written}
-    files.write(manifest, (json.dumps(content, indent=2) + "\n").encode())
+    files.write(manifest, json.dumps(content, indent=2) + "\n")
     for part, facts in written.items():
         print(f"{folder / part}.parquet: {facts['rows']:,} texts")
 

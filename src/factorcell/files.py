@@ -12,8 +12,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,15 +30,24 @@ from factorcell.finite import from_json, to_json
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 
 
-def write(path: str | Path, content: bytes) -> None:
+def encoded(text: str) -> bytes:
+    """Return `text` in UTF-8, with an escape for each lone surrogate, such as a byte of a file name that is not UTF-8.
+
+    The escape is that of JSON, so a value in a JSON document is read back as it was.
+    """
+    return text.encode("utf-8", "backslashreplace")
+
+
+def write(path: str | Path, content: bytes | str) -> None:
     """Replace `path` by `content` at once: what was there stays whole until the new file is on disk.
 
-    The manifest of the folder, if it lists the file, accepts both until then. A device or a pipe is written to; it
-    stays what it is.
+    Text is written as UTF-8 (`encoded`). The manifest of the folder, if it lists the file, accepts both until then. A
+    device or a pipe is written to; it stays what it is.
     """
     path = Path(path)
     if path.is_dir():  # also of no name: the folder of work
         raise UserError(f"{path}: cannot be saved (Is a directory)")
+    content = encoded(content) if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         return _write_to(path, content)
     with digests.alone(path.parent):
@@ -174,7 +183,7 @@ def new_folder(folder: str | Path, beginning: Collection[str] = (), *, resumable
 
 def write_json(path: str | Path, content: Any) -> None:
     """Replace `path` by `content` as JSON, null where a number is not finite."""
-    write(path, (to_json(content, indent=1) + "\n").encode())
+    write(path, to_json(content, indent=1) + "\n")
 
 
 def read_json(path: str | Path) -> Any:
@@ -228,6 +237,15 @@ def _ordered(content: bytes) -> bytes:
     return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[begin:]))
 
 
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """Open a safetensors file, whose library takes only names that are UTF-8."""
+    with path.open("rb") as file:
+        name = str(path) if encoded(str(path)) == os.fsencode(path) else f"/dev/fd/{file.fileno()}"
+        with safe_open(name, framework="pt") as opened:
+            yield opened
+
+
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_tensors` wrote; a `UserError` where the file is missing, truncated or altered."""
     tensors, facts, _ = load_checked(path)
@@ -245,7 +263,7 @@ def load_checked(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], b
     if vouched and not listed.accepts(path, digests.of_file(path)):
         Digests.read(path.parent).vouch(path, digests.of_file(path))
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, RuntimeError) as error:
@@ -324,4 +342,4 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    return "".join(to_json(row) + "\n" for row in rows).encode()
+    return encoded("".join(to_json(row) + "\n" for row in rows))

@@ -19,6 +19,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.search import SearchRequest, beam, search
 from factorcell.config import UserError
+from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.vocabulary import SPECIALS
 from factorcell.model.run import Run
 from tests.completion.test_search import CLOSE, typed_in, written_out
@@ -98,14 +99,14 @@ def test_whatever_is_typed_is_kept_and_gone_on_with(unit: str, typed: str, lower
     run = make_letters(texts, data={"unit": unit, "lowercase": lowercase, "max_tokens": 30}, spread=0.8)
     completer = Completer(run)
     found = completer.complete(typed, k=25)
-    shown = unicodedata.normalize("NFC", typed)
+    shown = canonical_prefix(typed)
     shown = unicodedata.normalize("NFC", shown.lower()) if lowercase else shown
     assert len({unicodedata.normalize("NFC", one.text) for one in found}) == len(found) == 25
     for one in found:
         assert one.text.startswith(shown)
         assert one.text != shown
         assert not any(special in one.text.removeprefix(shown) for special in SPECIALS)
-        assert one.text == unicodedata.normalize("NFC", one.text)
+        assert one.text == canonical(one.text)
     # A keystroke at a time comes to the same.
     written = completer.begin()
     for end in range(len(typed) + 1):
@@ -338,11 +339,11 @@ def test_completion_continues_after_a_bad_line(
 
 def test_a_suggestion_cannot_steer_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Control characters of the prefix are written out in the table, and kept in JSON."""
-    command = ["complete", str(folder), "a\x1b[2J\n", "--threads", "1"]
+    command = ["complete", str(folder), "a\x1b[2J\a", "--threads", "1"]
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     assert len(lines) == 10
-    assert all(line.startswith(r"a\x1b[2J\n") for line in lines)
+    assert all(line.startswith(r"a\x1b[2J\x07") for line in lines)
     assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[0])["text"].startswith("a\x1b[2J\n")
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["text"].startswith("a\x1b[2J\a")
     assert files.read_json(folder / "config.json")["data"]["unit"] == "char"

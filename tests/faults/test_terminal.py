@@ -19,10 +19,13 @@ from factorcell.completion import texts
 from factorcell.completion.assistant import Assistant
 from factorcell.model.run import Run
 from factorcell.progress import Lines, progress_bar
-from tests.hostile import EVIL, came_through, page_of
+from tests.hostile import EVIL, NOT_UTF8, came_through, page_of
 
 COLUMN, OTHER = "ci\x1b[2Jty\u202e", "ki\x9bnd"
 CITIES = [f"Oslo{EVIL['screen']}", f"Nice{EVIL['round']}"]
+WORDS, LETTERS = f"words{NOT_UTF8}", f"letters{NOT_UTF8}"
+LISTS = f"lists{NOT_UTF8}.jsonl"
+TABLE = f"ta\x1bb{NOT_UTF8}le.jsonl"
 SAID = [f"the sea {evil} is cold" for evil in EVIL.values()] + ["sun and sand", "the sun"]
 SIZES = "--hidden-size 6 --embedding-size 4 --variable-size 2 --context-size 3 --epochs 1 --evaluations 1".split()
 FEW = "--min-count 1 --min-context-count 1 --min-user-count 1 --min-text-count 1 --min-text-users 1 --threads 1".split()
@@ -42,33 +45,37 @@ COMMANDS: dict[str, str] = {
     "report": "report {words} {letters} --out {page}",
     "advise": "advise {table} --context {column} --page {page}",
     "rescore": "rescore {words} {lists} --page {page} --context {oslo}",
+    "check": "check {letters}",
+    "resume": "train {table} --dev {table} --context {column} --out {words} {small} --resume",
+    "baseline": "baseline ngram {table} --out {fresh}",
 }
 SLOW: dict[str, str] = {
     "tune-online": "tune-online {letters} {table} --time at --rows-per-user 2 --optimiser sgd --seconds 0.05",
     "replay": "replay {letters} {table} --compare plain,online --user {column} --time at --out {fresh} --seconds 0.05",
     "separate": "separate {table} --dev {table} --by {column} --out {fresh} {small}",
     "finetune": "finetune {words} {table} --dev {table} --out {fresh} --epochs 1 --evaluations 1",
+    "tune": "tune {table} --dev {table} --context {column} --out {fresh} --trials 1 {small}",
     "specificity": "specificity {words} --train {table} --dev {table} --target {column} --out {fresh} --number 1",
     "compare": "compare {table} --dev {table} --test {table} --context {column} --out {fresh} {small}",
 }
-UNTHREADED = ("report",)
+UNTHREADED = ("report", "check", "baseline")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table whose header, values and texts are hostile, lists of hypotheses, two runs; the folder is named so too."""
-    folder = tmp_path_factory.mktemp("hostile") / f"a{EVIL['screen'].replace('/', '')}\u202e"
+    folder = tmp_path_factory.mktemp("hostile") / f"a{EVIL['screen'].replace('/', '')}\u202e{NOT_UTF8}"
     folder.mkdir()
     rows = [
         {"text": text, COLUMN: city, OTHER: str(number % 2), "at": number}
         for number, (text, city) in enumerate((text, city) for text in SAID * 4 for city in CITIES)
     ]
-    files.write_rows(folder / "ta\x1bble.jsonl", rows)
+    files.write_rows(folder / TABLE, rows)
     told = [{"text": SAID[0], "lm": -1.0}, {"text": SAID[1], "lm": -1.5}]
-    files.write_rows(folder / "lists.jsonl", [{"id": f"u{evil}", "hypotheses": told} for evil in EVIL.values()])
-    made = {"words": ["--context", COLUMN], "letters": ["--user", COLUMN, "--unit", "char", "--max-tokens", "60"]}
+    files.write_rows(folder / LISTS, [{"id": f"u{evil}", "hypotheses": told} for evil in EVIL.values()])
+    made = {WORDS: ["--context", COLUMN], LETTERS: ["--user", COLUMN, "--unit", "char", "--max-tokens", "60"]}
     for name, more in made.items():
-        table = str(folder / "ta\x1bble.jsonl")
+        table = str(folder / TABLE)
         assert main(["train", table, "--dev", table, "--out", str(folder / name), *more, *SIZES, *FEW]) == 0
     return folder
 
@@ -77,18 +84,18 @@ def filled(command: str, folder: Path, fresh: Path) -> list[str]:
     """The words of a command."""
     verb = command.split()[0]
     named = {
-        "table": folder / "ta\x1bble.jsonl",
-        "lists": folder / "lists.jsonl",
-        "words": folder / "words",
-        "letters": folder / "letters",
+        "table": folder / TABLE,
+        "lists": folder / LISTS,
+        "words": folder / WORDS,
+        "letters": folder / LETTERS,
         "column": COLUMN,
         "oslo": f"{COLUMN}={CITIES[0]}",
         "nice": f"{COLUMN}={CITIES[1]}",
         "text": SAID[0],
         "gap": "the ___ is cold",
         "prefix": "the sea \x1b",
-        "page": fresh / "page\x1b.html",
-        "fresh": fresh / "fresh\x1b",
+        "page": fresh / f"page\x1b{NOT_UTF8}.html",
+        "fresh": fresh / f"fresh\x1b{NOT_UTF8}",
     }
     words = [word for word in command.split() if word != "{small}"]
     small = [*SIZES, *FEW[:-2]] if "{small}" in command else []
@@ -171,7 +178,7 @@ def test_mistakes_are_one_line_whatever_is_in_them(
     capsys: pytest.CaptureFixture[str],
     outcome: dict[str, int],
 ) -> None:
-    places = {"{words}": str(folder / "words"), "{table}": str(folder / "ta\x1bble.jsonl")}
+    places = {"{words}": str(folder / WORDS), "{table}": str(folder / TABLE)}
     given = [places.get(word, word).replace("{}", evil) for word in words]
     try:
         code = main(given)
@@ -187,7 +194,7 @@ def test_mistakes_are_one_line_whatever_is_in_them(
 
 
 def test_cards_hold_nothing_hostile(folder: Path, outcome: dict[str, int]) -> None:
-    for name in ("words", "letters"):
+    for name in (WORDS, LETTERS):
         card = page_of(folder / name / "README.md")
         assert not came_through(card)
         assert r"ci\\x1b\[2Jty\\u202e: category" in card
@@ -280,7 +287,7 @@ def test_the_menu_and_the_line_show_nothing_hostile(
     outcome: dict[str, int],
 ) -> None:
     """Suggestions as they are, shown as they are safe; on the line a sign stands for each mark, in its place."""
-    run = Run.open(folder / "letters")
+    run = Run.open(folder / LETTERS)
     menu = Menu(Assistant.of(run), None, {}, 5)
     found = list(menu.get_completions(Document("the sea "), CompleteEvent()))
     assert not [one for one in found if came_through(one.display_text)]
@@ -299,7 +306,7 @@ def test_a_line_that_cannot_be_learned_is_said(
 ) -> None:
     """And the next one is read."""
     monkeypatch.setattr(texts, "LONGEST", 5)
-    run = Run.open(folder / "letters")
+    run = Run.open(folder / LETTERS)
     assistant = Assistant.of(run)
     assert assistant.learner is not None
     menu = Menu(assistant, assistant.learner.new(), {}, 3)

@@ -10,7 +10,9 @@ import torch
 
 from factorcell.choices import METHODS
 from factorcell.commands import main
+from factorcell.commands.generation import expand
 from factorcell.config import UserError
+from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case, split
 from factorcell.generation.generate import TOGETHER, GenerationOptions, condition, every, fill, generate, stream
 from factorcell.generation.infilling import InfillingOptions
@@ -175,13 +177,13 @@ def test_a_number_has_no_values(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"number": 0}, "number is 0"),
-        ({"contexts": []}, "no context to write texts in"),
         ({"number": 2, "options": GenerationOptions("greedy")}, "greedy"),
         ({"options": GenerationOptions(banned=("sands",))}, "'sands' is not in the vocabulary.*near it: sand"),
         ({"options": GenerationOptions(stops=(" ",))}, "no token"),
         ({"contexts": [{"city": "Olso", "stars": "1"}]}, "'Olso'.*Oslo"),
         ({"contexts": [{"town": "Oslo"}]}, "town"),
-        ({"contexts": {"city": "Oslo"}}, "not one mapping"),
+        ({"contexts": ["city"]}, "context: expected a mapping from column to value, got 'city'"),
+        ({"contexts": [None]}, "context: expected a mapping"),
     ],
 )
 def test_mistakes_of_a_list(run: Run, options: dict[str, Any], words: str) -> None:
@@ -198,8 +200,6 @@ def test_mistakes_of_a_template(run: Run, template: str, words: str) -> None:
     """A template has one gap and words that the run knows."""
     with pytest.raises(UserError, match=words):
         fill(run, template, CONTEXTS)
-    with pytest.raises(UserError, match="no context"):
-        fill(run, "the ____", [])
 
 
 def test_mistakes_of_a_manner(run: Run) -> None:
@@ -286,3 +286,12 @@ def test_mistakes_of_the_verb(run: Run, options: list[str], words: str, capsys: 
     assert main.main(["generate", str(run.folder), *options]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line
+
+
+def test_each_value_of_a_column_without_values(tmp_path: Path) -> None:
+    """Training had only rare ones: that is said, in place of no text at all."""
+    run = make_run(tmp_path / "run")
+    bare = replace(run.schema.variable("city"), values=("<unknown>",), counts=(10,))
+    run.schema = ContextSchema((bare,))
+    with pytest.raises(UserError, match="--each city: expected a column with values in training"):
+        expand(run, {}, ["city"])

@@ -26,6 +26,6 @@ def kept(service: Service, user: str) -> bytes:
 
 
 def words(seed: int, count: int) -> list[str]:
-    """Random texts, some twice."""
+    """Random texts in canonical form, some twice."""
     draw = random.Random(seed)
-    return ["".join(draw.choices("abc ", k=draw.randint(1, 9))).strip() or "a" for _ in range(count)]
+    return [" ".join("".join(draw.choices("abc ", k=draw.randint(1, 9))).split()) or "a" for _ in range(count)]

@@ -16,7 +16,7 @@ def run_advise(given: argparse.Namespace) -> None:
     if given.page is not None:
         from factorcell.reports import advice as report
 
-        files.write(given.page, report.page(name_of(given.table), found, runs).encode())
+        files.write(given.page, report.page(name_of(given.table), found, runs))
     if given.json:
         return terminal.lines([*found["columns"], found["all"], *runs])
     for line in wording.advice_lead(found):

@@ -68,7 +68,7 @@ def run_demo(given: argparse.Namespace) -> None:
     terminal.show("")
     for place in results["names"]:
         terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
-    files.write(given.page, demo_page(results).encode())
+    files.write(given.page, demo_page(results))
     terminal.say("", f"{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
 
 

@@ -44,7 +44,7 @@ def run_contexts(given: argparse.Namespace) -> None:
     if given.page:
         from factorcell.reports import embeddings as report
 
-        files.write(given.page, report.page(opened.folder.name, found).encode())
+        files.write(given.page, report.page(opened.folder.name, found))
     _show(found, given)
     terminal.say(*found["cautions"])
 

@@ -48,7 +48,7 @@ def run_explain(given: argparse.Namespace) -> None:
         from factorcell.reports.explain import explanation
 
         page = explanation(own, rows, words, len(runs), doubts)
-        files.write(given.page, page.encode())
+        files.write(given.page, page)
         terminal.say(f"the page: {given.page}")
     if given.json:
         terminal.lines([*rows, *words])
@@ -176,7 +176,7 @@ def run_units(given: argparse.Namespace) -> None:
 
         when = "after every token" if given.every_token else "after whole texts"
         page = units_page(name_of(given.run), given.target, rows, drawn, regression, when)
-        files.write(given.page, page.encode())
+        files.write(given.page, page)
         terminal.say(f"the page: {given.page}")
     if given.json:
         return terminal.lines([*rows, *drawn, *([regression] if regression else [])])

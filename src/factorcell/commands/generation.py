@@ -117,6 +117,9 @@ def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[
         if name in context:
             raise UserError(f"--each {name}, but --context gives its value too")
     values = [every(run.schema, name) for name in each]
+    for name, known in zip(each, values, strict=True):
+        if not known:
+            raise UserError(f"--each {name}: expected a column with values in training, got one without any")
     return [{**context, **dict(zip(each, chosen, strict=True))} for chosen in itertools.product(*values)]
 
 

@@ -50,7 +50,7 @@ def run_replay(given: argparse.Namespace) -> None:
     rows = [row for row in files.read_rows(path) if row["system"] in made]
     summary = replay_summary.summarise(rows, base, window=given.window, seed=given.seed)
     files.write_json(given.out / "summary.json", summary)
-    files.write(given.out / "report.html", replay_report.page(name_of(given.heldout), summary).encode())
+    files.write(given.out / "report.html", replay_report.page(name_of(given.heldout), summary))
     _show(summary, given)
 
 

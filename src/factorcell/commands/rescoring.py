@@ -42,7 +42,7 @@ def run_rescore(given: argparse.Namespace) -> None:
         depths = rescore.by_depth(scored, weights) if summary else []
         name, of = name_of(given.lists), name_of(given.run)
         page = report.page(name, of, rows, summary, depths, weights.values)
-        files.write(given.page, page.encode())
+        files.write(given.page, page)
     _warn(model, lists, options.context(given.context), summary)
     if given.json:
         return terminal.lines([{"weights": dict(weights.values)}, *(summary or rows)])

@@ -46,7 +46,7 @@ def run_specificity(given: argparse.Namespace) -> None:
     files.write_rows(given.out / "results.jsonl", results)
     examples = specificity.examples(given.out, folders, given.target)
     page = specificity_report.page(given.target, rows, real, related, examples)
-    files.write(given.out / "specificity.html", page.encode())
+    files.write(given.out / "specificity.html", page)
     if given.json:
         return terminal.lines(results)
     terminal.table(*specificity_report.table(rows, real))

@@ -45,7 +45,7 @@ def run_compare(given: argparse.Namespace) -> None:
     made = Plan(said_config(said))
     folders = [path for model in given.models for path, _ in trainings(given.out, made, model, given.seeds)]
     folders += [given.out / NGRAM] if given.ngram else []
-    files.write(page, report_page(folders).encode())
+    files.write(page, report_page(folders))
     terminal.say(f"the page: {page}")
 
 
@@ -96,5 +96,5 @@ def run_report(given: argparse.Namespace) -> None:
     """`factorcell report`."""
     from factorcell.reports.runs import report_page
 
-    files.write(given.out, report_page(given.runs).encode())
+    files.write(given.out, report_page(given.runs))
     terminal.say(f"the page: {given.out}")

@@ -74,7 +74,7 @@ class Assistant:
         """
         if self.learner is None or user is None:
             return user
-        (after,), _ = self.learner.learn([user], [text], [context or {}])
+        (after,), _ = self.learner.learn([user], [text], None if context is None else [context])
         data = self.learner.run.config.data
         report_truncated(truncated([text], data), "the text learned", data.max_tokens)
         return after

@@ -11,7 +11,7 @@ Shapes: V vocabulary, E embedding, H hidden, R rank.
 import ctypes
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -130,7 +130,10 @@ class _Asked:
         rows = zip(*(array[: self.request.count].tolist() for array in arrays), strict=True)
         every = [Completion(tuple(ids[:length]), score) for score, length, ids in rows]
         accepted = [one for one in every if self.wanted.accept(one.ids)]
-        best = sorted(accepted, key=lambda one: (-one.log_probability, one.ids))[: self.wanted.k]
+        forms: dict[Hashable, Completion] = {}
+        for one in sorted(accepted, key=lambda one: (-one.log_probability, one.ids)):
+            forms.setdefault(self.wanted.form(one.ids), one)
+        best = list(forms.values())[: self.wanted.k]
         expanded = self.request.expanded + (before.rows if before else 0)
         if before and len(before.completions) > len(best):
             return replace(before, rows=expanded)

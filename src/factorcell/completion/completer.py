@@ -33,9 +33,10 @@ from factorcell.completion.search import (
     Stop,
     Suggestion,
 )
-from factorcell.completion.texts import checked
+from factorcell.completion.texts import checked, clean_prefix
 from factorcell.completion.typos import Correction, Slips, best, join, meant
 from factorcell.config import UserError
+from factorcell.data.canonical import canonical
 from factorcell.data.context import Context
 from factorcell.data.counts import UNITS
 from factorcell.data.tokenizer import Tokenizer
@@ -117,7 +118,7 @@ class Completer:
         `UserError` for a column or value that the run does not know, and for a user of another run.
         """
         own = self._own(user)
-        given = self._context(context or {})
+        given = self._context({} if context is None else context)
         with self.run.scoring():
             plain = PlainEngine(self.run.model).begin(given, own) if self.slips.most else None
             return TypedText((), self.engine.begin(given, own), user, plain)
@@ -147,7 +148,7 @@ class Completer:
 
     def fits(self, prefix: str) -> bool:
         """Whether a prefix is no longer than the texts that the run completes."""
-        return len(self.tokenizer.split(prefix)) <= self.most
+        return len(self._tokens(prefix)) <= self.most
 
     def suggest(
         self, written: TypedText, k: int = 10, seconds: float | None = None, stop: Stop | None = None
@@ -169,8 +170,9 @@ class Completer:
         """
         if not texts:
             return []
+        texts = [canonical(checked(text)) for text in texts]
         tokens, parts = self._tokens(prefix), [self._tokens(text) for text in texts]
-        corpus = self.run.read(texts, [context or {}] * len(texts), unknown=self.unknown)
+        corpus = self.run.read(texts, [{} if context is None else context] * len(texts), unknown=self.unknown)
         own = {name: vector.expand(len(texts), -1) for name, vector in self._own(user).items()}
         with torch.inference_mode():
             batch = self.run.batch(corpus, np.arange(len(texts)))
@@ -216,9 +218,12 @@ class Completer:
             """The text goes on, may be shown, and read again would be the same tokens: no two ways to write one."""
             if len(ids) < added or not self.tokenizer.follows(written.tokens, self.tokenizer.decode(ids)):
                 return False
-            return self.allowed is None or self.allowed(self._text(written, ids))
+            text = form(ids)
+            goes_on = text.startswith(written.text) and text != written.text if added else bool(text)
+            return goes_on and (self.allowed is None or self.allowed(text))
 
-        return SearchRequest(written.typed, k, self.most - len(written.tokens), accept, least, stop)
+        form = partial(self._text, written)
+        return SearchRequest(written.typed, k, self.most - len(written.tokens), accept, least, stop, form)
 
     def _suggestions(self, written: TypedText, found: SearchResult) -> Suggestions:
         suggestions = [
@@ -227,8 +232,8 @@ class Completer:
         return Suggestions(suggestions, found.rows, found.cut)
 
     def _text(self, written: TypedText, ids: Ids) -> str:
-        """What is written with `ids` after it."""
-        return self.tokenizer.join(written.tokens) + self.tokenizer.join(self.tokenizer.decode(ids))
+        """Return the canonical form of what is written with `ids` after it."""
+        return canonical(self.tokenizer.join(written.tokens) + self.tokenizer.join(self.tokenizer.decode(ids)))
 
     def _forgive(self, written: TypedText, k: int, seconds: float | None, stop: Stop | None) -> Suggestions:
         """The best with slips: half of the time is for what is written, the rest for what may have been meant."""
@@ -244,8 +249,9 @@ class Completer:
 
         def finish(one: Correction, least: float) -> list[Suggestion]:
             if one.ended:
-                whole = self.tokenizer.join(one.tokens)
-                shown = self.tokenizer.follows(one.tokens, ()) and (self.allowed is None or self.allowed(whole))
+                whole = canonical(self.tokenizer.join(one.tokens))
+                shown = bool(whole) and self.tokenizer.follows(one.tokens, ())
+                shown = shown and (self.allowed is None or self.allowed(whole))
                 return [Suggestion(whole, 0.0, "model")] if shown else []
             other = TypedText(one.tokens, self.engine.type(written.typed, self.tokenizer.encode(one.tokens)))
             parts.extend(self._finish([self._wanted(other, most, 0, least, stop)], [other], left()))
@@ -267,7 +273,7 @@ class Completer:
         return Suggestions(in_rounds(partial(best, found), k), rows, any(part.cut for part in parts))
 
     def _tokens(self, text: str) -> tuple[str, ...]:
-        checked(text, "prefix")
+        text = clean_prefix(text)
         # Lower-casing can leave letters that NFC would join: split again, so that suggestions are read as they were.
         split = self.tokenizer.split
         return tuple(split(self.tokenizer.join(split(text))))

@@ -4,12 +4,12 @@ Shapes: N texts, M ranges of them.
 """
 
 from typing import ClassVar, Protocol
-from unicodedata import normalize
 
 import numpy as np
 
 from factorcell.completion.search import Suggestion
 from factorcell.completion.typos import Band, Flags, Pattern, SlipCounts, Slips, Whole
+from factorcell.data.canonical import canonical_prefix
 
 Ranges = tuple[Whole, Whole, SlipCounts, Flags]  # where they begin and end, slips, whether the first letter is another
 
@@ -52,7 +52,7 @@ class Forgiving:
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
         """The `k` best that begin with `prefix`, then the best that may have been meant by it: share less cost."""
         exact = self.counted.complete(prefix, k)
-        prefix = normalize("NFC", prefix)
+        prefix = canonical_prefix(prefix)
         if len(exact) == k or not self.texts or not self.slips.within(len(prefix)):
             return exact
         found = self._walk(prefix)

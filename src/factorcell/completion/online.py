@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 
 from factorcell import files, limits
 from factorcell.completion.popularity import History
-from factorcell.completion.texts import SHOWN, checked
+from factorcell.completion.texts import SHOWN, clean_text
 from factorcell.config import UserError, check_format, choose
 from factorcell.data.cache import report_truncated
+from factorcell.data.rows import Row, rows_of
 from factorcell.data.schema import Variable
 from factorcell.data.tokens import truncated
 from factorcell.model.run import FINGERPRINT, Run
@@ -255,8 +256,13 @@ class Learner:
         as they were, for a text that breaks the rule of `texts`. What is longer than the run reads is cut, as in
         training.
         """
-        for text in texts:
-            checked(text)
+        texts = [clean_text(text) for text in texts]
+        rows: list[Row] = [{}] * len(texts) if contexts is None else rows_of(contexts)
+        if not len(users) == len(texts) == len(rows):
+            counts = f"{len(users):,} users, {len(texts):,} texts and {len(rows):,} contexts"
+            raise UserError(f"learning: expected a text and a context for each user, got {counts}")
+        if not users:
+            return [], np.zeros(0)
         for user in users:
             user.check(self.run)
             if user.state.shape != (self.rows, len(self.unknown)):
@@ -265,7 +271,7 @@ class Learner:
                     f"which has {self.rows}"
                 )
         vectors = np.stack([user.vector for user in users])
-        nats, gradients = self.gradients(vectors, texts, contexts or [{}] * len(texts))
+        nats, gradients = self.gradients(vectors, texts, rows)
         pairs = zip(users, texts, gradients, strict=True)
         return [self.moved(user, text, gradient) for user, text, gradient in pairs], nats
 
@@ -334,7 +340,7 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
 
     A `Notice` says if the text is cut after `max_tokens` tokens, as in training, so that only its beginning is learned.
     """
-    (after,), _ = Learner(run).learn([user], [text], [context or {}])
+    (after,), _ = Learner(run).learn([user], [text], None if context is None else [context])
     report_truncated(truncated([text], run.config.data), "the text learned", run.config.data.max_tokens)
     return after
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from typing import Any, ClassVar
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from factorcell.completion import texts as rule
 from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
+from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 
@@ -82,7 +82,7 @@ class Popularity:
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
         """The `k` most popular texts that begin with `prefix` and go on, as often as counted; ties by alphabet."""
-        prefix = normalize("NFC", prefix)
+        prefix = canonical_prefix(prefix)
         begin, end = self._range(prefix)
         begin += begin < end and self._text(begin) == prefix  # the prefix itself is not a completion
         among = self._candidates(begin, end, k)
@@ -127,8 +127,9 @@ class Popularity:
 class History:
     """The last texts of one person, the newest last. One weighs half as much as one `half_life` texts later.
 
-    Of the `texts` the newest are kept: at most `most`, and at most `texts.LONGEST` bytes of all of them together.
-    `UserError` for one that is no Unicode text.
+    They are kept in canonical form, so that texts that differ only in white space are one. Of the `texts` the newest
+    are kept: at most `most`, and at most `texts.LONGEST` bytes of all of them together. `UserError` for one
+    that is no Unicode text.
     """
 
     texts: tuple[str, ...] = ()
@@ -138,15 +139,15 @@ class History:
     source: ClassVar[str] = "history"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "texts", _newest(self.texts, self.most))
+        object.__setattr__(self, "texts", _newest(tuple(map(canonical, self.texts[-self.most :])), self.most))
 
     def add(self, text: str) -> "History":
         """The history with one more text. `UserError` for one that breaks the rule of `texts`."""
-        return replace(self, texts=(*self.texts, normalize("NFC", rule.checked(text))))
+        return replace(self, texts=(*self.texts, rule.clean_text(text)))
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
         """The `k` texts that begin with `prefix`, go on and weigh most, with their shares of all weight."""
-        prefix = normalize("NFC", prefix)
+        prefix = canonical_prefix(prefix)
         found = [(text, share) for text, share in self.shares().items() if text.startswith(prefix) and text != prefix]
         best = sorted(found, key=lambda one: (-one[1], one[0]))[:k]
         return [Suggestion(text, math.log(share), self.source) for text, share in best]

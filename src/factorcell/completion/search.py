@@ -13,7 +13,7 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -108,7 +108,8 @@ class Stop:
 class SearchRequest(Generic[T]):
     """What a search is asked for: of what is `typed` the `k` best completions of at most `most` tokens.
 
-    Only those that `accept` takes, and whose log probability is above `least`. `stop` may end it early.
+    Only those that `accept` takes, and whose log probability is above `least`. `stop` may end it early. Completions
+    with the same `form` are one, of which the most probable is returned.
     """
 
     typed: T
@@ -117,6 +118,7 @@ class SearchRequest(Generic[T]):
     accept: Callable[[Ids], bool] = lambda ids: True
     least: float = -math.inf
     stop: Stop | None = None
+    form: Callable[[Ids], Hashable] = lambda ids: ids
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,7 @@ class _Frontier:
         self.states: Reserve = typed.states[-1].reserve(rows + 1)
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
         self.ended: list[tuple[float, Ids]] = []  # a heap: the worst first
+        self.forms: dict[Hashable, tuple[float, Ids]] = {}  # those of `ended`, by their form
         self.lost = -math.inf  # the best hypothesis that was dropped for want of time or room
         zero = np.zeros(1, dtype=np.int64)
         self.add(np.zeros(1), zero, zero + model.specials.start, typed.logs[-1], typed.states[-1])
@@ -318,8 +321,18 @@ class _Frontier:
 
     def _end(self, number: int, score: float) -> None:
         """Note that an expanded hypothesis may end, if that is among the best k so far."""
-        if score > self.least and self.wanted.accept(ids := self._ids(number)):
-            (heapq.heappushpop if len(self.ended) == self.wanted.k else heapq.heappush)(self.ended, (score, ids))
+        if score <= self.least or not self.wanted.accept(ids := self._ids(number)):
+            return
+        form = self.wanted.form(ids)
+        if twin := self.forms.get(form):
+            if (-score, ids) > (-twin[0], twin[1]):
+                return
+            self.ended.remove(twin)
+            heapq.heapify(self.ended)
+        elif len(self.ended) == self.wanted.k:
+            del self.forms[self.wanted.form(heapq.heappop(self.ended)[1])]
+        self.forms[form] = score, ids
+        heapq.heappush(self.ended, (score, ids))
 
     def _ids(self, number: int) -> Ids:
         ids = []

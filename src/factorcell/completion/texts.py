@@ -1,9 +1,12 @@
 """What a text may be that somebody types, has written or is remembered for: the one rule of completion and learning.
 
-Any Unicode text of at most `LONGEST` bytes, empty or not; control characters are characters like all others.
+Any Unicode text of at most `LONGEST` bytes, empty or not. Texts that differ only in white space or in Unicode
+normalisation are one text: `clean_text` gives the form in which it is learned, counted, compared and forgotten, and
+`clean_prefix` that of a prefix, in which one space at the end stays.
 """
 
 from factorcell.config import UserError
+from factorcell.data.canonical import canonical, canonical_prefix
 
 LONGEST = 1 << 16  # bytes in UTF-8 of one text, and of all texts of a history together
 SHOWN = 50  # characters of a text in a message
@@ -16,6 +19,16 @@ def checked(text: str, what: str = "text") -> str:
     if len(text) > LONGEST or size(text, what) > LONGEST:
         raise UserError(f"{what} {text[:SHOWN]!a}...: {len(text):,} characters; a text takes at most {LONGEST:,} bytes")
     return text
+
+
+def clean_text(text: str, what: str = "text") -> str:
+    """Return the canonical form of a whole text; `UserError` as `checked`."""
+    return canonical(checked(text, what))
+
+
+def clean_prefix(text: str, what: str = "prefix") -> str:
+    """Return the canonical form of a prefix; `UserError` as `checked`."""
+    return canonical_prefix(checked(text, what))
 
 
 def size(text: str, what: str = "text") -> int:

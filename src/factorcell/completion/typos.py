@@ -291,8 +291,16 @@ def join(
             break  # nothing that goes on from here, or from what is less probable, is better
         found = finish(one, least - share)
         slipped = [replace(text, log_probability=text.log_probability + share, slips=one.slips) for text in found]
-        kept = heapq.nlargest(k, [*kept, *slipped], key=lambda text: text.log_probability)
+        kept = heapq.nlargest(k, _distinct([*kept, *slipped]), key=lambda text: text.log_probability)
     return best(kept, k)
+
+
+def _distinct(texts: Iterable[Suggestion]) -> Iterable[Suggestion]:
+    """Return each text once, with the fewest slips."""
+    by_text: dict[str, Suggestion] = {}
+    for one in sorted(texts, key=lambda one: (one.slips, -one.log_probability)):
+        by_text.setdefault(one.text, one)
+    return by_text.values()
 
 
 def best(texts: Iterable[Suggestion], k: int) -> list[Suggestion]:

@@ -216,7 +216,7 @@ def _build(
 
     With a `folder` the arrays are written there, else they stay in memory.
     """
-    ids, digests, lengths = Ids(), TextDigests(), []
+    ids, digests, lengths = Ids(), TextDigests(config), []
     writers = [r for r in readers if isinstance(r, CategoryColumn) and r.column == config.user]
     counted = bool(writers) and config.unit in UNITS
     with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
@@ -225,13 +225,13 @@ def _build(
             spool.write(flat.tobytes())
             lengths.append(sizes)
             if counted:
-                digests.add(flat, sizes)
+                digests.add(texts, flat, sizes)
         offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
         if vocabulary is None:
             vocabulary = count(spool, ids, config)
         tokens = map_ids(spool, ids, vocabulary, folder)
         users = writers[0].provisional() if writers else np.zeros(0, np.int32)
-        frequent = digests.frequent(spool, ids, offsets, users, config) if counted else None
+        frequent = digests.frequent(spool, ids, offsets, users) if counted else None
     schema = schema or new_schema(readers, config.min_context_count, {config.user: config.min_user_count})
     arrays: dict[str, Any] = {reader.name: reader.array(schema.variable(reader.name)) for reader in readers}
     if config.anonymous:

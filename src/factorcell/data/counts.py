@@ -1,26 +1,27 @@
 """Counted texts: how often each was seen and by how many people, as a run folder keeps them.
 
 What one person typed, however often, is that person's own: a text is popular once `min_users` people wrote it.
-Nobody's name is kept.
+Nobody's name is kept. Texts that differ only in white space are counted as one (`canonical.canonical`).
 
 Shapes: N texts.
 """
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.config import DataConfig, UserError
+from factorcell.data.canonical import canonical
+from factorcell.data.rows import labels_of
+from factorcell.data.tokenizer import normalized
 from factorcell.data.tokens import Ids
-from factorcell.data.values import NameIds, quoted
+from factorcell.data.values import quoted
 from factorcell.data.vocabulary import END, SPECIALS
 
 POPULARITY = "popularity.jsonl"  # in a run folder: the counted texts of training
@@ -29,7 +30,7 @@ UNITS = ("char", "grapheme")
 
 @dataclass(frozen=True)
 class TextCounts:
-    """How often each of the texts that are `kept` was seen (NFC, not empty), of `total` texts there were.
+    """How often each of the texts that are `kept` was seen (canonical, not empty), of `total` texts there were.
 
     Each was written by at least `min_users` people; 0 where people were not told apart.
     """
@@ -45,7 +46,7 @@ class TextCounts:
         """Count `texts`, and omit those seen less than `min_count` times or by fewer than `min_users` of `users`.
 
         Args:
-            texts: The texts.
+            texts: The texts, compared in canonical form.
             min_count: The fewest times that a text must occur.
             users: The user who wrote each text, compared by `category_name`. A missing user (`is_missing`) counts for
                 nobody. Without `users` the number of users of a text is not checked.
@@ -54,12 +55,11 @@ class TextCounts:
         Raises:
             UserError: A text is not a string, a user has no name, or there are not as many users as texts.
         """
-        numbers = dict[str, int]()
-        which = [numbers.setdefault(_normal(text, row), len(numbers)) for row, text in enumerate(texts, 1)]
-        writers = np.zeros(len(which), np.int32) if users is None else _user_ids(list(users))
-        if len(writers) != len(which):
-            raise UserError(f"expected a user for each of {len(which):,} texts, got {len(writers):,} users")
-        found = FrequentTexts(tuple(numbers), np.array(which, np.int32), writers)
+        numbers, people = dict[str, int](), dict[str | None, int]({None: 0})
+        which = [numbers.setdefault(_canonical(text, row), len(numbers)) for row, text in enumerate(texts, 1)]
+        names = [None] * len(which) if users is None else labels_of(users, "users", len(which))
+        writers = [people.setdefault(name, len(people)) for name in names]
+        found = FrequentTexts(tuple(numbers), np.array(which, np.int32), np.array(writers, np.int32))
         return found.counted(min_count, 0 if users is None else min_users)
 
     def save(self, path: Path) -> None:
@@ -78,19 +78,11 @@ class TextCounts:
             raise UserError(f"{path}: not a file of counted texts ({error!r})") from None
 
 
-def _normal(text: Any, row: int) -> str:
-    """A text in NFC; `UserError` for a value that is not a text."""
+def _canonical(text: Any, row: int) -> str:
+    """A text in canonical form; `UserError` for a value that is not a text."""
     if not isinstance(text, str):
         raise UserError(f"text {row}: expected a string, got {quoted(text)}")
-    return normalize("NFC", text)
-
-
-def _user_ids(users: list[Any]) -> NDArray[np.int32]:
-    """Ids of users, 0 where missing; `UserError` for a user without a name."""
-    try:
-        return NameIds().of(users)
-    except TypeError:
-        raise UserError("expected the names of users, got values that are not hashable") from None
+    return canonical(text)
 
 
 class FrequentTexts(NamedTuple):
@@ -125,22 +117,27 @@ def people_of(which: NDArray[Any], writers: NDArray[np.int32], texts: int) -> ND
 
 
 class TextDigests:
-    """A digest of every text of a table as it is read, by which equal ones are found; so no text outlives its chunk."""
+    """A digest of the canonical form of every text of a table, so that no text has to be kept to find equal ones."""
 
-    def __init__(self) -> None:
-        self.chunks: list[NDArray[np.uint64]] = []
+    def __init__(self, config: DataConfig) -> None:
+        self.config, self.chunks = config, list[NDArray[np.uint64]]()
 
-    def add(self, flat: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
-        """Take the provisional ids of one chunk, as `tokenise` has them; empty texts and cut ones have no digest."""
-        ends, content = np.cumsum(sizes), memoryview(flat.tobytes())
-        places = pairwise([0, *(ends * flat.itemsize).tolist()])
-        found = b"".join(hashlib.blake2b(content[begin:end], digest_size=8).digest() for begin, end in places)
-        self.chunks.append(np.where((flat[ends - 1] == END) & (sizes > 2), np.frombuffer(found, np.uint64), 0))
+    def add(self, texts: Sequence[str], flat: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
+        """Take the texts of one chunk and their ids from `tokenise`; texts that are empty or cut have the digest 0."""
+        whole = (flat[np.cumsum(sizes) - 1] == END).tolist()
+        pairs = zip(texts, whole, strict=True)
+        self.chunks.append(np.array([self._digest(text) if uncut else 0 for text, uncut in pairs], np.uint64))
 
-    def frequent(
-        self, spool: Any, ids: Ids, offsets: NDArray[np.int64], writers: NDArray[np.int32], config: DataConfig
-    ) -> FrequentTexts:
+    def _digest(self, text: str) -> int:
+        try:
+            content = canonical(normalized(text, self.config)).encode()
+        except UnicodeEncodeError:  # nobody can type it
+            return 0
+        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") if content else 0
+
+    def frequent(self, spool: Any, ids: Ids, offsets: NDArray[np.int64], writers: NDArray[np.int32]) -> FrequentTexts:
         """The texts that may be popular, restored from their ids in the file `spool`."""
+        config = self.config
         which = np.full(len(writers), -1, dtype=np.int32)
         if len(which) < config.min_text_count:
             return FrequentTexts((), which, writers)
@@ -150,12 +147,12 @@ class TextDigests:
         often = (digests > 0) & (counts >= config.min_text_count)
         people = people_of(np.where(often[found], found, -1), writers, len(digests))
         kept = often & (people >= config.min_text_users)
-        names, texts = [*SPECIALS, *ids], dict[str, int]()
+        names, texts = [*SPECIALS, *ids], list[str]()
         places = np.full(len(digests), -1, dtype=np.int32)
         for place in np.flatnonzero(kept).tolist():
             begin, end = offsets[first[place]] + 1, offsets[first[place] + 1] - 1
             spool.seek(4 * begin)
             tokens = np.frombuffer(spool.read(4 * (end - begin)), dtype=np.uint32)
-            text = normalize("NFC", "".join(names[token] for token in tokens.tolist()))
-            places[place] = texts.setdefault(text, len(texts))  # lower-cased ones may be equal once composed
+            places[place] = len(texts)
+            texts.append(canonical("".join(names[token] for token in tokens.tolist())))
         return FrequentTexts(tuple(texts), places[found], writers)

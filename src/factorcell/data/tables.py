@@ -12,6 +12,7 @@ from factorcell.data.arrow import one_line, plain
 from factorcell.data.chunks import CHUNK, Chunk, Table
 from factorcell.data.table_files import open_file
 from factorcell.data.values import is_missing, widened
+from factorcell.visible import visible
 
 GIVEN = "the columns given"  # the name of a table of columns, in errors
 NARROW: dict[str, Any] = {"float16": np.float16, "halffloat": np.float16, "float32": np.float32, "float": np.float32}
@@ -121,5 +122,5 @@ def plain_list(values: Any) -> list[Any]:
 
 
 def name_of(source: Any) -> str:
-    """A table as results name it: its file without the folder, or "rows"."""
-    return Path(source).name if isinstance(source, (str, Path)) else "rows"
+    """A table as results name it: its file without the folder, with what cannot be seen escaped, or "rows"."""
+    return visible(Path(source).name) if isinstance(source, (str, Path)) else "rows"

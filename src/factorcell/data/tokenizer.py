@@ -25,6 +25,12 @@ GRAPHEME = regex.compile(r"\X")
 CONTENT = regex.compile(r"[\p{L}\p{N}$%]")
 
 
+def normalized(text: str, data: DataConfig) -> str:
+    """Return `text` as a run with `data` reads it, before it is split: NFC, in lower case if `data` says so."""
+    text = unicodedata.normalize("NFC", text)
+    return text.lower() if data.lowercase else text
+
+
 def splitter(data: DataConfig) -> Callable[[str], list[str]]:
     """The function that splits one text into tokens as `data` says."""
     units: dict[str, Callable[[str], list[str]]] = {
@@ -36,8 +42,7 @@ def splitter(data: DataConfig) -> Callable[[str], list[str]]:
     cut = units[data.unit]
 
     def split_text(text: str) -> list[str]:
-        text = unicodedata.normalize("NFC", text)
-        tokens = cut(text.lower() if data.lowercase else text)
+        tokens = cut(normalized(text, data))
         if data.strip_punctuation and data.unit in ("word", "space"):
             tokens = [token for token in tokens if CONTENT.search(token)]
         return tokens

@@ -22,6 +22,7 @@ from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.chunks import listed
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
+from factorcell.data.rows import labels_of, names_of
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, name_or_none, to_number
@@ -58,6 +59,8 @@ def log_likelihoods(
     """
     limits.check(samples=samples, seed=seed)
     choose("proposal", proposal, PROPOSALS)
+    if not candidates:
+        raise UserError("candidates: expected at least one, got none")
     if not run.model.adapted:
         alike = "it reads texts alike in every context, so there is nothing to tell apart"
         raise UserError(f"{run.folder.name} is not adapted: {alike}")
@@ -149,9 +152,9 @@ def classify(
     source: Any,
     target: str,
     *,
-    values: Sequence[str] = (),
-    distractors: Sequence[str] = (),
-    priors: str | Mapping[str, float] = "uniform",
+    values: Sequence[Any] = (),
+    distractors: Sequence[Any] = (),
+    priors: str | Mapping[Any, float] = "uniform",
     unknown: str = "error",
     samples: int = 0,
     seed: int = 0,
@@ -171,7 +174,8 @@ def classify(
     if run.schema.variable(target) in run.schema.numbers:
         raise UserError(f"{target} is a number; classify it among named points (--points)")
     variable = category(run.schema, target)
-    names = [category_name(value) for value in values] or list(variable.values[1:])
+    names = names_of(values, "values") or list(variable.values[1:])
+    distractors = names_of(distractors, "distractors")
     for name in names:
         _choose_value(run, variable, name, variable.values[1:])
     if len({*names, *distractors}) < 2:
@@ -179,7 +183,7 @@ def classify(
     if calibrate is not None:
         must_tell(calibrate, variable, names, run.config.data, "a temperature is fitted by the values that texts have")
     trained = variable.counted
-    weights = priors if isinstance(priors, Mapping) else None
+    weights = _weights(priors, names) if isinstance(priors, Mapping) else None
     if priors == "training":
         weights = trained
     elif weights is None:
@@ -196,6 +200,21 @@ def classify(
     if weights is not trained and any(trained[name] for name in names):
         found = replace(found, by_training=given(trained).predicted)
     return found
+
+
+def _weights(priors: Mapping[Any, float], names: Sequence[str]) -> dict[str, float]:
+    """Return the weight of each candidate; `UserError` for a value without one and for what is no weight."""
+    specified = dict(zip(labels_of(priors.keys(), "priors"), priors.values(), strict=True))
+    weights: dict[str, float] = {}
+    for name in names:
+        weight = to_number(specified.get(name))
+        if weight is None or not weight >= 0:
+            got = f"{specified[name]!r:.40}" if name in specified else "none"
+            raise UserError(f"priors: expected a weight from 0 on for each candidate, got {got} for {name!r}")
+        weights[name] = weight
+    if not sum(weights.values()) > 0:
+        raise UserError("priors: expected a weight above 0 for some candidate, got none")
+    return weights
 
 
 def _judged(
@@ -253,10 +272,10 @@ def _names(source: Any, column: str) -> list[str | None]:
 def classify_points(
     run: Run,
     source: Any,
-    points: Mapping[str, Mapping[str, float]],
+    points: Mapping[Any, Mapping[str, float]],
     *,
     within: float = math.inf,
-    truth: Sequence[str | None] | None = None,
+    truth: Sequence[Any] | None = None,
     unknown: str = "error",
     samples: int = 0,
     seed: int = 0,
@@ -272,10 +291,15 @@ def classify_points(
     limits.check(within=within)
     if not points:
         raise UserError("no points to choose from")
+    points = {names_of([name], "points")[0]: point for name, point in points.items()}
     variables = tuple(next(iter(points.values())))
     for name in variables:
         choose("numeric context variable", name, [variable.name for variable in run.schema.numbers])
+    for name, point in points.items():
+        if set(point) != set(variables):
+            raise UserError(f"point {name!r}: expected {', '.join(variables)}, got {', '.join(point) or 'nothing'}")
     corpus = run.prepare(source, unknown=unknown, optional=variables, progress=progress)
+    truth = None if truth is None else labels_of(truth, "truth", len(corpus))
     names = list(points)
     candidates = list(points.values())
     how: Any = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}

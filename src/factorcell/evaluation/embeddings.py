@@ -171,7 +171,7 @@ def shift(
         raise UserError(f"{run.folder}: no context changes its softmax bias (it was trained without --output-bias)")
     logs = []
     with run.scoring():
-        for given in (context, against or {}):
+        for given in (context, {} if against is None else against):
             corpus = run.read([""], [given], unknown=unknown)
             context_bias = run.model.condition(run.batch(corpus, np.array([0])).context).context_bias
             hidden = output.projection.new_zeros(1, run.config.model.hidden_size)

@@ -21,6 +21,7 @@ from torch import Tensor
 from factorcell.config import UserError
 from factorcell.data.cache import report_truncated
 from factorcell.data.corpus import Corpus, target_offsets
+from factorcell.data.rows import row_of
 from factorcell.data.tables import open_table
 from factorcell.model.language_model import RANKED
 from factorcell.model.run import Run
@@ -43,6 +44,7 @@ def explain(
     A token's posterior is that after it. Of two contexts also `ratio`, in nats, above 0 where the first is likelier.
     `UserError` for runs with different tokens, contexts that are the same, and values that a run does not know.
     """
+    contexts = {name: row_of(context) for name, context in contexts.items()}
     _check(runs, texts, list(contexts.values()))
     names, data = list(contexts), runs[0].config.data
     nats, corpus = _nats(runs, texts, list(contexts.values()), unknown)
@@ -145,6 +147,7 @@ def raised(
     cannot stand would outvote the few where it can. Tokens with a count below `least` are omitted. Texts are cut after
     `max_tokens` tokens, as in training.
     """
+    first, second = row_of(first), row_of(second)
     _check(runs, texts, [first, second])
     size = len(runs[0].vocabulary)
     total, mass = torch.zeros(2, size, dtype=torch.double)

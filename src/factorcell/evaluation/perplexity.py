@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from factorcell.bootstrap import Interval
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, known_targets
+from factorcell.data.rows import labels_of
 from factorcell.evaluation import statistics, text_figures
+from factorcell.evaluation.groups import MISSING_GROUP
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
@@ -60,14 +62,16 @@ def top_accuracy(model: Ranker, corpus: Corpus) -> Row:
     return everything | without
 
 
-def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[str], baseline: Scorer | None = None) -> list[Row]:
+def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> list[Row]:
     """Perplexity per value, and `gain`: by what share it lies below that without context, with its interval over texts.
 
-    `values` names the group of every text. The gain is over `baseline`, an n-gram model or an unadapted run with the
-    same vocabulary, or, without one, over the same model when it must do with the expected context.
+    `values` has the group of every text; texts without one are the group "(missing)". The gain is over `baseline`, an
+    n-gram model or an unadapted run with the same vocabulary, or, without one, over the same model when it must do with
+    the expected context.
     """
+    names = [label or MISSING_GROUP for label in labels_of(values, "values", len(corpus))]
     ours, plain = text_figures.of_nats(run.nats(corpus), corpus), without_context(run, corpus, baseline)
-    return gains(ours["perplexity"], plain["perplexity"], values)
+    return gains(ours["perplexity"], plain["perplexity"], names)
 
 
 def without_context(run: Scorer, corpus: Corpus, baseline: Scorer | None = None) -> Figures:

@@ -21,6 +21,7 @@ from factorcell import limits
 from factorcell.config import UserError
 from factorcell.data.cache import report_truncated
 from factorcell.data.corpus import Batch, Corpus
+from factorcell.data.rows import labels_of
 from factorcell.data.tables import open_table
 from factorcell.data.tokens import truncated
 from factorcell.data.values import category_name, is_missing
@@ -96,7 +97,7 @@ def along(run: Run, texts: Sequence[str], unit: int) -> list[Row]:
 def indicators(
     run: Run,
     texts: Sequence[str],
-    values: Sequence[str],
+    values: Sequence[Any],
     *,
     every_token: bool = False,
     seed: int = 0,
@@ -108,6 +109,7 @@ def indicators(
     `every_token`. `sign` is -1 for a unit that is lower where the value is; `correlation` is the point-biserial one.
     """
     limits.check(seed=seed)
+    values = _every(values, len(texts))
     names = _names(values, 2)
     labels = _labels(values, names)
     found: list[tuple[Floats, Ids]] = []
@@ -147,6 +149,14 @@ def _labels(values: Sequence[str], names: Sequence[str]) -> Ids:
     return np.array([places.get(value, -1) for value in values])
 
 
+def _every(values: Sequence[Any], count: int) -> list[str]:
+    """Return the names of the values of `count` texts, none of which may lack one."""
+    labels = labels_of(values, "values", count)
+    if None in labels:
+        raise UserError(f"values: expected one for each text, got a missing one for text {labels.index(None) + 1}")
+    return [label for label in labels if label is not None]
+
+
 def _names(values: Sequence[str], least: int) -> list[str]:
     """The values that at least so many texts have, two at least."""
     counts = dict(sorted(Counter(values).items()))
@@ -175,7 +185,7 @@ def _correlation(values: Floats, wanted: NDArray[np.bool_]) -> float | None:
     return float(np.corrcoef(values, wanted)[0, 1])
 
 
-def few_examples(states: Floats, values: Sequence[str], *, examples: int = 30, repeats: int = 10, seed: int = 0) -> Row:
+def few_examples(states: Floats, values: Sequence[Any], *, examples: int = 30, repeats: int = 10, seed: int = 0) -> Row:
     """Accuracy of logistic regression from `states` (B, H), given so many `examples` of each value, on all others.
 
     The mean over `repeats` draws of the examples, and its `deviation` between them. `UserError` without scikit-learn.
@@ -189,6 +199,7 @@ def few_examples(states: Floats, values: Sequence[str], *, examples: int = 30, r
         raise UserError(
             "logistic regression needs scikit-learn; the extra brings it: pip install 'factorcell[analysis]'"
         ) from None
+    values = _every(values, len(states))
     names = _names(values, examples + 1)
     labels = _labels(values, names)
     accuracies, tested = [], 0

@@ -24,6 +24,7 @@ from torch import Tensor
 from factorcell import files, limits, memory
 from factorcell.choices import METHODS
 from factorcell.config import UserError, choose
+from factorcell.data.rows import rows_of
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
 from factorcell.generation import beam_search, infilling
@@ -156,7 +157,7 @@ def in_order(values: Sequence[str]) -> list[str]:
 
 def generate(
     run: Run,
-    contexts: Sequence[Mapping[str, Any]],
+    contexts: Any,
     *,
     number: int = 1,
     options: GenerationOptions = DEFAULT,
@@ -165,16 +166,14 @@ def generate(
     unknown: str = "error",
     first: int = 0,
 ) -> Iterator[Row]:
-    """`number` texts of each of `contexts`, column -> value, one context after another, as they are done.
+    """`number` texts of each of `contexts`, one context after another, as they are done.
 
-    A column that is not given is expected. All begin with `prompt`, whose words the run need not know. With `case`
-    sentences begin with capitals. A list that was stopped goes on from text `first`.
+    Contexts are rows from column to value, as a list, one mapping, a data frame or any other table. A column that is
+    not given is expected. All begin with `prompt`, whose words the run need not know. With `case` sentences begin with
+    capitals. A list that was stopped goes on from text `first`.
     """
-    if isinstance(contexts, Mapping):
-        raise UserError("contexts are a list of mappings, column -> value, not one mapping")
     limits.check(number=number)
-    if not contexts:
-        raise UserError("no context to write texts in")
+    contexts = rows_of(contexts)
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or distinct")
     rules, clock = options.rules(run), Clock(options.seconds)
@@ -274,7 +273,7 @@ def _scored(run: Run, chosen: Iterator[Step]) -> Iterator[Step]:
 def fill(
     run: Run,
     template: str,
-    contexts: Sequence[Mapping[str, Any]],
+    contexts: Any,
     *,
     number: int = 1,
     options: InfillingOptions = FILLED,
@@ -289,8 +288,9 @@ def fill(
     if len(sides) != 2:
         raise UserError(f"the template {template!r} has {len(sides) - 1} gaps; mark one with ____")
     limits.check(number=number, seconds=options.seconds)
+    contexts = rows_of(contexts)
     if not contexts:
-        raise UserError("no context to fill the gap in")
+        return []
     left, right = (known(run, side, "the template") if side.strip() else () for side in sides)
     conditioned, which = condition(run, contexts, range(len(contexts)), unknown)
     rules = GenerationOptions(max_tokens=options.max_tokens, banned=options.banned).rules(run)

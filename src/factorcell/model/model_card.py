@@ -18,7 +18,7 @@ ENDS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)  # what makes a li
 
 def write(run: Run) -> None:
     """Write README.md into the run folder, from what the folder holds."""
-    files.write(run.folder / "README.md", text(run).encode())
+    files.write(run.folder / "README.md", text(run))
 
 
 def text(run: Run) -> str:

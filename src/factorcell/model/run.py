@@ -5,7 +5,7 @@ config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.sa
 What decides a score or a suggestion is listed in digests.json, so that a run whose files were altered does not open.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from factorcell.config import FORMAT, PRECISIONS, Config, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.chunks import UnknownKindError
 from factorcell.data.corpus import Batch, Corpus, target_offsets
+from factorcell.data.rows import has_rows, rows_of
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import TextTokenizer
 from factorcell.data.vocabulary import Vocabulary
@@ -222,19 +223,16 @@ class Run:
                 raise
             raise error.saying(f"{error.message}; a text? give [{{{self.config.data.text!r}: ...}}]") from None
 
-    def read(
-        self,
-        texts: Sequence[str],
-        contexts: Sequence[Mapping[str, Any]],
-        *,
-        unknown: str = "error",
-        truncate: bool = True,
-    ) -> Corpus:
-        """A text for each of `contexts`, column -> value; a column that they do not give is expected.
+    def read(self, texts: Sequence[str], contexts: Any, *, unknown: str = "error", truncate: bool = True) -> Corpus:
+        """A text for each of `contexts`, which are rows, or a table of them, from column to value.
 
-        Texts are cut as in training unless `truncate` is false; no `Notice` says so, but `Corpus.truncated` does.
-        `UserError` for a column or value that the run does not know, or that only some give.
+        A column that they do not give is expected. Texts are cut as in training unless `truncate` is false; no `Notice`
+        says so, but `Corpus.truncated` does. `UserError` for a column or value that the run does not know, or that only
+        some give.
         """
+        contexts = rows_of(contexts)
+        if len(texts) != len(contexts):
+            raise UserError(f"contexts: expected one for each of {len(texts):,} texts, got {len(contexts):,}")
         given = set(contexts[0]) if contexts else set()
         for context in contexts:
             for name in context:
@@ -290,10 +288,10 @@ class Run:
     def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
         """One row a text: `nats`, `targets`, `perplexity`; with `tokens` also each target and its nats.
 
-        `source` is one row, `{"text": "lovely stay", "stars": 5}`, rows, a table or a file; `[]` has none. Texts are
-        scored whole, also those that training and `evaluate` cut after `max_tokens` tokens.
+        `source` is one row, `{"text": "lovely stay", "stars": 5}`, rows, a table or a file, which may be empty. Texts
+        are scored whole, also those that training and `evaluate` cut after `max_tokens` tokens.
         """
-        if isinstance(source, (list, tuple)) and not source:
+        if not has_rows(source):
             return []
         corpus = self.prepare(source, unknown=unknown, truncate=False)
         nats, starts = self.nats(corpus), target_offsets(corpus)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from factorcell import assignments, memory
+from factorcell import assignments, files, memory
 from factorcell.config import Config, ModelConfig, TrainingConfig, UserError
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapters import ranked
@@ -100,7 +100,7 @@ def check_header(path: Path, expected: Shapes) -> None:
     if not path.is_file():
         return  # who reads it says so
     try:
-        with safe_open(path, framework="pt") as file:
+        with files.open_tensors(path) as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, RuntimeError) as error:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None

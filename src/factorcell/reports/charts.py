@@ -13,6 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
@@ -20,6 +21,7 @@ from factorcell.bootstrap import Interval
 from factorcell.finite import is_number
 from factorcell.reports.maps import world_map
 from factorcell.reports.wording import natural_order
+from factorcell.visible import visible_lines
 
 __all__ = [
     "colours",
@@ -66,6 +68,8 @@ def png(figure: Figure, scale: float = 2.0) -> bytes:
 
 def _save(figure: Figure, stream: io.StringIO | io.BytesIO, **how: Any) -> None:
     """Draw a figure, whatever its names: what our font has no sign for is drawn as a box, and a browser has others."""
+    for text in figure.findobj(Text):
+        text.set_text(visible_lines(text.get_text()))  # matplotlib draws no lone surrogates
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure.savefig(stream, **how)

@@ -6,12 +6,12 @@ A record that is returned as it came is one that need not be written.
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
-from unicodedata import normalize
 
 import msgspec
 
-from factorcell.completion.texts import checked
+from factorcell.completion.texts import clean_text
 from factorcell.config import UserError
+from factorcell.data.canonical import canonical
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
 from factorcell.service.record import LATEST, KeptText, Record, checked_context, checked_id
@@ -73,12 +73,12 @@ def with_texts(record: Record, texts: tuple[KeptText, ...]) -> Record:
 
 
 def without(record: Record, text: str) -> Record:
-    """The person without a text, however often it was accepted.
+    """The person without a text, however often it was accepted and however its white space is written.
 
     If it may be among texts that are no longer kept, the person is learned again from those that are.
     """
-    text = normalize("NFC", text)
-    texts = tuple(one for one in record.texts if one.text != text)
+    text = canonical(text)
+    texts = tuple(one for one in record.texts if canonical(one.text) != text)
     return record if len(texts) == record.accepted else changed(record, texts=texts, states=())
 
 
@@ -111,4 +111,4 @@ def _imported(number: int, values: Any) -> KeptText:
     time = values["time"]
     if type(time) is not int or not 0 <= time <= LATEST:
         raise UserError(f"time {time!r:.30}: valid are whole seconds from 1970 to 9999")
-    return KeptText(number, normalize("NFC", checked(values["text"])), time, checked_context(values.get("context")))
+    return KeptText(number, clean_text(values["text"]), time, checked_context(values.get("context")))

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
-from unicodedata import normalize
 
 from factorcell import limits
 from factorcell.completion.completer import TypedText
 from factorcell.completion.search import Stop, Suggestion
-from factorcell.completion.texts import checked
+from factorcell.completion.texts import checked, clean_prefix, clean_text
 from factorcell.config import UserError
 from factorcell.service import changes
 from factorcell.service.changes import Accepted, Change
@@ -146,11 +145,11 @@ class Service:
         With an idempotency `key` it is applied once, however often it comes. `private`: nothing is kept of it.
         `UserError` for a text or a context that cannot be learned.
         """
-        model, text, known = self.model, normalize("NFC", checked(text)), checked_context(context)
+        model, text, known = self.model, clean_text(text), checked_context(context)
         checked_id(user)
         if key is not None:
             checked_key(key)
-        if not text.strip():
+        if not text:
             raise UserError("an empty text was accepted; valid is any other")
         truncated = model.check(text, known)
         if private:
@@ -217,7 +216,7 @@ class Service:
         At once nothing is learned of them; soon they are learned again from the texts that stay, so that they are as
         if they had never accepted it.
         """
-        return self._fewer(user, lambda record: changes.without(record, checked(text)))
+        return self._fewer(user, lambda record: changes.without(record, clean_text(text)))
 
     def undo(self, user: str) -> int:
         """Delete the newest text of a person, as `forget` does; 0 if there is none."""
@@ -363,10 +362,10 @@ def _before_cursor(request: CompletionRequest) -> str:
     """What is to be completed."""
     query, cursor = checked(request.query, "query"), request.cursor
     if cursor is None:
-        return query
+        return clean_prefix(query)
     if type(cursor) is not int or not 0 <= cursor <= len(query):
         raise UserError(f"cursor is {cursor!r:.30}; valid are places in the query, from 0 to {len(query)}")
-    return query[:cursor]
+    return clean_prefix(query[:cursor])
 
 
 def _nothing_allowed(model: ServedModel, prefix: str) -> bool:

@@ -33,6 +33,7 @@ from factorcell.training.fit import Say, finish, read
 from factorcell.training.loop import watched
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config
 from factorcell.training.trials import ranked, told
+from factorcell.visible import visible
 
 if TYPE_CHECKING:
     import optuna
@@ -94,7 +95,7 @@ def search(
     if target:
         variable = category(corpus.schema, target)
         must_tell(dev, variable, variable.values[1:], config.data, ACCURACY)
-    name = options.study or folder.resolve().name
+    name = options.study or visible(folder.resolve().name)
     if not name.isprintable():  # half of a surrogate pair neither
         raise UserError(f"the study is named {name!r:.60}; a name has no control characters and is valid Unicode")
     study, guard = opened(folder, options.storage, name, options.pruner)
@@ -356,12 +357,12 @@ class Search:
             if best and best[0]["state"] == "complete":
                 params = self._trials()[best[0]["number"]].params
                 config = search_space.configured(self.config, params)
-                files.write(self.folder / "best.toml", config.to_toml().encode())
+                files.write(self.folder / "best.toml", config.to_toml())
             if ended and self.page is not None:
                 ranges = self.options.ranges.items()
                 logs = [name for name, values in ranges if isinstance(values, search_space.Range) and values.log]
                 content = self.page(self.study.study_name, ranked(rows), self.options.target, logs)
-                files.write(self.folder / "study.html", content.encode())
+                files.write(self.folder / "study.html", content)
         return rows
 
 

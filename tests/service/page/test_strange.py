@@ -19,7 +19,7 @@ MARKUP = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>&amp;\'
 STEERING = "abc\u202egnp.exe\u202c\x1b[0m\u2066x"
 SEEN = "abc\\u202egnp.exe\\u202c\\u001b[0m\\u2066x"
 LONG = "abc" + "m" * 9_997
-TALL = "abc" + "\n" * 500 + "d"
+TALL = "abc" + " d" * 4_000
 LOOSE = """<!doctype html><html lang="en"><title>Shop</title><script src="{url}factorcell.js"></script>
 <input id="q"><p id="after">after</p><script>factorcell.attach(document.querySelector("#q"),
 {{ user: "{user}", onAccept: (text) => {{ window.got = text; }} }});</script></html>"""

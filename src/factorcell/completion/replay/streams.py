@@ -20,6 +20,7 @@ from factorcell.completion.search import Suggestion
 from factorcell.completion.texts import checked
 from factorcell.config import DataConfig, UserError
 from factorcell.data.cache import report_truncated
+from factorcell.data.canonical import canonical
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import GRAPHEME, splitter
 from factorcell.data.tokens import truncated
@@ -97,9 +98,9 @@ def read(
 ) -> list[Stream]:
     """The streams of a table, by user: columns `data.text`, `user`, `moment` (the time) and `others`.
 
-    Texts are normalised as a run with `data` reads them. The first `most_rows` of each user are kept. A `Notice` counts
-    the texts that the run cuts after `data.max_tokens` tokens: they are judged and learned up to there. `UserError`
-    where a column is missing or a value cannot be read.
+    Texts are as a run with `data` reads them, in canonical form. The first `most_rows` of each user are kept. A
+    `Notice` counts the texts that the run cuts after `data.max_tokens` tokens: they are judged and learned up to there.
+    `UserError` where a column is missing or a value cannot be read.
     """
     limits.check(rows_per_user=most_rows)
     table, normal = open_table(source), _normaliser(data)
@@ -236,10 +237,10 @@ def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
 
 
 def _normaliser(data: DataConfig) -> Callable[[str], str]:
-    """The function that makes of a text what a run with `data` reads, whatever its unit."""
+    """Return the function that gives the canonical form of what a run with `data` reads of a text."""
     cut = splitter(replace(data, unit="grapheme"))
     # Lower-casing can leave letters that NFC would join.
-    return lambda text: "".join(cut("".join(cut(text))))
+    return lambda text: canonical("".join(cut("".join(cut(text)))))
 
 
 def _length(text: str) -> int:

@@ -157,5 +157,5 @@ def _write(path: str | Path, keys: Iterable[Key]) -> None:
         fields: dict[str, Any] = {"name": key.name, "hash": key.hash, "scopes": list(key.scopes)}
         fields |= {} if key.rate is None else {"rate": key.rate}
         rows.append("\n".join(["[[key]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]))
-    files.write(path, ("\n\n".join(rows) + "\n").encode())
+    files.write(path, "\n\n".join(rows) + "\n")
     Path(path).chmod(0o600)

@@ -288,7 +288,8 @@
     #typed() {
       if (this.#composing || this.#writing) return;
       const prefix = this.#prefix; // until the answer comes, those that still fit remain
-      this.#results = this.#results.filter((one) => one.text.startsWith(prefix) && one.text !== prefix);
+      const typed = canonical(prefix);
+      this.#results = this.#results.filter((one) => one.text.startsWith(typed) && one.text !== typed);
       this.#shown = prefix;
       this.#render(this.#failures ? this.#note.textContent : "");
       this.#ask();
@@ -533,9 +534,14 @@
     return text.replace(UNSEEN, (one) => `\\u${one.codePointAt(0).toString(16).padStart(4, "0")}`);
   }
 
+  /** A prefix in the form in which the service compares it: NFC, a run of white space one space, none before it. */
+  function canonical(prefix) {
+    return prefix.normalize("NFC").replace(/[\s\x1C-\x1F\x85]+/g, " ").replace(/^ /, "");
+  }
+
   /** What of a suggestion is typed already, and the rest. */
   function split(text, typed) {
-    const [all, start] = [[...text], [...typed.normalize("NFC")]];
+    const [all, start] = [[...text], [...canonical(typed)]];
     let at = 0;
     while (at < start.length && all[at] === start[at]) at++;
     return [all.slice(0, at).join(""), all.slice(at).join("")];

@@ -1,0 +1,67 @@
+"""Arguments of the Python interface that are rows, or a value for each text, in any form in which a table may come."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from factorcell.config import UserError
+from factorcell.data.chunks import UnknownKindError
+from factorcell.data.tables import open_table
+from factorcell.data.values import name_or_none, quoted
+
+Row = Mapping[str, Any]
+
+
+def has_rows(source: Any) -> bool:
+    """Return whether a table has a row; a list, a data frame and a file without rows are alike, columns or not."""
+    if hasattr(source, "__len__") and not isinstance(source, (str, Mapping)):
+        return len(source) > 0
+    try:
+        table = open_table(source)
+    except UnknownKindError:
+        return True  # whoever reads it says what is wrong
+    return next(table.read(tuple(table.columns[:1])), None) is not None
+
+
+def rows_of(source: Any) -> list[Row]:
+    """Return the rows of anything that `open_table` reads; a row of a list may itself be a table with one row."""
+    if isinstance(source, (list, tuple)):
+        return [row_of(one) for one in source]
+    if isinstance(source, Mapping) and not source:
+        return [source]
+    if not has_rows(source):
+        return []
+    table = open_table(source)
+    columns = table.columns
+    chunks = table.chunks(columns)
+    return [dict(zip(columns, values, strict=True)) for chunk in chunks for values in zip(*chunk.values(), strict=True)]
+
+
+def row_of(source: Any) -> Row:
+    """Return one row, column -> value, from a mapping or a table with one row."""
+    if isinstance(source, Mapping):
+        return source
+    if source is None or isinstance(source, (str, Path, int, float, list, tuple)):
+        raise UserError(f"context: expected a mapping from column to value, got {quoted(source)}")
+    rows = rows_of(source)
+    if len(rows) != 1:
+        raise UserError(f"context: expected one row, got {len(rows):,}")
+    return rows[0]
+
+
+def names_of(values: Any, what: str) -> list[str]:
+    """Return the names of category values, each once; `what` names the argument in a `UserError`."""
+    names = labels_of(values, what)
+    if None in names:
+        raise UserError(f"{what}: expected values of a category, got a missing one")
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def labels_of(values: Any, what: str, count: int | None = None) -> list[str | None]:
+    """Return the category name of each value, None where missing; `UserError` unless there are `count` of them."""
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise UserError(f"{what}: expected a list of values, got {quoted(values)}")
+    labels = [name_or_none(value) for value in values]
+    if count is not None and len(labels) != count:
+        raise UserError(f"{what}: expected one for each of {count:,} texts, got {len(labels):,}")
+    return labels

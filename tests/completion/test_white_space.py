@@ -1,0 +1,228 @@
+"""Texts that differ only in white space are one text wherever texts are counted, learned, suggested or forgotten."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from factorcell.completion.assistant import Assistant
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer
+from factorcell.completion.fuzzy import Forgiving
+from factorcell.completion.online import Learner, User, learn_one
+from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.replay.streams import read
+from factorcell.completion.search import PlainEngine
+from factorcell.config import DataConfig, UserError
+from factorcell.data.cache import prepare
+from factorcell.data.canonical import canonical, canonical_prefix
+from factorcell.data.counts import TextCounts
+from factorcell.service import administration, changes
+from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.learning import ServedModel
+from factorcell.service.record import KeptText, Record
+from factorcell.service.stores.opening import open_store
+from tests.service import runs
+from tests.small import make_letters
+
+TEXT = "zebra crossing"
+TWINS = {
+    "space after": "zebra crossing ",
+    "space before": " zebra crossing",
+    "line end": "zebra crossing\n",
+    "line end of Windows": "zebra crossing\r\n",
+    "two spaces": "zebra  crossing",
+    "tab": "zebra\tcrossing",
+    "no-break space": "zebra\u00a0crossing",
+    "ideographic space": "zebra\u3000crossing",
+    "narrow space": "zebra\u202f crossing\u2009",
+    "next line": "zebra\x85crossing",
+    "line separator": "zebra\u2028crossing",
+    "file separator": "zebra\x1ccrossing",
+}
+each_twin = pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS)
+USERS = {"user": "city", "context": (), "min_user_count": 1}
+
+
+@each_twin
+def test_twins_have_one_canonical_form(twin: str) -> None:
+    assert canonical(twin) == canonical(TEXT) == TEXT
+    assert canonical(f"{twin}\u0301") != TEXT
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        ("new", "new"),
+        ("new ", "new "),
+        ("new  ", "new "),
+        ("new\n", "new "),
+        ("new\u00a0", "new "),
+        (" new", "new"),
+        ("new  y", "new y"),
+        ("\tnew\t\ty\t", "new y "),
+        ("", ""),
+        (" ", ""),
+        (" \n\u3000", ""),
+        ("cafe\u0301 ", "caf\u00e9 "),
+    ],
+)
+def test_a_prefix_keeps_one_space_at_its_end(prefix: str, expected: str) -> None:
+    assert canonical_prefix(prefix) == expected
+
+
+@each_twin
+def test_counts_of_twins_are_added(twin: str) -> None:
+    """Their users too: a text is popular once enough people wrote any of its forms."""
+    texts, users = [TEXT, twin, twin, "other"], ["ann", "bob", "cas", "ann"]
+    assert TextCounts.of(texts, 1) == TextCounts({TEXT: 3, "other": 1}, 4)
+    assert TextCounts.of(texts, 3, users, 3).kept == {TEXT: 3}
+    assert TextCounts.of(texts, 3, ["ann", "bob", "ann", "ann"], 3).kept == {}
+    data = DataConfig(unit="char", user="who", min_text_count=3, min_text_users=3)
+    rows = [{"text": text, "who": who} for text, who in zip(texts, users, strict=True)]
+    for table, kept in ((rows, {TEXT: 3}), ([*rows[:2], rows[1], rows[3]], {})):
+        frequent = prepare(table, data).frequent
+        assert frequent is not None
+        assert frequent.counted(3, 3).kept == kept
+
+
+def test_texts_of_white_space_alone_are_not_counted() -> None:
+    blank = ["", " ", "\n", "\u3000\t"]
+    assert TextCounts.of(blank * 3, 1).kept == {}
+    frequent = prepare(
+        [{"text": text, "who": number} for number, text in enumerate(blank * 3)],
+        DataConfig(unit="char", user="who", min_text_count=1, min_text_users=1),
+    ).frequent
+    assert frequent is not None
+    assert frequent.counted(1, 1).kept == {}
+
+
+@each_twin
+def test_popularity_and_history_know_a_text_once(twin: str) -> None:
+    """A prefix may be written in either way; the whole text, however it is written, completes nothing."""
+    history = History((TEXT, twin)).add(twin)
+    assert history.texts == (TEXT,) * 3
+    for source in (Popularity.fit([TEXT, twin, twin], 3), history, Forgiving(history, 1)):
+        for prefix in ("", " ", "zebra", twin.rstrip()[:-1], "\tzebra  ", "zebra\n"):
+            assert [one.text for one in source.complete(prefix)] == [TEXT], (source, prefix)
+        assert source.complete(twin.strip()) == []
+
+
+def test_a_space_at_the_end_of_a_prefix_ends_its_word() -> None:
+    texts = ["new york", "newton", "new"]
+    for source in (Popularity.fit(texts, 1), History(tuple(texts))):
+        for prefix in ("new ", "new\t", " new  "):
+            assert [one.text for one in source.complete(prefix)] == ["new york"]
+        assert {one.text for one in source.complete("new")} == {"new york", "newton"}
+
+
+@each_twin
+def test_a_user_learns_twins_alike(twin: str) -> None:
+    run = make_letters(("zebra crossing\n\u00a0",), data={**USERS, "max_tokens": 30}, spread=0.8)
+    once, other = (learn_one(run, User.new(run), text) for text in (TEXT, twin))
+    assert np.array_equal(once.vector, other.vector)
+    assert once.history == other.history
+    assert History.add(History(), twin) == once.history
+    user = Assistant(Completer(run), Learner(run)).learn(once, twin)
+    assert user is not None
+    assert user.history.texts == (TEXT, TEXT)
+    assert User.from_bytes(user.to_bytes()).history == user.history
+
+
+@pytest.mark.parametrize("unit", ["char", "grapheme"])
+@pytest.mark.parametrize("slips", [0, 1])
+def test_a_model_suggests_no_twins(unit: str, slips: int) -> None:
+    """Of a model that writes white space in many ways each text is suggested once, in canonical form.
+
+    Its most probable spelling counts, and the texts are as many as were asked for.
+    """
+    run = make_letters(("ab", "a b", "b  a", "a\nb", "a\u00a0b "), data={"unit": unit, "max_tokens": 8}, spread=0.8)
+    completer = Completer(run, slips=slips)
+    for prefix in ("", "a", "a ", "\na  "):
+        found = completer.complete(prefix, k=30)
+        texts = [one.text for one in found]
+        assert len(set(texts)) == len(texts) == 30
+        assert texts == [canonical(text) for text in texts]
+        assert all(one.slips or one.text.startswith(canonical_prefix(prefix)) for one in found)
+        assert found == completer.complete(canonical_prefix(prefix), k=30)
+    assert completer.fits("a" + " " * 100)
+
+
+def test_both_searches_return_the_same_texts() -> None:
+    """The compiled search and the plain one."""
+    run = make_letters(("ab", "a b", "b  a", "a\nb"), data={"max_tokens": 7}, spread=0.8)
+    compiled, plain = Completer(run), Completer(run)
+    plain.engine = PlainEngine(run.model)
+    for prefix in ("", "a ", "b"):
+        for k in (1, 7, 40):
+            ours, theirs = compiled.complete(prefix, k=k), plain.complete(prefix, k=k)
+            assert [one.text for one in ours] == [one.text for one in theirs]
+            expected = [one.log_probability for one in theirs]
+            assert [one.log_probability for one in ours] == pytest.approx(expected, abs=1e-4)
+
+
+@each_twin
+def test_a_blend_suggests_a_text_once(twin: str) -> None:
+    """Model, popular texts and the user's own name the same text."""
+    run = make_letters(("zebra crossing \n",), data={**USERS, "max_tokens": 30}, spread=0.8)
+    user = learn_one(run, User.new(run), twin)
+    blend = Blend(Completer(run), Popularity.fit([TEXT, twin], 1))
+    texts = [one.text for one in blend.complete("zebra", user, k=20)]
+    assert texts.count(TEXT) == 1
+    assert len({canonical(text) for text in texts}) == len(texts)
+
+
+@each_twin
+def test_a_replay_judges_canonical_texts(twin: str) -> None:
+    rows = [{"text": twin, "user": "ann", "time": 1}]
+    (stream,) = read(rows, DataConfig(unit="char"))
+    assert [row["text"] for row in stream.rows] == [TEXT]
+    assert stream == read([{**rows[0], "text": TEXT}], DataConfig(unit="char"))[0]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    """A small model and a file."""
+    made = ServedModel(runs.make(tmp_path / "run"))
+    return Service(made, open_store(f"sqlite:///{tmp_path / 'users.db'}"))
+
+
+@pytest.mark.parametrize("twin", ["cab a ", "cab  a", "\ncab a", "cab\u00a0a\r\n"])
+def test_a_service_keeps_a_text_in_one_form(service: Service, twin: str) -> None:
+    """What is kept, suggested, exported and restored; an idempotency key does not tell twins apart."""
+    assert service.accept("ann", "cab a", key="1").outcome == "learned"
+    assert service.accept("ann", twin, key="1").outcome == "repeated"
+    assert service.accept("ann", twin).outcome == "learned"
+    profile = service.show("ann")
+    assert profile is not None
+    assert [one.text for one in profile.texts] == ["cab a"] * 2
+    found = service.complete(CompletionRequest(" cab  ", "ann")).results
+    assert [one.text for one in found].count("cab a") == 1
+    assert found == service.complete(CompletionRequest("cab ", "ann")).results
+    values = service.export("ann")
+    assert values is not None
+    service.delete("ann")
+    service.restore({**values, "texts": [{"text": twin, "time": 1}]})
+    assert service.settle()
+    profile = service.show("ann")
+    assert profile is not None
+    assert [one.text for one in profile.texts] == ["cab a"]
+    with pytest.raises(UserError, match="an empty text"):
+        service.accept("ann", "\u3000\n")
+    service.close()
+
+
+@each_twin
+def test_every_twin_is_forgotten_at_once(service: Service, twin: str) -> None:
+    """By the service and without a model, also those that a store has in another form."""
+    texts = (TEXT, "other", *TWINS.values())
+    record = changes.changed(
+        Record.new("ann", 1), accepted=len(texts), texts=tuple(KeptText(n, one, 1) for n, one in enumerate(texts, 1))
+    )
+    assert [one.text for one in changes.without(record, twin).texts] == ["other"]
+    assert service.store.write(record, None)
+    assert service.forget("ann", twin) == len(texts) - 1
+    for text in (TEXT, twin):
+        service.accept("ann", text)
+    assert administration.forget(service.store, "ann", twin) == 2
+    service.close()

@@ -1,0 +1,262 @@
+"""Rows and values as arguments: any form of a table, numbers as names, missing values, wrong lengths, no rows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from factorcell import (
+    Completer,
+    Popularity,
+    Run,
+    User,
+    UserError,
+    classify,
+    classify_points,
+    evaluate_by,
+    fill,
+    generate,
+    learn_one,
+    log_likelihoods,
+    stream,
+)
+from factorcell.completion import Learner
+from factorcell.completion.replay.streams import read
+from factorcell.config import DataConfig
+from factorcell.data.counts import TextCounts
+from factorcell.data.rows import has_rows, labels_of, row_of, rows_of
+from factorcell.evaluation.embeddings import shift
+from factorcell.evaluation.likelihood_ratios import explain, raised
+from factorcell.evaluation.probing import few_examples, indicators
+from tests.small import make_letters, make_run
+
+MISSING = [None, "", float("nan"), np.float32("nan"), pd.NA, pd.NaT]
+COLUMNS = {"city": ["Oslo", "Nice"], "stars": [1, 5]}
+ROWS = [{"city": "Oslo", "stars": 1}, {"city": "Nice", "stars": 5}]
+# Two rows in every form.
+TABLES: dict[str, Any] = {
+    "list": ROWS,
+    "tuple": tuple(ROWS),
+    "columns": COLUMNS,
+    "arrays": {name: np.array(values) for name, values in COLUMNS.items()},
+    "frame": pd.DataFrame(COLUMNS),
+    "frame of objects": pd.DataFrame(COLUMNS, dtype=object),
+    "arrow": pa.table(COLUMNS),
+    "batch": pa.RecordBatch.from_pydict(COLUMNS),
+    "list of frames": [pd.DataFrame([row]) for row in ROWS],
+}
+EMPTY: dict[str, Any] = {
+    "list": [],
+    "tuple": (),
+    "frame": pd.DataFrame(),
+    "frame with columns": pd.DataFrame({"text": [], "city": []}),
+    "columns": {"text": [], "city": []},
+    "arrow": pa.table({"text": pa.array([], pa.string())}),
+    "batch": pa.RecordBatch.from_pydict({"text": pa.array([], pa.string())}),
+}
+tables = pytest.mark.parametrize("source", TABLES.values(), ids=TABLES)
+empty = pytest.mark.parametrize("source", EMPTY.values(), ids=EMPTY)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Words, whose context is a city, a number of stars and more."""
+    return make_run(tmp_path / "run")
+
+
+@tables
+def test_rows_of_any_table(source: Any) -> None:
+    assert [{**row} for row in rows_of(source)] == ROWS
+    assert has_rows(source)
+    with pytest.raises(UserError, match=r"expected one row, got 2|expected a mapping"):
+        row_of(source if not isinstance(source, dict) else pd.DataFrame(source))
+
+
+@empty
+def test_no_rows_in_any_form(source: Any) -> None:
+    assert rows_of(source) == []
+    assert not has_rows(source)
+
+
+@pytest.mark.parametrize("source", ["Oslo", 3, 2.5, None, ["Oslo"], [3], [None], Path("a.csv")])
+def test_what_is_no_row(source: Any) -> None:
+    with pytest.raises(UserError, match="expected a mapping from column to value, got"):
+        row_of(source)
+
+
+@pytest.mark.parametrize("missing", MISSING, ids=repr)
+def test_labels_are_names_or_missing(missing: Any) -> None:
+    values = [5, 5.0, "5", np.int64(5), np.float64(5), "5.0", missing]
+    for given in (values, tuple(values), pd.Series(values, dtype=object), np.array(values, dtype=object)):
+        assert labels_of(given, "values", 7) == ["5"] * 6 + [None]
+    with pytest.raises(UserError, match="values: expected one for each of 200 texts, got 7"):
+        labels_of(values, "values", 200)
+
+
+@pytest.mark.parametrize("values", ["abc", 5, None, {"a": 1}, b"ab"])
+def test_what_is_no_list_of_values(values: Any) -> None:
+    with pytest.raises(UserError, match="distractors: expected a list of values, got"):
+        labels_of(values, "distractors")
+
+
+def of_cities(source: Any) -> Any:
+    """The same form of table with the column of cities alone."""
+    if isinstance(source, list):
+        return [one[["city"]] if isinstance(one, pd.DataFrame) else {"city": one["city"]} for one in source]
+    if isinstance(source, tuple):
+        return tuple(of_cities(list(source)))
+    if isinstance(source, dict):
+        return {"city": source["city"]}
+    return source[["city"]] if isinstance(source, pd.DataFrame) else source.select(["city"])
+
+
+@tables
+def test_contexts_may_be_any_table(run: Run, source: Any) -> None:
+    expected = [{"city": "Oslo"}, {"city": "Nice"}]
+    given = of_cities(source)
+    assert list(generate(run, given)) == list(generate(run, expected))
+    text = run.vocabulary.tokens[4]
+    assert fill(run, f"{text} ____", given) == fill(run, f"{text} ____", expected)
+    read_, wanted = run.read([text, text], given), run.read([text, text], expected)
+    assert np.array_equal(read_.categories, wanted.categories)
+    with pytest.raises(UserError, match="expected one for each of 3 texts, got 2"):
+        run.read([text] * 3, given)
+
+
+POINTS = {1: {"lat": 43.7, "lon": 7.3}, 2.0: {"lat": 59.9, "lon": 10.8}}
+ROW = {"city": "Oslo"}
+ONE: dict[str, Any] = {"frame": pd.DataFrame([ROW]), "arrow": pa.table({"city": ["Oslo"]}), "list": pd.DataFrame([ROW])}
+
+
+@pytest.mark.parametrize("row", ONE.values(), ids=ONE)
+def test_a_context_may_be_a_table_of_one_row(run: Run, row: Any) -> None:
+    assert list(generate(run, ROW)) == list(generate(run, [ROW])) == list(generate(run, row))
+    assert list(stream(run, row)) == list(stream(run, ROW))
+    assert np.array_equal(shift(run, row), shift(run, ROW))
+    text, other = run.vocabulary.tokens[4], {"city": "Nice"}
+    contexts = {"one": row, "two": other}
+    assert explain([run], [text], contexts) == explain([run], [text], {"one": ROW, "two": other})
+    assert raised([run], [text], row, other) == raised([run], [text], ROW, other)
+    letters = make_letters(spread=0.8)
+    completer = Completer(letters)
+    assert completer.complete("a", None, row) == completer.complete("a", None, ROW)
+    texts = ["ab", "abc"]
+    assert completer.log_probabilities("a", texts, None, row) == completer.log_probabilities("a", texts, None, ROW)
+
+
+def test_values_may_be_numbers(run: Run) -> None:
+    texts = [{"text": text, "stars": star} for text, star in (("the sea", 1), ("the sun", 5.0), ("sand", "1"))]
+    values = run.schema.variable("stars").values[1:]
+    named, numbers = ({kind(name): 1.0 + place for place, name in enumerate(values)} for kind in (str, float))
+    first = classify(run, texts, "stars", values=values[:2], priors=named, unknown="expected")
+    second = classify(
+        run, texts, "stars", values=[float(name) for name in values[:2]], priors=numbers, unknown="expected"
+    )
+    assert np.array_equal(first.log_posterior, second.log_posterior)
+    assert first.names == second.names
+
+
+def test_distractors_may_be_numbers(run: Run) -> None:
+    values = run.schema.variable("stars").values[1:]
+    texts = [{"text": "the sea", "stars": name} for name in values]
+    found = classify(run, texts, "stars", values=values[:1], distractors=[float(values[1])], unknown="expected")
+    assert found.distractor.tolist() == [name == values[1] for name in values]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priors": {"Oslo": 1}}, "priors: expected a weight from 0 on for each candidate, got none for 'Nice'"),
+        ({"priors": {"Oslo": 1, "Nice": -1}}, "got -1 for 'Nice'"),
+        ({"priors": {"Oslo": 1, "Nice": float("nan")}}, "got nan for 'Nice'"),
+        ({"priors": {"Oslo": 1, "Nice": "many"}}, "got 'many' for 'Nice'"),
+        ({"priors": {"Oslo": 0, "Nice": 0}}, "a weight above 0"),
+        ({"values": ["Oslo", None]}, "values: expected values of a category, got a missing one"),
+        ({"distractors": [float("nan")]}, "distractors: expected values of a category, got a missing one"),
+        ({"values": "Oslo"}, "values: expected a list of values, got 'Oslo'"),
+        ({"distractors": 3}, "distractors: expected a list of values, got 3"),
+    ],
+)
+def test_mistakes_of_values(run: Run, options: dict[str, Any], message: str) -> None:
+    options = {"values": ["Oslo", "Nice"], **options}
+    with pytest.raises(UserError, match=message):
+        classify(run, [{"text": "the sea", "city": "Oslo"}], "city", **options)
+
+
+def test_points_and_their_truth(run: Run) -> None:
+    rows = [{"text": "the sea", "lat": 59, "lon": 10}] * 2
+    found = classify_points(run, rows, POINTS, truth=[np.int64(1), float("nan")], unknown="expected")
+    assert found.names == ("1", "2")
+    assert found.truth.tolist() == [0, -1]
+    with pytest.raises(UserError, match="truth: expected one for each of 2 texts, got 1"):
+        classify_points(run, rows, POINTS, truth=["1"], unknown="expected")
+    with pytest.raises(UserError, match="point '2': expected lat, lon, got lat"):
+        classify_points(run, rows, {1: POINTS[1], 2: {"lat": 1.0}}, unknown="expected")
+    with pytest.raises(UserError, match="candidates: expected at least one, got none"):
+        log_likelihoods(run, run.read(["the sea"], [{}]), [])
+
+
+@pytest.mark.parametrize("missing", MISSING, ids=repr)
+def test_groups_of_texts(run: Run, missing: Any) -> None:
+    corpus = run.read(["the sea", "the sun", "sand", "the sand"], [{}] * 4)
+    rows = evaluate_by(run, corpus, [5, "5.0", missing, np.float64(5)])
+    assert {row["value"]: row["count"] for row in rows} == {"5": 3, "(missing)": 1}
+    with pytest.raises(UserError, match="values: expected one for each of 4 texts, got 1"):
+        evaluate_by(run, corpus, ["all"])
+
+
+@pytest.mark.parametrize("missing", MISSING, ids=repr)
+def test_users_of_texts(missing: Any) -> None:
+    """A user who is missing is nobody; 5 and 5.0 are one."""
+    users = [5, 5.0, "5", missing, missing, missing]
+    assert TextCounts.of(["a"] * 6, 1, users, 2).kept == {}
+    assert TextCounts.of(["a"] * 6, 1, [*users[:5], 6], 2).kept == {"a": 6}
+    with pytest.raises(UserError, match="users: expected one for each of 3 texts, got 2"):
+        Popularity.fit(["a"] * 3, 1, ["ann", "bob"])
+    streams = read([{"text": "abc", "user": user, "time": 1} for user in (5, 5.0, "5")], DataConfig(unit="char"))
+    assert [stream.user for stream in streams] == ["5"]
+
+
+def test_probed_values(run: Run) -> None:
+    texts = ["the sea", "the sun", "sand", "the sand"] * 2
+    assert indicators(run, texts, [1, 2] * 4) == indicators(run, texts, ["1", "2.0"] * 4)
+    with pytest.raises(UserError, match="values: expected one for each of 8 texts, got 2"):
+        indicators(run, texts, [1, 2])
+    with pytest.raises(UserError, match="got a missing one for text 2"):
+        few_examples(np.zeros((3, 2), np.float32), [1, None, 2], examples=1)
+
+
+def test_one_text_and_context_for_each_user() -> None:
+    run = make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8)
+    learner, user = Learner(run), User.new(run)
+    for texts, contexts in ((["ab"], None), (["ab"] * 3, None), (["ab", "b"], [{}])):
+        with pytest.raises(UserError, match="expected a text and a context for each user, got 2 users"):
+            learner.learn([user, user], texts, contexts)
+    assert learner.learn([], [])[0] == []
+    assert learn_one(run, user, "ab", {}).seen == learn_one(run, user, "ab").seen == 1
+
+
+@empty
+def test_functions_of_rows_return_nothing_for_nothing(run: Run, source: Any) -> None:
+    assert run.score(source) == []
+    assert list(generate(run, source)) == []
+    assert fill(run, "the ____", source) == []
+
+
+@empty
+def test_functions_of_whole_tables_refuse_nothing(run: Run, source: Any) -> None:
+    for use in (
+        run.prepare,
+        lambda table: classify(run, table, "city"),
+        lambda table: classify_points(run, table, POINTS),
+    ):
+        with pytest.raises(UserError, match=r"no rows|no column"):
+            use(source)
+
+
+def test_a_file_without_rows_is_scored_like_a_list(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,city,stars\n", encoding="utf-8")
+    assert run.score(tmp_path / "a.csv") == []

@@ -1,0 +1,59 @@
+"""Lone surrogates in texts, values, names of columns and of folders: a run is trained, opened and used all the same."""
+
+import sys
+
+import pytest
+
+from factorcell import Config, Popularity, Run, classify, evaluate, fit, generate
+from factorcell.reports import report_page
+from factorcell.training.check import check
+
+COLUMN, VALUE, TEXT = "ci\udce9ty", "Os\udfff", "the s\ud800ea"
+ROWS = [
+    {"text": text, COLUMN: city, "who": who}
+    for text, city, who in (
+        (TEXT, VALUE, "an\udc80n"),
+        ("warm sand", "Nice", "bob"),
+        ("cold sand", VALUE, "eve"),
+        ("warm sand", "Nice", "an\udc80n"),
+    )
+] * 4
+ONCE = dict.fromkeys(("min_count", "min_context_count", "min_user_count", "min_text_count", "min_text_users"), 1)
+CONFIG = Config.from_dict(
+    {
+        "data": {"context": (COLUMN,), "user": "who", "unit": "char", **ONCE},
+        "model": {"hidden_size": 6, "embedding_size": 4, "variable_size": 2, "context_size": 3},
+        "training": {"epochs": 1, "evaluations": 1},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run in a folder whose name is not UTF-8, where the system has such names."""
+    folder = tmp_path_factory.mktemp("runs") / ("r\udce9n" if sys.platform == "linux" else "run")
+    fit(ROWS, ROWS[:4], CONFIG, folder)
+    return Run.open(folder)
+
+
+def test_names_and_values_come_back(run: Run) -> None:
+    assert run.config.data.context == (COLUMN,)
+    assert VALUE in run.schema.variable(COLUMN).values
+    assert "\ud800" in run.vocabulary.tokens
+    assert [finding for finding in check(run.folder) if not finding.right] == []
+
+
+def test_a_run_is_used(run: Run) -> None:
+    """Evaluated, asked for values, written with; its card and its page can be read."""
+    assert evaluate(run, ROWS)["texts"] == len(ROWS)
+    assert VALUE in classify(run, ROWS, COLUMN).names
+    (row,) = generate(run, [{COLUMN: VALUE}])
+    assert row["context"] == {COLUMN: VALUE}
+    for page in ((run.folder / "README.md").read_text(encoding="utf-8"), report_page([run.folder])):
+        page.encode()
+        assert "ci\\" in page
+        assert "udce9ty" in page
+
+
+def test_a_text_that_nobody_can_type_is_not_popular(run: Run) -> None:
+    assert sorted(Popularity.of(run).top(9)) == ["cold sand", "warm sand"]
