@@ -22,11 +22,6 @@ class GateShift(Adapter):
         self.weight = nn.Parameter(0.1 * torch.randn(sizes.context, sizes.gates))
         self.hidden = sizes.hidden
 
-    @classmethod
-    def shapes(cls, sizes: LayerSizes) -> dict[str, tuple[int, ...]]:
-        """See `Adapter`."""
-        return {"weight": (sizes.context, sizes.gates)}
-
     def forward(self, vector: Tensor) -> Shift:
         """See `Adapter`."""
         return Shift(bias=(vector @ self.weight).repeat_interleave(self.hidden, dim=1))
@@ -39,21 +34,11 @@ class Everything(Adapter):
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        shapes = self.shapes(sizes)
-        self.left = nn.Parameter(0.1 * torch.randn(shapes["left"]))
-        self.right = nn.Parameter(0.1 * torch.randn(shapes["right"]))
-        self.both = nn.Parameter(0.1 * torch.randn(shapes["both"]))
-        self.columns = sizes.columns
-
-    @classmethod
-    def shapes(cls, sizes: LayerSizes) -> dict[str, tuple[int, ...]]:
-        """See `Adapter`."""
         rank = 1 + sizes.rank
-        return {
-            "left": (sizes.context, rank, sizes.rows),
-            "right": (rank, sizes.columns),
-            "both": (sizes.context, sizes.columns),
-        }
+        self.left = nn.Parameter(0.1 * torch.randn(sizes.context, rank, sizes.rows))
+        self.right = nn.Parameter(0.1 * torch.randn(rank, sizes.columns))
+        self.both = nn.Parameter(0.1 * torch.randn(sizes.context, sizes.columns))
+        self.columns = sizes.columns
 
     def forward(self, vector: Tensor) -> Shift:
         """See `Adapter`."""

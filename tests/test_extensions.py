@@ -186,14 +186,14 @@ def test_a_name_is_taken_once() -> None:
     assert ModelConfig(adapt=("mine", "factor"), cell="mine").adapt == ("mine", "factor")
 
 
-def wrong(change: Callable[[Tensor, LayerSizes], Any], **more: Any) -> type[Adapter]:
+def wrong(change: Callable[[Tensor, LayerSizes], Any]) -> type[Adapter]:
     """A ConcatCell that returns what `change` makes of vectors."""
 
     def init(self: Any, sizes: LayerSizes) -> None:
         Concat.__init__(self, sizes)
         self.forward = lambda vector: change(vector, sizes)
 
-    return type("Wrong", (Concat,), {"__init__": init, **more})
+    return type("Wrong", (Concat,), {"__init__": init})
 
 
 def zeros(*shape: int) -> Tensor:
@@ -201,15 +201,20 @@ def zeros(*shape: int) -> Tensor:
     return torch.zeros(shape)
 
 
+class Allocating(Concat):
+    """A ConcatCell that ignores the device on which it should be made."""
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__(sizes)
+        self.weight = nn.Parameter(torch.zeros(sizes.context, sizes.columns, device="cpu"))
+
+
 VIOLATIONS: dict[str, tuple[Any, str]] = {
     "no class": (object(), "it must be a class that extends factorcell.model.Adapter"),
     "no adapter": (nn.Linear, "must be a class that extends factorcell.model.Adapter"),
     "nothing": (type("Nothing", (Adapter,), {}), "it fails (NotImplementedError"),
     "no shift": (wrong(lambda v, s: v), "it must return a factorcell.model.Shift, not Tensor"),
-    "shapes": (
-        wrong(lambda v, s: Shift(), shapes=classmethod(lambda cls, s: {"weight": (3, 12), "more": (1,)})),
-        "its parameters are {'weight': (3, 12)}, and its shapes {'weight': (3, 12), 'more': (1,)}",
-    ),
+    "memory": (Allocating, "its constructor allocates memory under torch.device('meta')"),
     "bias": (wrong(lambda v, s: Shift(bias=zeros(len(v), 2))), "the bias of 5 contexts is (5, 2)"),
     "shared": (wrong(lambda v, s: Shift(bias=zeros(1, s.columns))), "the bias of 5 contexts is (1, 12)"),
     "scale": (wrong(lambda v, s: Shift(scale=zeros(len(v), s.columns))), "the scale of 5 contexts is (5, 12)"),

@@ -34,7 +34,7 @@ SOFTMAXES = ("full", "adaptive")
 LOSSES = ("full", "sampled", "sampled_text")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
-SIZES, LAYERS, THREADS = 1_000_000, 10_000, 1024  # the largest there may be; memory sets a bound before
+SIZES, LAYERS, THREADS = 1_000_000, 100, 1024  # the largest there may be; memory sets a bound before
 
 # Named models by what they adapt: (recurrent layer, softmax bias). The first four are those of the TACL paper (section
 # 2); the others rescale rows (thesis, section 3.2) and read the context as control codes.

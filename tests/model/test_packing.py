@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from factorcell.model import adapters
-from factorcell.model.adapters import Adapter, LayerSizes, Shapes, Shift
+from factorcell.model.adapters import Adapter, LayerSizes, Shift
 from factorcell.model.kernels import library
 from factorcell.model.packing import PackedModel
 from tests.growing import regrown
@@ -22,11 +22,6 @@ class Odd(Adapter):
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
         self.sizes = sizes.rows, sizes.columns
-
-    @classmethod
-    def shapes(cls, sizes: LayerSizes) -> Shapes:
-        """None: it learns nothing."""
-        return {}
 
     def forward(self, vector: Tensor) -> Shift:
         """See `Adapter`."""

@@ -1,4 +1,4 @@
-"""The formula of a model's size is that of the model, whatever it consists of; what is too large is never begun."""
+"""The estimated size of a model is that of the model, and a model that is too large is not built."""
 
 import itertools
 import json
@@ -43,12 +43,13 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: json.dumps(kind)[:60])
-def test_the_formula_is_the_model(kind: dict[str, Any]) -> None:
-    """Every name and shape, and so the number of parameters, in every kind of context."""
+def test_shapes_are_those_of_the_model(kind: dict[str, Any]) -> None:
+    """Every name and shape, and so the number of parameters, in every kind of context, without a random number."""
     config = Config.from_dict({"model": {**SMALL, "hash_size": 50, "bloom_size": 500, **kind}}).model
     for variables in SCHEMAS:
-        model = LanguageModel(config, 60, schema := ContextSchema(variables))
+        model, before = LanguageModel(config, 60, schema := ContextSchema(variables)), torch.get_rng_state()
         found = sizes.shapes(config, 60, schema)
+        assert torch.equal(torch.get_rng_state(), before)
         assert found == {name: tuple(tensor.shape) for name, tensor in model.kept().items()}
         assert sizes.parameters(found) == model.parameter_count()
 
@@ -57,9 +58,8 @@ def test_the_formula_is_the_model(kind: dict[str, Any]) -> None:
     "model",
     [
         {"rank": 1_000_000, "hidden_size": 200, "embedding_size": 150, "context_size": 16},
-        {"layers": 10_000, "hidden_size": 1000},
+        {"layers": 100, "hidden_size": 40_000},
         {"hidden_size": 1_000_000},
-        {"embedding_size": 1_000_000, "hidden_size": 1_000_000, "context_size": 1_000_000, "rank": 1_000_000},
     ],
 )
 def test_what_does_not_fit_is_not_begun(tmp_path: Path, model: dict[str, Any]) -> None:
@@ -68,6 +68,14 @@ def test_what_does_not_fit_is_not_begun(tmp_path: Path, model: dict[str, Any]) -
         UserError, match=r"parameters would take about [\d,.]+ GiB of memory; this machine has [\d.]+ GiB"
     ):
         make_run(tmp_path / "run", **model)
+    assert not (tmp_path / "run").exists()
+
+
+def test_sizes_that_overflow(tmp_path: Path) -> None:
+    """A tensor whose bytes 64 bits cannot count is refused in one line as well."""
+    huge = {"embedding_size": 1_000_000, "hidden_size": 1_000_000, "context_size": 1_000_000, "rank": 1_000_000}
+    with pytest.raises(UserError, match=r"more than 2\^63 bytes; reduce its sizes"):
+        make_run(tmp_path / "run", **huge)
     assert not (tmp_path / "run").exists()
 
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from factorcell.config import ADAPTERS as NAMES
 from factorcell.config import EXTENSIBLE, PREFIX, ModelConfig, UserError
+from factorcell.model.initial import normal
 from factorcell.model.kernels.recurrence import Packed
-
-Shapes = dict[str, tuple[int, ...]]  # of parameters, by their names
 
 
 @dataclass(frozen=True)
@@ -143,11 +142,6 @@ class Adapter(nn.Module):
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__()
 
-    @classmethod
-    def shapes(cls, sizes: LayerSizes) -> Shapes:
-        """Those of its parameters: a model is known to fit into memory before it is made."""
-        raise NotImplementedError
-
     def forward(self, vector: Tensor) -> Shift:
         """The `Shift` of B contexts `vector` (B, K), of floats of the same kind."""
         raise NotImplementedError
@@ -158,12 +152,7 @@ class Concat(Adapter):
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        self.weight = nn.Parameter(torch.randn(self.shapes(sizes)["weight"]) * sizes.context**-0.5)
-
-    @classmethod
-    def shapes(cls, sizes: LayerSizes) -> Shapes:
-        """See `Adapter`."""
-        return {"weight": (sizes.context, sizes.columns)}
+        self.weight = nn.Parameter(normal((sizes.context, sizes.columns), sizes.context**-0.5))
 
     def forward(self, vector: Tensor) -> Shift:
         """`vector` (B, K) -> a shifted bias (B, G)."""
@@ -177,12 +166,7 @@ class Scale(Adapter):
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        self.weight = nn.Parameter(torch.randn(self.shapes(sizes)["weight"]) * 0.1 * sizes.context**-0.5)
-
-    @classmethod
-    def shapes(cls, sizes: LayerSizes) -> Shapes:
-        """See `Adapter`."""
-        return {"weight": (sizes.context, cls.parts * sizes.columns)}
+        self.weight = nn.Parameter(normal((sizes.context, self.parts * sizes.columns), 0.1, sizes.context**-0.5))
 
     def forward(self, vector: Tensor) -> Shift:
         """`vector` (B, K) -> what is added to the factors of the parts of W (B, parts, G)."""
@@ -200,7 +184,7 @@ class ScalePrinted(Scale):
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        self.weight = nn.Parameter(torch.randn(self.shapes(sizes)["weight"]) * sizes.context**-0.5)
+        self.weight = nn.Parameter(normal((sizes.context, self.parts * sizes.columns), sizes.context**-0.5))
 
     def forward(self, vector: Tensor) -> Shift:
         """`vector` (B, K) -> what is added to the factors of W (B, 1, G), which are one without it."""
@@ -214,18 +198,9 @@ class Factor(Adapter):
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        shapes = self.shapes(sizes)
         # Left rows have unit expected norm; right starts small, so that training begins near the unadapted cell.
-        self.left = nn.Parameter(torch.randn(shapes["left"]) * sizes.rows**-0.5)
-        self.right = nn.Parameter(torch.randn(shapes["right"]) * 0.1 * sizes.rank**-0.5)
-
-    @classmethod
-    def shapes(cls, sizes: LayerSizes) -> Shapes:
-        """See `Adapter`."""
-        return {
-            "left": (sizes.context, sizes.rows, sizes.rank),
-            "right": (sizes.context, sizes.rank, sizes.columns),
-        }
+        self.left = nn.Parameter(normal((sizes.context, sizes.rows, sizes.rank), sizes.rows**-0.5))
+        self.right = nn.Parameter(normal((sizes.context, sizes.rank, sizes.columns), 0.1, sizes.rank**-0.5))
 
     def forward(self, vector: Tensor) -> Shift:
         """`vector` (B, K) -> left (B, D, R) and right (B, R, G)."""
@@ -283,13 +258,14 @@ def _check(name: str, made: type[Adapter]) -> None:
 
 def _fault(made: type[Adapter], sizes: LayerSizes) -> str:
     """What is wrong with an adapter of these sizes; empty if nothing is."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
         vectors = torch.linspace(-1, 1, 5 * sizes.context).view(5, -1)
         own = made(sizes)
-        kept = {name: tuple(value.shape) for name, value in own.state_dict().items()}
         shifts = [own(vectors), own(vectors[:1]), own(torch.zeros_like(vectors))]
-    if {name: tuple(shape) for name, shape in made.shapes(sizes).items()} != kept:
-        return f"its parameters are {kept}, and its shapes {made.shapes(sizes)}"
+    with torch.device("meta"):
+        counted = made(sizes)
+    if any(parameter.device.type != "meta" for parameter in counted.parameters()):
+        return "its constructor allocates memory under torch.device('meta'), by which the size of a model is estimated"
     if not all(isinstance(shift, Shift) for shift in shifts):
         return f"it must return a factorcell.model.Shift, not {type(shifts[0]).__name__}"
     parts = [{part: value for part, value in vars(shift).items() if value is not None} for shift in shifts]

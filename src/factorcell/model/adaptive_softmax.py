@@ -25,6 +25,7 @@ from factorcell.config import ModelConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import END, START
+from factorcell.model.initial import normal
 from factorcell.model.kernels import softmax
 from factorcell.model.output import ContextBias
 from factorcell.model.output_bias import TABLES
@@ -62,9 +63,9 @@ class AdaptiveOutput(nn.Module):
         self.counts = [end - begin for begin, end in itertools.pairwise((0, *starts, size))]
         self.widths = cluster_widths(width, config.shrink, len(starts))
         self.embedding = embedding
-        self.projection = nn.Parameter(torch.randn(config.hidden_size, width) * config.hidden_size**-0.5)
-        self.clusters = nn.Parameter(torch.randn(len(starts), width) * width**-0.5)
-        self.narrow = nn.Parameter(torch.randn(width, sum(self.widths)) * width**-0.5)
+        self.projection = nn.Parameter(normal((config.hidden_size, width), config.hidden_size**-0.5))
+        self.clusters = nn.Parameter(normal((len(starts), width), width**-0.5))
+        self.narrow = nn.Parameter(normal((width, sum(self.widths)), width**-0.5))
         self.bias = nn.Parameter(torch.zeros(size + len(starts)))  # of all tokens, then of the clusters
         self.classes = self.counts[0] + len(starts)  # of the head
         rows = self.classes + sum(self.widths)  # what a context shifts

@@ -25,6 +25,7 @@ from factorcell.config import CELLS as NAMES
 from factorcell.config import EXTENSIBLE, ModelConfig, UserError
 from factorcell.model.adapters import AdaptedWeights, LayerSizes, adapter, shifted
 from factorcell.model.dropout import mask
+from factorcell.model.initial import uniform
 from factorcell.model.kernels import gpu_recurrence, library
 from factorcell.model.kernels.recurrence import Inputs, Packed, run, usable
 
@@ -150,7 +151,7 @@ class Cell(nn.Module):
         sizes = LayerSizes(context_size, embedding_size, hidden_size, self.kind.gates, config.rank)
         inputs, gates = sizes.rows, sizes.columns
         self.embedding_size, self.hidden_size = embedding_size, hidden_size
-        self.matrix = nn.Parameter((torch.rand(inputs, gates) * 2 - 1) * (6 / (inputs + hidden_size)) ** 0.5)
+        self.matrix = nn.Parameter(uniform((inputs, gates), (6 / (inputs + hidden_size)) ** 0.5))
         self.bias = nn.Parameter(torch.zeros(gates))
         with_memory = self.kind.memory and config.norm_memory
         normed = gates + hidden_size if with_memory else gates  # of the gates, and of m
@@ -310,7 +311,8 @@ class Cell(nn.Module):
 def _check(name: str, made: type[Kind]) -> None:
     """`UserError` unless `made` keeps to what `Kind` says; it is tried on a few numbers."""
     try:
-        fault = _fault(made) if isinstance(made, type) else "it must be a class"
+        with torch.device("cpu"):  # also where a model is built on the meta device, which has no numbers to compare
+            fault = _fault(made) if isinstance(made, type) else "it must be a class"
     except Exception as error:  # whatever a class of somebody else raises
         raise UserError(f"cell {name!r}: it fails ({type(error).__name__}: {error})".splitlines()[0]) from error
     if fault:

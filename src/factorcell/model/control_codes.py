@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.model.encoder import NumberInputs, VectorMap, WordBag, embedded
+from factorcell.model.initial import normal
 
 
 class Prefix(nn.Module):
@@ -19,7 +20,7 @@ class Prefix(nn.Module):
     def __init__(self, schema: ContextSchema, size: int) -> None:
         super().__init__()
         self.schema, spread = schema, size**-0.5  # that of the token embeddings
-        self.tables = nn.ParameterList(torch.randn(len(v.values), size) * spread for v in schema.categories)
+        self.tables = nn.ParameterList(normal((len(v.values), size), spread) for v in schema.categories)
         self.texts = nn.ModuleList(WordBag(variable, size, spread) for variable in schema.texts)
         self.vectors = nn.ModuleList(VectorMap(variable, size, spread) for variable in schema.vectors)
         self.inputs = NumberInputs(schema.numbers) if schema.numbers else None

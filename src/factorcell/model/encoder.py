@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from factorcell.config import ModelConfig, UserError, choose
 from factorcell.data.context import Bags, Context
 from factorcell.data.schema import MISSING, ContextSchema, Variable, waves
+from factorcell.model.initial import normal
 
 # Embeddings start near each other: what a rare value, of which training says little, starts with is noise for good.
 SPREAD = 0.1
@@ -79,7 +80,7 @@ class WordBag(nn.Module):
     def __init__(self, variable: Variable, size: int, spread: float) -> None:
         """`spread` is the deviation of a word's embedding at the start."""
         super().__init__()
-        self.table = nn.Parameter(torch.randn(len(variable.values), size) * spread)
+        self.table = nn.Parameter(normal((len(variable.values), size), spread))
         self.register_buffer("shares", torch.tensor(variable.shares), persistent=False)
 
     def forward(self, bags: Bags) -> Tensor:
@@ -102,7 +103,7 @@ class VectorMap(nn.Module):
         """`spread` is the deviation of what it makes of standardised numbers at the start."""
         super().__init__()
         width = len(variable.means)
-        self.weight = nn.Parameter(torch.randn(size, width) * spread * width**-0.5)
+        self.weight = nn.Parameter(normal((size, width), spread, width**-0.5))
         self.register_buffer("mean", torch.tensor(variable.means), persistent=False)
         self.register_buffer("deviation", torch.tensor(variable.deviations), persistent=False)
 
@@ -119,7 +120,7 @@ class ContextEncoder(nn.Module):
         self.schema = schema
         self.tables = nn.ParameterList()
         for variable in schema.categories:
-            table = torch.randn(len(variable.values), config.variable_size) * SPREAD
+            table = normal((len(variable.values), config.variable_size), SPREAD)
             # Where no value was rare, the unknown one stays neutral. Where c is that embedding itself, zero would hold
             # it for good: L(c) R(c) is quadratic in c, so it has no gradient there.
             if config.context_layer != "none":
@@ -142,10 +143,11 @@ class ContextEncoder(nn.Module):
             # Wide first weights: neighbouring coordinates start apart, as with random features.
             first = self.network[0]
             assert isinstance(first, nn.Linear)
-            nn.init.normal_(first.weight, std=2.0)
-            nn.init.normal_(first.bias, std=1.0)
-            with torch.no_grad():
-                first.weight.mul_(self.inputs.widths())
+            if not first.weight.is_meta:
+                nn.init.normal_(first.weight, std=2.0)
+                nn.init.normal_(first.bias, std=1.0)
+                with torch.no_grad():
+                    first.weight.mul_(self.inputs.widths())
         self.texts = nn.ModuleList(WordBag(variable, config.variable_size, SPREAD) for variable in schema.texts)
         self.vectors = nn.ModuleList(VectorMap(variable, config.variable_size, SPREAD) for variable in schema.vectors)
 

@@ -25,6 +25,7 @@ from factorcell.model.backbone import Backbone, Conditions, State
 from factorcell.model.control_codes import Prefix
 from factorcell.model.dropout import dropped
 from factorcell.model.encoder import ContextEncoder
+from factorcell.model.initial import normal
 from factorcell.model.output import ContextBias, Output, Picked, Reads, Samples
 from factorcell.model.recurrent import RecurrentBackbone
 
@@ -69,7 +70,7 @@ class LanguageModel(nn.Module):
         self.encoder = ContextEncoder(config, schema) if encoded else None
         self.prefix = Prefix(schema, config.embedding_size) if schema.variables and PREFIX in config.adapt else None
         self.adapted = encoded or self.prefix is not None
-        start = torch.randn(vocabulary_size, config.embedding_size) * config.embedding_size**-0.5
+        start = normal((vocabulary_size, config.embedding_size), config.embedding_size**-0.5)
         self.embedding = nn.Parameter(start)
         # Run folders know the parameters of the backbone by this name.
         self.cells = backbone(config, config.context_size if self.encoder else 0, shifts)

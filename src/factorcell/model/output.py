@@ -20,6 +20,7 @@ from factorcell.config import INSIDE, ModelConfig
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import START
+from factorcell.model.initial import normal
 from factorcell.model.kernels import library, softmax
 from factorcell.model.kernels.drawing import PackedTable
 from factorcell.model.output_bias import TABLES, HashBias, OneHotBias, Pairs
@@ -123,7 +124,7 @@ class Output(nn.Module):
         super().__init__()
         size, embedding_size = embedding.shape
         self.embedding = embedding
-        self.projection = nn.Parameter(torch.randn(config.hidden_size, embedding_size) * config.hidden_size**-0.5)
+        self.projection = nn.Parameter(normal((config.hidden_size, embedding_size), config.hidden_size**-0.5))
         self.bias = nn.Parameter(torch.zeros(size))
         names = () if sizes is None else config.output_bias
         self.adapters = nn.ModuleDict(

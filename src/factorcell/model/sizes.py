@@ -1,26 +1,26 @@
-"""How large a model is, from its config alone: before it is made, and before a file of weights is taken for its own.
+"""Estimate the size of a model from its config alone, before memory is allocated or a file of weights is read.
 
     bytes of a model = 4 P + filter        bytes of a step = 4 (7 P + tokens per batch * values per token)
 
 P is the number of parameters. A step keeps the gradient and two moments of each, and writes three values of it into a
 checkpoint. It is rather too much than too little, by up to a factor of three.
-
-Shapes: V vocabulary, E embedding, H hidden, K context, R rank, D inputs of a layer with H, G gate columns.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from factorcell import assignments, memory
-from factorcell.config import PREFIX, Config, ModelConfig, TrainingConfig, UserError
+from factorcell.config import Config, ModelConfig, TrainingConfig, UserError
 from factorcell.data.schema import ContextSchema
-from factorcell.model.adapters import LayerSizes, Shapes, adapter, ranked, shifting
-from factorcell.model.adaptive_softmax import cluster_widths, cutoffs
+from factorcell.model.adapters import ranked
 from factorcell.model.cells import kind
-from factorcell.model.output_bias import TABLES, table_sizes
+from factorcell.model.language_model import LanguageModel
+
+Shapes = dict[str, tuple[int, ...]]  # of parameters, by their names
 
 FLOAT = 4  # bytes
 KEPT = 7  # values of each parameter in training
@@ -28,85 +28,21 @@ PER_UNIT = 4  # values that a step keeps of each gate, with their gradients
 
 
 def shapes(config: ModelConfig, vocabulary: int, schema: ContextSchema) -> Shapes:
-    """The shape of everything that a run keeps, by its name there, as `LanguageModel.kept`."""
-    shifts = shifting(config) if schema.variables else ()
-    encoded = bool(schema.variables and (shifts or config.output_bias))
-    found: Shapes = {"embedding": (vocabulary, config.embedding_size)}
-    if encoded:
-        found |= _encoder(config, schema)
-    if schema.variables and PREFIX in config.adapt:
-        found |= _embeddings("prefix", config.embedding_size, schema)
-        found |= _linear("prefix.linear", _inputs(schema), config.embedding_size)
-    for layer in range(config.layers):
-        found |= {f"cells.{layer}.{name}": shape for name, shape in _cell(config, layer, shifts).items()}
-    found |= {f"output.{name}": shape for name, shape in _output(config, vocabulary, schema, encoded).items()}
-    return found
+    """Return the shape of everything that a run keeps, by its name in the run folder (`LanguageModel.kept`).
 
+    The model is built on PyTorch's meta device, where tensors have a shape but no storage.
 
-def _cell(config: ModelConfig, layer: int, shifts: Sequence[str]) -> Shapes:
-    step, inputs = kind(config.cell), config.hidden_size if layer else config.embedding_size
-    size = LayerSizes(config.context_size, inputs, config.hidden_size, step.gates, config.rank)
-    normed = (size.columns + size.hidden if step.memory and config.norm_memory else size.columns,)
-    made = {name: adapter(name).shapes(size) for name in shifts}
-    own = {f"adapters.{name}.{key}": tuple(shape) for name, parts in made.items() for key, shape in parts.items()}
-    norm: Shapes = {"gain": normed, "shift": normed} if config.layer_norm else {}
-    return {"matrix": (size.rows, size.columns), "bias": (size.columns,), **norm, **own}
-
-
-def _encoder(config: ModelConfig, schema: ContextSchema) -> Shapes:
-    """The embeddings of all variables, the network over numbers, and what joins them."""
-    found, inputs = _embeddings("encoder", config.variable_size, schema), _inputs(schema)
-    for layer in range(config.number_layers if inputs else 0):
-        found |= _linear(f"encoder.network.{2 * layer}", inputs, config.number_size)
-        inputs = config.number_size
-    if config.context_layer == "none":
-        return found
-    return found | _linear("encoder.joint", sum(_sizes(config, schema)), config.context_size)
-
-
-def _embeddings(of: str, size: int, schema: ContextSchema) -> Shapes:
-    tables = {f"{of}.tables.{i}": (len(v.values), size) for i, v in enumerate(schema.categories)}
-    texts = {f"{of}.texts.{i}.table": (len(v.values), size) for i, v in enumerate(schema.texts)}
-    return {
-        **tables,
-        **texts,
-        **{f"{of}.vectors.{i}.weight": (size, len(v.means)) for i, v in enumerate(schema.vectors)},
-    }
-
-
-def _linear(name: str, inputs: int, outputs: int) -> Shapes:
-    """A linear layer; of no inputs there is none."""
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)} if inputs else {}
-
-
-def _inputs(schema: ContextSchema) -> int:
-    """Numbers and waves that all numeric variables make."""
-    return sum(len(variable.means) if variable.period else 1 for variable in schema.numbers)
-
-
-def _sizes(config: ModelConfig, schema: ContextSchema) -> list[int]:
-    embedded = len(schema.categories) + len(schema.texts) + len(schema.vectors)
-    width = config.number_size if config.number_layers else _inputs(schema)
-    return [config.variable_size] * embedded + ([width] if schema.numbers else [])
-
-
-def _output(config: ModelConfig, vocabulary: int, schema: ContextSchema, encoded: bool) -> Shapes:
-    size, hidden = config.embedding_size, config.hidden_size
-    names, rows, found = config.output_bias if encoded else (), vocabulary, {"projection": (hidden, size)}
-    bias: Shapes = {"bias": (vocabulary,)}
-    if config.softmax == "adaptive":
-        starts = cutoffs(config.cutoffs, vocabulary)
-        wide = sum(cluster_widths(size, config.shrink, len(starts)))
-        bias = {"clusters": (len(starts), size), "narrow": (size, wide), "bias": (vocabulary + len(starts),)}
-        rows = (starts[0] if starts else vocabulary) + len(starts) + wide
-    for name in names:
-        if name in TABLES:
-            one = TABLES[name](1, config, schema, _sizes(config, schema)).get_parameter("weight")  # of one token
-            found[f"adapters.{name}.weight"] = (rows, one.shape[1])
-        elif schema.categories:
-            buckets, bits = table_sizes(config)
-            bias |= {"hashed.weight": (buckets, 1), "hashed.bits": (-(-bits // 8),)}
-    return {**found, **bias}
+    Raises:
+        UserError: No model has this config and schema.
+    """
+    try:
+        with torch.device("meta"):
+            model = LanguageModel(config, vocabulary, schema)
+    except RuntimeError as error:
+        if "overflow" in str(error):
+            raise UserError("a tensor of this model would have more than 2^63 bytes; reduce its sizes") from None
+        raise
+    return {name: tuple(tensor.shape) for name, tensor in model.kept().items()}
 
 
 def parameters(kept: Mapping[str, tuple[int, ...]]) -> int:
