@@ -21,7 +21,7 @@ from factorcell.limits import UserError as UserError
 from factorcell.limits import check_format as check_format
 from factorcell.limits import choose as choose
 
-FORMAT = 1  # of run folders: the number in their config.json; 1 too where there is none
+FORMAT = 1  # of run folders: the number in their config.json
 UNITS = ("word", "space", "char", "grapheme")
 PREFIX = "prefix"  # reads the context as control codes; the other adapters change weights
 ADAPTERS = ("concat", "scale", "scale_split", "scale_printed", "factor", PREFIX)

@@ -35,7 +35,7 @@ from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 from factorcell.training.shared_targets import SharedTargets
 
-FORMAT = 2  # of checkpoints: 1 had no rows that are behind
+FORMAT = 1  # of checkpoints
 STRIDE = 1 << 18  # texts whose words are looked at together
 EARLY = 20_000  # targets of the early look at the development set, at most
 
@@ -342,7 +342,7 @@ class Trainer:
         tensors, facts = files.load_tensors(self.checkpoint)
         if not isinstance(facts, dict):
             raise UserError(f"{self.checkpoint}: no checkpoint (it says nothing of the progress)")
-        check_format(facts.pop("format", 1), FORMAT, self.checkpoint)
+        check_format(facts.pop("format", None), FORMAT, self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
