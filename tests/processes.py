@@ -41,7 +41,6 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "sampled_text": {"loss": "sampled_text"},
     "told": {"loss": "sampled", "tell_apart": ["dialect=2"]},
     "unused": {"loss": "full", "adapt": [], "output_bias": ["one_hot"]},  # which needs no context vector
-    "adaptive": {"loss": "full", "softmax": "adaptive", "cutoffs": ["5", "9"], "output_bias": ["low_rank"]},
 }
 SHARED = ("trainings", "gather", "order")  # cases whose folder is there before them
 LIMIT = 300  # seconds, in case they wait for each other in vain; PyTorch may have to be read from a cold disk

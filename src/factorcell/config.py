@@ -5,7 +5,6 @@ A `Config` is three frozen dataclasses: what is read (`DataConfig`), what is tra
 """
 
 import dataclasses
-import itertools
 import json
 import types
 import typing
@@ -30,7 +29,6 @@ CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 EXTENSIBLE = {"adapt": Extensions("adapter", ADAPTERS), "cell": Extensions("cell", CELLS)}  # by the option of each
 INSIDE = ("low_rank", "low_rank_each")  # softmax biases of few columns, which join the product
 OUTPUT_BIASES = (*INSIDE, "one_hot", "sparse", "hash")
-SOFTMAXES = ("full", "adaptive")
 LOSSES = ("full", "sampled", "sampled_text")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
@@ -116,13 +114,6 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if type(value) is not hint:
         raise UserError(f"{name} is {value!r:.60}; it must be of type {hint.__name__}")
     return value
-
-
-def _check_cutoffs(given: tuple[str, ...]) -> None:
-    """The special tokens are the first three, and belong to the head of the adaptive softmax."""
-    numbers = [int(item) if item.isdecimal() and len(item) < 10 else 0 for item in given]
-    if any(low >= high for low, high in itertools.pairwise([2, *numbers])):
-        raise UserError(f"cutoffs are {', '.join(given)}; they must be whole numbers from 3 on, in rising order")
 
 
 @dataclass(frozen=True)
@@ -211,18 +202,6 @@ class ModelConfig:
         metavar="[NAME=]NUMBER",
         rare=True,
     )
-    softmax: str = option(
-        "full", "softmax of the model; adaptive: rare tokens in clusters, faster", choices=SOFTMAXES, rare=True
-    )
-    cutoffs: tuple[str, ...] = option(
-        (),
-        "adaptive softmax: how many tokens are more frequent than a cluster's (repeatable; default: V/16 and V/4)",
-        metavar="N",
-        rare=True,
-    )
-    shrink: float = real(
-        4.0, "adaptive softmax: factor by which embeddings shrink from cluster to cluster", 1, 1000, rare=True
-    )
     layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)", rare=True)
     norm_memory: bool = option(True, "layer normalisation of the memory too, not of the gates alone", rare=True)
     variational: bool = option(
@@ -242,10 +221,6 @@ class ModelConfig:
         _check(self)
         for item in self.sparse_penalty:
             assignments.parsed("sparse_penalty", item)
-        _check_cutoffs(self.cutoffs)
-        for name in self.output_bias if self.softmax == "adaptive" else ():
-            if name not in INSIDE:
-                raise UserError(f"output_bias is {name!r}; with the adaptive softmax it must be {' or '.join(INSIDE)}")
 
 
 @dataclass(frozen=True)
@@ -315,8 +290,6 @@ class Config:
     training: TrainingConfig = TrainingConfig()
 
     def __post_init__(self) -> None:
-        if self.model.softmax == "adaptive" and self.training.loss != "full":
-            raise UserError(f"loss is {self.training.loss!r}; with the adaptive softmax it must be 'full'")
         for name in ("max_user_texts", "min_users"):
             if getattr(self.training, name) and not self.data.user:
                 raise UserError(f"{name} counts users; it needs the column that says who writes (user)")

@@ -34,7 +34,7 @@ def _model(run: Run) -> str:
     bias = " + ".join(model.output_bias) or "nothing"
     return (
         f"A recurrent language model over {data.unit} units ({model.layers} x {model.cell}, embeddings "
-        f"{model.embedding_size}, hidden {model.hidden_size}, {model.softmax} softmax, "
+        f"{model.embedding_size}, hidden {model.hidden_size}, "
         f"{run.model.parameter_count():,} parameters). Its context changes, in the recurrent layer: {recurrent} "
         f"(rank {model.rank}, {run.model.backbone.adapted_share():.2%} of its parameters); in the softmax bias: {bias}."
     )

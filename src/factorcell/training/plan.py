@@ -275,7 +275,7 @@ def unsaid(asked: Asked) -> tuple[str, ...]:
     if isinstance(asked, Plan | Config):
         return asked.chosen if isinstance(asked, Plan) else ()
     said = {name for values in asked.values() for name in values}
-    if asked.get("model", {}).get("softmax") == "adaptive" or "loss" in said:  # then there is nothing to choose
+    if "loss" in said:
         said |= {"loss", "samples"}
     return tuple(name for names in CHOSEN.values() for name in names if name not in said)
 
