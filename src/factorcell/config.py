@@ -78,9 +78,9 @@ def real(default: float, text: str, low: float = 0.0, high: float = LARGEST, *, 
     return option(default, text, limits=Limits(low, high, whole=False), rare=rare)
 
 
-def drop_rate(text: str, default: float = 0.0, *, rare: bool = False) -> Any:
+def drop_rate(text: str, *, rare: bool = False) -> Any:
     """The field of a share that is dropped: not all, and by default nothing."""
-    return option(default, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
+    return option(0.0, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
 
 
 def _check(section: Any) -> None:
@@ -248,14 +248,6 @@ class TrainingConfig:
     )
     weight_decay: float = real(0.0, "decoupled weight decay of the matrices", rare=True)
     value_prior: float = real(0.0, "nats a target for a squared unit of values' embeddings, hashed buckets", rare=True)
-    tell_apart: tuple[str, ...] = option(
-        (),
-        "learn in the end to tell values apart: weight of the nats of a text's true value (repeatable for columns)",
-        metavar="[COLUMN=]WEIGHT",
-    )
-    tell_dropout: float = drop_rate("share of a text's targets dropped as evidence of its value", 0.5, rare=True)
-    tell_epochs: float = real(1.0, "passes in which values are told apart", 0, 1_000_000, rare=True)
-    tell_values: int = whole(8, "other values that a text's own is compared with in a step, at most", 1, rare=True)
     sparse_l1: tuple[str, ...] = option(
         ("1e-6",),
         "l1 penalty of the sparse softmax bias, in nats a target: NUMBER, or NAME=NUMBER of one variable (repeatable)",
@@ -276,9 +268,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check(self)
-        for name in ("sparse_l1", "tell_apart"):
-            for item in getattr(self, name):
-                assignments.parsed(name, item)
+        for item in self.sparse_l1:
+            assignments.parsed("sparse_l1", item)
 
 
 @dataclass(frozen=True)

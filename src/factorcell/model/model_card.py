@@ -52,9 +52,6 @@ def _training(run: Run) -> str:
             f"{row['moved']:,} of {row['values']:,} values of {plain(row['part'])}" for row in tuned["moved"]
         )
         lines.append(f"- fine-tuned from {code(tuned['from'])} (l1 {tuned['l1']:g}): {moved} moved")
-    if trained.get("told"):
-        how = run.config.told(["tell_apart", "tell_epochs"])
-        lines.append(f"- learned in the end to tell values apart: {code(how)}")
     for row in trained.get("sparse_bias", ()):
         share = row["nonzero"] / max(1, row["coefficients"])
         counted = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {plain(row['variable'])}"

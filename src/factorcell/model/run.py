@@ -42,7 +42,6 @@ LISTED = (
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
 CHECKPOINT = "checkpoint.safetensors"  # what a training goes on from
-TELLING = "telling"  # the folder of the part of a training that tells values apart, until it has ended
 
 # Files of a training that has learned nothing yet.
 BEGINNING = ("config.json", "schema.json", "vocabulary.txt", "start.safetensors", "log.jsonl")
