@@ -20,10 +20,10 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -176,7 +176,7 @@ class Job:
         """What is wanted and not finished; a row that was made with other options is an error."""
         done = {Training(row["row"], row["seed"]): row for row in files.read_rows(self.rows)}
         for training in done.keys() & set(self.wanted):
-            made = Config.from_dict(done[training]["config"])
+            made = made_with(done[training])
             if telling(made) != telling(self.experiment.config(training, made.training.threads)):
                 raise UserError(f"{self.rows}: row {training} was made with other options; choose another --results")
         return [training for training in self.wanted if training not in done]
@@ -188,6 +188,15 @@ class Job:
             if baseline is None or all(one.row != baseline.after for one in (*waiting, *running)):
                 return training
         return None
+
+
+def made_with(row: Mapping[str, Any]) -> Config:
+    """The options of a row, without those that the package no longer has."""
+    sections = {field.name: field.type for field in fields(Config)}
+    known = {name: {field.name for field in fields(cast(Any, kind))} for name, kind in sections.items()}
+    return Config.from_dict(
+        {name: {key: value for key, value in row["config"][name].items() if key in known[name]} for name in known}
+    )
 
 
 def telling(config: Config) -> Config:

@@ -14,7 +14,7 @@ from factorcell.data.cache import prepare
 from factorcell.model.run import Run
 from tests.commands.verbs import LEAVES, parser
 
-NUMBERED = {"sparse_penalty": "0.5", "sparse_l1": "0.5", "tell_apart": "stars=2", "cutoffs": "500"}
+NUMBERED = {"sparse_penalty": "0.5", "sparse_l1": "0.5"}
 OF_USERS = ("anonymous", "max_user_texts", "min_users")  # options that need a user column
 
 

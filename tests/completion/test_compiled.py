@@ -311,7 +311,6 @@ def test_of_the_real_size_it_is_never_worse_than_the_published_beam(products: st
         ({"adapt": ("scale",)}, False),
         ({"adapt": ("scale_split", "factor")}, False),
         ({"adapt": ("prefix",)}, False),
-        ({"softmax": "adaptive"}, False),
     ],
 )
 def test_what_it_has_is_searched_by_it(model: dict[str, Any], there: bool) -> None:

@@ -10,7 +10,6 @@ import exposure
 import exposure_phrases
 import study
 from factorcell import files
-from factorcell.config import Config
 from factorcell.evaluation.exposure import uniformity
 from tests import ROOT
 from tests.experiments.test_tables import cells
@@ -81,7 +80,7 @@ def test_the_table_of_the_page_is_that_of_the_rows(name: str) -> None:
     rows, of = files.read_rows(study.HERE / "results" / f"{name}.jsonl"), EXPERIMENTS[name]
     assert {(row["row"], row["seed"]) for row in rows} == {(one.row, one.seed) for one in of.trainings()}
     for row in rows:
-        assert Config.from_dict(row["config"]) == of.config(study.Training(row["row"], row["seed"]), 1)
+        assert study.made_with(row) == of.config(study.Training(row["row"], row["seed"]), 1)
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
     table = {"exposure": exposure.table, "exposure_phrases": exposure_phrases.table}[name]
     assert table(rows) in page

@@ -55,11 +55,10 @@ def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.Monke
         ({"adapt": ["prefix"]}, False),
         ({"layers": 2}, False),
         ({"cell": "gru"}, False),
-        ({"softmax": "adaptive", "cutoffs": ["4"]}, False),
     ],
 )
 def test_what_is_packed(options: dict[str, object], taken: bool) -> None:
-    """One coupled layer without rescaling or control codes, and a full softmax, of floats."""
+    """One coupled layer without rescaling or control codes, of floats."""
     model = make_letters(**options).model  # type: ignore[arg-type]
     assert (PackedModel.of(model) is not None) == taken
     assert PackedModel.of(model.to(torch.float64)) is None

@@ -37,7 +37,7 @@ from factorcell.data.values import CategoryColumn
 from factorcell.data.vocabulary import END, Vocabulary
 from factorcell.progress import progress_bar
 
-CACHE_VERSION = 8  # of the arrays below; part of the key, so that older ones are not read
+CACHE_VERSION = 1  # of the arrays below; part of the key, so that entries of another version are not read
 STALE = 24 * 60 * 60  # seconds after which nobody writes to an entry that is not complete
 
 

@@ -39,9 +39,8 @@ class Gains(NamedTuple):
 
 
 def read(folder: Path) -> list[Row]:
-    """All results of a folder, but those of classifications that no text had a value to judge by."""
-    rows = files.read_rows(folder / FILE)
-    return [row for row in rows if row.get("kind") != "classify" or row.get("texts") != 0]
+    """All results of a folder."""
+    return files.read_rows(folder / FILE)
 
 
 def keep(folder: Path, row: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ def _model(run: Run) -> str:
     bias = " + ".join(model.output_bias) or "nothing"
     return (
         f"A recurrent language model over {data.unit} units ({model.layers} x {model.cell}, embeddings "
-        f"{model.embedding_size}, hidden {model.hidden_size}, {model.softmax} softmax, "
+        f"{model.embedding_size}, hidden {model.hidden_size}, "
         f"{run.model.parameter_count():,} parameters). Its context changes, in the recurrent layer: {recurrent} "
         f"(rank {model.rank}, {run.model.backbone.adapted_share():.2%} of its parameters); in the softmax bias: {bias}."
     )
@@ -52,9 +52,6 @@ def _training(run: Run) -> str:
             f"{row['moved']:,} of {row['values']:,} values of {plain(row['part'])}" for row in tuned["moved"]
         )
         lines.append(f"- fine-tuned from {code(tuned['from'])} (l1 {tuned['l1']:g}): {moved} moved")
-    if trained.get("told"):
-        how = run.config.told(["tell_apart", "tell_epochs"])
-        lines.append(f"- learned in the end to tell values apart: {code(how)}")
     for row in trained.get("sparse_bias", ()):
         share = row["nonzero"] / max(1, row["coefficients"])
         counted = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {plain(row['variable'])}"
