@@ -26,7 +26,7 @@ from tests.model import oracles, test_cells, test_combinations, test_sizes
 from tests.model.oracles import Adapted, Array, Norm, Parameters, sigmoid
 from tests.small import ROWS, make_letters, make_run
 
-FACTORS = ("scale_split", "factor")
+FACTORS = ("scale", "factor")
 
 
 def gate_shift(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
@@ -97,7 +97,7 @@ def test_gradients_are_those_of_finite_differences(cell: str) -> None:
 def test_sizes_are_known_before_a_model_is_made(cell: str) -> None:
     """Also of a rank of 0, where what is ranked is not made."""
     for rank in (2, 0):
-        test_sizes.test_the_formula_is_the_model({"cell": cell, "adapt": tuple(stranger.ADAPTERS), "rank": rank})
+        test_sizes.test_shapes_are_those_of_the_model({"cell": cell, "adapt": tuple(stranger.ADAPTERS), "rank": rank})
     config = Config.from_dict({"model": {"adapt": ["everything", "gate_shift"], "rank": 0}}).model
     model = LanguageModel(config, 10, ContextSchema(test_sizes.VARIABLES))
     assert {name.split(".")[3] for name in model.state_dict() if ".adapters." in name and "cells" in name} == {

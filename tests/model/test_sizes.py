@@ -35,7 +35,6 @@ KINDS: list[dict[str, Any]] = [
     {"adapt": (), "output_bias": ()},
     {"rank": 0},
     *({"number_layers": layers, "context_layer": "relu"} for layers in (0, 1, 3)),
-    {"layer_norm": True, "norm_memory": False},
     {"bloom_size": 0, "output_bias": ("hash",)},
 ]
 
@@ -71,7 +70,12 @@ def test_what_does_not_fit_is_not_begun(tmp_path: Path, model: dict[str, Any]) -
 
 def test_sizes_that_overflow(tmp_path: Path) -> None:
     """A tensor whose bytes 64 bits cannot count is refused in one line as well."""
-    huge = {"embedding_size": 1_000_000, "hidden_size": 1_000_000, "context_size": 1_000_000, "rank": 1_000_000}
+    huge: dict[str, Any] = {
+        "embedding_size": 1_000_000,
+        "hidden_size": 1_000_000,
+        "context_size": 1_000_000,
+        "rank": 1_000_000,
+    }
     with pytest.raises(UserError, match=r"more than 2\^63 bytes; reduce its sizes"):
         make_run(tmp_path / "run", **huge)
     assert not (tmp_path / "run").exists()
