@@ -23,7 +23,7 @@ from factorcell.limits import choose as choose
 FORMAT = 1  # of run folders: the number in their config.json
 UNITS = ("word", "space", "char", "grapheme")
 PREFIX = "prefix"  # reads the context as control codes; the other adapters change weights
-ADAPTERS = ("concat", "scale", "scale_split", "scale_printed", "factor", PREFIX)
+ADAPTERS = ("concat", "scale", "factor", PREFIX)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 EXTENSIBLE = {"adapt": Extensions("adapter", ADAPTERS), "cell": Extensions("cell", CELLS)}  # by the option of each
@@ -193,17 +193,7 @@ class ModelConfig:
     bloom_size: int = whole(
         1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", 0, LARGEST_HASH, rare=True
     )
-    sparse_printed: bool = option(
-        False, "the sparse softmax bias as printed: by a threshold, not by proximal steps", rare=True
-    )
-    sparse_penalty: tuple[str, ...] = option(
-        ("0.01",),
-        "that threshold: NUMBER, or NAME=NUMBER of one variable (repeatable)",
-        metavar="[NAME=]NUMBER",
-        rare=True,
-    )
     layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)", rare=True)
-    norm_memory: bool = option(True, "layer normalisation of the memory too, not of the gates alone", rare=True)
     variational: bool = option(
         False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)", rare=True
     )
@@ -219,8 +209,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check(self)
-        for item in self.sparse_penalty:
-            assignments.parsed("sparse_penalty", item)
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,6 @@ CODES = {"adapt": ["prefix"], "output_bias": []}
     [
         (L1, {}, True),
         (L1, {"output_bias": ["sparse"]}, False),
-        (L1, {"output_bias": ["sparse"], "sparse_printed": True}, True),
         (SIZE, {"adapt": [], "output_bias": []}, True),
         (SIZE, CODES, True),
         (OF_VARIABLES, CODES, True),
@@ -255,7 +254,7 @@ def test_options_that_nothing_reads_do_not_count(
     model: dict[str, Any],
     same: bool,
 ) -> None:
-    """A penalty tells rows apart that have a sparse bias with proximal steps, a size those that have a context vector.
+    """A penalty tells rows apart that have a sparse bias, a size those that have a context vector.
 
     Control codes have none.
     """

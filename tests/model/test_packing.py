@@ -27,7 +27,7 @@ class Odd(Adapter):
         """See `Adapter`."""
         (inputs, gates), count = self.sizes, len(vector)
         if self.change == "scale":
-            return Shift(scale=vector.new_zeros(count, 1, gates))
+            return Shift(scale=vector.new_zeros(count, gates))
         return Shift(left=vector.new_zeros(count, inputs, 3), right=vector.new_zeros(count, 3, gates))
 
 
@@ -51,7 +51,7 @@ def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.Monke
         ({"adapt": []}, True),
         ({"adapt": ["concat", "factor"]}, True),
         ({"adapt": ["scale"]}, False),
-        ({"adapt": ["scale_split", "factor"]}, False),
+        ({"adapt": ["scale", "factor"]}, False),
         ({"adapt": ["prefix"]}, False),
         ({"layers": 2}, False),
         ({"cell": "gru"}, False),
