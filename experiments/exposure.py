@@ -8,26 +8,22 @@ Trainings of a row differ in model and canaries.
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 import corpora
 import study
 from corpora import Tables
-from factorcell.evaluation.exposure import READERS, SOURCES, audit, uniformity
+from factorcell.evaluation.exposure import READERS, audit
 from factorcell.model.run import Run
-from pages.markdown import markdown, spread
-from study import Experiment, Measured, Options, Row
+from study import Experiment, Measured, Options
 
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
 ALTERNATIVES, QUERIES = 1000, 1000
-TIMES = 3  # canaries repeated so often have columns of their own
-REPEATED = READERS[:2]  # for these
 
 TRAINING: dict[str, Mapping[str, Any]] = {
     "as it is": {},
@@ -95,41 +91,6 @@ def measure(run: Run, tables: Tables) -> Measured:
 
 EXPERIMENT = Experiment("exposure", "exposure.toml", rows(), tables, measure)
 main = study.script(__file__, __doc__, EXPERIMENT)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """A line for each row: means over its trainings, and of its canaries together how likely they are by chance."""
-    few = [part for reader in REPEATED for part in (f"{reader}, {TIMES} ×", "p")]
-    perplexity = "perplexity per character, all targets"
-    all_of_them = [part for reader in READERS for part in (reader, "p")]
-    header = ["options", "trainings", perplexity, "MRR", *all_of_them, *few, "suggested"]
-    lines = []
-    for name in sorted({row["row"] for row in rows}, key=list(EXPERIMENT.rows).index):
-        own = [row for row in rows if row["row"] == name]
-        every = [np.array([canary[1:] for canary in row["canaries"]]) for row in own]
-        repeated = np.array([canary[1:] for row in own for canary in row["canaries"] if canary[0] == TIMES])
-        line = [name, str(len(own)), spread([row["perplexity"] for row in own])]
-        line.append(spread([row["audited"]["mrr"] for row in own], ".3f"))
-        for place in range(len(READERS)):
-            line += [
-                spread([float(bits[:, place].mean()) for bits in every]),
-                by_chance(np.concatenate(every)[:, place]),
-            ]
-        for place in range(len(REPEATED)):
-            line += [f"{repeated[:, place].mean():.2f}", by_chance(repeated[:, place])]
-        lines.append([*line, str(sum(map(suggested, own)))])
-    return markdown(header, lines)
-
-
-def by_chance(bits: NDArray[np.float64]) -> str:
-    """How likely exposures so high are if canaries rank as their alternatives do."""
-    return f"{uniformity((ALTERNATIVES + 1) / 2**bits, ALTERNATIVES):.3f}"
-
-
-def suggested(row: Row) -> int:
-    """How many canaries any source suggests to a stranger."""
-    (everyone,) = (group for group in row["exposure"] if group["times"] == "all")
-    return int(max(everyone.get(source, 0) for source in SOURCES))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ The texts are those of exposure.py with 50 passphrases among them, each three ti
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,7 @@ import study
 from corpora import Tables
 from factorcell.evaluation.exposure import chance, uniformity
 from factorcell.model.run import Run
-from pages.markdown import markdown, spread
-from study import Experiment, Measured, Options, Row
+from study import Experiment, Measured, Options
 
 PHRASES, TIMES, ALTERNATIVES = 50, 3, 1000
 WORDS, LENGTH = 300, 4  # the most frequent words, of at least four letters; words of a phrase
@@ -59,16 +57,6 @@ def measure(run: Run, tables: Tables) -> Measured:
     bits = np.log2((ALTERNATIVES + 1) / ranks)
     row = {"stranger": float(bits.mean()), "p": uniformity(ranks, ALTERNATIVES), "chance": chance(ALTERNATIVES)}
     return Measured(row)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """A line for each row: the exposure of the passphrases, that by chance, and the largest p of its trainings."""
-    lines = []
-    for name in dict.fromkeys(row["row"] for row in rows):
-        own = [row for row in rows if row["row"] == name]
-        figures = [spread([row["stranger"] for row in own]), f"{own[0]['chance']:.2f}"]
-        lines.append([name, str(len(own)), *figures, f"{max(row['p'] for row in own):.3f}"])
-    return markdown(["options", "trainings", "exposure for a stranger", "by chance", "largest p"], lines)
 
 
 ROWS: dict[str, Options] = {

@@ -17,7 +17,6 @@ from factorcell.config import CELLS
 from measures import told_apart
 from study import Experiment, Options
 from tacl_baselines import classifiers, counted, per_value
-from thesis_sparse import THRESHOLD
 
 ADAPTS = ("prefix", "concat", "scale", "scale_split", "factor")
 BIASES = ("low_rank", "low_rank_each", "one_hot", "sparse", "hash")
@@ -29,7 +28,6 @@ JOINED = (
     ("scale", "factor", "low_rank"),
     ("concat", "scale", "factor", "low_rank", "hash"),
 )
-FACTORCELL = "+".join(JOINED[2])  # whose accuracy others are held against
 SHORT = {"epochs": 3, "evaluations": 1}  # of one pass models are still behind n-grams
 BASELINES = {**per_value("section"), **counted(), **classifiers("section", "word")}
 
@@ -45,7 +43,6 @@ def rows() -> dict[str, Options]:
     """Adaptations alone and together, and what else can be chosen."""
     made = {UNADAPTED: model(), **{name: model(name) for name in (*ADAPTS, *BIASES)}}
     made |= {"+".join(names): model(*names) for names in JOINED}
-    made["sparse_printed"] = model("sparse", sparse_printed=True, sparse_penalty=[THRESHOLD])
     return {**made, **variants(), **dict.fromkeys(BASELINES, model())}
 
 
@@ -66,7 +63,6 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
     return {**given, "judged": given["test"]}
 
 
-HELD_AGAINST = {**dict.fromkeys(variants(), "+".join(BASE)), "sparse_printed": "sparse"}  # the others: `UNADAPTED`
 EXPERIMENT = Experiment(
     "family",
     "agnews_words.toml",

@@ -9,7 +9,7 @@ alone. What is measured in runs of another table comes behind it.
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import lengths
@@ -22,8 +22,7 @@ import tacl
 import tacl_trials
 import thesis_sixteen
 import thesis_specificity
-from pages.markdown import markdown
-from study import Experiment, Row
+from study import Experiment
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
     *((script, name) for name in tacl.SETS for script in ("tacl", "tacl_baselines", "tacl_beyond")),
@@ -55,27 +54,6 @@ def experiment(script: str, *names: str) -> Experiment:
     found = module.EXPERIMENTS[names[0]] if names else module.EXPERIMENT
     assert isinstance(found, Experiment)
     return found
-
-
-def whole(read: Callable[[str], Sequence[Row]]) -> str:
-    """What of all commands is trained, and the hours of one core that it took; `read` has the rows of an experiment.
-
-    Models that are trained are those of rows of their own: others are measured in runs of another command, or are
-    mixtures, models per value, n-grams and classifiers.
-    """
-    lines, sums = [], [0, 0, 0, 0.0]
-    for command in COMMANDS:
-        of = experiment(*command)
-        rows, wanted = read(of.name), of.trainings()
-        done = {(row["row"], row["seed"]) for row in rows} & set(wanted)
-        models = 0 if of.runs else sum(row not in of.baselines for row, _ in done)
-        hours = 0.0 if of.runs else sum(row.get("minutes", 0.0) for row in rows) / 60
-        lines.append(
-            [f"`{' '.join(command)}`", str(len(wanted)), str(len(done)), str(models), f"{hours:.1f}" if done else ""]
-        )
-        sums = [total + one for total, one in zip(sums, (len(wanted), len(done), models, hours), strict=True)]
-    lines.append(["all", *(f"{total:,}" for total in sums[:3]), f"{sums[3]:.1f}"])
-    return markdown(["command", "rows by seed", "finished", "models trained", "hours of training"], lines)
 
 
 def main(argv: Sequence[str], commands: Sequence[Sequence[str]] = COMMANDS, folder: Path = study.HERE) -> int:

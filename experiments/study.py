@@ -196,7 +196,7 @@ def telling(config: Config) -> Config:
     Those are a penalty where no sparse bias has it, and sizes of a context vector that there is not.
     """
     model, training = config.model, replace(config.training, precision=precision.SINGLE)
-    if "sparse" not in model.output_bias or model.sparse_printed:
+    if "sparse" not in model.output_bias:
         training = replace(training, sparse_l1=())
     if not (model.output_bias or shifting(model)):
         model = replace(model, context_size=1, variable_size=1)

@@ -29,14 +29,10 @@ from tacl import SETS
 OURS = "ours"
 EPOCHS = {"agnews": 1.5, "places": 1.0, "imdb": 1.0, "tweets": 1.0}
 NO_NETWORK, ONE_LAYER = "no number network", "number network of one layer"
-NORMALISED, GATES = "layer_norm", "layer_norm, gates alone"  # the latter as printed
+NORMALISED = "layer_norm"
 PRINTED_OF = {  # what is trained of some sets alone: what print says of films, what is left of numbers
-    "imdb": (OURS, NORMALISED, GATES),
+    "imdb": (OURS, NORMALISED),
     "tweets": (OURS, NO_NETWORK, ONE_LAYER),
-}
-HELD_AGAINST = {  # rows that are printed in another way -> ours; those that are not here: `OURS` alone
-    "scale_printed": ("scale",),
-    GATES: (NORMALISED, OURS),
 }
 
 
@@ -56,9 +52,7 @@ def rows(name: str) -> dict[str, Options]:
         made["no joint layer"] = of(context_layer="none")
     made |= {
         "scale": of(adapt=["scale"]),
-        "scale_printed": of(adapt=["scale_printed"]),
         NORMALISED: of(layer_norm=True),
-        GATES: of(layer_norm=True, norm_memory=False),
     }
     return {row: made[row] for row in PRINTED_OF.get(name, made)}
 

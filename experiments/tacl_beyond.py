@@ -2,7 +2,6 @@
 
     python experiments/tacl_beyond.py agnews --data DATA --out OUT     # after tacl.py agnews
 
-- told: the FactorCell of the same seed, which has learned in the end to tell contexts apart (--tell-apart)
 - with ngram: the FactorCell of the same seed and an n-gram model, with weights that suit dev; also what they gain on
   those texts of the test that share no `RUN` words in a row with a training text
 - ensemble: the FactorCells of all seeds, each with the same weight
@@ -24,11 +23,9 @@ import corpora
 import study
 import tacl
 from corpora import Tables
-from factorcell.config import Config, TrainingConfig
+from factorcell.config import Config
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
-from factorcell.training import telling
-from factorcell.training.finetuning import finetune
 from factorcell.training.fit import fit
 from factorcell.training.mixture import Mixture
 from measures import Cities
@@ -37,16 +34,14 @@ from tacl import SETS
 from tacl_baselines import Asked, best_ngram, scored, tables, told, told_by_rule
 
 MODEL, WITH = "factorcell", "with ngram"
-WEIGHT, OTHERS = 10, 4  # of the nats of a text's true value, and other values that it is compared with in a step
 RUN = 8  # words in a row by which a text is known again
 
 
 def factorcells(config: Config, tables: Tables, folder: Path, seeds: Sequence[int]) -> list[Run]:
-    """The FactorCells of a set by their seeds, trained to their end; but for telling, they have the options given."""
-    here, plain = folder.parent.parent, TrainingConfig()
-    untold = replace(config.training, tell_apart=plain.tell_apart, tell_values=plain.tell_values)
+    """The FactorCells of a set by their seeds, trained to their end, with the options given."""
+    here = folder.parent.parent
     runs = here.with_name(here.name.replace("beyond_", "")) / MODEL
-    every = {seed: replace(config, training=replace(untold, seed=seed)) for seed in seeds}
+    every = {seed: replace(config, training=replace(config.training, seed=seed)) for seed in seeds}
     return [factorcell(one, tables, runs / str(seed)) for seed, one in every.items()]
 
 
@@ -55,16 +50,6 @@ def factorcell(config: Config, tables: Tables, folder: Path) -> Run:
     if (folder / "training.json").is_file():
         return Run.open(folder)
     return fit(tables["train"], tables["dev"], config, folder, resume=True)
-
-
-def taught(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
-    """The FactorCell of the seed, trained on as `fit` ends a training with `tell_apart`."""
-    [old] = factorcells(config, tables, folder, [config.training.seed])
-    training = telling.options(config.training)
-    given = tables["train"], tables["dev"], folder
-    run = finetune(old, *given, parts=telling.PARTS, training=training, unknown="group", resume=True)
-    row = {"minutes": old.minutes() + run.minutes(), "parameters": run.model.parameter_count()}
-    return Measured(row) | study.tested(run, tables["test"]) | tacl.told(run, tables, name)
 
 
 def together(config: Config, tables: Tables, folder: Path, name: str, seeds: Sequence[int], ngram: bool) -> Measured:
@@ -119,9 +104,7 @@ def made(name: str) -> dict[str, Baseline]:
     def of(seeds: Sequence[int], ngram: bool) -> Callable[..., Measured]:
         return partial(together, name=name, seeds=seeds, ngram=ngram)
 
-    told = {"told": Baseline(partial(taught, name=name), after=WITH)} if isinstance(SETS[name].target, str) else {}
     return {
-        **told,
         WITH: Baseline(of((), ngram=True)),
         "ensemble": Baseline(of(study.SEEDS, ngram=False), seeded=False, after=WITH),
         "ensemble with ngram": Baseline(of(study.SEEDS, ngram=True), seeded=False, after=WITH),
@@ -130,8 +113,7 @@ def made(name: str) -> dict[str, Baseline]:
 
 def options(name: str, row: str) -> Options:
     """What a row adds to the recipe of a set."""
-    told = {"tell_apart": [f"{SETS[name].target}={WEIGHT}"], "tell_values": OTHERS}
-    return {**tacl.experiment(name).rows[MODEL], **({"training": told} if row == "told" else {})}
+    return tacl.experiment(name).rows[MODEL]
 
 
 def experiment(name: str) -> Experiment:

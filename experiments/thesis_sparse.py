@@ -28,8 +28,6 @@ LAMBDAS = ("0", "1e-6", "1e-5", "1e-4")  # nats a target
 SIZES = (8, 24, 64)  # numbers of an embedding
 SIZE = 24  # where there is a sparse bias too
 TRIALS = 6
-UNPENALISED = "sparse-1"  # the first lambdas are 0
-THRESHOLD = "0.01"
 TOP = 3
 BASELINES = {**per_value("rating"), **counted()}
 
@@ -54,8 +52,6 @@ def rows() -> dict[str, Options]:
         both = {"output_bias": ["low_rank_each", "sparse"], **sized(SIZE)}
         made[f"sparse-{number}"] = {"model": {"output_bias": ["sparse"]}, **l1}
         made[f"low_rank_each+sparse-{number}"] = {"model": both, **l1}
-    printed = {"output_bias": ["sparse"], "sparse_printed": True, "sparse_penalty": [THRESHOLD]}
-    made[f"threshold-{THRESHOLD}"] = {"model": printed}
     made["prefix"] = tacl.options("prefix")
     return made | dict.fromkeys(BASELINES, made["none"])
 

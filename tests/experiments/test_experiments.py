@@ -31,8 +31,6 @@ from factorcell.evaluation import baselines
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from factorcell.training.rules import Facts
-from pages import beside
-from pages.results import Results
 from tests.small import make_run
 
 ALL = {
@@ -112,8 +110,6 @@ def test_table_a_1_searches_for_a_penalty_of_each_variable() -> None:
     assert alike == [{one} for one in thesis_sparse.LAMBDAS]
     for variable in thesis_sparse.VARIABLES:
         assert len({each[variable] for each in thesis_sparse.penalties()}) > 2
-    printed = thesis_sparse.EXPERIMENT.config(study.Training("threshold-0.01", 0), 1).model
-    assert (printed.sparse_printed, printed.sparse_penalty) == (True, ("0.01",))
 
 
 @pytest.mark.parametrize("name", switches.EXPERIMENTS)
@@ -121,8 +117,7 @@ def test_parts_as_printed_can_be_built(name: str, tmp_path: Path) -> None:
     """Each row differs from all others, trains, and is held against one that is there."""
     experiment = switches.EXPERIMENTS[name]
     assert len({str(row) for row in experiment.rows.values()}) == len(experiment.rows)
-    held = {row: against for row, against in switches.HELD_AGAINST.items() if row in experiment.rows}
-    assert {*itertools.chain(*held.values()), switches.OURS} <= set(experiment.rows)
+    assert switches.OURS in experiment.rows
     numbers = "lat" in experiment.config(study.Training(switches.OURS, 0), 1).data.context[0]
     rows = [
         {"text": f"a {n % 3}", "section": "xy"[n % 2], "rating": str(n % 8), "lat": float(n % 5), "lon": float(n % 7)}
@@ -176,28 +171,6 @@ def test_ranks_are_beside_how_many_texts_a_value_has(tmp_path: Path) -> None:
     found = ranks.measured(run, {}, of).row
     assert found == {"accuracy": 0.5, "targets": 7, "trained_targets": 72, "values": 3, "texts_per_value": 4.5}
     assert Facts.of(corpus, corpus, config.data).texts_per_value == 4.5
-
-
-def test_parts_as_printed_stand_beside_ours(tmp_path: Path) -> None:
-    """Each is compared with what it replaces, by the rows."""
-    sums = {"perplexity_known": {"key": "k", "below": [10.0] * 20}}
-    shared = {"config": {}, "perplexity": 4.0, "accuracy_rank": 0.5, "accuracy_unigram": 0.25}
-    nats = {"ours": 12.0, "relu": 11.0, "scale": 13.0, "scale_printed": 15.0}
-    for row, each in nats.items():
-        made = {name: {**one, "above": [each + n % 2 for n in range(20)]} for name, one in sums.items()}
-        perplexity = float(np.exp((each + 0.5) / 10))
-        files.append_row(
-            tmp_path / "s.jsonl", {**shared, "row": row, "seed": 0, "perplexity_known": perplexity, "sums": made}
-        )
-    text = beside.switched(Results.read(tmp_path, "s", switches.OURS), "word")
-    lines = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
-    assert lines["ours"][1:4] == ["", f"{np.exp(1.25):.2f}", ""]
-    assert lines["relu"][1] == "ours"
-    assert lines["relu"][3].startswith(f"{100 * (1 - np.exp(-0.1)):+.1f}% [")
-    assert lines["scale_printed"][1] == "scale"
-    assert lines["scale_printed"][3].startswith(f"{100 * (1 - np.exp(0.2)):+.1f}% [")
-    assert text.endswith("Accuracy of ours by 1,000 samples of the vocabulary: 50.0% by rank, 25.0% by unigram.\n")
-    assert beside.switched(Results.of([]), "word").endswith("No row yet.\n")
 
 
 @pytest.mark.parametrize("name", GAINS)

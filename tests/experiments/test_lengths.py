@@ -3,19 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
 import lengths
-import study
 import tacl
 from factorcell.data.schema import RARE, ContextSchema, Variable
-from factorcell.evaluation.text_figures import TextSums
-from pages import specificity
-from pages.results import Results
-from tests.experiments.test_tables import by_name
 from tests.small import make_run
 
 
@@ -54,22 +48,3 @@ def test_texts_are_written_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.row["real"] == {"accuracy": 1.0, "deviation": 0.0}
     assert found.figures["specificity_sum"].above.tolist() == [0, 0, 1, 1]
     assert found.figures["specificity_mean"].key == found.figures["specificity_sum"].key
-
-
-def test_both_ways_stand_beside_each_other() -> None:
-    """The mean has what it is above the sum, text by text; real texts come last."""
-    rows = list[dict[str, Any]]()
-    for seed in range(3):
-        row: dict[str, Any] = {"row": "factorcell", "seed": seed, "sums": {}}
-        row["real"] = {"accuracy": 0.5, "deviation": 1.0, "copied_5": 0.1}
-        for by, share in (("sum", 0.25), ("mean", 0.5)):
-            fits = np.arange(200) % 4 < 4 * share
-            row["sums"][f"specificity_{by}"] = study.grouped(TextSums("k", fits.astype(float), np.ones(200)))
-            row |= {f"specificity_{by}": share, f"deviation_{by}": share, f"copied_5_{by}": 0.8, f"tokens_{by}": 12.0}
-        rows.append(row)
-    lines = by_name(specificity.lengths({"hotels": Results.of(rows), "imdb": Results.of([])}), 2)
-    assert list(lines) == ["hotelsthe sum", "hotelsthe mean", "hotelsreal texts"]
-    assert lines["hotelsthe sum"] == ["25.0 ± 0.0", "", "12.0 ± 0.0", "0.25 ± 0.00", "80.0 ± 0.0"]
-    assert lines["hotelsthe mean"][1].startswith("+25.0 [")
-    assert lines["hotelsreal texts"] == ["50.0", "", "", "1.00", "10.0"]
-    assert specificity.lengths({"imdb": Results.of([])}).endswith("No row yet.\n")

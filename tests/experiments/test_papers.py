@@ -1,14 +1,11 @@
 """All scripts one after another: every command of the overview is among them, and one that fails leaves the others."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import papers
 import study
-from pages import overview
-from pages.results import Results
 
 FAKE = """
 import sys
@@ -16,46 +13,6 @@ with open({log!r}, "a") as file:
     file.write(" ".join(sys.argv[1:]) + "\\n")
 sys.exit({code})
 """
-
-
-def test_every_table_has_its_command() -> None:
-    """What the overview names is run, and what is run exists; runs that others are measured in come first."""
-    printed = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
-    lines = overview.lines(lambda name, base="": Results.of([]), printed)
-    named = {line.command for line in lines} - {"", "ratings sheet imdb"}  # that wants people
-    commands = [" ".join(command) for command in papers.COMMANDS]
-    of_sets = [command.partition(" ") for command in named]  # of several sets a command each
-    assert {f"{name} {one}".strip() for name, _, sets in of_sets for one in sets.split(", ")} <= set(commands)
-    assert len(set(commands)) == len(commands)
-    assert all((study.HERE / f"{script}.py").exists() for script, *_ in papers.COMMANDS)
-    for first, second in (
-        ("tacl hotels", "thesis_specificity hotels"),
-        ("tacl_trials hotels", "thesis_specificity ratings_trials"),
-        ("thesis_sparse", "thesis_finetuning"),
-    ):
-        assert commands.index(first) < commands.index(second)
-
-
-def test_the_whole_is_counted() -> None:
-    """Rows that are wanted and finished, and hours of what is trained; those measured in runs of others have none."""
-    rows = [
-        {"row": "unadapted", "seed": 1, "minutes": 30.0},
-        {"row": "unadapted", "seed": 7, "minutes": 30.0},
-        {"row": "of before", "seed": 0, "minutes": 0.0},
-    ]
-    wanted = {"tacl_hotels", "specificity_hotels"}
-    text = papers.whole(lambda name: rows if name in wanted else [])
-    lines = {line.split(" | ")[0][2:]: line.strip(" |").split(" | ")[1:] for line in text.splitlines()}
-    assert lines["`tacl hotels`"] == ["12", "1", "1", "1.0"]
-    assert lines["`thesis_specificity hotels`"] == ["12", "1", "0", "0.0"]
-    assert lines["`family`"][:2] == ["92", "0"]
-    every = [papers.experiment(*command) for command in papers.COMMANDS]
-    assert len({one.name for one in every}) == len(every)
-    assert lines["all"] == [f"{sum(len(one.trainings()) for one in every):,}", "2", "1", "1.0"]
-    assert [len(papers.experiment("tacl_trials", "imdb").trainings()), len(every[0].trainings(["unadapted"]))] == [
-        42,
-        3,
-    ]
 
 
 @pytest.mark.parametrize("command", papers.COMMANDS, ids=" ".join)

@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +11,6 @@ from pyarrow import parquet as pq
 
 import hotels
 import samples
-import thesis_sixteen
-from pages import words
-from pages.results import Results
 from tests.small import make_letters, make_run, nats_of
 
 
@@ -106,53 +102,3 @@ def test_regions_and_classes_of_texts(tmp_path: Path) -> None:
     kept = hotels.with_classes(tmp_path / "t.parquet").to_pylist()
     assert [(row["text"], row["class"]) for row in kept] == [("a", "economy"), ("c", "upscale")]
     assert set(hotels.chains().values()) == set(hotels.CLASSES)
-
-
-def canned() -> dict[str, Results]:
-    """A row of every experiment that keeps words."""
-    sentences = [{"context": {"speaker": "kagan", "role": "justice"}, "text": "well , i do n't know"}]
-    tokens = [{"token": token, "value": value} for token, value in zip("yo no", (0.1, 0.2, 0.3, 0.4, 0.5), strict=True)]
-    units = {
-        "indicators": [
-            {"value": "de", "hidden_unit": 3, "sign": 1, "auc": 0.9},
-            {"value": "es", "hidden_unit": 7, "sign": -1, "auc": 0.95},
-        ],
-        "along": [{"tokens": tokens}],
-        "few_examples": {"examples": 30, "accuracy": 0.75, "chance": 0.125},
-    }
-    ellipse = {"group": "CA", "count": 5, "x": 0.1, "y": 0.2, "wide": 1.0, "high": 0.5, "angle": 30.0}
-    mapped = {
-        "ellipses": [ellipse],
-        "neighbours": {"values": 40, "same": 0.25, "chance": 0.1},
-        "predicted": {"values": 30, "accuracy": 0.5, "majority": 0.4},
-    }
-
-    def hotel(seed: int) -> dict[str, Any]:
-        words = [{"context": {"hotel": "Inn", "rating": "5"}, "words": ["sea", "sun"]}]
-        told = {"ratios": [["lovely", 1.0 + seed], ["</s>", -1.0]], "boosted": words, "region": mapped}
-        return {"row": "factorcell", "seed": seed, "sums": {}, **told, "class": {"none": "too few"}}
-
-    return {
-        "scotus": Results.of([{"row": thesis_sixteen.WHOLE, "seed": 0, "sums": {}, "sentences": sentences}]),
-        "languages": Results.of([{"row": "unadapted", "seed": 0, "sums": {}, **units}]),
-        "hotels": Results.of([hotel(0), hotel(1)]),
-    }
-
-
-def test_tables_of_words_and_maps() -> None:
-    """What is kept stands in its line; means over seeds of ratios, the sign of the unit turned to the language."""
-    made = words.tables(**canned())
-    assert "| kagan | justice | well , i do n't know |" in made["Table 3.9"]
-    assert "| es | 7 | 95.0 |\n| de | 3 | 90.0 |" in made["Figure 3.1"]
-    assert "| yo -0.20, no -0.50 |" in made["Figure 3.1"]
-    assert "From 30 examples of each language logistic regression tells 75.0 %" in made["Figure 3.1"]
-    assert "| lovely |  |  | +1.50 |\n| (end) |  |  | -1.00 |" in made["Figure 4.3"]
-    assert "| factorcell | region | 40 | 25.0 | 10.0 | 30 | 50.0 | 40.0 |" in made["Figures 4.6 and 4.7"]
-    assert "| factorcell | class |" not in made["Figures 4.6 and 4.7"]
-    assert "| region | CA | 5 | 0.10 | 0.20 | 1.00 | 0.50 | 30.00 |" in made["Figures 4.6 and 4.7"]
-    assert "| Inn | 5 | sea, sun |" in made["Table 4.5"]
-    assert not any("No row yet" in text for text in made.values())
-    said = [line for text in made.values() for line in text.splitlines() if not line.startswith("|")]
-    assert max(map(len, said)) <= 120
-    nothing = words.tables(*(Results.of([]) for _ in range(3)))
-    assert all("No row yet." in text for text in nothing.values())

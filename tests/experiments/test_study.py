@@ -239,7 +239,6 @@ CODES = {"adapt": ["prefix"], "output_bias": []}
     [
         (L1, {}, True),
         (L1, {"output_bias": ["sparse"]}, False),
-        (L1, {"output_bias": ["sparse"], "sparse_printed": True}, True),
         (SIZE, {"adapt": [], "output_bias": []}, True),
         (SIZE, CODES, True),
         (OF_VARIABLES, CODES, True),
