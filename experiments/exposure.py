@@ -1,55 +1,31 @@
-"""What lowers the exposure of what somebody typed a few times, and what it costs: options against canaries.
+"""How much a model exposes of what somebody typed a few times: training options against canaries.
 
-    python experiments/exposure.py --data DATA --out OUT
-
-Each row trains one small model on commit subjects with 100 canaries, 10 for each of 1 to 10 repetitions, and audits it.
-Trainings of a row differ in model and canaries.
+exposure: each row trains one small model on commit subjects with 100 canaries, 10 for each of 1 to 10 repetitions, and
+audits it; trainings of a row differ in model and canaries
+exposure_phrases: 50 passphrases of four common words, each three times by one user, ranked among 1,000 others
 """
 
-import sys
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import regex
 
 import corpora
-import study
 from corpora import Tables
-from factorcell.evaluation.exposure import READERS, audit
+from factorcell.evaluation.exposure import READERS, audit, chance, uniformity
 from factorcell.model.run import Run
-from study import Experiment, Measured, Options
+from study import ROWS, Experiment, Measured
 
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
 ALTERNATIVES, QUERIES = 1000, 1000
-
-TRAINING: dict[str, Mapping[str, Any]] = {
-    "as it is": {},
-    "epochs 1": {"epochs": 1},
-    "max_user_texts 20": {"max_user_texts": 20},
-    "max_user_texts 20, epochs 6": {"max_user_texts": 20, "epochs": 6},
-    "min_users 2": {"min_users": 2},
-    "min_users 3": {"min_users": 3},
-    "min_users 5": {"min_users": 5},
-    "epochs 8": {"epochs": 8},
-    "min_users 3, epochs 8": {"min_users": 3, "epochs": 8},
-}
-
-
-def rows() -> dict[str, Options]:
-    """Every option by itself, and some together."""
-    made: dict[str, Options] = {name: {"training": options} for name, options in TRAINING.items()}
-    made["dropout_context 0.2"] = {"model": {"dropout_context": 0.2}}
-    made["dropout_context 0.5"] = {"model": {"dropout_context": 0.5}}
-    made["min_count 100"] = {"data": {"min_count": 100}}
-    made["min_users 3, dropout_context 0.2"] = {"model": {"dropout_context": 0.2}, "training": {"min_users": 3}}
-    return made
+PHRASES, TIMES = 50, 3
+WORDS, LENGTH = 300, 4  # the most frequent words, of at least four letters; words of a phrase
 
 
 def some_users(train: pa.Table, count: int) -> pa.Table:
-    """The texts of random users, at least `count` in all."""
+    """Return the texts of random users, at least `count` in all."""
     texts = Counter(train["user"].to_pylist())
     users = sorted(texts)
     kept, total = set[str](), 0
@@ -62,7 +38,7 @@ def some_users(train: pa.Table, count: int) -> pa.Table:
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    """The texts of some users to train on, and texts of other users."""
+    """Return the texts of some users to train on, and texts of other users."""
     given = {part: data / "commits" / f"{part}.parquet" for part in ("train", "dev")}
 
     def judged(part: int) -> pa.Table:
@@ -79,7 +55,7 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 
 def measure(run: Run, tables: Tables) -> Measured:
-    """The audit, its figures rounded: `canaries` has the times and the exposures of each, in the order of `READERS`."""
+    """Audit a run; `canaries` has the repetitions and the exposures of each canary, in the order of `READERS`."""
     found = audit(run, tables["test"], alternatives=ALTERNATIVES, queries=QUERIES)
     rounded = [
         {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
@@ -89,9 +65,45 @@ def measure(run: Run, tables: Tables) -> Measured:
     return Measured({"audited": rounded[0], "exposure": rounded[1:], "canaries": each})
 
 
-EXPERIMENT = Experiment("exposure", "exposure.toml", rows(), tables, measure)
-main = study.script(__file__, __doc__, EXPERIMENT)
+# ---- passphrases ----
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def phrases(train: pa.Table) -> list[str]:
+    """Return passphrases of the common words of the texts: those that are planted, then their alternatives."""
+    seen = Counter(word for text in train["text"].to_pylist() for word in set(regex.findall(r"\b[a-z]{4,}\b", text)))
+    words = sorted(seen, key=lambda word: (-seen[word], word))[:WORDS]
+    drawn = np.random.default_rng(7).choice(words, size=(PHRASES + ALTERNATIVES, LENGTH))
+    return [" ".join(line) for line in drawn.tolist()]
+
+
+def planted(train: pa.Table) -> pa.Table:
+    """Return the texts and the passphrases, each with all columns of a random text."""
+    places = np.random.default_rng(8).permutation(len(train))[:PHRASES]
+    rows = [{**row, "text": text} for row, text in zip(train.take(places).to_pylist(), phrases(train), strict=False)]
+    return pa.concat_tables([train, pa.Table.from_pylist(rows * TIMES, schema=train.schema)])
+
+
+def with_phrases(data: Path, folder: Path, share: float) -> Tables:
+    """Return the same texts with passphrases among the training texts."""
+    plain = tables(data, folder, share)
+    path = folder / f"exposure-phrases-{share:g}.parquet"
+    train = corpora.kept(path, lambda: planted(corpora.read(plain["train"])))
+    return {**plain, "plain": plain["train"], "train": train}
+
+
+def measure_phrases(run: Run, tables: Tables) -> Measured:
+    """Measure the exposure of the passphrases for a stranger, and how likely their ranks are by chance."""
+    rows = [{"text": text, "user": "a stranger"} for text in phrases(corpora.read(tables["plain"]))]
+    nats = np.array([row["nats"] for row in run.score(rows, unknown="group")])
+    ranks = 1.0 + (nats[PHRASES:] < nats[:PHRASES, None]).sum(1)
+    bits = np.log2((ALTERNATIVES + 1) / ranks)
+    row = {"stranger": float(bits.mean()), "p": uniformity(ranks, ALTERNATIVES), "chance": chance(ALTERNATIVES)}
+    return Measured(row)
+
+
+EXPERIMENTS = {
+    "exposure": Experiment("exposure", "exposure.toml", ROWS["exposure"], tables, measure),
+    "exposure_phrases": Experiment(
+        "exposure_phrases", "exposure.toml", ROWS["exposure_phrases"], with_phrases, measure_phrases
+    ),
+}

@@ -1,13 +1,13 @@
 """Tables of the papers that are more than columns of figures: texts, words, ranges and correlations."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 import numpy as np
 
 import figures
 import random_sizes
-from aggregate import Rows, interval, number, relative_gain, spread
+from aggregate import Rows, interval, number, relative_gain
 from columns import (
     BASELINES,
     FOUR,
@@ -160,34 +160,6 @@ def mean_of(values: Sequence[float]) -> Interval:
     return Interval(point, point - reach, point + reach)
 
 
-def hidden_units(read: Read) -> str:
-    """Figure 3.1: the hidden unit that best indicates each language, and that for Spanish after each word."""
-    rows = read("commonvoice9")
-    row = rows.first("unadapted")
-    units = sorted(row["indicators"], key=lambda one: -one["auc"])
-    sign = next(one["sign"] for one in units if one["value"] == "es")
-    lines = [[one["value"], str(one["hidden_unit"]), f"{100 * one['auc']:.1f}"] for one in units]
-    few = spread([one["few_examples"]["accuracy"] for one in rows.trainings["unadapted"]], ".1f", 100.0)
-    along = [[", ".join(after_words(one["tokens"], sign))] for one in row["along"]]
-    return (
-        f"{markdown(['language', 'hidden unit', 'AUC, %'], lines)}\n"
-        f"Logistic regression on the final state, from 30 examples of each language: {few} % right\n"
-        f"(majority class: {100 * row['few_examples']['chance']:.1f} %).\n\n"
-        f"{markdown(['the unit for Spanish after each word'], along)}"
-    )
-
-
-def after_words(tokens: Sequence[Row], sign: int) -> list[str]:
-    """Return each word of a text of characters with the value of a unit after it."""
-    words, word = [], ""
-    for token, after in zip_longest(tokens, tokens[1:], fillvalue={"token": " "}):
-        word += token["token"]
-        if after["token"] == " ":
-            words.append(f"{word.strip()} {sign * token['value']:+.2f}")
-            word = ""
-    return words
-
-
 def trials(read: Read) -> str:
     """Figures 4.2 and 4.4: correlation of log perplexity and accuracy within kinds of biases; figure 4.5: effects."""
     classes, changes = [], []
@@ -225,13 +197,6 @@ def embedding_groups(read: Read) -> str:
     return markdown(["model", "column", "hotels", *heads], lines)
 
 
-def boosted(read: Read) -> str:
-    """Table 4.5: the words that the softmax bias of the FactorCell raises most, first seed."""
-    rows = read("tacl_hotels").first("factorcell")["boosted"]
-    lines = [[row["context"]["hotel"], row["context"]["rating"], ", ".join(row["words"])] for row in rows]
-    return markdown(["hotel", "rating", "words"], lines)
-
-
 def rank_against_perplexity(read: Read) -> str:
     """Figure 5.1: correlation of log perplexity and mean reciprocal rank."""
     every = read("queries_trials").all()
@@ -245,13 +210,6 @@ def rank_against_perplexity(read: Read) -> str:
             [kind, str(len(own)), interval(r, ".2f", 1.0), f"{best['mrr']:.3f}", f"{best['perplexity_online']:.2f}"]
         )
     return markdown(["model", "models", "correlation", "best rank", "its perplexity"], lines)
-
-
-def fillers(read: Read) -> str:
-    """Tables 6.1 to 6.3: what fills the gap of each template for each rating, FactorCell, first seed."""
-    filled_in = read("specificity_imdb").first("factorcell")["fillers"]
-    lines = [[rating, *(one[rating] for one in filled_in)] for rating in filled_in[0]]
-    return markdown(["rating", "i saw this and ____", "the acting was ____", "i will ____ again"], lines)
 
 
 JUDGED = [
@@ -327,20 +285,6 @@ def finetuned(read: Read) -> str:
             lines.append([domain, way, str(own[0][keys[0]]["texts"]), *cells, gained])
     heads = ["n-grams", "before", *(f"penalty {penalty}" for penalty in penalties), "gain of the best penalty, %"]
     return markdown(["texts", "what moves", "test texts", *heads], lines)
-
-
-def lengths(read: Read) -> str:
-    """Texts of free length, the best by the sum of log probabilities or by their mean."""
-    lines = []
-    for name in ("imdb", "hotels"):
-        rows = read(f"lengths_{name}")
-        for by in ("sum", "mean"):
-            above = rows.within("factorcell", f"specificity_{by}", "specificity_sum") if by != "sum" else None
-            columns = [share(f"specificity_{by}", ""), mean(f"tokens_{by}", "", ".1f"), mean(f"deviation_{by}", "")]
-            fit, *others = [column.cell(rows, "factorcell") for column in [*columns, share(f"copied_5_{by}", "")]]
-            lines.append([name, by, fit, interval(above), *others])
-    heads = ["fit, %", "above the sum, points", "tokens", "deviation", "5-grams copied, %"]
-    return markdown(["data set", "best by", *heads], lines)
 
 
 def speakers(read: Read) -> str:

@@ -233,12 +233,10 @@ PAGES: Mapping[str, Mapping[str, Maker]] = {
         **{f"TACL, {SETS[name]} ({name})": four(name) for name in SETS},
         "Figures 4.2, 4.4 and 4.5": paper_tables.trials,
         "Figures 4.6 and 4.7": paper_tables.embedding_groups,
-        "Table 4.5": paper_tables.boosted,
         "Table 3.3": sixteen("reddit_titles", {"auc": "AUC"}),
         "Table 3.4": paper_tables.neighbours,
         "Table 3.5": paper_tables.communities,
         "Table 3.6": sixteen("commonvoice9", {"accuracy": "accuracy", "macro_f1": "F1"}),
-        "Figure 3.1": paper_tables.hidden_units,
         "Table 3.7": sixteen("scotus", {"accuracy": "accuracy"}),
         "Table 3.8": table(
             [],
@@ -256,7 +254,6 @@ PAGES: Mapping[str, Mapping[str, Maker]] = {
         "Table 5.2": paper_tables.table_5_2,
         "Figure 5.2": paper_tables.completion_gains({"after": PLACES}, "texts seen"),
         "Figure 5.3": paper_tables.completion_gains(LENGTHS, "characters, after 50 texts"),
-        "Tables 6.1 to 6.3": paper_tables.fillers,
         "Table 6.4": paper_tables.specificity(["specificity_imdb", "specificity_prefix_imdb"], "Yelp"),
         "Table 6.4, of hotels": paper_tables.specificity(["specificity_ratings", "specificity_prefix_ratings"], "Yelp"),
         "Table 6.5": paper_tables.specificity(["specificity_hotels", "specificity_prefix_hotels"], "TripAdvisor"),
@@ -266,7 +263,6 @@ PAGES: Mapping[str, Mapping[str, Maker]] = {
         "Every mechanism": table(["family"], MECHANISMS),
         **{f"Parts, {name}": switches(name) for name in ("agnews", "places", "tweets", "imdb")},
         "Parts, speakers": paper_tables.speakers,
-        "Parts, texts": paper_tables.lengths,
         **{f"Restrained, {name}": restrained(name) for name in ("hotels", "hotels13")},
         "Ranks": by_set(
             ["hotels", "hotels13", "dbpedia", "languages", "scotus", "reddit_titles"],

@@ -32,7 +32,7 @@ def test_a_trial_goes_from_texts_to_the_page(tmp_path: Path) -> None:
     assert isinstance(config, Config)
     texts_of = corpora.parts(data, tmp_path, "agnews_words")
     found = experiment.baselines["agnews"].measure(config, {"agnews": texts_of["train"]}, tmp_path)
-    assert list(found.row["advice"]) == ["section", advice.ALL]
+    assert list(found.row["advice"]) == ["section", ""]
     one = found.row["advice"]["section"]
     assert one["least"] <= one["expected"] <= one["most"]
     assert "advice.md" in tables.PAGES

@@ -11,27 +11,16 @@ import pytest
 import corpora
 import study
 import thesis_queries
-import thesis_queries_trials
-from factorcell.completion.online import Learner
 from factorcell.completion.replay.streams import Stream
 from factorcell.completion.replay.systems import Unpersonalised
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
-from tests.small import make_letters
-
-
-@pytest.mark.parametrize("row", thesis_queries.ROWS)
-def test_the_library_knows_every_option(row: str) -> None:
-    """The three models adapt what they say, and no softmax bias, as in chapter 5."""
-    model = thesis_queries.EXPERIMENT.config(study.Training(row, 1), 1).model
-    assert model.adapt == (() if row == "unadapted" else (row,))
-    assert model.output_bias == ()
 
 
 def test_control_codes_learn_of_nobody(tmp_path: Path) -> None:
     """They are replayed as a model that tells nobody apart: one without a vector that could be moved."""
-    found = thesis_queries.EXPERIMENT.config(study.Training(thesis_queries.CODES, 0), 1)
+    found = thesis_queries.EXPERIMENT.config(study.Training("prefix", 0), 1)
     assert (found.data.user, found.model.adapt, found.model.output_bias) == ("user", ("prefix",), ())
     config = replace(found, data=replace(found.data, min_count=1, min_user_count=1))
     said = [{"text": "fix it", "user": who} for who in ("amy", "ben") * 3]
@@ -44,14 +33,6 @@ def test_control_codes_learn_of_nobody(tmp_path: Path) -> None:
     assert isinstance(systems["mrr"], Unpersonalised)
     rows = thesis_queries.EXPERIMENT.rows
     assert rows["ngram"] == rows["unadapted"]
-
-
-def test_the_user_vector_of_chapter_5_is_the_embedding_itself() -> None:
-    """But for that the model is the FactorCell."""
-    found = thesis_queries.EXPERIMENT.config(study.Training(thesis_queries.NO_LAYER, 0), 1)
-    assert found.model.context_layer == "none"
-    factor = thesis_queries.EXPERIMENT.config(study.Training("factor", 0), 1)
-    assert replace(found.model, context_layer=factor.model.context_layer) == factor.model
 
 
 def test_no_user_is_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,54 +96,3 @@ def test_ranks_are_those_of_all_queries() -> None:
         assert found[name].ratio == pytest.approx(wanted)
         assert found[name].below.tolist()[3] == 0
         assert found[name].below.sum() == len(some)
-
-
-def row(name: str, share: float, seed: int) -> dict[str, Any]:
-    """A row whose users find a `share` of their texts at the first place, more of them the later they stand."""
-    random = np.random.default_rng((seed, round(100 * share)))
-    queries = [
-        {
-            "user": f"u{n % 60}",
-            "position": n // 60,
-            "rank": 1 if random.random() < share * (1 + n / 12000 * (name == "factor")) else None,
-            "seen": True,
-            "prefix_length": 2 + n // 60 % 30,
-            "query_length": 40,
-        }
-        for n in range(9000)
-    ]
-    figures = thesis_queries.ranks(queries, [Stream(f"u{n}", (), ()) for n in range(60)], "mrr", thesis_queries.KINDS)
-    sums = {key: study.grouped(value) for key, value in figures.items()}
-    return {"row": name, "seed": seed, "sums": sums, **{key: value.ratio for key, value in figures.items()}}
-
-
-def test_trials_are_drawn_once_and_for_all() -> None:
-    """Of each kind as many, all different, and the library knows their options."""
-    rows = thesis_queries_trials.EXPERIMENT.rows
-    assert len({repr(options) for options in rows.values()}) == 3 * thesis_queries_trials.TRIALS
-    for name, options in rows.items():
-        config = thesis_queries_trials.EXPERIMENT.config(study.Training(name, 0), 1)
-        assert config.model.adapt == tuple(thesis_queries.ROWS[name.split()[0]]["model"]["adapt"])
-        assert config.model.hidden_size == options["model"]["hidden_size"]
-        assert config.model.context_size == config.model.variable_size
-        assert options == thesis_queries_trials.drawn(name.split()[0], int(name.split()[1]))
-
-
-def test_what_somebody_new_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before and after learning, from one run; the likelier texts are among the frequent ones, by the nats of each."""
-    run = make_letters(("fix", "fax", "fib"), data={"context": (), "user": "city"}, adapt=("factor",))
-    monkeypatch.setattr(thesis_queries, "PREFIX", "f")
-    monkeypatch.setattr(thesis_queries, "WARM", ("fax",) * 9)
-    monkeypatch.setattr(thesis_queries, "PAIRS", (("fax", "fax"),))
-    monkeypatch.setattr(thesis_queries, "FREQUENT", 3)
-    texts = ["fax"] * 5 + ["fix"] * 4 + ["fib"] * 3 + ["rare", "rarer"]
-    train = corpora.written(tmp_path / "train.parquet", pa.table({"text": texts}))
-    told = thesis_queries.learned(run, train)
-    assert all(text.startswith("f") for texts in told["suggested"].values() for text in texts)
-    learner = Learner(run)
-    user = learner.new()
-    for _ in range(2):
-        (user,), _ = learner.learn([user], ["fax"])
-    frequent = ["fax", "fix", "fib"]
-    before, after = (learner.nats(vector[None], frequent) for vector in (learner.unknown, user.vector))
-    assert told["risen"] == [[frequent[place] for place in np.argsort(after - before)]]

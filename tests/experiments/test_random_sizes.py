@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import random_sizes
-import tacl_trials
+import variations
 from factorcell.evaluation.statistics import correlation
 
 LARGER, RANK, LONGER, EACH = random_sizes.CHANGES
@@ -15,7 +15,7 @@ LARGER, RANK, LONGER, EACH = random_sizes.CHANGES
 def rows(size: float, rank: float, noise: float = 0.0) -> list[dict[str, Any]]:
     """Make models whose log perplexity is 5 + size log W + rank r."""
     random, made = np.random.default_rng(0), []
-    for name, options in tacl_trials.experiment("dbpedia").rows.items():
+    for name, options in variations.EXPERIMENTS["tacl_trials_dbpedia"].rows.items():
         model = dict(options["model"])
         own = {"row": name, "seed": 0, "accuracy": 0.5, "config": {"model": model}, "sums": {}}
         ranks = model["rank"] if name.startswith("factorcell") else 0

@@ -65,8 +65,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "recipe.toml").write_text(RECIPE)
     for part, count in (("train", 30), ("dev", 10), ("test", 12)):
         pq.write_table(pa.Table.from_pylist(texts(count)), folder / "agnews_words" / f"{part}.parquet")
-    mine, theirs = tacl_baselines.experiment("agnews"), tacl.experiment("agnews")
-    beyond = tacl_beyond.experiment("agnews")
+    mine, theirs = tacl_baselines.EXPERIMENTS["agnews"], tacl.EXPERIMENTS["agnews"]
+    beyond = tacl_beyond.EXPERIMENTS["agnews"]
     for experiment, seeds, only in (
         (mine, [0, 1], ["ngram", "bayes", "linear"]),
         (mine, [0], ["mixture", "separate", "prefix"]),
@@ -221,7 +221,7 @@ def test_tweets_have_the_nearest_city(tmp_path: Path) -> None:
 
 def test_what_others_train_is_waited_for(tmp_path: Path) -> None:
     """A mixture begins when the separate models are trained, and at once where nobody trains them."""
-    job = study.Job(tacl_baselines.experiment("agnews"), tmp_path, tmp_path, tmp_path, (), 1, 2, False, ())
+    job = study.Job(tacl_baselines.EXPERIMENTS["agnews"], tmp_path, tmp_path, tmp_path, (), 1, 2, False, ())
     separate, mixture, other = (study.Training(*one) for one in (("separate", 0), ("mixture", 0), ("prefix", 1)))
     assert job.ready([mixture, separate], []) == separate
     assert job.ready([mixture], {separate: None}) is None

@@ -1,27 +1,19 @@
 """Chapter 6: what is written for which context, whose runs write it, and the tables and figures of how much fits."""
 
-import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
 import hotels
-import study
-import tacl
-import tacl_baselines
-import tacl_trials
-import thesis_specificity
+import written
 from corpora import read
 from factorcell.data.schema import RARE, ContextSchema, Variable
-from factorcell.evaluation.text_figures import TextSums
 from tests.small import make_run
 
-PRINTED: dict[str, Any] = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))["generation"]
 CHAINS = ("Super 8 Boise", "Rose Cottage", "Hyatt Reno", "Comfort Inn")
 
 
@@ -30,33 +22,20 @@ def test_texts_are_wanted_for_every_rating_alike(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ("city", "stars"))
     ratings = Variable("rating", "category", (RARE, "1", "5"), (1, 1, 1))
     run.schema = ContextSchema((Variable("hotel", "category", (RARE, *CHAINS), (1,) * 5), ratings))
-    found = thesis_specificity.wanted(run, "ratings", 40)
-    assert found == thesis_specificity.of_ratings(run, 40)
+    found = written.wanted(run, written.SETS["ratings"], 40)
+    assert found == written.wanted(run, written.SETS["imdb"], 40)
     assert Counter(value for _, value in found) == {"1": 20, "5": 20}
     assert all(context["rating"] == value for context, value in found)
     assert {context["hotel"] for context, _ in found} == set(CHAINS)
     run.schema = ContextSchema((ratings,))
-    assert thesis_specificity.wanted(run, "ratings", 3) == [({"rating": "1"}, "1"), ({"rating": "5"}, "5")]
-
-
-@pytest.mark.parametrize("name", thesis_specificity.EXPERIMENTS)
-def test_the_runs_are_those_of_other_tables(name: str) -> None:
-    """The same rows with the same options; neither rows nor texts of two of them have one name."""
-    made, (own, _, kind) = thesis_specificity.EXPERIMENTS[name], name.partition("_")
-    of = {"": tacl, "trials": tacl_trials, "prefix": tacl_baselines}[kind].experiment(thesis_specificity.SETS[own].of)
-    rows = {row: options for row, options in of.rows.items() if row not in of.baselines}
-    assert (made.runs, made.rows, made.recipe) == (of.name, rows, of.recipe)
-    assert made.baselines == {}
-    assert [one.name for one in thesis_specificity.EXPERIMENTS.values()].count(made.name) == 1
-    files = {thesis_specificity.file_of(Path("0"), one, how.texts) for one, how in thesis_specificity.SETS.items()}
-    assert len(files) == len(thesis_specificity.SETS)
+    assert written.wanted(run, written.SETS["ratings"], 3) == [({"rating": "1"}, "1"), ({"rating": "5"}, "5")]
 
 
 def test_films_are_written_for_every_rating(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ("city", "stars"))
     names = (RARE, *"1", "10", "2")
     run.schema = ContextSchema((Variable("rating", "category", names, (1,) * 4),))
-    found = thesis_specificity.wanted(run, "imdb", 9)
+    found = written.wanted(run, written.SETS["imdb"], 9)
     assert found == [({"rating": value}, value) for value in ("1", "2", "10") for _ in range(3)]
 
 
@@ -64,15 +43,15 @@ def test_hotels_are_written_for_the_class_of_their_chain(tmp_path: Path) -> None
     """Drawn alike for every model, hotels of no chain left out, five stars, and the class in no context."""
     run = make_run(tmp_path / "run", ("city", "stars"))
     run.schema = ContextSchema((Variable("hotel", "category", (RARE, *CHAINS), (1,) * 5),))
-    found = thesis_specificity.wanted(run, "hotels", 300)
-    assert found == thesis_specificity.wanted(run, "hotels", 300)
+    found = written.wanted(run, written.SETS["hotels"], 300)
+    assert found == written.wanted(run, written.SETS["hotels"], 300)
     assert all(set(context) == {"hotel", "rating"} and context["rating"] == "5" for context, _ in found)
     assert all(name == hotels.class_of(context["hotel"]) for context, name in found)
     counts = Counter(context["hotel"] for context, _ in found)
     assert set(counts) == set(CHAINS) - {"Rose Cottage"}
     assert min(counts.values()) > 70
     run.schema = ContextSchema((Variable("hotel", "category", (RARE, "Rose Cottage"), (1,) * 2),))
-    assert thesis_specificity.wanted(run, "hotels", 300) == []
+    assert written.wanted(run, written.SETS["hotels"], 300) == []
 
 
 def test_texts_are_judged_by_what_they_were_written_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,14 +67,13 @@ def test_texts_are_judged_by_what_they_were_written_for(tmp_path: Path, monkeypa
         assert (options.width, options.grow, options.length_penalty) == (120, 8, 0.0)
         return [{"text": next(texts), "context": context} for context in contexts]
 
-    monkeypatch.setattr(thesis_specificity, "write", write)
+    monkeypatch.setattr(written, "write", write)
     given = {"labelled_train": tmp_path / "t.parquet", "labelled_test": tmp_path / "t.parquet"}
-    found = thesis_specificity.measure(run, given, "imdb", 4)
+    found = written.measure(run, given, written.SETS["imdb"], 4)
     assert found.row["specificity"] == 0.75
     assert found.row["deviation"] == pytest.approx(1.0)
     assert found.row["real"] == {"accuracy": 1.0, "deviation": 0.0}
     assert found.figures["specificity"].above.tolist() == [1, 0, 1, 1]
-    assert "fillers" not in found.row
 
 
 def test_the_judge_of_hotels_learns_from_those_of_chains(tmp_path: Path) -> None:
@@ -107,28 +85,6 @@ def test_the_judge_of_hotels_learns_from_those_of_chains(tmp_path: Path) -> None
     ]
     for part in ("train", "dev", "test"):
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "hotels" / f"{part}.parquet")
-    made = thesis_specificity.EXPERIMENTS["hotels"].tables(tmp_path, tmp_path / "made", 1.0)
+    made = written.EXPERIMENTS["specificity_hotels"].tables(tmp_path, tmp_path / "made", 1.0)
     assert Counter(read(made["labelled_train"])["class"].to_pylist()) == {"economy": 40, "upscale": 40, "midscale": 40}
     assert len(read(made["train"])) == 160
-
-
-def test_towns_are_found_by_their_names() -> None:
-    """Whole words, whatever stands between them; the commonest is one and the same town."""
-    towns = {"Inn": "reno", "Lodge": "st paul", "Court": "bend"}
-    texts = ["Near Reno, and St. Paul!", "reno again", "bending in St.Paul", "nothing"]
-    found = hotels.mentioned(texts, ["Lodge", "Court", "Lodge", "Inn"], towns)
-    assert found == {"town_any": 0.75, "town_own": 0.5, "town_commonest": 0.5}
-    assert hotels.mentioned([], [], towns) == dict.fromkeys(found, 0.0)
-
-
-def row(name: str, seed: int, share: float) -> dict[str, Any]:
-    """A row of which a share of the texts fit."""
-    fits = np.arange(200) < 200 * share
-    sums = {"specificity": study.grouped(TextSums("k", fits.astype(float), np.ones(200)))}
-    fillers = [{"5": f"great {place}", "1": "bad"} for place in range(3)] if name == "factorcell" else {"none": "x"}
-    real = {"accuracy": 0.63, "deviation": 0.44, **({"copied_5": 0.053} if seed else {})}  # older rows lack it
-    return {
-        **{"row": name, "seed": seed, "specificity": share, "deviation": 1 - share, "real": real, "sums": sums},
-        "copied_5": 0.7 + share / 10,
-        "fillers": fillers,
-    }
