@@ -1,32 +1,23 @@
-"""Columns and tables in Markdown: a table is a list of columns, each of which makes a cell of the rows of a name."""
+"""Columns and tables in Markdown: a table is a list of columns, each of which makes a cell from the rows of a name."""
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aggregate import Rows, interval, number, published, relative_gain, spread
 from factorcell.config import UserError
 from figures import Read
-from study import Row
+from study import HERE, Row
 
-Maker = Callable[[Read], str]  # makes a table of rows
 NUMBER = re.compile(r"(\*\*)?[-+]?\d")  # the beginning of a numeric cell
 NO_ROWS = "No rows yet.\n"
-KNOWN, ALL = "perplexity_known", "perplexity"
-PAPER = published()
+KNOWN = "perplexity_known"
 FOUR = ("unadapted", "softmaxbias", "concatcell", "factorcell")
-BASELINES = ("prefix", "separate", "mixture", "ngram", "bayes", "linear", "fasttext")
-SETS = {  # data set -> the paper's data set that it stands for
-    "agnews": "AgNews",
-    "dbpedia": "DBPedia",
-    "hotels": "TripAdvisor",
-    "hotels13": "TripAdvisor",
-    "imdb": "Yelp",
-    "languages": "EuroTwitter",
-    "tweets": "GeoTwitter",
-    "places": "GeoTwitter",
-}
+SETS = ("agnews", "dbpedia", "hotels", "hotels13", "imdb", "languages", "tweets", "places")
 WHOLE = "scale+concat+low_rank+hash"  # the row of chapter 3 with all adaptations
+PAPER = published()
+SPECS: Mapping[str, Any] = tomllib.loads((HERE / "tables.toml").read_text(encoding="utf-8"))
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -47,6 +38,9 @@ def filled(text: str, tables: Mapping[str, str]) -> str:
             raise UserError(f"expected the marks {begin.strip()} and {end} of a table, found none")
         text = f"{before}{begin}\n{table}\n{end}{after.partition(end)[2]}"
     return text
+
+
+# ---- columns ----
 
 
 class Column(NamedTuple):
@@ -74,7 +68,7 @@ def share(key: str, head: str) -> Column:
     return mean(key, f"{head}, %", ".1f", 100.0)
 
 
-def lower(key: str = KNOWN, base: str | Mapping[str, str] = "unadapted", head: str = "gain, %") -> Column:
+def lower(key: str, base: str | Mapping[str, str], head: str = "gain, %") -> Column:
     """By how many per cent a perplexity lies below that of the row `base`, or of the base of each row."""
 
     def cell(rows: Rows, name: str) -> str:
@@ -94,16 +88,26 @@ def points(key: str, base: str, head: str = "", scale: float = 100.0, form: str 
     return Column(head or f"above {base}, points", cell)
 
 
-def paper(values: Mapping[str, Sequence[float]], place: int, head: str, form: str = ".2f") -> Column:
-    """A figure of the paper."""
+def figures_of(path: str) -> Mapping[str, Sequence[float]]:
+    """Return a table of published.toml."""
+    table: Any = PAPER
+    for name in path.split("."):
+        table = table[name]
+    return {name: values for name, values in table.items() if isinstance(values, list)}
+
+
+def paper(path: str, place: int, head: str, form: str = ".2f") -> Column:
+    """A figure of the paper, in the table `path` of published.toml."""
+    values = figures_of(path)
     return Column(
         f"paper: {head}",
         lambda rows, name: number(values[name][place], form) if len(values.get(name, ())) > place else "",
     )
 
 
-def paper_gain(values: Mapping[str, Sequence[float]], base: str = "unadapted") -> Column:
+def paper_gain(path: str, base: str) -> Column:
     """By how many per cent the perplexity of the paper lies below that of its row `base`."""
+    values = figures_of(path)
 
     def cell(rows: Rows, name: str) -> str:
         there = name in values and name != base
@@ -112,31 +116,82 @@ def paper_gain(values: Mapping[str, Sequence[float]], base: str = "unadapted") -
     return Column("paper: gain, %", cell)
 
 
-def constant(head: str, cell: Callable[[Row], str]) -> Column:
-    """A cell made from the first training of a row."""
-    return Column(head, lambda rows, name: cell(rows.first(name)) if name in rows else "")
+def about(key: str, head: str) -> Column:
+    """A number that one of the rows has, such as one of the training texts."""
+    return Column(head, lambda rows, _: next((f"{row[key]:,.0f}" for row in rows.all() if key in row), ""))
 
 
-def of(name: str, column: Column, head: str = "") -> Column:
-    """The cell of the row `name`, whatever the row: a column of tables with a line per data set."""
-    return Column(head or column.head, lambda rows, _: column.cell(rows, name))
+def of(name: str, column: Sequence[Any]) -> Column:
+    """The cell of the row `name`, whatever the row: for tables with a line for each data set."""
+    head, cell = column_of(column)
+    return Column(head, lambda rows, _: cell(rows, name))
 
 
-PERPLEXITIES = [mean(ALL, "perplexity, all targets", bold=True), mean(KNOWN, "perplexity, known targets", bold=True)]
-ACCURACY = share("accuracy", "accuracy")
-PARAMETERS = constant("parameters", lambda row: number(row.get("parameters"), ",.0f"))
-NONZERO = Column(
-    "nonzero, %",
-    lambda rows, name: spread(
-        [
-            sum(one["nonzero"] for one in row["sparse_bias"]) / sum(one["coefficients"] for one in row["sparse_bias"])
-            for row in rows.trainings[name]
-            if "sparse_bias" in row
-        ],
-        ".2f",
-        100.0,
-    ),
-)
+def nonzero(rows: Rows, name: str) -> str:
+    """Return the share of coefficients of a sparse bias that are not zero, in per cent."""
+    biases = [row["sparse_bias"] for row in rows.trainings[name] if "sparse_bias" in row]
+    sums = [[sum(one[key] for one in bias) for key in ("nonzero", "coefficients")] for bias in biases]
+    return spread([left / every for left, every in sums], ".2f", 100.0)
+
+
+def penalties(rows: Rows, name: str) -> str:
+    """Return the penalties of a sparse bias."""
+    own = rows.first(name)["config"]["training"]["sparse_l1"] if "sparse" in name else ()
+    return ", ".join(one.partition("=")[2] for one in own)
+
+
+def embedding(rows: Rows, name: str) -> str:
+    """Return the size of the embeddings of a low-rank bias."""
+    return str(rows.first(name)["config"]["model"]["context_size"]) if "low_rank" in name else ""
+
+
+KINDS: Mapping[str, Callable[..., Column]] = {
+    **{"mean": mean, "share": share, "lower": lower, "points": points, "paper": paper, "paper_gain": paper_gain},
+    **{"about": about, "of": of},
+}
+SINGLE = {  # columns without arguments
+    "parameters": Column("parameters", lambda rows, name: number(rows.first(name).get("parameters"), ",.0f")),
+    "nonzero": Column("nonzero, %", nonzero),
+    "penalties": Column("λ of hotel, city, rating", penalties),
+    "embedding": Column("embedding", embedding),
+    "dev": Column("dev: perplexity", lambda rows, name: number(rows.dev(name))),
+}
+
+
+def column_of(spec: str | Sequence[Any]) -> Column:
+    """Return the column of a specification: [KIND, ARGUMENTS ...], or a name."""
+    if isinstance(spec, str):
+        return SINGLE[spec] if spec in SINGLE else column_of(SPECS["columns"][spec])
+    return KINDS[spec[0]](*spec[1:])
+
+
+# ---- tables ----
+
+
+def gathered(read: Read, sources: Sequence[Any]) -> Rows:
+    """Return the rows of experiments; [EXPERIMENT, {row: name}] takes some of them under other names."""
+    found = [read(one) if isinstance(one, str) else read(one[0]).renamed(one[1]) for one in sources]
+    return Rows(row for rows in found for row in rows.all())
+
+
+def table(rows: Rows, columns: Sequence[Column], names: Sequence[str] = (), head: str = "model") -> str:
+    """Make a table with a line for each of `names` that there is, or for every row."""
+    lines = [[name, *(column.cell(rows, name) for column in columns)] for name in names or rows if name in rows]
+    return markdown([head, *(column.head for column in columns)], lines)
+
+
+def specified(read: Read, spec: Mapping[str, Any]) -> str:
+    """Make a table of tables.toml."""
+    columns = [column_of(one) for one in spec["columns"]]
+    if "sets" not in spec:
+        return table(gathered(read, spec["from"]), columns, spec.get("rows", ()), spec.get("head", "model"))
+    sets = {label: gathered(read, sources) for label, sources in spec["sets"].items()}
+    if "across" in spec:  # a column for each data set
+        ((head, cell),) = columns
+        lines = [[label, *(cell(rows, name) for rows in sets.values())] for name, label in spec["across"].items()]
+        return markdown([head, *sets], [line for line in lines if any(line[1:])])
+    lines = [[label, *(column.cell(rows, "") for column in columns)] for label, rows in sets.items() if rows.all()]
+    return markdown([spec.get("head", "data set"), *(column.head for column in columns)], lines)
 
 
 def system(rows: Rows, source: str, label: str, keys: Mapping[str, str]) -> Rows:
@@ -149,49 +204,3 @@ def system(rows: Rows, source: str, label: str, keys: Mapping[str, str]) -> Rows
         {**chosen(row), "row": label, "seed": row["seed"], "exact": row.get("exact"), "sums": chosen(row["sums"])}
         for row in rows.trainings.get(source, ())
     )
-
-
-# ---- tables ----
-
-
-def table(
-    experiments: Sequence[str],
-    columns: Sequence[Column],
-    rows: Sequence[str] = (),
-    head: str = "model",
-    load: Callable[[Read], Rows] | None = None,
-) -> Maker:
-    """A line for each of `rows`, or for every row, of `experiments` or of what `load` returns."""
-
-    def make(read: Read) -> str:
-        found = load(read) if load else read(*experiments)
-        names = [name for name in rows or found if name in found]
-        lines = [[name, *(column.cell(found, name) for column in columns)] for name in names]
-        return markdown([head, *(column.head for column in columns)], lines)
-
-    return make
-
-
-def by_set(names: Sequence[str], load: Callable[[Read, str], Rows], columns: Sequence[Column]) -> Maker:
-    """A line for each data set."""
-
-    def make(read: Read) -> str:
-        lines = []
-        for name in names:
-            rows = load(read, name)
-            if cells := [column.cell(rows, name) for column in columns] if rows.all() else []:
-                lines.append([name, *cells])
-        return markdown(["data set", *(column.head for column in columns)], lines)
-
-    return make
-
-
-def matrix(names: Sequence[str], load: Callable[[Read, str], Rows], rows: Mapping[str, str], column: Column) -> Maker:
-    """A line for each of `rows` (name -> label), a column for each data set."""
-
-    def make(read: Read) -> str:
-        sets = [load(read, name) for name in names]
-        lines = [[label, *(column.cell(own, row) for own in sets)] for row, label in rows.items()]
-        return markdown([column.head, *names], [line for line in lines if any(line[1:])])
-
-    return make

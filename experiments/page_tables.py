@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 
 from aggregate import Rows, interval, spread
-from columns import ALL, KNOWN, SETS, lower, markdown, mean, points, system, table
+from columns import KNOWN, SETS, SPECS, gathered, lower, markdown, mean, points, system, table
 from factorcell.evaluation.exposure import READERS, SOURCES, uniformity
 from factorcell.evaluation.statistics import rank_correlation
 from figures import Read
-from paper_tables import variables
 from study import Row
 
 
@@ -24,7 +23,7 @@ def exposure(read: Read) -> str:
     for name, own in sorted(read("exposure").trainings.items(), key=lambda item: item[0] != "as it is"):
         every = [np.array([canary[1:] for canary in row["canaries"]]) for row in own]
         repeated = np.array([canary[1:] for row in own for canary in row["canaries"] if canary[0] == times])
-        line = [name, spread([row[ALL] for row in own]), spread([row["audited"]["mrr"] for row in own], ".3f")]
+        line = [name, spread([row["perplexity"] for row in own]), spread([row["audited"]["mrr"] for row in own], ".3f")]
         for place in range(len(READERS)):
             line += [spread([float(bits[:, place].mean()) for bits in every]), chance(np.concatenate(every)[:, place])]
         for place in range(2):
@@ -40,7 +39,8 @@ def exposure(read: Read) -> str:
 def advice(read: Read) -> str:
     """What the advice expects of each context, next to what trained models gain."""
     expected: dict[str, Row] = {row["row"]: row["advice"] for row in read("advice").all()}
-    scotus = variables(read)
+    spec = next(spec for spec in SPECS["table"] if spec["name"] == "Table 3.8")
+    scotus = gathered(read, spec["from"])
     gains = [(name, "", read(f"tacl_{name}").lower("factorcell", KNOWN, "unadapted")) for name in SETS]
     for column, row in (("case", "case"), ("speaker", "speaker"), ("role", "role"), ("", "case+speaker+role")):
         gains.append(("scotus", column, scotus.lower(row, KNOWN, "none")))
@@ -82,11 +82,11 @@ def word_errors(read: Read) -> str:
     columns = [mean(f"wer{kind}", f"{who}, %", ".2f", 100.0) for kind, who in SPEAKERS.items()]
     columns.append(points("wer", "unadapted", "above unadapted, points", form=".2f"))
     columns.append(mean("likelihood", "by likelihood, %", ".2f", 100.0))
-    return table([], columns, head="system", load=rescorers)(read)
+    return table(rescorers(read), columns, head="system")
 
 
 def said(read: Read) -> str:
     """Perplexities of what was said, and their gains."""
     columns = [mean(f"said{kind}", who) for kind, who in SPEAKERS.items()]
-    columns += [lower(f"said{kind}", head=f"{who}: gain, %") for kind, who in SPEAKERS.items()]
-    return table([], columns, ["n-grams", *list(SYSTEMS)[3:7]], "system", rescorers)(read)
+    columns += [lower(f"said{kind}", "unadapted", f"{who}: gain, %") for kind, who in SPEAKERS.items()]
+    return table(rescorers(read), columns, ["n-grams", *list(SYSTEMS)[3:7]], "system")

@@ -9,13 +9,12 @@ import figures
 import random_sizes
 from aggregate import Rows, interval, number, relative_gain
 from columns import (
-    BASELINES,
     FOUR,
     KNOWN,
     PAPER,
+    SETS,
     WHOLE,
     Column,
-    Maker,
     markdown,
     mean,
     paper,
@@ -29,14 +28,6 @@ from factorcell.evaluation.statistics import INTERVAL, gain, rank_correlation
 from figures import Read
 from random_sizes import correlated, of_class
 from study import Row
-
-
-def variables(read: Read) -> Rows:
-    """Table 3.8: the rows without a variable, with all, and the baselines are those of table 3.7."""
-    same = {name: name for name in BASELINES[:4]}
-    shared = {"unadapted": "none", WHOLE: "case+speaker+role", **same}
-    return read("variables") | read("scotus").renamed(shared)
-
 
 COMPLETED = [
     mean("mrr_seen", "seen", ".3f"),
@@ -64,13 +55,13 @@ COMPLETERS = ("mpc", "history", "unadapted", "concat", "factor", "factor, no joi
 
 def completion(read: Read, *more: Column) -> str:
     """Table 5.2: mean reciprocal ranks of completions, for users whom no model was trained on."""
-    return table([], [*COMPLETED, *more], COMPLETERS, "system", completers)(read) + learned(read)
+    return table(completers(read), [*COMPLETED, *more], COMPLETERS, "system") + learned(read)
 
 
 def table_5_2(read: Read) -> str:
     """The same with the figures of the thesis."""
     sizes = ("small", "large")
-    return completion(read, *(paper(PAPER["completion"][size], 2, f"all, {size}", ".3f") for size in sizes))
+    return completion(read, *(paper(f"completion.{size}", 2, f"all, {size}", ".3f") for size in sizes))
 
 
 def learned(read: Read) -> str:
@@ -95,21 +86,17 @@ def spans(begins: Sequence[int]) -> dict[int, str]:
     return {**{begin: f"{begin} to {end - 1}" for begin, end in pairwise(begins)}, begins[-1]: f"{begins[-1]} or more"}
 
 
-def completion_gains(names: Mapping[str, Sequence[int]], head: str) -> Maker:
+def completion_gains(read: Read, names: Mapping[str, Sequence[int]], head: str) -> str:
     """Figures 5.2 and 5.3: reciprocal ranks of the unadapted model, and gains of the others, in each range."""
     pairs = (("concat", "unadapted"), ("factor", "unadapted"), ("factor", "concat"))
-
-    def make(read: Read) -> str:
-        rows, lines = read("queries"), []
-        for name, begins in names.items():
-            for begin, span in spans(begins).items():
-                key = f"mrr_{name}_{begin}"
-                gains = [interval(rows.above(one, key, base)) for one, base in pairs]
-                unit = "" if name == "after" else f" of a {name}"
-                lines.append([f"{span}{unit}", mean(key, "", ".3f").cell(rows, "unadapted"), *gains])
-        return markdown([head, "unadapted", *(f"{one} over {base}, %" for one, base in pairs)], lines)
-
-    return make
+    rows, lines = read("queries"), []
+    for name, begins in names.items():
+        for begin, span in spans(begins).items():
+            key = f"mrr_{name}_{begin}"
+            gains = [interval(rows.above(one, key, base)) for one, base in pairs]
+            unit = "" if name == "after" else f" of a {name}"
+            lines.append([f"{span}{unit}", mean(key, "", ".3f").cell(rows, "unadapted"), *gains])
+    return markdown([head, "unadapted", *(f"{one} over {base}, %" for one, base in pairs)], lines)
 
 
 def neighbours(read: Read) -> str:
@@ -220,28 +207,27 @@ JUDGED = [
 ]
 
 
-def specificity(experiments: Sequence[str], name: str = "") -> Maker:
-    """Tables 6.4 and 6.5: how many generated texts fit, and real texts; with the figures `name` of the thesis."""
-    values = PAPER["generation"].get(name, {})
-    columns = [*JUDGED]
-    if values:
-        columns += [mean(KNOWN, "perplexity"), paper(values, 0, "fit, %", ".1f"), paper(values, 1, "deviation")]
-        columns += [paper(values, 2, "perplexity")]
+def sampled(read: Read, name: str) -> str:
+    """How many sampled texts fit, and real texts."""
+    rows = read(f"sampled_{name}")
+    return table(rows, JUDGED, FOUR) + real(rows)
 
-    def make(read: Read) -> str:
-        real: list[Row] = [row.get("real", {}) for row in read(*experiments).all()]
-        own = max(real, key=len, default={})  # older rows lack what is copied
-        cells = [
-            "real texts",
-            f"{100 * own['accuracy']:.1f}",
-            "",
-            f"{own['deviation']:.2f}",
-            f"{100 * own['copied_5']:.1f}",
-        ]
-        cells += ["", number(PAPER["real"][name][0], ".1f"), number(PAPER["real"][name][1]), ""] if values else []
-        return table(experiments, columns, [*FOUR, "prefix"])(read) + f"| {' | '.join(cells)} |\n"
 
-    return make
+def real(rows: Rows, *more: str) -> str:
+    """The line of real texts; older rows lack what is copied."""
+    known: list[Row] = [row.get("real", {}) for row in rows.all()]
+    own = max(known, key=len, default={})
+    cells = [f"{100 * own['accuracy']:.1f}", "", f"{own['deviation']:.2f}", f"{100 * own['copied_5']:.1f}", *more]
+    return f"| {' | '.join(['real texts', *cells])} |\n"
+
+
+def specificity(read: Read, name: str, theirs: str) -> str:
+    """Tables 6.4 and 6.5: how many generated texts fit, and real texts; with the figures of the thesis."""
+    rows, (fit, deviation) = read(f"specificity_{name}", f"specificity_prefix_{name}"), PAPER["real"][theirs]
+    heads = {"fit, %": ".1f", "deviation": ".2f", "perplexity": ".2f"}
+    columns = [paper(f"generation.{theirs}", place, head, form) for place, (head, form) in enumerate(heads.items())]
+    columns = [*JUDGED, mean(KNOWN, "perplexity"), *columns]
+    return table(rows, columns, [*FOUR, "prefix"]) + real(rows, "", f"{fit:.1f}", f"{deviation:.2f}", "")
 
 
 def correlations(read: Read) -> str:
@@ -297,3 +283,23 @@ def speakers(read: Read) -> str:
             cost = mean(f"said_{rule}", "").cell(rows, name)
             lines.append([name, rule, cost, interval(gain(saved)) if saved else "", layer])
     return markdown(["model", "rule", "perplexity", "gain over no learning, %", "gain over ours, %"], lines)
+
+
+def sizes(read: Read) -> str:
+    """The sizes of texts and models."""
+    models = {f"tacl_{name}": ("unadapted", "factorcell") for name in SETS}
+    models |= dict.fromkeys(("reddit_titles", "commonvoice9", "scotus"), ("unadapted", WHOLE))
+    models |= {"subreddits": ("unadapted", "concat+low_rank+hash"), "queries": ("unadapted", "factor")}
+    lines = []
+    for name, (plain, adapted) in {**models, "sparse": ("none", "low_rank_each-2")}.items():
+        first, last = read(name).first(plain), read(name).first(adapted)
+        training, model = first["config"]["training"], last["config"]["model"]
+        targets = first["dev"]["steps"] * training["batch_tokens"] / training["epochs"] / 1e6
+        shape = [str(model[f"{part}_size"]) for part in ("embedding", "hidden", "context")]
+        shape.append(str(model["rank"]) if "factor" in model["adapt"] else "")
+        counts = [f"{first['texts']:,}", f"{first['targets']:,}", *shape, f"{training['epochs']:g}"]
+        lines.append([name, f"{targets:.1f}", *counts, *(f"{row['parameters']:,}" for row in (first, last))])
+    heads = (
+        "training targets, millions; test texts; test targets; embedding; hidden units; context vector; rank; passes"
+    )
+    return markdown(["experiment", *heads.split("; "), "parameters, unadapted", "parameters, adapted"], lines)

@@ -8,7 +8,6 @@ import pytest
 import advice
 import corpora
 import study
-import tables
 from factorcell.config import Config
 
 
@@ -35,4 +34,3 @@ def test_a_trial_goes_from_texts_to_the_page(tmp_path: Path) -> None:
     assert list(found.row["advice"]) == ["section", ""]
     one = found.row["advice"]["section"]
     assert one["least"] <= one["expected"] <= one["most"]
-    assert "advice.md" in tables.PAGES

@@ -13,7 +13,7 @@ import figures
 import paper_tables
 import study
 import tables
-from aggregate import Rows, interval, number, published, spread
+from aggregate import Rows, interval, number, spread
 from factorcell import files
 from factorcell.bootstrap import Interval
 from factorcell.config import UserError
@@ -52,6 +52,11 @@ def cells(table: str) -> dict[str, list[str]]:
 def reading(**experiments: Sequence[dict[str, Any]]) -> figures.Read:
     """Return a reader of canned rows."""
     return lambda *names: Rows(row for name in names for row in experiments.get(name, ()))
+
+
+def made(name: str) -> tables.Maker:
+    """Return what makes a table of docs/tables.md."""
+    return tables.pages()["tables.md"][name]
 
 
 # ---- aggregation ----
@@ -133,20 +138,20 @@ def test_numbers_stand_to_the_right() -> None:
 
 def test_the_four_models_next_to_those_of_the_paper() -> None:
     rows = [row("unadapted", 100.0, parameters=1234), row("factorcell", 90.0, accuracy=0.905, parameters=5678)]
-    lines = cells(tables.four("agnews")(reading(tacl_agnews=rows, tacl_baselines_agnews=[row("ngram", 150.0)])))
+    lines = cells(made("TACL, AgNews (agnews)")(reading(tacl_agnews=rows, tacl_baselines_agnews=[row("ngram", 150.0)])))
     assert list(lines) == ["unadapted", "factorcell", "ngram"]
     assert lines["unadapted"] == ["1,234", "101.00", "100.00", "", "", "", "96.20", "", ""]
     assert lines["factorcell"][:3] == ["5,678", "**91.00**", "**90.00**"]
     assert lines["factorcell"][3].startswith("+10.0 [")
     assert lines["factorcell"][4:] == ["90.5", "", "92.30", "4.1", "90.6"]
-    assert tables.four("agnews")(reading()) == columns.NO_ROWS
+    assert made("TACL, AgNews (agnews)")(reading()) == columns.NO_ROWS
 
 
 def test_a_mechanism_is_compared_with_what_it_varies() -> None:
     own = {"prefix": 150.0, "unadapted": 200.0, "cell gru": 90.0, "concat+low_rank": 100.0}
     counts = [{"coefficients": 30, "nonzero": 3}, {"coefficients": 10, "nonzero": 7}]
     rows = [row(name, known, accuracy=0.5, sparse_bias=counts) for name, known in own.items()]
-    lines = cells(tables.PAGES["tables.md"]["Every mechanism"](reading(family=rows)))
+    lines = cells(made("Every mechanism")(reading(family=rows)))
     assert lines["prefix"][2].startswith("+25.")
     assert lines["cell gru"][2].startswith("+10.")
     assert lines["unadapted"][2:] == ["", "50.0", "", "25.00"]
@@ -190,7 +195,7 @@ def test_real_texts_come_last_with_what_is_known_of_them() -> None:
         row("unadapted", 9.0, specificity=0.25, real={"accuracy": 0.5}),
         row("factorcell", 9.0, specificity=0.5, real=real),
     ]
-    lines = cells(paper_tables.specificity(["specificity_imdb"], "Yelp")(reading(specificity_imdb=rows)))
+    lines = cells(paper_tables.specificity(reading(specificity_imdb=rows), "imdb", "Yelp"))
     assert lines["real texts"] == ["50.0", "", "0.40", "10.0", "", "63.0", "0.44", ""]
     assert lines["factorcell"][1].startswith("+25.0 [")
 
@@ -212,20 +217,22 @@ def test_the_pages_are_those_of_the_rows() -> None:
     assert all(kept[name].endswith(key) for name, key in keys.items()), "run `make tables`"
 
 
-def test_every_figure_of_the_papers_has_its_gains_and_rows() -> None:
-    """Names of rows in published.toml are those of rows that are kept."""
+def test_every_table_names_rows_that_are_kept() -> None:
+    """Rows, bases and figures of the papers in tables.toml are those of the experiments."""
     read = tables.reader(study.HERE / "results")
-    for name, paper in columns.SETS.items():
-        assert published()["tacl"][paper].keys() <= read(f"tacl_{name}").trainings.keys()
-    for name in ("reddit_titles", "scotus", "commonvoice9"):
-        assert published()[name].keys() <= read(name).trainings.keys()
-    assert published()["variables"].keys() <= paper_tables.variables(read).trainings.keys()
+    for spec in columns.SPECS["table"]:
+        kept = columns.gathered(read, spec["from"]) if "from" in spec else None
+        for name in spec.get("rows", ()) if kept else ():
+            assert name in kept or spec["name"].startswith(("Parts", "TACL", "Table 3")), (spec["name"], name)
+        for kind, path, *_ in (one for one in spec["columns"] if one[0] in ("paper", "paper_gain")):
+            assert kept is not None, kind
+            assert columns.figures_of(path).keys() <= kept.trainings.keys()
 
 
 def test_pages_without_marks_or_files_are_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "PAGES", {"tables.md": {"Table 3.4": paper_tables.neighbours}})
+    monkeypatch.setattr(tables, "pages", lambda: {"tables.md": {"Table 3.4": paper_tables.neighbours}})
     monkeypatch.setattr(tables, "WITH_PICTURES", {})
     monkeypatch.setattr(figures, "pictures", lambda read: {})
     assert tables.main(["--docs", str(tmp_path)]) == 2
