@@ -1,7 +1,5 @@
 """What context brings to a recogniser: lists of a simulated one (nbest.py), rescored with and without a language model.
 
-    python experiments/rescoring.py --data DATA --out OUT
-
 Turns of oral arguments are heard, many of them by five speakers who are not in training. The recipe nbest.toml reads
 three million words once. Weights are fitted to lists of dev, by the fewest word errors and, for figures whose name
 begins with likelihood, by the likelihood objective; errors are those of the lists of the test.
@@ -11,7 +9,6 @@ A FactorCell scores in the context of each utterance, new speakers as rare ones 
 said.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,8 +18,6 @@ import pyarrow as pa
 
 import corpora
 import nbest
-import study
-import tacl
 from corpora import Tables
 from factorcell import files
 from factorcell.completion.online import Learner
@@ -35,7 +30,7 @@ from factorcell.evaluation.rescoring.rescore import Scored
 from factorcell.evaluation.text_figures import Figures, TextSums, per_text
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
-from study import Baseline, Experiment, Measured, Row
+from study import ROWS, Baseline, Experiment, Measured, Row
 from thesis_sixteen import turns
 
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the training texts, and of those by which weights are chosen
@@ -44,8 +39,6 @@ KINDS: dict[str, tuple[str, ...]] = {"": ("no", "yes"), "_new": ("no",), "_known
 CONTEXT = ("speaker", "role", "case")
 ORDER = 4  # of the n-gram model beside them
 LEARNED, BARE = "_learned", "_bare"  # how the names of figures end
-
-ROWS = {model: tacl.options(model) for model in ("unadapted", "factorcell")}
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
@@ -196,10 +189,4 @@ OTHERS = {
     "n-grams": exact(ngram),
     "oracle": exact(alone, which="errors_oracle"),
 }
-EXPERIMENT = Experiment(
-    "rescoring", "nbest.toml", {**ROWS, **dict.fromkeys(OTHERS, ROWS["unadapted"])}, tables, measure, baselines=OTHERS
-)
-main = study.script(__file__, __doc__, EXPERIMENT)
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+EXPERIMENT = Experiment("rescoring", "nbest.toml", ROWS["rescoring"], tables, measure, baselines=OTHERS)

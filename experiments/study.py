@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import json
 import os
+import platform
 import shlex
 import signal
 import subprocess
@@ -29,7 +30,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import origins
 from corpora import Tables
 from factorcell import files
 from factorcell.config import Config, UserError, choose
@@ -48,6 +48,8 @@ SEEDS = (0, 1, 2)
 GROUPS = 100  # of texts, whose sums a row keeps
 POLL = 1.0  # seconds between two looks at the trainings
 STOPPED = 130  # the exit code of who was stopped
+
+ROWS: Mapping[str, Mapping[str, Any]] = tomllib.loads((HERE / "rows.toml").read_text(encoding="utf-8"))
 
 Row = dict[str, Any]
 Options = Mapping[str, Mapping[str, Any]]  # section -> option -> value
@@ -236,20 +238,6 @@ def parser(text: str) -> argparse.ArgumentParser:
     return made
 
 
-def script(file: str, text: str, experiments: Experiment | Mapping[str, Experiment]) -> Callable[[Sequence[str]], int]:
-    """The `main` of a script of that file and docstring: of one experiment, or of that which its argument names."""
-
-    def main_of(argv: Sequence[str]) -> int:
-        options = parser(text.partition("\n")[0])
-        if isinstance(experiments, Experiment):
-            return main(experiments, options.parse_args(argv), [file, *argv])
-        options.add_argument("set", choices=experiments, help="data set")
-        given = options.parse_args(argv)
-        return main(experiments[given.set], given, [file, *argv])
-
-    return main_of
-
-
 def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[str]) -> int:
     """Train and measure the missing rows; the exit code."""
     try:
@@ -287,8 +275,8 @@ def finish(job: Job, training: Training, tables: Tables) -> None:
         "experiment": job.name,
         **training._asdict(),
         "command": job.told(),
-        "commit": origins.commit(),
-        "machine": origins.processor(),
+        "commit": commit(),
+        "machine": processor(),
         **found.row,
         **({"exact": True} if baseline and baseline.exact else {}),
         "sums": {name: grouped(sums) for name, sums in figures.items()},
@@ -351,10 +339,8 @@ def side_by_side(job: Job, missing: Sequence[Training]) -> int:
                 if process.poll() is not None:
                     del running[training]
                     failed += [training] if process.returncode else []
-            standing = {training: _standing(job.folder(training)) for training in running}
-            whole = len(missing) - len(waiting) - len(running)
-            bar.n = round(whole + sum(share for share, _ in standing.values()), 2)
-            bar.set_postfix_str(", ".join(f"{which} {share:.0%} {best}" for which, (share, best) in standing.items()))
+            bar.n = len(missing) - len(waiting) - len(running)
+            bar.refresh()
     for training in failed:
         last = _log(job, training).read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1]
         print(f"{training} failed: {last} (all of it in {_log(job, training)})", file=sys.stderr)
@@ -393,8 +379,20 @@ def until_stopped(running: Mapping[Any, "subprocess.Popen[bytes]"]) -> Iterator[
             process.wait()
 
 
-def _standing(folder: Path) -> tuple[float, str]:
-    """How much of a run is trained, and its best perplexity so far."""
-    rows = files.read_rows(folder / "log.jsonl")
-    best = min((row["perplexity"] for row in rows if row["split"] == "dev"), default=None)
-    return (rows[-1]["step"] / rows[-1]["steps"] if rows else 0.0), f"({best:.2f})" if best else ""
+# ---- where a row comes from ----
+
+
+def commit() -> str:
+    """The commit of this checkout, with a + where files differ from it; empty where there is none."""
+    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def processor() -> str:
+    """The processor: what fits into a minute of it differs between them by a third and more."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())

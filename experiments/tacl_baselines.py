@@ -1,7 +1,5 @@
 """What the models of tables 3 and 4 of the TACL paper are held against, on the same texts and the same vocabulary.
 
-    python experiments/tacl_baselines.py agnews --data DATA --out OUT
-
 - prefix: a model of the same recipe that reads its context as control codes (Keskar et al. 2019)
 - separate: an unadapted model for each value that is told, by the same recipe, and one of all texts for other values
 - mixture: those and the one of all texts, with weights for each value that suit dev
@@ -12,7 +10,6 @@ Tweets are told, and have separate models, by the nearest city.
 """
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -306,7 +303,3 @@ def experiment(name: str) -> Experiment:
 
 
 EXPERIMENTS = {name: experiment(name) for name in SETS}
-main = study.script(__file__, __doc__, EXPERIMENTS)
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,5 @@
 """What a user gets who wants the best, on the sets of tables 3 and 4 of the TACL paper: beyond a single FactorCell.
 
-    python experiments/tacl_beyond.py agnews --data DATA --out OUT     # after tacl.py agnews
-
 - with ngram: the FactorCell of the same seed and an n-gram model, with weights that suit dev; also what they gain on
   those texts of the test that share no `RUN` words in a row with a training text
 - ensemble: the FactorCells of all seeds, each with the same weight
@@ -10,7 +8,6 @@
 FactorCells are those of tacl.py; what is not trained yet is.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +26,7 @@ from factorcell.model.scoring import Scorer
 from factorcell.training.fit import fit
 from factorcell.training.mixture import Mixture
 from measures import Cities
-from study import Baseline, Experiment, Measured, Options
+from study import Baseline, Experiment, Measured
 from tacl import SETS
 from tacl_baselines import Asked, best_ngram, scored, tables, told, told_by_rule
 
@@ -38,7 +35,7 @@ RUN = 8  # words in a row by which a text is known again
 
 
 def factorcells(config: Config, tables: Tables, folder: Path, seeds: Sequence[int]) -> list[Run]:
-    """The FactorCells of a set by their seeds, trained to their end with the options given."""
+    """The FactorCells of a set by their seeds, trained to their end, with the options given."""
     here = folder.parent.parent
     runs = here.with_name(here.name.replace("beyond_", "")) / MODEL
     every = {seed: replace(config, training=replace(config.training, seed=seed)) for seed in seeds}
@@ -98,28 +95,20 @@ def which(scorer: Scorer, run: Run, tables: Tables, name: str) -> Measured:
     return told_by_rule(scorer, run.schema.variable(target), tables, target)
 
 
-def made(name: str) -> dict[str, Baseline]:
-    """The rows, which begin with runs of tacl.py; what trains runs for others comes first."""
+def experiment(name: str) -> Experiment:
+    """Return the rows of a data set, which begin with the runs of tacl.py: the row that trains them comes first."""
 
     def of(seeds: Sequence[int], ngram: bool) -> Callable[..., Measured]:
         return partial(together, name=name, seeds=seeds, ngram=ngram)
 
-    return {
+    made = {
         WITH: Baseline(of((), ngram=True)),
         "ensemble": Baseline(of(study.SEEDS, ngram=False), seeded=False, after=WITH),
         "ensemble with ngram": Baseline(of(study.SEEDS, ngram=True), seeded=False, after=WITH),
     }
-
-
-def experiment(name: str) -> Experiment:
-    """All of them on a set."""
-    rows: dict[str, Options] = {row: tacl.experiment(name).rows[MODEL] for row in made(name)}
-    of, texts = tacl.experiment(name), partial(tables, name)
-    return replace(of, name=f"tacl_beyond_{name}", rows=rows, tables=texts, baselines=made(name))
+    plain, texts = tacl.EXPERIMENTS[name], partial(tables, name)
+    rows = dict.fromkeys(made, plain.rows[MODEL])
+    return replace(plain, name=f"tacl_beyond_{name}", rows=rows, tables=texts, baselines=made)
 
 
 EXPERIMENTS = {name: experiment(name) for name in SETS}
-main = study.script(__file__, __doc__, EXPERIMENTS)
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

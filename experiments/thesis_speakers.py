@@ -1,21 +1,17 @@
 """Chapter 5's user vector, and the rules by which it learns, on a second set: who speaks in oral arguments.
 
-    python experiments/thesis_speakers.py --data DATA --out OUT
-
 A FactorCell of words is told the speaker alone, by a vector that a layer stands over, as ours, or that is the context
 vector itself, as chapter 5 has it. Everybody who speaks in the test begins as the unknown speaker and is learned
 utterance by utterance, each judged before it is learned: not at all, by Adadelta without a bound, as printed, by
 Adadelta with ours, and by Adagrad. Rates are those of the lowest perplexity on dev. Texts are those of rescoring.py.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 import corpora
-import study
 from corpora import Tables
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.replay.streams import Stream
@@ -23,23 +19,11 @@ from factorcell.completion.replay.tuning import rates
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from rescoring import tables
-from study import Experiment, Measured, Options, Row
+from study import ROWS, Experiment, Measured, Row
 from thesis_queries import RULES
-from thesis_sparse import sized
 
-OURS, NO_LAYER = "ours", "no joint layer"
 SPEAKER = "speaker"
-SIZE = 16  # numbers of a speaker's vector, and of the context vector
 LEARNED = {"none": None, **RULES}  # how the names of figures end -> the optimiser and how far a vector may move
-
-
-def model(layer: str) -> Options:
-    """A FactorCell that is told the speaker alone."""
-    model = {"adapt": ["factor"], "output_bias": [], "context_layer": layer, **sized(SIZE)}
-    return {"data": {"context": []}, "model": model}
-
-
-ROWS = {OURS: model("tanh"), NO_LAYER: model("none")}
 
 
 def streams(table: Path) -> list[Stream]:
@@ -81,8 +65,4 @@ def progressive(learner: Learner, said: Sequence[Stream]) -> TextSums:
     return TextSums(f"utterances {len(nats)} {sum(targets)}", np.array(nats), np.array(targets, dtype=np.float64))
 
 
-EXPERIMENT = Experiment("speakers", "nbest.toml", ROWS, tables, measure)
-main = study.script(__file__, __doc__, EXPERIMENT)
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+EXPERIMENT = Experiment("speakers", "nbest.toml", ROWS["speakers"], tables, measure)

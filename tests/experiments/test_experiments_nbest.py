@@ -20,9 +20,6 @@ from factorcell.config import Config, DataConfig
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring.word_errors import distances
 from factorcell.model.run import Run
-from pages import rescoring as pages
-from pages.results import Results
-from tests.experiments.test_tables import by_name
 
 TEXTS = ("so is it the same right", "is that right", "the knight is right", "write it so", "a fact and a fax in 1990")
 
@@ -194,24 +191,3 @@ def test_what_was_said_costs_what_the_run_says(measured: Path) -> None:
     bare = run.prepare([{"text": one} for one in pq.read_table(table)["text"].to_pylist()], unknown="expected")
     assert row["said_bare"] == pytest.approx(float(np.exp(run.nats(bare).mean())), rel=1e-4)
     assert row["said_bare"] != pytest.approx(row["said"], rel=1e-4)
-
-
-def test_the_tables_have_a_line_for_each_system(measured: Path) -> None:
-    """One row that is rescored in three ways makes three lines; gains are over the unadapted model."""
-    made = pages.tables(Results.read(measured, "rescoring"))
-    lines = by_name(made["Word errors"])
-    assert list(lines) == list(pages.SYSTEMS)
-    rows = {row["row"]: row for row in files.read_rows(measured / "rescoring.jsonl")}
-    assert lines["FactorCell, learning who speaks"][0].strip("*") == f"{100 * rows['factorcell']['wer_learned']:.2f}"
-    less = 100 * (rows["unadapted"]["wer"] - rows["first pass"]["wer"])
-    assert lines["first pass (bigram)"][3].startswith(f"{less:+.2f} [")
-    said = by_name(made["What was said"])
-    assert [*said] == [name for name in pages.SYSTEMS if name not in WITHOUT]
-    gain = 1 - rows["factorcell"]["said_bare"] / rows["unadapted"]["said"]
-    assert said["FactorCell without its context"][3].startswith(f"{100 * gain:+.1f}% [")
-    every, new = (study.ungrouped(rows["oracle"])[f"wer{kind}"].below.sum() for kind in ("", "_new"))
-    assert made["Word errors"].endswith(f"Of {every:.0f} words that were said, {new:.0f} by new speakers.\n")
-    assert "No row yet." in pages.tables(Results.of([]))["Word errors"]
-
-
-WITHOUT = ("first pass (bigram)", "its own scores, reweighted", "oracle")  # systems that are no language model

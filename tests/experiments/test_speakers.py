@@ -16,7 +16,7 @@ from factorcell.data.cache import prepare
 from factorcell.model.run import Run
 
 
-@pytest.mark.parametrize("row", thesis_speakers.ROWS)
+@pytest.mark.parametrize("row", thesis_speakers.EXPERIMENT.rows)
 def test_speakers_are_judged_before_they_are_learned(row: str, tmp_path: Path) -> None:
     """Whoever is not learned costs what the unknown one does; who says the same again is better known each time."""
     config = thesis_speakers.EXPERIMENT.config(study.Training(row, 0), 1)

@@ -14,8 +14,8 @@ import pytest
 from pyarrow import parquet as pq
 
 import corpora
+import papers
 import study
-import thesis_sixteen
 from factorcell import files
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import evaluate
@@ -346,7 +346,7 @@ def test_a_script_from_its_command_line_to_its_rows(tmp_path: Path, jobs: str) -
         pq.write_table(pa.Table.from_pylist(texts), tmp_path / "commonvoice9" / f"{part}.parquet")
     arguments = ["commonvoice9", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--trial", "--jobs", jobs]
     arguments += ["--seeds", "0"]
-    assert thesis_sixteen.main([*arguments, "--only", "unadapted", "concat"]) == 0
+    assert papers.main([*arguments, "--only", "unadapted", "concat"]) == 0
     rows = {row["row"]: row for row in files.read_rows(tmp_path / "out" / "commonvoice9-trial.jsonl")}
     assert set(rows) == {"unadapted", "concat"}
     assert "accuracy" not in rows["unadapted"]
