@@ -56,7 +56,6 @@ def test_steps_agree_with_forward(tmp_path: Path, adapt: tuple[str, ...], bias: 
         {"cell": "gru", "adapt": ["concat"]},
         {"adapt": ["prefix"], "output_bias": []},
         {"output_bias": list(OUTPUT_BIASES)},
-        {"softmax": "adaptive"},
     ],
 )
 def test_texts_are_read_in_parts(

@@ -35,7 +35,6 @@ def test_card_has_the_numbers_reached(run: Run) -> None:
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
     assert "10 texts" in text
-    assert "full softmax" in text
     assert f", {run.model.backbone.adapted_share():.2%} of its parameters)" in text
     assert "city: category, 2 values" in text
     assert f"| development | perplexity | {best:.2f} |" in text
