@@ -1,4 +1,4 @@
-"""On a GPU: the recurrence against the plain loop and cuDNN's LSTM, and the softmax in chunks against PyTorch's.
+"""On a GPU: the recurrence against the plain loop and cuDNN's LSTM.
 
     python benchmarks/gpu.py --repeats 20 --out gpu.jsonl
 
@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from factorcell.model.kernels import gpu, gpu_recurrence, softmax
+from factorcell.model.kernels import gpu, gpu_recurrence
 
 Once = Callable[[], None]
 Shape = dict[str, int]
@@ -31,10 +30,7 @@ SHAPES: dict[str, Shape] = {
     "words, large": {"batch": 2048, "steps": 40, "embedding": 200, "hidden": 240, "rank": 12},
     "characters": {"batch": 256, "steps": 60, "embedding": 24, "hidden": 600, "rank": 60},
     "characters, large": {"batch": 2048, "steps": 60, "embedding": 24, "hidden": 600, "rank": 60},
-    "softmax": {"tokens": 4_000, "vocabulary": 50_000, "width": 200},
-    "softmax, large": {"tokens": 16_000, "vocabulary": 50_000, "width": 256},
     "tiny": {"batch": 3, "steps": 2, "embedding": 4, "hidden": 8, "rank": 2},
-    "tiny softmax": {"tokens": 5, "vocabulary": 40, "width": 8},
 }
 TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 Run = Callable[..., tuple[Tensor, Tensor]]
@@ -103,34 +99,8 @@ def lstm(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> Once:
     return once
 
 
-def cross_entropy(chunks: bool, shape: Shape, kind: torch.dtype, device: str, backward: bool) -> Once:
-    """Nats of all tokens, and their gradients."""
-    tokens, vocabulary, width = (shape[name] for name in ("tokens", "vocabulary", "width"))
-    values, table = (
-        torch.randn(size, width, device=device).to(kind).requires_grad_(backward) for size in (tokens, vocabulary)
-    )
-    bias = torch.zeros(vocabulary, device=device, dtype=kind, requires_grad=backward)
-    targets = torch.randint(vocabulary, (tokens,), device=device)
-
-    def once() -> None:
-        if chunks:
-            with torch.autocast(device, torch.bfloat16, enabled=kind == torch.bfloat16):
-                nats = softmax.nats(values, table, bias, targets)
-        else:
-            nats = F.cross_entropy(F.linear(values, table, bias), targets, reduction="none")
-        if backward:
-            nats.sum().backward()  # type: ignore[no-untyped-call]
-
-    return once
-
-
 def contenders(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> dict[str, Once]:
     """What is compared at this shape."""
-    if "vocabulary" in shape:
-        return {
-            "chunks": cross_entropy(True, shape, kind, device, backward),
-            "F.cross_entropy": cross_entropy(False, shape, kind, device, backward),
-        }
     runs: dict[str, Run] = {"fused": gpu_recurrence.run, "plain loop": loop}
     return {
         **{name: layer(run, shape, kind, device, backward, shape["rank"]) for name, run in runs.items()},
@@ -151,12 +121,9 @@ def void(_: Tensor) -> None:
 
 def operations(shape: Shape, backward: bool, adapters: bool) -> float:
     """Floating-point operations of the products; backward takes twice those of forward."""
-    if "vocabulary" in shape:
-        forward = 2.0 * shape["tokens"] * shape["vocabulary"] * shape["width"]
-    else:
-        inputs, gates = shape["embedding"] + shape["hidden"], 3 * shape["hidden"]
-        forward = 2.0 * shape["batch"] * shape["steps"] * inputs * gates
-        forward += 2.0 * shape["batch"] * shape["steps"] * shape["rank"] * (inputs + gates) * adapters
+    inputs, gates = shape["embedding"] + shape["hidden"], 3 * shape["hidden"]
+    forward = 2.0 * shape["batch"] * shape["steps"] * inputs * gates
+    forward += 2.0 * shape["batch"] * shape["steps"] * shape["rank"] * (inputs + gates) * adapters
     return forward * (3 if backward else 1)
 
 
@@ -188,7 +155,7 @@ def measure(name: str, kind: str, device: str, backward: bool, repeats: int) -> 
     for call in order:
         times[call].append(seconds(calls[call], device))
     medians = {call: statistics.median(values) for call, values in times.items()}
-    limit, ours = 2 * size**3 / medians.pop("product"), next(iter(medians.values()))
+    limit = 2 * size**3 / medians.pop("product")
     return [
         {
             "shape": name,
@@ -196,7 +163,7 @@ def measure(name: str, kind: str, device: str, backward: bool, repeats: int) -> 
             "backward": backward,
             "what": call,
             "milliseconds": spent * 1e3,
-            "times_ours": spent / ours,
+            "times_fused": spent / medians["fused"],
             "share_of_product": operations(shape, backward, "no adapters" not in call) / spent / limit,
             "product_tflops": limit / 1e12,
         }
@@ -226,7 +193,7 @@ def main() -> None:
             for backward in (False, True):
                 for row in measure(name, kind, device, backward, given.repeats):
                     what = f"{name}, {kind}, {'forward and backward' if backward else 'forward'}: {row['what']}"
-                    times = f"{row['milliseconds']:10.3f} ms{row['times_ours']:8.2f} x ours"
+                    times = f"{row['milliseconds']:10.3f} ms{row['times_fused']:8.2f} x fused"
                     print(f"{what:75}{times}{row['share_of_product']:8.1%} of product", flush=True)
                     if given.out:
                         with given.out.open("a") as file:
