@@ -180,9 +180,9 @@ def test_cross_entropies_in_chunks_are_the_exact_nats(chunk: int, monkeypatch: p
     values, table = torch.randn(11, 4, dtype=torch.double), torch.randn(7, 4, dtype=torch.double)
     bias, targets = torch.randn(7, dtype=torch.double), torch.randint(2, 7, (11,))
     bias[1] = -torch.inf
-    found = []
-    for way in (softmax.cross_entropies, softmax._Exact.apply):
+    found, ways = [], (softmax.cross_entropies, softmax._Exact.apply)
+    for way in ways:
         inputs = [array.clone().requires_grad_() for array in (values, table, bias)]
-        nats = way(*inputs, targets)
+        nats = way(inputs[0], inputs[1], inputs[2], targets)
         found.append((nats.detach(), torch.autograd.grad((nats * torch.arange(11)).sum(), inputs)))
     torch.testing.assert_close(found[0], found[1])

@@ -47,7 +47,7 @@ def cross_entropies(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor
     rows = max(1, GPU_CHUNK // len(table))
     if len(values) <= rows:
         return _cross_entropy(values, table, bias, targets)
-    pairs = zip(values.split(rows), targets.split(rows), strict=True)
+    pairs = zip(torch.split(values, rows), torch.split(targets, rows), strict=True)
     return torch.cat(
         [checkpoint(_cross_entropy, own, table, bias, wanted, use_reentrant=False) for own, wanted in pairs]
     )
