@@ -98,7 +98,7 @@ def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
     command += ["--by", "stars"]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert error.endswith("have different vocabularies: no gain can be told\n")
+    assert error.endswith("have different vocabularies: no gain can be told; compare bits per byte\n")
     assert "--unknown" not in error
 
 

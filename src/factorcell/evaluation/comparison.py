@@ -95,7 +95,7 @@ class Comparison:
         notes = ["± is the standard deviation of trainings"] if several else []
         if self.titles():
             sources = "other texts and other trainings" if several else "other texts"
-            notes.append(f"in brackets: what {sources} would make of a difference, 95 times of 100")
+            notes.append(f"in brackets: 95 % intervals over {sources}")
         if any(row["ahead"] for row in self.rows):
             notes.append(f"{mark} is better than all others, and by more than that")
         return notes + self._notes_on_bits()

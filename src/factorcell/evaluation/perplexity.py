@@ -1,7 +1,8 @@
 """How well a model predicts texts: perplexity of a table, whole and by the values of any column; next-token accuracy.
 
 Perplexity is exp(sum of nats / number of targets) over a whole file, the end of each text counted, in two figures: of
-all targets, and without out-of-vocabulary targets (the papers' tables have the second).
+all targets, and without out-of-vocabulary targets (the papers' tables have the second). Bits per byte, sum of nats /
+(ln 2 * bytes of the original texts), compare models with different targets.
 """
 
 import math
@@ -106,7 +107,8 @@ def without_context(run: Scorer, corpus: Corpus, baseline: Scorer | None = None)
 def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
     """`UserError` unless both predict the same tokens."""
     if baseline.vocabulary.tokens != run.vocabulary.tokens:
-        raise UserError(f"{baseline.folder} and {run.folder} have different vocabularies: no gain can be told")
+        both = f"{baseline.folder} and {run.folder}"
+        raise UserError(f"{both} have different vocabularies: no gain can be told; compare bits per byte")
 
 
 def beside(run: Scorer, corpus: Corpus, baseline: Scorer | None, source: Any, unknown: str) -> Figures:

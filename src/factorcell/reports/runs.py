@@ -171,6 +171,13 @@ def _gain(run: Row) -> str | None:
     return told and f"{told} over {_over(evaluation.get('over'))}"
 
 
+def _bits_difference(run: Row) -> str | None:
+    """Return the difference in bits per byte of a whole table over the baseline that it was evaluated with."""
+    evaluation = run.get("evaluation") or {}
+    difference = told_difference("bits_per_byte_difference", evaluation)
+    return difference and f"{difference} above {evaluation.get('bits_per_byte_over')}"
+
+
 def _over(name: str | None) -> str:
     """A baseline by its name; the same model without its context has none."""
     return name or "itself without context"
@@ -181,6 +188,7 @@ TEXTS: dict[str, Callable[[Row], str | None]] = {
     "perplexity of": _evaluated,
     "accuracy of": _classified,
     "gain": _gain,
+    "bits per byte above another model": _bits_difference,
 }
 
 
