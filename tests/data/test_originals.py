@@ -18,6 +18,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.canaries import with_texts
 from factorcell.data.corpus import Corpus
 from factorcell.data.originals import OriginalTexts, is_restorable
+from factorcell.data.tokenizer import join, split
 from tests.small import make_letters
 
 UNITS = ("word", "space", "char", "grapheme")
@@ -146,14 +147,13 @@ def test_texts_read_by_a_run_have_their_bytes() -> None:
 
 
 @given(
-    text=st.text(max_size=8),
+    text=st.text(max_size=8) | st.sampled_from(list(BYTES)),
     unit=st.sampled_from(UNITS),
-    options=st.fixed_dictionaries({}, optional={"lowercase": st.booleans(), "strip_punctuation": st.booleans()}),
+    lowercase=st.booleans(),
+    strip=st.booleans(),
 )
-def test_restorable_texts_are_their_tokens_joined(text: str, unit: str, options: dict[str, bool]) -> None:
-    from factorcell.data.tokenizer import join, split
-
-    config = DataConfig(unit=unit, **options)
+def test_restorable_texts_are_their_tokens_joined(text: str, unit: str, lowercase: bool, strip: bool) -> None:
+    config = DataConfig(unit=unit, lowercase=lowercase, strip_punctuation=strip)
     if is_restorable(text, config):
         assert join(split(text, config), unit) == text
 

@@ -54,7 +54,8 @@ def test_figures_of_the_same_texts_are_kept_together(tmp_path: Path) -> None:
     assert list(text_figures.read(tmp_path, "cd34")) == ["other"]
     for key in (None, "", "ef56", "../ab12"):
         assert text_figures.read(tmp_path, key) == {}
-    for facts in ({}, {"originals": {}}, {"originals": []}):
+    damaged: list[dict[str, object]] = [{}, {"originals": {}}, {"originals": []}]
+    for facts in damaged:
         files.save_tensors(tmp_path / "texts-ab12.safetensors", {"x below": torch.zeros(2)}, facts)
         with pytest.raises(UserError, match="no figures of texts"):
             text_figures.read(tmp_path, "ab12")

@@ -114,7 +114,7 @@ def _in_range(corpus: Corpus) -> bool:
     if corpus.originals is not None:
         sizes, digests, restorable = corpus.originals
         sound &= sizes.shape == digests.shape == restorable.shape == (rows,)
-        sound &= (sizes.dtype, digests.dtype, restorable.dtype) == (np.int64, np.uint64, np.bool_)
+        sound &= sizes.dtype == np.int64 and digests.dtype == np.uint64 and restorable.dtype == np.bool_
         sound &= bool((sizes >= 0).all())
     return bool(sound)
 

@@ -147,7 +147,7 @@ def bits_difference(ours: TextSums, other: TextSums) -> Interval | None:
     if ours.texts != other.texts:
         raise UserError("bits per byte: expected two models that read the same texts, got different original texts")
     both = Ratios.of([[ours], [other]])
-    return both and both.difference(0, 1)
+    return None if both is None else both.difference(0, 1)
 
 
 def gain(ours: TextSums, plain: TextSums) -> Interval:

@@ -140,13 +140,14 @@ def read(folder: Path, key: str | None) -> Figures:
         return {
             name: TextSums(
                 key,
-                *(tensors[f"{name} {part}"].double().numpy() for part in ("above", "below")),
-                originals.get(name, ""),
+                above=tensors[f"{name} above"].double().numpy(),
+                below=tensors[f"{name} below"].double().numpy(),
+                originals=originals.get(name, ""),
             )
             for name in names
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{_path(folder, key)}: no figures of texts ({error} is missing)") from None
+        raise UserError(f"{_path(folder, key)}: no figures of texts ({error!r})") from None
 
 
 def _path(folder: Path, key: str) -> Path:
