@@ -95,9 +95,10 @@ def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
     files.write_rows(folder / "bare.jsonl", [{"text": "sea", "stars": "5"}] * 3)
     make_run(folder / "stars", ("stars",)).save_weights({})
     command = ["evaluate", str(folder / "stars"), str(folder / "bare.jsonl"), "--baseline", str(run.folder)]
+    command += ["--by", "stars"]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert error.endswith("have different vocabularies: no gain can be told\n")
+    assert error.endswith("have different vocabularies: no gain can be told; compare bits per byte\n")
     assert "--unknown" not in error
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from factorcell import files
 from factorcell.data.schema import TIMES, Variable
-from factorcell.finite import shown
+from factorcell.finite import is_number, shown
 from factorcell.model import kept_results
+from factorcell.model.kept_results import Figure
 from factorcell.model.run import Run, facts
 from factorcell.visible import visible
 
@@ -76,9 +77,19 @@ def _results(run: Run) -> str:
     if best:
         lines.append(f"| development | perplexity | {shown(best['perplexity'], '.2f')} |")
         lines.append(f"| development | perplexity, known targets | {shown(best['perplexity_known'], '.2f')} |")
-    for table, measure, value in kept_results.figures(kept_results.read(run.folder)):
-        lines.append(f"| {plain(table)} | {plain(measure)} | {value:.4g} |")
+        if is_number(bits := best.get("bits_per_byte")):
+            bound = bool(best.get("bits_per_byte_bound"))
+            figure = Figure("development", "bits per byte", bits, bound=bound)
+            lines.append(f"| development | {figure.measure} | {_figure(figure)} |")
+    for figure in kept_results.figures(kept_results.read(run.folder)):
+        lines.append(f"| {plain(figure.table)} | {plain(figure.measure)} | {_figure(figure)} |")
     return "\n".join(lines)
+
+
+def _figure(figure: Figure) -> str:
+    """Return a figure with its interval, "at least" before a lower bound."""
+    interval = "" if figure.low is None or figure.high is None else f" ({figure.low:.4g} to {figure.high:.4g})"
+    return f"{'at least ' if figure.bound else ''}{figure.value:.4g}{interval}"
 
 
 def _use(run: Run) -> str:
