@@ -1,8 +1,7 @@
 """Which options fit which table: rules for what nobody says, made from trials on many tables.
 
 A rule reads the `Facts` of a table and how many targets a training may see of it, all passes together: that number
-decides how large a model pays for itself. The trials, and how far the rules are from the best of them, are in LOG.md;
-`experiments/defaults.py` makes them again.
+decides how large a model pays for itself. LOG.md has the trials, and how far the rules are from the best of them.
 """
 
 import math
