@@ -96,7 +96,7 @@ def _of_size(amount: float, steps: dict[float, Any]) -> Any:
 
 
 def _context(facts: Facts) -> dict[str, Any]:
-    """Size of the context vector by its values; of values of few texts a low rank and forgetting (restraint.py)."""
+    """Size of the context vector by its values; of values of few texts a low rank and forgetting."""
     scarce = 0 < facts.texts_per_value < FEW_TEXTS
     size = 8 if 0 < facts.values <= 10 else 16 if facts.values <= 100 else 24
     return {
