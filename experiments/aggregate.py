@@ -77,11 +77,6 @@ class Rows:
         every = self.texts.get(name, [])
         return [figures[key] for figures in every] if all(key in figures for figures in every) else []
 
-    def units(self, name: str, key: str) -> tuple[int, int]:
-        """Return from how many groups of texts, or users, a figure is computed, and from how many texts."""
-        sums = self.sums(name, key)[0]
-        return int(np.count_nonzero(sums.below)), int(sums.below.sum())
-
     def _ratios(self, *figures: tuple[str, str]) -> Ratios | None:
         """Return figures (row, key) over bootstrap draws of their common texts."""
         sums = [self.sums(name, key) for name, key in figures]

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 from aggregate import Rows, interval, number, published, relative_gain, spread
@@ -90,9 +91,7 @@ def points(key: str, base: str, head: str = "", scale: float = 100.0, form: str 
 
 def figures_of(path: str) -> Mapping[str, Sequence[float]]:
     """Return a table of published.toml."""
-    table: Any = PAPER
-    for name in path.split("."):
-        table = table[name]
+    table = reduce(lambda found, name: found[name], path.split("."), PAPER)
     return {name: values for name, values in table.items() if isinstance(values, list)}
 
 
@@ -163,6 +162,11 @@ def column_of(spec: str | Sequence[Any]) -> Column:
     if isinstance(spec, str):
         return SINGLE[spec] if spec in SINGLE else column_of(SPECS["columns"][spec])
     return KINDS[spec[0]](*spec[1:])
+
+
+def group(name: str) -> list[Column]:
+    """Return a list of columns."""
+    return [column_of(one) for one in SPECS["groups"][name]]
 
 
 # ---- tables ----

@@ -82,11 +82,6 @@ def chosen(train: pa.Table) -> set[str]:
     return {*sorted(set(train["subreddit"].to_pylist()))[::EVERY], *PUBLISHED}
 
 
-def tables(data: Path, folder: Path, share: float) -> Tables:
-    """Return the titles with those of the chosen communities."""
-    return titles(data, folder, share, "reddit", chosen)
-
-
 def by_community(scorer: Scorer, tables: Tables) -> list[Row]:
     """Return the perplexity of each community, out-of-vocabulary words included."""
     corpus = scorer.prepare(tables["judged"], unknown="group")
@@ -121,6 +116,6 @@ def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     return scored(best, tables) | Measured(told)
 
 
-EXPERIMENT = Experiment(
-    "subreddits", "thesis_reddit.toml", ROWS["subreddits"], tables, measure, baselines=counted(ngram)
-)
+tables = functools.partial(titles, name="reddit", chosen=chosen)
+BASELINES = counted(ngram)
+EXPERIMENT = Experiment("subreddits", "thesis_reddit.toml", ROWS["subreddits"], tables, measure, baselines=BASELINES)

@@ -126,15 +126,14 @@ def perplexity(name: str) -> str:
     return f"perplexity per {'character' if name in CHARACTER_SETS else 'word'}, known targets"
 
 
-def by_class(rows: Sequence[Row], x: str, y: str, models: Iterable[str] = ADAPTED, scale: float = 100.0) -> Points:
-    """Return the points (x, 100 y) of each class of models; `scale` is that of x."""
-    points = {
-        model: [
-            (scale * row[x] if x != "rank" else row["config"]["model"][x], 100 * row[y])
-            for row in of_class(rows, model)
-        ]
-        for model in models
-    }
+def known(row: Row) -> float:
+    """Return the perplexity of known targets."""
+    return float(row["perplexity_known"])
+
+
+def by_class(rows: Sequence[Row], x: Callable[[Row], float], y: str, models: Iterable[str] = ADAPTED) -> Points:
+    """Return the points (x, 100 y) of each class of models."""
+    points = {model: [(x(row), 100 * row[y]) for row in of_class(rows, model)] for model in models}
     return {model: own for model, own in points.items() if own}
 
 
@@ -194,7 +193,7 @@ def pictures(read: Read) -> dict[str, Picture]:
     hotels, queries = read("tacl_hotels"), read("queries")
 
     def accuracy(name: str) -> Panel:
-        points = by_class(trials[name], "perplexity_known", "accuracy", scale=1.0)
+        points = by_class(trials[name], known, "accuracy")
         return Panel(name, perplexity(name), "accuracy, %", points, log_x=True)
 
     def groups(column: str) -> list[Panel]:
@@ -238,18 +237,16 @@ def of_texts(sets: Mapping[str, Sequence[Row]]) -> list[Picture]:
     panels: dict[str, list[Panel]] = {}
     for name, rows in sets.items():
         title, _, accuracy, rank = WRITTEN[name]
-        fit, factorcell = "texts that fit, %", ["factorcell"]
-        points = [
-            (accuracy, "accuracy, %", by_class(rows, "accuracy", "specificity"), False),
-            (rank, "rank", by_class(rows, "rank", "specificity", factorcell), False),
-            (rank, perplexity("hotels"), by_class(rows, "perplexity_known", "specificity", factorcell, 1.0), True),
-        ]
-        for number, x, own, log in points:
-            panels.setdefault(number, []).append(Panel(title, x, fit, own, log))
-    axes = {
-        "6.1": "accuracy",
-        "6.2": "the rank and the perplexity",
-        "6.3": "the rank and the perplexity",
-        "6.4": "accuracy",
-    }
-    return [Picture(number, f"Texts that fit, against {axes[number]}", panels[number]) for number in sorted(panels)]
+        axes: Sequence[tuple[str, str, Callable[[Row], float], Sequence[str]]] = (
+            (accuracy, "accuracy, %", lambda row: 100 * float(row["accuracy"]), ADAPTED),
+            (rank, "rank", lambda row: float(row["config"]["model"]["rank"]), ["factorcell"]),
+            (rank, perplexity("hotels"), known, ["factorcell"]),
+        )
+        for number, label, x, models in axes:
+            points = by_class(rows, x, "specificity", models)
+            panels.setdefault(number, []).append(Panel(title, label, "texts that fit, %", points, x is known))
+    against = {"6.1": "accuracy", "6.4": "accuracy"}
+    return [
+        Picture(number, f"Texts that fit, against {against.get(number, 'rank and perplexity')}", panels[number])
+        for number in sorted(panels)
+    ]

@@ -1,42 +1,36 @@
-"""Tables of the papers that are more than columns of figures: texts, words, ranges and correlations."""
+"""Tables that are more than columns of figures: ranges, correlations, communities, exposure and advice."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 import figures
 import random_sizes
-from aggregate import Rows, interval, number, relative_gain
+from aggregate import Rows, interval, number, relative_gain, spread
 from columns import (
     FOUR,
     KNOWN,
     PAPER,
     SETS,
+    SPECS,
     WHOLE,
     Column,
+    gathered,
+    group,
     markdown,
     mean,
     paper,
-    points,
-    share,
     system,
     table,
 )
 from factorcell.bootstrap import Interval
+from factorcell.evaluation.exposure import READERS, SOURCES, uniformity
 from factorcell.evaluation.statistics import INTERVAL, gain, rank_correlation
 from figures import Read
 from random_sizes import correlated, of_class
 from study import Row
-
-COMPLETED = [
-    mean("mrr_seen", "seen", ".3f"),
-    mean("mrr_unseen", "unseen", ".3f"),
-    mean("mrr", "all", ".3f"),
-    mean("mrr_late", "after 50 texts", ".3f"),
-    points("mrr", "unadapted", "all, above unadapted", 1.0, ".3f"),
-    mean("perplexity_online", "perplexity"),
-]
 
 
 def completers(read: Read) -> Rows:
@@ -55,7 +49,7 @@ COMPLETERS = ("mpc", "history", "unadapted", "concat", "factor", "factor, no joi
 
 def completion(read: Read, *more: Column) -> str:
     """Table 5.2: mean reciprocal ranks of completions, for users whom no model was trained on."""
-    return table(completers(read), [*COMPLETED, *more], COMPLETERS, "system") + learned(read)
+    return table(completers(read), [*group("completed"), *more], COMPLETERS, "system") + learned(read)
 
 
 def table_5_2(read: Read) -> str:
@@ -67,18 +61,11 @@ def table_5_2(read: Read) -> str:
 def learned(read: Read) -> str:
     """What the blend adds to the FactorCell, and what each rule of online learning reaches on the tuning users."""
     rows = read("queries")
-    rules = {
-        "none": "without learning",
-        "adadelta": "Adadelta",
-        "adadelta with a bound": "Adadelta with a bound",
-        "adagrad": "Adagrad",
-    }
-    reached = [f"{mean(f'dev_{key}', '').cell(rows, 'factor')} {rule}" for key, rule in rules.items()]
+    rules = ("none", "adadelta", "adadelta with a bound", "adagrad")
+    reached = [f"{mean(f'dev_{rule}', '').cell(rows, 'factor')} ({rule})" for rule in rules]
     more = interval(rows.within("factor", "blend", "mrr"), ".4f", 1.0)
-    if not more:
-        return ""
     text = f"\nThe blend lies {more} above the FactorCell alone.\n"
-    return f"{text}Perplexity of the FactorCell on the tuning users:\n{', '.join(reached)}.\n"
+    return f"{text}Perplexity of the FactorCell on the tuning users, by rule:\n{', '.join(reached)}.\n" if more else ""
 
 
 def spans(begins: Sequence[int]) -> dict[int, str]:
@@ -199,18 +186,10 @@ def rank_against_perplexity(read: Read) -> str:
     return markdown(["model", "models", "correlation", "best rank", "its perplexity"], lines)
 
 
-JUDGED = [
-    share("specificity", "fit"),
-    points("specificity", "unadapted"),
-    mean("deviation", "deviation"),
-    share("copied_5", "5-grams copied"),
-]
-
-
 def sampled(read: Read, name: str) -> str:
     """How many sampled texts fit, and real texts."""
     rows = read(f"sampled_{name}")
-    return table(rows, JUDGED, FOUR) + real(rows)
+    return table(rows, group("judged"), FOUR) + real(rows)
 
 
 def real(rows: Rows, *more: str) -> str:
@@ -226,7 +205,7 @@ def specificity(read: Read, name: str, theirs: str) -> str:
     rows, (fit, deviation) = read(f"specificity_{name}", f"specificity_prefix_{name}"), PAPER["real"][theirs]
     heads = {"fit, %": ".1f", "deviation": ".2f", "perplexity": ".2f"}
     columns = [paper(f"generation.{theirs}", place, head, form) for place, (head, form) in enumerate(heads.items())]
-    columns = [*JUDGED, mean(KNOWN, "perplexity"), *columns]
+    columns = [*group("judged"), mean(KNOWN, "perplexity"), *columns]
     return table(rows, columns, [*FOUR, "prefix"]) + real(rows, "", f"{fit:.1f}", f"{deviation:.2f}", "")
 
 
@@ -273,18 +252,6 @@ def finetuned(read: Read) -> str:
     return markdown(["texts", "what moves", "test texts", *heads], lines)
 
 
-def speakers(read: Read) -> str:
-    """What users cost who are learned by each rule, with and without a layer over their vector."""
-    rows, lines = read("speakers"), []
-    for name in ("ours", "no joint layer"):
-        for rule in ("none", "adadelta", "adadelta with a bound", "adagrad"):
-            saved = rows.within(name, "said_none", f"said_{rule}") if rule != "none" else None
-            layer = interval(rows.lower(name, f"said_{rule}", "ours")) if name != "ours" else ""
-            cost = mean(f"said_{rule}", "").cell(rows, name)
-            lines.append([name, rule, cost, interval(gain(saved)) if saved else "", layer])
-    return markdown(["model", "rule", "perplexity", "gain over no learning, %", "gain over ours, %"], lines)
-
-
 def sizes(read: Read) -> str:
     """The sizes of texts and models."""
     models = {f"tacl_{name}": ("unadapted", "factorcell") for name in SETS}
@@ -303,3 +270,46 @@ def sizes(read: Read) -> str:
         "training targets, millions; test texts; test targets; embedding; hidden units; context vector; rank; passes"
     )
     return markdown(["experiment", *heads.split("; "), "parameters, unadapted", "parameters, adapted"], lines)
+
+
+def exposure(read: Read) -> str:
+    """The exposure of canaries by training options, in bits, with the probability of such ranks by chance."""
+    alternatives, times = 1000, 3
+
+    def chance(bits: Any) -> str:
+        return f"{uniformity((alternatives + 1) / 2**bits, alternatives):.3f}"
+
+    lines = []
+    for name, own in sorted(read("exposure").trainings.items(), key=lambda item: item[0] != "as it is"):
+        every = [np.array([canary[1:] for canary in row["canaries"]]) for row in own]
+        repeated = np.array([canary[1:] for row in own for canary in row["canaries"] if canary[0] == times])
+        line = [name, spread([row["perplexity"] for row in own]), spread([row["audited"]["mrr"] for row in own], ".3f")]
+        for place in range(len(READERS)):
+            line += [spread([float(bits[:, place].mean()) for bits in every]), chance(np.concatenate(every)[:, place])]
+        for place in range(2):
+            line += [f"{repeated[:, place].mean():.2f}", chance(repeated[:, place])]
+        groups = [next(one for one in row["exposure"] if one["times"] == "all") for row in own]
+        lines.append([*line, str(sum(int(max(one.get(source, 0) for source in SOURCES)) for one in groups))])
+    heads = [
+        head for reader in (*READERS, *(f"{reader}, {times} ×" for reader in READERS[:2])) for head in (reader, "p")
+    ]
+    return markdown(["options", "perplexity per character, all targets", "MRR", *heads, "suggested"], lines)
+
+
+def advice(read: Read) -> str:
+    """What the advice expects of each context, next to what trained models gain."""
+    expected: dict[str, Row] = {row["row"]: row["advice"] for row in read("advice").all()}
+    spec = next(spec for spec in SPECS["table"] if spec["name"] == "Table 3.8")
+    scotus = gathered(read, spec["from"])
+    gains = [(name, "", read(f"tacl_{name}").lower("factorcell", KNOWN, "unadapted")) for name in SETS]
+    for column, row in (("case", "case"), ("speaker", "speaker"), ("role", "role"), ("", "case+speaker+role")):
+        gains.append(("scotus", column, scotus.lower(row, KNOWN, "none")))
+    gains = [line for line in gains if line[0] in expected and line[2] is not None]
+    lines, keys = [], ("least", "expected", "most")
+    for name, column, gained in gains:
+        columns = column or ", ".join(key for key in expected[name] if key)
+        lines.append([name, columns, *(f"{100 * expected[name][column][key]:.1f}" for key in keys), interval(gained)])
+    both = [(expected[name][column]["expected"], gained.point) for name, column, gained in gains if gained]
+    r = rank_correlation(*zip(*both, strict=True))
+    text = f"Rank correlation of expected and measured gains: {interval(r, '.2f', 1.0)} (n = {r['n']}).\n"
+    return f"{markdown(['texts', 'columns', *(f'{key}, %' for key in keys), 'measured gain, %'], lines)}\n{text}"

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import advice
 import communities
 import exposure
-import rescoring
 import study
 import tacl
 import tacl_baselines
@@ -23,7 +22,6 @@ import thesis_finetuning
 import thesis_queries
 import thesis_sixteen
 import thesis_sparse
-import thesis_speakers
 import variations
 import written
 from study import Experiment
@@ -31,9 +29,7 @@ from study import Experiment
 # Experiments that measure the runs of another one come after it.
 ORDER: Sequence[Experiment] = (
     *(module.EXPERIMENTS[name] for name in tacl.SETS for module in (tacl, tacl_baselines, tacl_beyond)),
-    rescoring.EXPERIMENT,
     thesis_queries.EXPERIMENT,
-    thesis_speakers.EXPERIMENT,
     communities.EXPERIMENT,
     *thesis_sixteen.EXPERIMENTS.values(),
     thesis_sixteen.VARIABLES,

@@ -1,11 +1,9 @@
-"""What the scripts of all tables share: rows to train with several seeds, each kept as a line of JSON.
+"""Train and measure the rows of an experiment with several seeds; each row is a line of JSON.
 
-An experiment is a recipe and rows of options by which the models differ. The weights of a row are chosen on dev, its
-figures are those of the test. RESULTS/NAME.jsonl holds what is finished, OUT/NAME/ROW/SEED the runs, OUT/tables the
-texts. Stop a script as you like: the same command goes on, half-trained runs included.
-
-A row keeps what groups of random texts add to its figures, the same texts for every row: differences of rows have
-intervals then, with no run at hand.
+An experiment is a recipe and rows of options by which the models differ. Weights are chosen on the development part,
+figures are those of the test part. RESULTS/NAME.jsonl holds finished rows, OUT/NAME/ROW/SEED the runs, OUT/tables the
+texts. A row keeps the sums of its figures over groups of texts, the same for every row, so that differences of rows
+have intervals. A stopped command resumes, half-trained runs included.
 """
 
 import argparse
@@ -225,9 +223,7 @@ def products() -> str:
 def parser(text: str) -> argparse.ArgumentParser:
     """The options that all scripts have."""
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    made.add_argument(
-        "--data", type=Path, required=True, help="folder with a folder of Parquet files for each data set"
-    )
+    made.add_argument("--data", type=Path, required=True, help="folder with a folder of Parquet files for each set")
     made.add_argument("--out", type=Path, required=True, help="folder for runs; the same one to go on")
     made.add_argument("--results", type=Path, help="folder for the rows; that of the runs, if not given")
     made.add_argument("--only", nargs="+", metavar="ROW", help="these rows; all, if not given")

@@ -15,7 +15,6 @@ from functools import cache, partial
 from pathlib import Path
 
 import figures
-import page_tables
 import paper_tables
 from aggregate import Rows
 from columns import SPECS, filled, specified
@@ -41,11 +40,9 @@ OTHERS: Mapping[str, Mapping[str, Maker]] = {  # page -> name -> table
         "Table 6.5": partial(paper_tables.specificity, name="hotels", theirs="TripAdvisor"),
         "Figures 6.1 to 6.4": paper_tables.correlations,
         "Section A.2": paper_tables.finetuned,
-        "Parts, speakers": paper_tables.speakers,
     },
-    "privacy.md": {"exposure": page_tables.exposure},
-    "advice.md": {"advice": page_tables.advice},
-    "rescoring.md": {"Word errors": page_tables.word_errors, "What was said": page_tables.said},
+    "privacy.md": {"exposure": paper_tables.exposure},
+    "advice.md": {"advice": paper_tables.advice},
     "generation.md": {f"sampled, {name}": partial(paper_tables.sampled, name=name) for name in ("hotels", "imdb")},
     "completion.md": {"What it reaches": paper_tables.completion},
 }

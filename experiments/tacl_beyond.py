@@ -1,11 +1,6 @@
-"""What a user gets who wants the best, on the sets of tables 3 and 4 of the TACL paper: beyond a single FactorCell.
+"""FactorCells of tacl.py mixed with an n-gram model, an ensemble of all seeds, and both; weights suit dev.
 
-- with ngram: the FactorCell of the same seed and an n-gram model, with weights that suit dev; also what they gain on
-  those texts of the test that share no `RUN` words in a row with a training text
-- ensemble: the FactorCells of all seeds, each with the same weight
-- ensemble with ngram: those and the n-gram model, with weights that suit dev
-
-FactorCells are those of tacl.py; what is not trained yet is.
+Also what n-grams gain on test texts that share no `RUN` words in a row with a training text.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,11 +1,7 @@
-"""Section A.2 of the thesis: is a penalty on how far weights move any help where a model is fine-tuned on few texts?
+"""Section A.2 of the thesis: does a penalty on how far weights move help fine-tuning on few texts?
 
-The unadapted model of table A.1, which has learned from reviews of hotels, is trained further on four small sets, the
-whole of it or its softmax bias alone, with penalties of so many nats, until their dev texts get no better. Two of them
-are reviews that it has learned from already.
-
-Weights are kept, penalties chosen and figures taken by all targets: where the vocabulary of hotels lacks many words, as
-of films, what is unknown is much of what there is to learn.
+The unadapted model of table A.1 is trained further on four small sets, all of it or its softmax bias, until the
+development part gets no better. Weights and penalties are chosen by all targets: hotels lack many words of films.
 """
 
 import itertools

@@ -1,15 +1,9 @@
-"""Chapter 5 of the thesis but for figure 5.1: who is completed for better, by commit subjects in place of queries.
+"""Chapter 5 of the thesis: mean reciprocal ranks of completions, with commit subjects as queries.
 
-Three models of characters; those that tell users apart learn new ones online, by Adadelta at the rate that suits the
-users of dev, with no bound on how far a vector moves. The users of the test wrote nothing that any model was trained
-on: some are held out of the training table, others are those of the table dev. A figure is a mean over their texts, and
-what a user adds to it is kept, so intervals are over users. What is suggested to somebody new, before and after a few
-texts, and which frequent texts have become likelier by then, stands in the rows as words.
-
-Beside the three is a FactorCell whose context vector is the embedding of the user as it is, as chapter 5 has it; ours
-have a layer over it. The perplexity of dev by Adadelta with a bound and by Adagrad, our default, stands beside that.
-With the FactorCell are one's own earlier texts alone, and the blend of both with popular texts, whose weights suit dev.
-Control codes complete with that of the unknown user, and learn of nobody; n-grams have a perplexity alone.
+Models that distinguish users learn new ones online, by Adadelta at the rate that suits the development users, without a
+bound on the step. No model was trained on texts of the test users. Intervals are over users. Other rows are a
+FactorCell whose context vector is the user's embedding, control codes, which learn nothing, and n-grams, which have a
+perplexity alone. The FactorCell has figures of the user's earlier texts alone, and of the blend of all sources.
 """
 
 import sys

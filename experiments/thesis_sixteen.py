@@ -184,33 +184,20 @@ def of_all_turns(baseline: Baseline) -> Baseline:
     return replace(baseline, measure=measure)
 
 
-def shorter(of: Experiment, passes: float) -> Experiment:
-    """An experiment whose recipe others share, its trainings of so many passes."""
-    rows = {name: {**options, "training": {"epochs": passes}} for name, options in of.rows.items()}
-    return replace(of, rows=rows)
-
-
+SHORTER = {"training": {"epochs": 0.3}}
+TITLES = experiment(
+    "reddit_titles", reddit_tables, of_communities, **classifiers("subreddit", "word", measure=detecting)
+)
 BY_ROLE = {name: of_all_turns(each) for name, each in per_value("role").items()}
-of_scotus = partial(told_apart, target="speaker")
+ARGUMENTS = experiment(
+    "scotus", scotus_tables, partial(told_apart, target="speaker"), **BY_ROLE, **classifiers("speaker", "word")
+)
+LANGUAGES = {**per_value("language"), **classifiers("language", "character")}
 EXPERIMENTS = {
-    "reddit_titles": shorter(
-        experiment(
-            "reddit_titles", reddit_tables, of_communities, **classifiers("subreddit", "word", measure=detecting)
-        ),
-        0.3,
-    ),
-    "scotus": replace(
-        experiment(
-            "scotus", scotus_tables, partial(told_apart, target="speaker"), **BY_ROLE, **classifiers("speaker", "word")
-        ),
-        whole=of_whole_turns,
-    ),
+    "reddit_titles": replace(TITLES, rows={row: {**own, **SHORTER} for row, own in TITLES.rows.items()}),
+    "scotus": replace(ARGUMENTS, whole=of_whole_turns),
     "commonvoice9": experiment(
-        "commonvoice9",
-        commonvoice9_tables,
-        partial(told_apart, target="language"),
-        **per_value("language"),
-        **classifiers("language", "character"),
+        "commonvoice9", commonvoice9_tables, partial(told_apart, target="language"), **LANGUAGES
     ),
 }
 # The rows without a column and with all three are those of the table of oral arguments.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import corpora
 import tacl
@@ -61,7 +62,7 @@ def of_trials(run: Run, tables: Tables, name: str) -> Measured:
 def drawn(name: str) -> dict[str, Options]:
     """Return the models of random sizes of a data set, one of each class after the other."""
     shared = {"variable_size": 8} if name == "hotels" else {}
-    made = {}
+    made: dict[str, Options] = {}
     for number, sizes in ROWS["tacl_trials"].items():
         own = {**shared, **sizes, **({"output_bias": ["low_rank"]} if name in MANY else {})}
         for model in tacl.MODELS[1:]:
@@ -85,7 +86,7 @@ for name in ("hotels", "hotels13", "dbpedia", "languages"):
     EXPERIMENTS[f"ranks_{name}"] = varied("ranks", name, partial(with_sizes, measure=partial(tacl.told, name=name)))
 for name in ("scotus", "reddit_titles"):
     of = thesis_sixteen.EXPERIMENTS[name]
-    own = {"name": f"ranks_{name}", "rows": ROWS[f"ranks_{name}"], "baselines": {}}
+    own: dict[str, Any] = {"name": f"ranks_{name}", "rows": ROWS[f"ranks_{name}"], "baselines": {}}
     EXPERIMENTS[f"ranks_{name}"] = replace(of, **own, measure=partial(with_sizes, measure=of.measure))
 EXPERIMENTS["family"] = Experiment(
     "family",

@@ -10,7 +10,6 @@ which every model was given; hotels also for the class of their chain, which non
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -104,13 +103,8 @@ def measure(run: Run, tables: Tables, how: Writing, number: int) -> Measured:
     train, held = tables["labelled_train"], tables["labelled_test"]
     judge = Judge.train_on(train, run.config.data, asked, held=held, vocabulary=run.vocabulary)
     path = run.folder.with_name(f"{run.folder.name}-{how.name}-{number}.jsonl")
-    return fitting(judge, write(run, [context for context, _ in contexts], how.options, path), contexts)
-
-
-def fitting(judge: Judge, texts: Sequence[Row], contexts: Sequence[Wanted]) -> Measured:
-    """Measure how many of the texts are judged to be what they were written for, and the same of real ones."""
-    target = judge.target
-    rows = [{"text": row["text"], target: value} for row, (_, value) in zip(texts, contexts, strict=True)]
+    texts = write(run, [context for context, _ in contexts], how.options, path)
+    rows = [{"text": text["text"], how.target: value} for text, (_, value) in zip(texts, contexts, strict=True)]
     judged, fits = judge.judge_each(rows)
     row: Row = {"specificity": judged["accuracy"], **{key: judged[key] for key in KEPT}}
     row["real"] = {key: judge.real[key] for key in REAL if is_number(judge.real.get(key))}
