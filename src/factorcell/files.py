@@ -273,7 +273,7 @@ def _digest(tensors: Mapping[str, Tensor], header: str) -> str:
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))  # one number may have any stride
-        digest.update(flat.view(torch.uint8).numpy())
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
