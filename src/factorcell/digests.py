@@ -1,7 +1,7 @@
-"""The manifest of a folder, `digests.json`: for each file that decides results, the SHA-256 of what it must hold.
+"""The manifest of a folder, `digests.json`: the SHA-256 of each file that decides results and has no own checksum.
 
-A file that is being replaced has two digests, of what it held and of what it will hold: wherever the process dies, what
-lies there is one of the two. One that was never written has none, and may be put there or deleted by anybody.
+The manifest is written before the file that it describes. If the file existed before, both its old and its new digest
+are accepted, so the folder stays valid wherever the process dies. A file that was never written has no digest.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class Digests:
 
     @classmethod
     def read(cls, folder: Path) -> "Digests":
-        """Those in `folder`; of no file where it has no manifest.
+        """Read the manifest of `folder`, empty if there is none.
 
         `UserError` where the manifest itself has been altered: it has a digest of its own.
         """
@@ -62,13 +62,11 @@ class Digests:
         files = {name: list(accepted) for name, accepted in sorted(self.listed.items())}
         return (json.dumps({"format": FORMAT, "files": files, "sha256": _own(files)}, indent=1) + "\n").encode()
 
-    def replacing(self, name: str, digest: str) -> "Digests":
-        """While `name` is being replaced by what has `digest`."""
-        return Digests({**self.listed, name: tuple(dict.fromkeys((*self.listed[name], digest)))})
-
-    def replaced(self, name: str, digest: str) -> "Digests":
-        """When `name` has `digest`."""
-        return Digests({**self.listed, name: (digest,)})
+    def replacing(self, path: Path, digest: str) -> "Digests":
+        """Return the manifest for replacing the file `path` by content with this digest."""
+        existing = of(path.read_bytes()) if path.exists() else ""
+        valid = (existing,) if existing in self.listed[path.name] else ()
+        return Digests({**self.listed, path.name: tuple(dict.fromkeys((*valid, digest)))})
 
     def accepts(self, path: Path, found: str) -> bool:
         """Whether the digest that was `found` of the file `path` is one of its own, or the file has none."""
@@ -84,15 +82,6 @@ class Digests:
 def of(content: bytes) -> str:
     """The digest of what a file holds."""
     return hashlib.sha256(content).hexdigest()
-
-
-def of_file(path: Path) -> str:
-    """The digest of a file, which is not held in memory."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Files that are whole or not there, and as they were written: one writer, one reader; JSON, tensors and rows by them.
 
-What is listed in the manifest of its folder is held against it whenever it is read, and keeps in step with it whenever
-it is written. A safetensors file cannot execute code. Its header carries a SHA-256 of the tensors, so that a truncated
-or altered one is found out in any folder.
+A file that is listed in the manifest of its folder is checked against it whenever it is read. A safetensors file cannot
+execute code. Its header has a SHA-256 of the tensors and their metadata, so that truncation and damage are detected in
+any folder.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ def encoded(text: str) -> bytes:
 def write(path: str | Path, content: bytes | str) -> None:
     """Replace `path` by `content` at once: what was there stays whole until the new file is on disk.
 
-    Text is written as UTF-8 (`encoded`). The manifest of the folder, if it lists the file, accepts both until then. A
-    device or a pipe is written to; it stays what it is.
+    Text is written as UTF-8 (`encoded`). If the manifest of the folder lists the file, it is updated first. A device or
+    a pipe is written to; it stays what it is.
     """
     path = Path(path)
     if path.is_dir():  # also of no name: the folder of work
@@ -54,10 +54,8 @@ def write(path: str | Path, content: bytes | str) -> None:
         listed = Digests.read(path.parent)
         if path.name not in listed.listed:
             return _replace(path, content)
-        digest, manifest = digests.of(content), path.parent / digests.FILE
-        _replace(manifest, listed.replacing(path.name, digest).content())
-        _replace(path, content)
-        return _replace(manifest, listed.replaced(path.name, digest).content())
+        _replace(path.parent / digests.FILE, listed.replacing(path, digests.of(content)).content())
+        return _replace(path, content)
 
 
 def try_path(path: str | Path) -> None:
@@ -257,11 +255,6 @@ def load_checked(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], b
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file")
-    listed = Digests.read(path.parent)
-    vouched = bool(listed.listed.get(path.name))
-    # One digest of the whole file, so that its own need not be computed too; a second one if a writer came between.
-    if vouched and not listed.accepts(path, digests.of_file(path)):
-        Digests.read(path.parent).vouch(path, digests.of_file(path))
     try:
         with open_tensors(path) as file:
             header = file.metadata() or {}
@@ -269,7 +262,7 @@ def load_checked(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], b
     except (SafetensorError, OSError, RuntimeError) as error:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
     facts, checksum = header.get("facts", "null"), header.get("sha256", "")
-    if not vouched and checksum != _digest(tensors, facts):
+    if checksum != _digest(tensors, facts):
         raise UserError(f"{path}: altered since it was saved (its checksum does not match)")
     return tensors, json.loads(facts), bytes.fromhex(checksum)
 
@@ -280,7 +273,7 @@ def _digest(tensors: Mapping[str, Tensor], header: str) -> str:
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))  # one number may have any stride
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

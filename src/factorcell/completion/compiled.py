@@ -10,7 +10,6 @@ Shapes: V vocabulary, E embedding, H hidden, R rank.
 
 import ctypes
 import math
-import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -37,11 +36,11 @@ from factorcell.model.kernels import library
 from factorcell.model.kernels.signatures import REQUEST, SEARCH
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.packing import PRODUCTS, PackedContext, PackedModel
-from factorcell.model.precision import WORTH
+from factorcell.model.precision import SINGLE, chosen, gain
 
 BATCH = 16  # hypotheses expanded at once, at first
 # Nats by which the errors of short products differ from text to text, at most but for one search in a hundred.
-MARGIN = {"float32": 0.0, "bfloat16": 0.05, "int8": 0.2}
+MARGIN = {"float32": 0.0, "bfloat16": 0.05}
 PROBED = 1000  # rows of the searches that tell which products are the fastest
 
 
@@ -183,28 +182,28 @@ def engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEngine:
 
     Short numbers are multiplied where the processor has instructions for them, and floats elsewhere.
     """
-    packed = PackedModel.of(model, products if library.short() else PRODUCTS[0])
+    packed = PackedModel.of(model, products if library.short() else SINGLE)
     return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
 
 
 def fastest(model: LanguageModel, context: Context, most: int) -> CompiledEngine | PlainEngine:
-    """The engine that searches the fastest here, for texts of at most `most` tokens in a context; floats, if alike.
+    """Return the engine of the faster numbers here, for texts of at most `most` tokens in a context.
 
-    Each searches what may follow nothing, in turns; the better of two times counts.
+    Each searches what may follow the empty text.
     """
     engines = {products: engine(model, products) for products in PRODUCTS}
-    usual = engines[PRODUCTS[0]]
-    if isinstance(usual, PlainEngine) or not library.short():
-        return usual
-    times = dict.fromkeys(PRODUCTS, math.inf)
-    for products, tried in [*engines.items()] * 2:
-        assert isinstance(tried, CompiledEngine)
-        wanted = SearchRequest(tried.begin(context), 10, most)
-        begun = time.perf_counter()
-        search(tried.packed, [wanted], rows=PROBED)
-        times[products] = min(times[products], time.perf_counter() - begun)
-    best = min(times, key=times.__getitem__)
-    return engines[best] if times[best] * WORTH <= times[PRODUCTS[0]] else usual
+
+    requests: dict[str, tuple[PackedModel, SearchRequest[PackedPrefix]]] = {}
+    for products, tried in engines.items():
+        if isinstance(tried, PlainEngine):
+            return tried
+        requests[products] = tried.packed, SearchRequest(tried.begin(context), 10, most)
+
+    def work(products: str) -> None:
+        packed, request = requests[products]
+        search(packed, [request], rows=PROBED)
+
+    return engines[chosen(gain(work, torch.device("cpu")))]
 
 
 def _follow(packed: PackedModel, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:

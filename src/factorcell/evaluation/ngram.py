@@ -164,7 +164,7 @@ class NGram:
 
     def _save(self) -> None:
         """Write ngram.json, vocabulary.txt and ngrams.safetensors."""
-        files.list_files(self.folder, (FILE, TABLES, VOCABULARY))
+        files.list_files(self.folder, (FILE, VOCABULARY))
         tensors = {}
         for order, table in enumerate(self.grams, 1):
             tensors[f"keys{order}"] = torch.from_numpy(table.keys)

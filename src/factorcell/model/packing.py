@@ -22,7 +22,7 @@ from factorcell.model.language_model import Conditioned, LanguageModel
 from factorcell.model.recurrent import RecurrentBackbone, RecurrentWeights
 
 PANEL = 3  # vectors of columns of a packed matrix
-PRODUCTS = ("float32", "bfloat16", "int8")  # by which hypotheses are found, by the numbers of native/kernels.h
+PRODUCTS = ("float32", "bfloat16")  # by which hypotheses are found, by the numbers of native/kernels.h
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Layout:
 
     @property
     def short(self) -> bool:
-        """Whether products are of shorter numbers than floats."""
-        return self.products != PRODUCTS[0]
+        """Whether products are of bfloat16 numbers."""
+        return self.products == "bfloat16"
 
     @property
     def after(self) -> int:
@@ -56,8 +56,7 @@ class Layout:
         lanes = library.LANES[self.variant]
         panel, gates = PANEL * lanes, PANEL * (self.hidden + -self.hidden % lanes)
         columns = {"V": self.size, "E": self.width, "G": gates, "R": self.rank}
-        short = -(-self.hidden // 4) + 2 if self.products == "int8" else -(-self.hidden // 2)
-        words = {"sH": short, "wR": -(-self.rank // 2)}
+        words = {"sH": -(-self.hidden // 2), "wR": -(-self.rank // 2)}
         panels = {f"p{letter}": -(-count // panel) for letter, count in columns.items()}
         others = {"P": panel, "H": self.hidden, "W": panels["pV"] * panel}
         return tuple({**columns, **words, **panels, **others}.items())
@@ -114,8 +113,8 @@ class PackedModel(Checked):
         }
         if cell.gain is not None and cell.shift is not None:
             arrays["norm"] = torch.cat([cell.gain, cell.shift]).detach().view(8, -1)
-        if products in SHORT:
-            arrays["short_weight"] = SHORT[products](weight, lanes)
+        if products == "bfloat16":
+            arrays["short_weight"] = _halved(weight, lanes)
         rank = 0 if adapted.left is None else adapted.left.shape[2]
         size, width = embedding.shape
         return cls(Layout(size, width, cell.hidden_size, rank, variant, products), arrays, model.specials)
@@ -136,7 +135,7 @@ class PackedModel(Checked):
             factors = {"left_inputs": inputs, "left": left, "right": right}
             arrays |= {name: _packed(factor, lanes) for name, factor in factors.items()}
             if layout.short:
-                arrays |= {"short_left": SHORT[layout.products](left, lanes), "short_right": _halved(right, lanes)}
+                arrays |= {"short_left": _halved(left, lanes), "short_right": _halved(right, lanes)}
         return PackedContext(layout, arrays)
 
 
@@ -173,27 +172,7 @@ def _packed(matrix: Tensor, lanes: int) -> Tensor:
 
 
 def _halved(matrix: Tensor, lanes: int) -> Tensor:
-    """The same of bfloat16, rows in pairs: words [panel][pair][column], of which each has both rows of a pair."""
-    return _words(F.pad(matrix, (0, 0, 0, len(matrix) % 2)).bfloat16(), lanes, 2)
-
-
-def _bytes(matrix: Tensor, lanes: int) -> Tensor:
-    """The same of bytes, rows in fours: words [panel][four][column], behind -128 times the sum of each column.
-
-    After them stand the scales of the columns / 127; a byte times its scale is the number.
-    """
-    scale = matrix.abs().amax(0).clamp_min(torch.finfo(torch.float32).tiny) / 127
-    whole = (matrix / scale).round().to(torch.int8)
-    words = _words(F.pad(whole, (0, 0, 0, -len(matrix) % 4)), lanes, 4)
-    offset = -128 * whole.sum(0, dtype=torch.int32)
-    return torch.cat([_words(offset[None], lanes, 1), words, _words((scale / 127)[None], lanes, 1)], dim=1)
-
-
-def _words(matrix: Tensor, lanes: int, each: int) -> Tensor:
-    """Rows of so many numbers a word as words of 32 bits [panel][word][column], zero behind the last column."""
-    padded = F.pad(matrix, (0, -matrix.shape[1] % (PANEL * lanes)))
-    grouped = padded.view(len(matrix) // each, each, -1, PANEL * lanes).permute(2, 0, 3, 1)
-    return grouped.contiguous().view(torch.int32).squeeze(3)
-
-
-SHORT = {"bfloat16": _halved, "int8": _bytes}
+    """Pack a matrix in bfloat16: words of 32 bits [panel][pair of rows][column], zero behind the last column."""
+    padded = F.pad(matrix, (0, -matrix.shape[1] % (PANEL * lanes), 0, len(matrix) % 2)).bfloat16()
+    pairs = padded.view(len(padded) // 2, 2, -1, PANEL * lanes).permute(2, 0, 3, 1)
+    return pairs.contiguous().view(torch.int32).squeeze(3)

@@ -35,10 +35,10 @@ TOKENS = 20_000  # targets scored at once
 PROBED = 4, 32  # texts and tokens by which the faster precision is found
 FINGERPRINT = 16  # bytes of the checksum of the weights, by which a run is known
 
-# Files that decide what the run says, whichever verb writes them; the others of its folder are records.
+# Files of the manifest: they decide what the run says and have no checksum of their own, unlike tensors.
 LISTED = (
-    *("config.json", "schema.json", "vocabulary.txt", "weights.safetensors", "start.safetensors", "training.json"),
-    *("popularity.jsonl", "online.json", "blend.json", "canaries.json", "unigrams.safetensors"),
+    *("config.json", "schema.json", "vocabulary.txt", "training.json"),
+    *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
 )
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training

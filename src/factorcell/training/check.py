@@ -75,7 +75,7 @@ def _finding(path: Path, listed: bool) -> Finding:
     if listed:
         return Finding(path, True, "as it was written")
     if path.suffix == ".safetensors":
-        return Finding(path, True, "as it was written (by its own checksum)")
+        return Finding(path, True, "as it was written")
     return Finding(path, True, "readable, not in the manifest" if path.name in READERS else "not in the manifest")
 
 

@@ -153,7 +153,7 @@ void sums(int64_t N, int64_t V, int64_t D, bool half, int variant) {
 void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, int products, int variant) {
     const int64_t lanes = variant == 0 ? 4 : variant == 1 ? 8 : 16, gates = (H + lanes - 1) / lanes * lanes * 3;
     const auto whole = [&](int64_t columns) { return (columns + 3 * lanes - 1) / (3 * lanes) * 3 * lanes; };
-    const int64_t words = products == 2 ? (H + 3) / 4 + 2 : (H + 1) / 2;  // and what is beside them
+    const int64_t words = (H + 1) / 2;
     Search a{};
     a.requests = 5, a.size = V, a.width = E, a.hidden = H, a.rank = R, a.end = 2;
     a.threads = 2, a.batch = 5, a.growth = 4, a.products = products, a.margin = 0.1;
@@ -192,7 +192,7 @@ int main() {
                 sums(N, V, D, half, variant);
         }
         for (int64_t V : {4, 107}) for (int64_t E : {1, 17}) for (int64_t H : {1, 16, 37})
-            for (int64_t R : {0, 1, 17}) for (bool norm : {false, true}) for (int products : {0, 1, 2})
+            for (int64_t R : {0, 1, 17}) for (bool norm : {false, true}) for (int products : {0, 1})
                 complete(V, E, H, R, norm, products, variant);
     }
     std::puts("done");

@@ -23,7 +23,7 @@ LIBRARY = Path(__file__).with_name("_kernels.so")  # as setup.py names it; it de
 # Instruction sets, in the order of the library's own numbers, and floats of a vector of each.
 LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16, "amx": 16}
 VARIANTS = tuple(LANES)
-WITH_SHORT = ("avx512_bf16", "amx")  # those that multiply bfloat16 numbers, and bytes
+WITH_SHORT = ("avx512_bf16", "amx")  # those that multiply bfloat16 numbers
 
 FLOATS = (torch.float32, torch.bfloat16)  # what a caller may hand over: numbers, or what autocast made of them
 
@@ -107,7 +107,7 @@ def half() -> bool:
 
 
 def short() -> bool:
-    """Whether the compiled code multiplies bfloat16 numbers and bytes by instructions of the processor."""
+    """Whether the compiled code multiplies bfloat16 numbers by instructions of the processor."""
     return variant() in WITH_SHORT
 
 

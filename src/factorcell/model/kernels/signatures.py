@@ -165,7 +165,7 @@ SEARCH = Signature(
         "threads": THREADS,
         "batch": Number(least=1),
         "growth": Number(least=1),
-        "products": Number(most=2),
+        "products": Number(most=1),
         "next": NEXT,
     },
     {},

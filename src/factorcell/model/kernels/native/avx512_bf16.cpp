@@ -1,12 +1,11 @@
-// The kernels for AVX-512 with products of bfloat16 and of bytes.
+// The kernels for AVX-512 with products of bfloat16.
 #include "standard.inc"
 
 #if defined(WIDE)
-#pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,avx512bf16,avx512vnni,fma,prefer-vector-width=512")
+#pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,avx512bf16,fma,prefer-vector-width=512")
 #define SET avx512_bf16
 #define LANES 16
 #define TOGETHER 8
 #define DOT_BF16 1
-#define DOT_BYTES 1
 #include "set.inc"
 #endif

@@ -106,13 +106,12 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 extern "C" {
 
-// 0: plain, 1: AVX2, 2: AVX-512, 3: AVX-512 with products of bfloat16 and of bytes, 4: and with tiles of both: the
-// best that this processor has.
+// The best that this processor has: 0: plain, 1: AVX2, 2: AVX-512, 3: with products of bfloat16, 4: and with tiles.
 int factorcell_best() {
 #if defined(WIDE)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq"))
-        return !__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni") ? 2 : has_tiles() ? 4 : 3;
+        return !__builtin_cpu_supports("avx512bf16") ? 2 : has_tiles() ? 4 : 3;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
 #endif
     return 0;

@@ -119,9 +119,7 @@ struct Rows {
 //
 // Matrices of N rows are packed in panels of 3 vectors of columns, [panel][word of rows][column], with zeros behind the
 // last row and column; the columns of gates are in the order [panel of hidden units][gate][unit]. Those called short have words
-// of two bfloat16 or of four bytes; a panel of bytes begins with a row of whole numbers, -128 times the sum of each column, and
-// ends with one of floats, what 1 stands for in each / 127. What is after a token is one row: h, m and the log probabilities of
-// the next token.
+// of two bfloat16. What is after a token is one row: h, m and the log probabilities of the next token.
 // Shapes: V vocabulary, E embedding, H hidden, R rank, k completions.
 struct Request {
     double seconds;   // for the search, may be infinite, and lowered while it runs; out: what is left of them
@@ -156,7 +154,7 @@ struct Search {
     int64_t threads;
     int64_t batch;   // hypotheses expanded at once, at first
     int64_t growth;  // a batch grows by one for so many expanded
-    int64_t products;  // by which hypotheses are found: of 0 floats, 1 bfloat16, 2 bytes
+    int64_t products;  // by which hypotheses are found: of 0 floats, 1 bfloat16
     int64_t next;
     Request *request;          // (requests,)
     const float *embedding;    // (V, E), dense
