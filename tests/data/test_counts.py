@@ -49,7 +49,7 @@ def test_texts_and_users_that_do_not_fit() -> None:
     """One clear line each."""
     with pytest.raises(UserError, match="text 2: expected a string, got None"):
         TextCounts.of(["a", None], 1)  # type: ignore[list-item]
-    with pytest.raises(UserError, match="expected a user for each of 2 texts, got 1 users"):
+    with pytest.raises(UserError, match="users: expected one for each of 2 texts, got 1"):
         TextCounts.of(["a", "b"], 1, ["ann"])
-    with pytest.raises(UserError, match="users, got values that are not hashable"):
+    with pytest.raises(UserError, match="users: value 1: expected the name of a category, got a list"):
         TextCounts.of(["a"], 1, [["ann"]])  # type: ignore[list-item]
