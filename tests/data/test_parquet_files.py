@@ -115,7 +115,7 @@ def test_the_key_of_the_cache_has_names_and_contents_of_all_files(
 
 
 def test_a_file_that_changes_while_the_folder_is_read_is_an_error(tmp_path: Path) -> None:
-    """What is added meanwhile is not seen."""
+    """A file that is added after the folder was opened is ignored."""
     folder = write(tmp_path / "t", ROWS)
     table = open_table(folder)
     assert table.content is not None

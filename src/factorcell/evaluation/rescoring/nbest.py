@@ -111,7 +111,6 @@ def read_nbest(source: Any, form: str = "auto", *, beams: int | None = None) -> 
 
     Raises:
         UserError: The lists cannot be read; the message names the file and the line.
-
     """
     choose("format of n-best lists", form, NBEST_FORMATS)
     limits.check(beams=beams)
@@ -387,14 +386,13 @@ def with_references(nbest: NBest, path: str | Path) -> NBest:
 def with_columns(nbest: NBest, path: str | Path) -> NBest:
     """The lists with the columns of a table whose first column is the utterance; every utterance must be there."""
     table = open_table(path)
+    key, *others = table.columns
     known: dict[str, dict[str, Any]] = {}
     for chunk in table.chunks(table.columns):
         for name, *values in zip(*chunk.values(), strict=True):
-            known[name if isinstance(name, str) else category_name(name)] = dict(
-                zip(table.columns[1:], values, strict=True)
-            )
+            known[name if isinstance(name, str) else category_name(name)] = dict(zip(others, values, strict=True))
     for utterance in nbest.utterances:
         if utterance.id not in known:
-            raise UserError(f"{path}: no row of {utterance.id}; its first column, {table.columns[0]}, names utterances")
+            raise UserError(f"{path}: no row of {utterance.id}; its first column, {key}, names utterances")
     merged = (replace(one, columns={**one.columns, **known[one.id]}) for one in nbest.utterances)
     return replace(nbest, utterances=tuple(merged))
