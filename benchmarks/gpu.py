@@ -1,4 +1,4 @@
-"""On a GPU: the recurrence against the plain loop and cuDNN's LSTM, and the fused cross-entropy against PyTorch's.
+"""On a GPU: the recurrence against the plain loop and cuDNN's LSTM.
 
     python benchmarks/gpu.py --repeats 20 --out gpu.jsonl
 
@@ -6,7 +6,7 @@ Forward, and forward with backward, all in one process, in random order, medians
 the rate of a large matrix product in bfloat16, measured among the rest. One JSON object a measurement, with the
 device's description. To go through the same steps without a GPU, for times that mean nothing:
 
-    TRITON_INTERPRET=1 python benchmarks/gpu.py --shapes tiny "tiny softmax"
+    TRITON_INTERPRET=1 python benchmarks/gpu.py --shapes tiny
 """
 
 import argparse
@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from factorcell.model.kernels import gpu, gpu_recurrence, gpu_softmax
+from factorcell.model.kernels import gpu, gpu_recurrence
 
 Once = Callable[[], None]
 Shape = dict[str, int]
@@ -31,10 +30,7 @@ SHAPES: dict[str, Shape] = {
     "words, large": {"batch": 2048, "steps": 40, "embedding": 200, "hidden": 240, "rank": 12},
     "characters": {"batch": 256, "steps": 60, "embedding": 24, "hidden": 600, "rank": 60},
     "characters, large": {"batch": 2048, "steps": 60, "embedding": 24, "hidden": 600, "rank": 60},
-    "softmax": {"tokens": 4_000, "vocabulary": 50_000, "width": 200},
-    "softmax, large": {"tokens": 16_000, "vocabulary": 50_000, "width": 256},
     "tiny": {"batch": 3, "steps": 2, "embedding": 4, "hidden": 8, "rank": 2},
-    "tiny softmax": {"tokens": 5, "vocabulary": 40, "width": 8},
 }
 TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 Run = Callable[..., tuple[Tensor, Tensor]]
@@ -103,33 +99,8 @@ def lstm(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> Once:
     return once
 
 
-def cross_entropy(fused: bool, shape: Shape, kind: torch.dtype, device: str, backward: bool) -> Once:
-    """Nats of all tokens, and their gradients."""
-    tokens, vocabulary, width = (shape[name] for name in ("tokens", "vocabulary", "width"))
-    values, table = (
-        torch.randn(size, width, device=device).to(kind).requires_grad_(backward) for size in (tokens, vocabulary)
-    )
-    bias = torch.zeros(vocabulary, device=device, dtype=kind, requires_grad=backward)
-    targets = torch.randint(vocabulary, (tokens,), device=device)
-
-    def once() -> None:
-        if fused:
-            nats = gpu_softmax.nats(values, table, bias, targets)
-        else:
-            nats = F.cross_entropy(F.linear(values, table, bias), targets, reduction="none")
-        if backward:
-            nats.sum().backward()  # type: ignore[no-untyped-call]
-
-    return once
-
-
 def contenders(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> dict[str, Once]:
     """What is compared at this shape."""
-    if "vocabulary" in shape:
-        return {
-            "fused": cross_entropy(True, shape, kind, device, backward),
-            "F.cross_entropy": cross_entropy(False, shape, kind, device, backward),
-        }
     runs: dict[str, Run] = {"fused": gpu_recurrence.run, "plain loop": loop}
     return {
         **{name: layer(run, shape, kind, device, backward, shape["rank"]) for name, run in runs.items()},
@@ -150,12 +121,9 @@ def void(_: Tensor) -> None:
 
 def operations(shape: Shape, backward: bool, adapters: bool) -> float:
     """Floating-point operations of the products; backward takes twice those of forward."""
-    if "vocabulary" in shape:
-        forward = 2.0 * shape["tokens"] * shape["vocabulary"] * shape["width"]
-    else:
-        inputs, gates = shape["embedding"] + shape["hidden"], 3 * shape["hidden"]
-        forward = 2.0 * shape["batch"] * shape["steps"] * inputs * gates
-        forward += 2.0 * shape["batch"] * shape["steps"] * shape["rank"] * (inputs + gates) * adapters
+    inputs, gates = shape["embedding"] + shape["hidden"], 3 * shape["hidden"]
+    forward = 2.0 * shape["batch"] * shape["steps"] * inputs * gates
+    forward += 2.0 * shape["batch"] * shape["steps"] * shape["rank"] * (inputs + gates) * adapters
     return forward * (3 if backward else 1)
 
 

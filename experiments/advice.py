@@ -1,64 +1,45 @@
-"""What the advice expects of the context of each set, for docs/advice.md, which has what trained models gain beside it.
+"""What the advice expects of the context of each data set, from the training texts alone (docs/advice.md)."""
 
-    python experiments/advice.py --data DATA --out OUT --results experiments/results
-
-The advice reads the training texts only; what was gained is that of the test, of the rows of tacl.py, thesis_sixteen.py
-scotus and thesis_variables.py.
-"""
-
-import sys
 from functools import partial
 from pathlib import Path
 
 import corpora
-import study
 import tacl
+import thesis_sixteen
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.evaluation.advice.advise import advise
 from study import Baseline, Experiment, Measured, Row
-from thesis_sixteen import EXPERIMENTS as SIXTEEN
-from thesis_sixteen import scotus_tables
 
-SCOTUS, ALL = "scotus", ""  # the set of several columns by themselves; all columns of a set
-OF = {**tacl.EXPERIMENTS, SCOTUS: SIXTEEN[SCOTUS]}  # whose recipes say which columns a set has, and how texts are read
+OF = {name: of for name, of in tacl.EXPERIMENTS.items() if name != "places"}  # whose recipes say how texts are read
+OF["scotus"] = thesis_sixteen.EXPERIMENTS["scotus"]
 FIGURES = ("least", "expected", "most")
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    """The training texts of each set."""
-    made = {name: corpora.parts(data, folder, one.source, share)["train"] for name, one in tacl.SETS.items()}
-    return {**made, SCOTUS: scotus_tables(data, folder, share)["train"]}
+    """Return the training texts of each data set."""
+    made = {
+        name: corpora.parts(data, folder, tacl.SETS[name].source, share)["train"] for name in OF if name != "scotus"
+    }
+    return {**made, "scotus": thesis_sixteen.scotus_tables(data, folder, share)["train"]}
 
 
 def advised(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
-    """The advice on a set: its figures for each column, and for all of them."""
+    """Return the advice on each column of a data set, and on all of them under the empty name."""
     found = advise(tables[name], config.data, progress=True)
-    every = [*found["columns"], {**found["all"], "column": ALL}]
+    every = [*found["columns"], {**found["all"], "column": ""}]
     return Measured({"advice": {one["column"]: {key: one[key] for key in FIGURES} for one in every}})
 
 
-def options(name: str) -> dict[str, Row]:
-    """How the texts of a set are read."""
-    of = OF[name]
+def options(of: Experiment) -> dict[str, Row]:
+    """Return how the texts of a data set are read."""
     return {"data": of.config(of.trainings()[0], 1).to_dict()["data"]}
-
-
-def measured(name: str) -> Baseline:
-    """How a row is made, by no chance: `advise` draws by a seed of its own."""
-    return Baseline(partial(advised, name=name), seeded=False)
 
 
 EXPERIMENT = Experiment(
     "advice",
-    tacl.EXPERIMENTS["agnews"].recipe,
-    {name: options(name) for name in OF},
+    "tacl_agnews.toml",
+    {name: options(of) for name, of in OF.items()},
     tables,
-    baselines={name: measured(name) for name in OF},
+    baselines={name: Baseline(partial(advised, name=name), seeded=False) for name in OF},
 )
-
-
-main = study.script(__file__, __doc__, EXPERIMENT)
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

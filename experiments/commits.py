@@ -1,13 +1,9 @@
-"""Who types a commit subject: the streams of chapter 5 of the thesis, by commit authors in place of searchers.
+"""Split commit subjects for `tune-online` and `replay`: users to train on, and users to tune on.
 
     python experiments/commits.py DATA OUT
 
-DATA holds train.parquet and dev.parquet (text, user, project, time), whose users are disjoint. OUT gets
-
-    train.parquet    the training users but those of tune
-    tune.parquet     60 of them with 20 to 400 texts, the first 100 texts each: rates, the blend, when training is best
-
-The users of dev are those to test on. One of them wrote a third of its texts, so look at the averages over users too.
+DATA holds train.parquet (text, user, project, time). OUT gets train.parquet and tune.parquet: 60 users with 20 to 400
+texts, the first 100 texts of each. The users of DATA/dev.parquet are those to test on.
 """
 
 import hashlib
@@ -23,7 +19,7 @@ TUNED, FEW, MANY, ROWS = 60, 20, 400, 100
 
 
 def first(table: pa.Table, most: int) -> pa.Table:
-    """The first `most` rows of each user."""
+    """Return the first `most` rows of each user."""
     seen: Counter[str] = Counter()
     kept = []
     for user in table["user"].to_pylist():
@@ -33,7 +29,7 @@ def first(table: pa.Table, most: int) -> pa.Table:
 
 
 def held(table: pa.Table) -> set[str]:
-    """Users by a hash of their names, among those with neither too few texts nor too many."""
+    """Return users by a hash of their names, among those with neither too few texts nor too many."""
     counts = Counter(table["user"].to_pylist())
     among = [user for user, count in counts.items() if FEW <= count <= MANY]
     return set(sorted(among, key=lambda user: hashlib.sha256(user.encode()).hexdigest())[:TUNED])
@@ -46,11 +42,7 @@ def main() -> None:
     users = held(train)
     tuned = pa.array([user in users for user in train["user"].to_pylist()])
     out.mkdir(parents=True, exist_ok=True)
-    parts = {
-        "train": train.filter(pc.invert(tuned)),
-        "tune": first(train.filter(tuned), ROWS),
-    }
-    for name, table in parts.items():
+    for name, table in (("train", train.filter(pc.invert(tuned))), ("tune", first(train.filter(tuned), ROWS))):
         pq.write_table(table, out / f"{name}.parquet")
         print(f"{name}: {len(table):,} texts of {len(set(table['user'].to_pylist())):,} users")
 

@@ -1,15 +1,11 @@
 """The texts of every experiment, in three parts: to train on, to choose models by (dev), and to report on, once (test).
 
-    python experiments/corpora.py --data DATA --out OUT agnews hotels    # what other programs want to read
-
 A data set is a folder with train.parquet, dev.parquet and test.parquet, as `python -m experiments.datasets` builds it
 out of public repositories. Where there is no test.parquet, the test comes out of the training texts. All that is by a
 hash of the text: whoever has the same texts has the same test, and a text that is there twice is in one part only.
 """
 
-import argparse
 import hashlib
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -118,24 +114,3 @@ def read(path: Path) -> pa.Table:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file (--data names the folder of all data sets)")
     return pq.read_table(path)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Write the parts of the data sets that are named."""
-    parser = argparse.ArgumentParser(description="Write train.parquet, dev.parquet and test.parquet of data sets.")
-    parser.add_argument("names", nargs="+", metavar="SET", help="a folder of --data")
-    parser.add_argument("--data", type=Path, required=True, help="folder with a folder of Parquet files for each set")
-    parser.add_argument("--out", type=Path, required=True, help="where a folder of each set is written")
-    given = parser.parse_args(argv)
-    try:
-        for name, part in itertools.product(given.names, PARTS):
-            path = kept(given.out / name / f"{part}.parquet", partial(_part, given.data / name, part))
-            print(f"{path}: {pq.read_metadata(path).num_rows:,} texts")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

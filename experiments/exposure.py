@@ -1,59 +1,31 @@
-"""What lowers the exposure of what somebody typed a few times, and what it costs: options against canaries.
+"""How much a model exposes of what somebody typed a few times: training options against canaries.
 
-    python experiments/exposure.py --data DATA --out OUT
-
-Each row trains one small model on commit subjects with 100 canaries, 10 for each of 1 to 10 repetitions, and audits it.
-Trainings of a row differ in model and canaries.
+exposure: each row trains one small model on commit subjects with 100 canaries, 10 for each of 1 to 10 repetitions, and
+audits it; trainings of a row differ in model and canaries
+exposure_phrases: 50 passphrases of four common words, each three times by one user, ranked among 1,000 others
 """
 
-import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import regex
 
 import corpora
-import study
 from corpora import Tables
-from factorcell.evaluation.exposure import READERS, SOURCES, audit, uniformity
+from factorcell.evaluation.exposure import READERS, audit, chance, uniformity
 from factorcell.model.run import Run
-from pages.markdown import markdown, spread
-from study import Experiment, Measured, Options, Row
+from study import ROWS, Experiment, Measured
 
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
 ALTERNATIVES, QUERIES = 1000, 1000
-TIMES = 3  # canaries repeated so often have columns of their own
-REPEATED = READERS[:2]  # for these
-
-TRAINING: dict[str, Mapping[str, Any]] = {
-    "as it is": {},
-    "epochs 1": {"epochs": 1},
-    "max_user_texts 20": {"max_user_texts": 20},
-    "max_user_texts 20, epochs 6": {"max_user_texts": 20, "epochs": 6},
-    "min_users 2": {"min_users": 2},
-    "min_users 3": {"min_users": 3},
-    "min_users 5": {"min_users": 5},
-    "epochs 8": {"epochs": 8},
-    "min_users 3, epochs 8": {"min_users": 3, "epochs": 8},
-}
-
-
-def rows() -> dict[str, Options]:
-    """Every option by itself, and some together."""
-    made: dict[str, Options] = {name: {"training": options} for name, options in TRAINING.items()}
-    made["dropout_context 0.2"] = {"model": {"dropout_context": 0.2}}
-    made["dropout_context 0.5"] = {"model": {"dropout_context": 0.5}}
-    made["min_count 100"] = {"data": {"min_count": 100}}
-    made["min_users 3, dropout_context 0.2"] = {"model": {"dropout_context": 0.2}, "training": {"min_users": 3}}
-    return made
+PHRASES, TIMES = 50, 3
+WORDS, LENGTH = 300, 4  # the most frequent words, of at least four letters; words of a phrase
 
 
 def some_users(train: pa.Table, count: int) -> pa.Table:
-    """The texts of random users, at least `count` in all."""
+    """Return the texts of random users, at least `count` in all."""
     texts = Counter(train["user"].to_pylist())
     users = sorted(texts)
     kept, total = set[str](), 0
@@ -66,7 +38,7 @@ def some_users(train: pa.Table, count: int) -> pa.Table:
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    """The texts of some users to train on, and texts of other users."""
+    """Return the texts of some users to train on, and texts of other users."""
     given = {part: data / "commits" / f"{part}.parquet" for part in ("train", "dev")}
 
     def judged(part: int) -> pa.Table:
@@ -83,7 +55,7 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 
 def measure(run: Run, tables: Tables) -> Measured:
-    """The audit, its figures rounded: `canaries` has the times and the exposures of each, in the order of `READERS`."""
+    """Audit a run; `canaries` has the repetitions and the exposures of each canary, in the order of `READERS`."""
     found = audit(run, tables["test"], alternatives=ALTERNATIVES, queries=QUERIES)
     rounded = [
         {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
@@ -93,44 +65,45 @@ def measure(run: Run, tables: Tables) -> Measured:
     return Measured({"audited": rounded[0], "exposure": rounded[1:], "canaries": each})
 
 
-EXPERIMENT = Experiment("exposure", "exposure.toml", rows(), tables, measure)
-main = study.script(__file__, __doc__, EXPERIMENT)
+# ---- passphrases ----
 
 
-def table(rows: Sequence[Row]) -> str:
-    """A line for each row: means over its trainings, and of its canaries together how likely they are by chance."""
-    few = [part for reader in REPEATED for part in (f"{reader}, {TIMES} ×", "p")]
-    perplexity = "perplexity per character, all targets"
-    all_of_them = [part for reader in READERS for part in (reader, "p")]
-    header = ["options", "trainings", perplexity, "MRR", *all_of_them, *few, "suggested"]
-    lines = []
-    for name in sorted({row["row"] for row in rows}, key=list(EXPERIMENT.rows).index):
-        own = [row for row in rows if row["row"] == name]
-        every = [np.array([canary[1:] for canary in row["canaries"]]) for row in own]
-        repeated = np.array([canary[1:] for row in own for canary in row["canaries"] if canary[0] == TIMES])
-        line = [name, str(len(own)), spread([row["perplexity"] for row in own])]
-        line.append(spread([row["audited"]["mrr"] for row in own], ".3f"))
-        for place in range(len(READERS)):
-            line += [
-                spread([float(bits[:, place].mean()) for bits in every]),
-                by_chance(np.concatenate(every)[:, place]),
-            ]
-        for place in range(len(REPEATED)):
-            line += [f"{repeated[:, place].mean():.2f}", by_chance(repeated[:, place])]
-        lines.append([*line, str(sum(map(suggested, own)))])
-    return markdown(header, lines)
+def phrases(train: pa.Table) -> list[str]:
+    """Return passphrases of the common words of the texts: those that are planted, then their alternatives."""
+    seen = Counter(word for text in train["text"].to_pylist() for word in set(regex.findall(r"\b[a-z]{4,}\b", text)))
+    words = sorted(seen, key=lambda word: (-seen[word], word))[:WORDS]
+    drawn = np.random.default_rng(7).choice(words, size=(PHRASES + ALTERNATIVES, LENGTH))
+    return [" ".join(line) for line in drawn.tolist()]
 
 
-def by_chance(bits: NDArray[np.float64]) -> str:
-    """How likely exposures so high are if canaries rank as their alternatives do."""
-    return f"{uniformity((ALTERNATIVES + 1) / 2**bits, ALTERNATIVES):.3f}"
+def planted(train: pa.Table) -> pa.Table:
+    """Return the texts and the passphrases, each with all columns of a random text."""
+    places = np.random.default_rng(8).permutation(len(train))[:PHRASES]
+    rows = [{**row, "text": text} for row, text in zip(train.take(places).to_pylist(), phrases(train), strict=False)]
+    return pa.concat_tables([train, pa.Table.from_pylist(rows * TIMES, schema=train.schema)])
 
 
-def suggested(row: Row) -> int:
-    """How many canaries any source suggests to a stranger."""
-    (everyone,) = (group for group in row["exposure"] if group["times"] == "all")
-    return int(max(everyone.get(source, 0) for source in SOURCES))
+def with_phrases(data: Path, folder: Path, share: float) -> Tables:
+    """Return the same texts with passphrases among the training texts."""
+    plain = tables(data, folder, share)
+    path = folder / f"exposure-phrases-{share:g}.parquet"
+    train = corpora.kept(path, lambda: planted(corpora.read(plain["train"])))
+    return {**plain, "plain": plain["train"], "train": train}
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def measure_phrases(run: Run, tables: Tables) -> Measured:
+    """Measure the exposure of the passphrases for a stranger, and how likely their ranks are by chance."""
+    rows = [{"text": text, "user": "a stranger"} for text in phrases(corpora.read(tables["plain"]))]
+    nats = np.array([row["nats"] for row in run.score(rows, unknown="group")])
+    ranks = 1.0 + (nats[PHRASES:] < nats[:PHRASES, None]).sum(1)
+    bits = np.log2((ALTERNATIVES + 1) / ranks)
+    row = {"stranger": float(bits.mean()), "p": uniformity(ranks, ALTERNATIVES), "chance": chance(ALTERNATIVES)}
+    return Measured(row)
+
+
+EXPERIMENTS = {
+    "exposure": Experiment("exposure", "exposure.toml", ROWS["exposure"], tables, measure),
+    "exposure_phrases": Experiment(
+        "exposure_phrases", "exposure.toml", ROWS["exposure_phrases"], with_phrases, measure_phrases
+    ),
+}

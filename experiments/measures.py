@@ -7,7 +7,7 @@ of training, and what a text says counts at the temperature that suits dev.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from corpora import Tables
 from factorcell.data.tables import open_table
@@ -71,12 +71,8 @@ def as_classifier(found: Classification, held: Classification, priors: Mapping[s
     metrics = told.metrics()
     row = {name: metrics[name] for name in ("accuracy", "calibration_error", "value_nats", "temperature")}
     row["dev_accuracy"] = held.metrics()["accuracy"]
-    return Measured(classifier(row), classifier({"accuracy": judged_texts(told)}))
-
-
-def classifier(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures by the names that they have as those of a classifier."""
-    return {f"classifier_{name}": value for name, value in figures.items()}
+    named = {f"classifier_{name}": value for name, value in row.items()}
+    return Measured(named, {"classifier_accuracy": judged_texts(told)})
 
 
 def asked_for(table: Path, target: str, known: Sequence[str]) -> list[str]:

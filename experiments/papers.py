@@ -1,94 +1,56 @@
-"""All tables and figures of the papers, one script after another; what is finished is not made again.
+"""Train and measure the rows of an experiment, or of all experiments one after the other.
 
-    python experiments/papers.py --data DATA --out OUT --results experiments/results
+    python experiments/papers.py tacl_agnews --data DATA --out OUT --results experiments/results
+    python experiments/papers.py all --data DATA --out OUT --results experiments/results
 
-Options are those of the scripts, which come in the order of what is wanted most. A script that fails leaves the others
-alone. What is measured in runs of another table comes behind it.
+RESULTS/EXPERIMENT.jsonl gets a line for each training; rows that are there are not made again. Stop it as you like: the
+same command resumes. With `all`, an experiment that fails leaves the others alone.
 """
 
-import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-import lengths
-import ranks
-import restraint
-import sampled
+import advice
+import communities
+import exposure
 import study
-import switches
 import tacl
-import tacl_trials
+import tacl_baselines
+import tacl_beyond
+import thesis_finetuning
+import thesis_queries
 import thesis_sixteen
-import thesis_specificity
-from pages.markdown import markdown
-from study import Experiment, Row
+import thesis_sparse
+import variations
+import written
+from study import Experiment
 
-COMMANDS: tuple[tuple[str, ...], ...] = (
-    *((script, name) for name in tacl.SETS for script in ("tacl", "tacl_baselines", "tacl_beyond")),
-    ("rescoring",),
-    *(("sampled", name) for name in sampled.SETS),
-    ("thesis_queries",),
-    ("thesis_speakers",),
-    *(("thesis_specificity", name + also) for also in ("", "_prefix") for name in thesis_specificity.SETS),
-    *(("lengths", name) for name in lengths.EXPERIMENTS),
-    ("thesis_variables",),
-    ("thesis_subreddits",),
-    *(("switches", name) for name in switches.EXPERIMENTS),
-    *(("restraint", name) for name in restraint.EXPERIMENTS),
-    *(("ranks", name) for name in ranks.EXPERIMENTS),
-    *(("thesis_sixteen", name) for name in thesis_sixteen.EXPERIMENTS),
-    ("thesis_sparse",),
-    ("thesis_finetuning",),
-    ("thesis_queries_trials",),
-    ("family",),
-    *(("tacl_trials", name) for name in tacl_trials.DRAWN),
-    *(("thesis_specificity", name) for name in thesis_specificity.EXPERIMENTS if name.endswith("_trials")),
-    ("sampled", "hotels_trials"),
+# Experiments that measure the runs of another one come after it.
+ORDER: Sequence[Experiment] = (
+    *(module.EXPERIMENTS[name] for name in tacl.SETS for module in (tacl, tacl_baselines, tacl_beyond)),
+    thesis_queries.EXPERIMENT,
+    communities.EXPERIMENT,
+    *thesis_sixteen.EXPERIMENTS.values(),
+    thesis_sixteen.VARIABLES,
+    *variations.EXPERIMENTS.values(),
+    *written.EXPERIMENTS.values(),
+    thesis_sparse.EXPERIMENT,
+    thesis_finetuning.EXPERIMENT,
+    thesis_queries.TRIALS,
+    advice.EXPERIMENT,
+    *exposure.EXPERIMENTS.values(),
 )
+EXPERIMENTS = {one.name: one for one in ORDER}
 
 
-def experiment(script: str, *names: str) -> Experiment:
-    """What a command trains and measures."""
-    module = importlib.import_module(script)
-    found = module.EXPERIMENTS[names[0]] if names else module.EXPERIMENT
-    assert isinstance(found, Experiment)
-    return found
-
-
-def whole(read: Callable[[str], Sequence[Row]]) -> str:
-    """What of all commands is trained, and the hours of one core that it took; `read` has the rows of an experiment.
-
-    Models that are trained are those of rows of their own: others are measured in runs of another command, or are
-    mixtures, models per value, n-grams and classifiers.
-    """
-    lines, sums = [], [0, 0, 0, 0.0]
-    for command in COMMANDS:
-        of = experiment(*command)
-        rows, wanted = read(of.name), of.trainings()
-        done = {(row["row"], row["seed"]) for row in rows} & set(wanted)
-        models = 0 if of.runs else sum(row not in of.baselines for row, _ in done)
-        hours = 0.0 if of.runs else sum(row.get("minutes", 0.0) for row in rows) / 60
-        lines.append(
-            [f"`{' '.join(command)}`", str(len(wanted)), str(len(done)), str(models), f"{hours:.1f}" if done else ""]
-        )
-        sums = [total + one for total, one in zip(sums, (len(wanted), len(done), models, hours), strict=True)]
-    lines.append(["all", *(f"{total:,}" for total in sums[:3]), f"{sums[3]:.1f}"])
-    return markdown(["command", "rows by seed", "finished", "models trained", "hours of training"], lines)
-
-
-def main(argv: Sequence[str], commands: Sequence[Sequence[str]] = COMMANDS, folder: Path = study.HERE) -> int:
-    """Run all `commands` with the same options; 1 if one of them failed, 130 if it was stopped."""
-    if study.parser("All tables and figures of the papers.").parse_args(argv).only:
-        print("error: rows are those of each script; give --only to it", file=sys.stderr)
-        return 2
+def every(argv: Sequence[str], names: Sequence[str] = tuple(EXPERIMENTS), script: str = __file__) -> int:
+    """Run all experiments with the same options; 1 if one of them failed, 130 if it was stopped."""
     running, failed = dict[str, "subprocess.Popen[bytes]"](), list[str]()
     with study.until_stopped(running):
-        for script, *names in commands:
-            name = " ".join((script, *names))
+        for name in names:
             print(name, flush=True)
-            running[name] = subprocess.Popen([sys.executable, str(folder / f"{script}.py"), *names, *argv])
+            running[name] = subprocess.Popen([sys.executable, script, name, *argv])
             code = running[name].wait()
             del running[name]
             if code == study.STOPPED:
@@ -97,6 +59,19 @@ def main(argv: Sequence[str], commands: Sequence[Sequence[str]] = COMMANDS, fold
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what the command line names; the exit code."""
+    parser = study.parser("Train and measure the rows of an experiment, or of all of them.")
+    parser.add_argument("experiment", choices=[*EXPERIMENTS, "all"], metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
+    options = parser.parse_args(argv)
+    if options.experiment != "all":
+        return study.main(EXPERIMENTS[options.experiment], options, [__file__, *argv])
+    if options.only:
+        print("error: rows belong to an experiment; give --only with its name", file=sys.stderr)
+        return 2
+    return every([one for one in argv if one != "all"])
 
 
 if __name__ == "__main__":

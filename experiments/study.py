@@ -1,11 +1,9 @@
-"""What the scripts of all tables share: rows to train with several seeds, each kept as a line of JSON.
+"""Train and measure the rows of an experiment with several seeds; each row is a line of JSON.
 
-An experiment is a recipe and rows of options by which the models differ. The weights of a row are chosen on dev, its
-figures are those of the test. RESULTS/NAME.jsonl holds what is finished, OUT/NAME/ROW/SEED the runs, OUT/tables the
-texts. Stop a script as you like: the same command goes on, half-trained runs included.
-
-A row keeps what groups of random texts add to its figures, the same texts for every row: differences of rows have
-intervals then, with no run at hand.
+An experiment is a recipe and rows of options by which the models differ. Weights are chosen on the development part,
+figures are those of the test part. RESULTS/NAME.jsonl holds finished rows, OUT/NAME/ROW/SEED the runs, OUT/tables the
+texts. A row keeps the sums of its figures over groups of texts, the same for every row, so that differences of rows
+have intervals. A stopped command resumes, half-trained runs included.
 """
 
 import argparse
@@ -13,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+import platform
 import shlex
 import signal
 import subprocess
@@ -20,16 +19,15 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-import origins
 from corpora import Tables
 from factorcell import files
 from factorcell.config import Config, UserError, choose
@@ -48,6 +46,8 @@ SEEDS = (0, 1, 2)
 GROUPS = 100  # of texts, whose sums a row keeps
 POLL = 1.0  # seconds between two looks at the trainings
 STOPPED = 130  # the exit code of who was stopped
+
+ROWS: Mapping[str, Mapping[str, Any]] = tomllib.loads((HERE / "rows.toml").read_text(encoding="utf-8"))
 
 Row = dict[str, Any]
 Options = Mapping[str, Mapping[str, Any]]  # section -> option -> value
@@ -176,7 +176,7 @@ class Job:
         """What is wanted and not finished; a row that was made with other options is an error."""
         done = {Training(row["row"], row["seed"]): row for row in files.read_rows(self.rows)}
         for training in done.keys() & set(self.wanted):
-            made = Config.from_dict(done[training]["config"])
+            made = made_with(done[training])
             if telling(made) != telling(self.experiment.config(training, made.training.threads)):
                 raise UserError(f"{self.rows}: row {training} was made with other options; choose another --results")
         return [training for training in self.wanted if training not in done]
@@ -190,13 +190,22 @@ class Job:
         return None
 
 
+def made_with(row: Mapping[str, Any]) -> Config:
+    """The options of a row, without those that the package no longer has."""
+    sections = {field.name: field.type for field in fields(Config)}
+    known = {name: {field.name for field in fields(cast(Any, kind))} for name, kind in sections.items()}
+    return Config.from_dict(
+        {name: {key: value for key, value in row["config"][name].items() if key in known[name]} for name in known}
+    )
+
+
 def telling(config: Config) -> Config:
     """The options by which rows differ: not the precision, the machine's, nor some that no part of the model reads.
 
     Those are a penalty where no sparse bias has it, and sizes of a context vector that there is not.
     """
     model, training = config.model, replace(config.training, precision=precision.SINGLE)
-    if "sparse" not in model.output_bias or model.sparse_printed:
+    if "sparse" not in model.output_bias:
         training = replace(training, sparse_l1=())
     if not (model.output_bias or shifting(model)):
         model = replace(model, context_size=1, variable_size=1)
@@ -214,9 +223,7 @@ def products() -> str:
 def parser(text: str) -> argparse.ArgumentParser:
     """The options that all scripts have."""
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    made.add_argument(
-        "--data", type=Path, required=True, help="folder with a folder of Parquet files for each data set"
-    )
+    made.add_argument("--data", type=Path, required=True, help="folder with a folder of Parquet files for each set")
     made.add_argument("--out", type=Path, required=True, help="folder for runs; the same one to go on")
     made.add_argument("--results", type=Path, help="folder for the rows; that of the runs, if not given")
     made.add_argument("--only", nargs="+", metavar="ROW", help="these rows; all, if not given")
@@ -225,20 +232,6 @@ def parser(text: str) -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, default=2, help="trainings side by side")
     made.add_argument("--trial", action="store_true", help="a hundredth of the data, to see that all works")
     return made
-
-
-def script(file: str, text: str, experiments: Experiment | Mapping[str, Experiment]) -> Callable[[Sequence[str]], int]:
-    """The `main` of a script of that file and docstring: of one experiment, or of that which its argument names."""
-
-    def main_of(argv: Sequence[str]) -> int:
-        options = parser(text.partition("\n")[0])
-        if isinstance(experiments, Experiment):
-            return main(experiments, options.parse_args(argv), [file, *argv])
-        options.add_argument("set", choices=experiments, help="data set")
-        given = options.parse_args(argv)
-        return main(experiments[given.set], given, [file, *argv])
-
-    return main_of
 
 
 def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[str]) -> int:
@@ -278,8 +271,8 @@ def finish(job: Job, training: Training, tables: Tables) -> None:
         "experiment": job.name,
         **training._asdict(),
         "command": job.told(),
-        "commit": origins.commit(),
-        "machine": origins.processor(),
+        "commit": commit(),
+        "machine": processor(),
         **found.row,
         **({"exact": True} if baseline and baseline.exact else {}),
         "sums": {name: grouped(sums) for name, sums in figures.items()},
@@ -342,10 +335,8 @@ def side_by_side(job: Job, missing: Sequence[Training]) -> int:
                 if process.poll() is not None:
                     del running[training]
                     failed += [training] if process.returncode else []
-            standing = {training: _standing(job.folder(training)) for training in running}
-            whole = len(missing) - len(waiting) - len(running)
-            bar.n = round(whole + sum(share for share, _ in standing.values()), 2)
-            bar.set_postfix_str(", ".join(f"{which} {share:.0%} {best}" for which, (share, best) in standing.items()))
+            bar.n = len(missing) - len(waiting) - len(running)
+            bar.refresh()
     for training in failed:
         last = _log(job, training).read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1]
         print(f"{training} failed: {last} (all of it in {_log(job, training)})", file=sys.stderr)
@@ -384,8 +375,20 @@ def until_stopped(running: Mapping[Any, "subprocess.Popen[bytes]"]) -> Iterator[
             process.wait()
 
 
-def _standing(folder: Path) -> tuple[float, str]:
-    """How much of a run is trained, and its best perplexity so far."""
-    rows = files.read_rows(folder / "log.jsonl")
-    best = min((row["perplexity"] for row in rows if row["split"] == "dev"), default=None)
-    return (rows[-1]["step"] / rows[-1]["steps"] if rows else 0.0), f"({best:.2f})" if best else ""
+# ---- where a row comes from ----
+
+
+def commit() -> str:
+    """The commit of this checkout, with a + where files differ from it; empty where there is none."""
+    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def processor() -> str:
+    """The processor: what fits into a minute of it differs between them by a third and more."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())

@@ -1,7 +1,5 @@
 """What the models of tables 3 and 4 of the TACL paper are held against, on the same texts and the same vocabulary.
 
-    python experiments/tacl_baselines.py agnews --data DATA --out OUT
-
 - prefix: a model of the same recipe that reads its context as control codes (Keskar et al. 2019)
 - separate: an unadapted model for each value that is told, by the same recipe, and one of all texts for other values
 - mixture: those and the one of all texts, with weights for each value that suit dev
@@ -12,7 +10,6 @@ Tweets are told, and have separate models, by the nearest city.
 """
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +46,7 @@ from study import Baseline, Experiment, Measured
 from tacl import SETS
 
 CITY = "city"  # the column of the nearest one
-NGRAM, CLASSIFIERS = "ngram", ("bayes", "linear", "fasttext")
+NGRAM = "ngram"
 Target = str | Cities  # a column, or the cities of which the nearest is told
 ORDERS = range(3, 13)  # of n-gram models
 ORDER = {"word": 2, "character": 5}  # of the n-grams that classifiers see, by the unit of a set
@@ -179,9 +176,9 @@ def scored(scorer: Scorer, tables: Tables) -> Measured:
 
 
 def separated(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
-    """A model for each value."""
+    """A model for each value; those that are not finished are trained to their end."""
     runs = trained(config, tables, folder, target)
-    return costs(runs) | scored(runs, tables) | told_by_rule(runs, runs.schema.categories[0], tables, target)
+    return of_models(runs, runs, tables, target)
 
 
 def mixed(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
@@ -190,21 +187,21 @@ def mixed(config: Config, tables: Tables, folder: Path, target: Target) -> Measu
     if not (folder / mixture.INDEX).exists():
         dev = labelled(tables, "dev")
         mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=column_of(target), unknown="group")
-    made = Mixture.open(folder)
-    return costs(runs) | scored(made, tables) | told_by_rule(made, runs.schema.categories[0], tables, target)
+    return of_models(runs, Mixture.open(folder), tables, target)
 
 
 def trained(config: Config, tables: Tables, folder: Path, target: Target) -> Separate:
-    """The models of the values, those that are not finished trained to their end."""
+    """The models of the values."""
     train, dev = (labelled(tables, part) for part in ("train", "dev"))
     return separate(train, dev, config, folder, by=column_of(target), resume=True)
 
 
-def costs(runs: Separate) -> Measured:
-    """What all models of the values have of parameters, and took of time."""
+def of_models(runs: Separate, scorer: Scorer, tables: Tables, target: Target) -> Measured:
+    """What a scorer reaches that is made of models of the values, with all their parameters and minutes."""
     every = runs.runs.values()
     parameters, minutes = sum(run.model.parameter_count() for run in every), sum(run.minutes() for run in every)
-    return Measured({"parameters": parameters, "minutes": minutes})
+    row = Measured({"parameters": parameters, "minutes": minutes})
+    return row | scored(scorer, tables) | told_by_rule(scorer, runs.schema.categories[0], tables, target)
 
 
 def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, target: Target) -> Measured:
@@ -224,7 +221,7 @@ def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, target: Tar
 
 
 def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Corpus], Classification]:
-    """One of the `CLASSIFIERS` that has learned from a corpus, by n-grams up to an order where it sees any."""
+    """A classifier of a `kind` that has learned from a corpus, by n-grams up to an order where it sees any."""
     if kind == "bayes":
         return lambda texts: baselines.naive_bayes(corpus, texts)[0]
     if kind == "linear":
@@ -260,8 +257,8 @@ def unless_rare(
 ) -> Measured:
     """What is measured of values; nothing where fewer than two are frequent enough, as in a trial."""
     values = Counter(corpora.read(labelled(tables, "train"))[column_of(target)].drop_null().to_pylist())
-    frequent = [value for value, texts in values.items() if texts >= config.data.min_context_count]
-    return measure(config, tables, folder, target) if len(frequent) > 1 else Measured({})
+    frequent = sum(texts >= config.data.min_context_count for texts in values.values())
+    return measure(config, tables, folder, target) if frequent > 1 else Measured({})
 
 
 def of_values(target: Target, measure: Callable[..., Measured], **how: Any) -> Baseline:
@@ -289,24 +286,13 @@ def per_value(target: Target) -> dict[str, Baseline]:
     return {"separate": of_values(target, separated), "mixture": of_values(target, mixed, after="separate")}
 
 
-def others(target: Target, unit: str) -> dict[str, Baseline]:
-    """The rows that are no single run."""
-    return {**per_value(target), **counted(), **classifiers(target, unit)}
-
-
-ROWS = ("prefix", *others(CITY, "word"))
-
-
 def experiment(name: str) -> Experiment:
     """All of them on a set."""
-    of, made = tacl.experiment(name), others(SETS[name].target, SETS[name].unit)
+    of, target = tacl.EXPERIMENTS[name], SETS[name].target
+    made = {**per_value(target), **counted(), **classifiers(target, SETS[name].unit)}
     rows = {"prefix": tacl.options("prefix"), **dict.fromkeys(made, tacl.options("unadapted"))}
     told, texts = partial(tacl.told, name=name), partial(tables, name)
     return replace(of, name=f"tacl_baselines_{name}", rows=rows, tables=texts, measure=told, baselines=made)
 
 
 EXPERIMENTS = {name: experiment(name) for name in SETS}
-main = study.script(__file__, __doc__, EXPERIMENTS)
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

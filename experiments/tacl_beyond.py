@@ -1,17 +1,8 @@
-"""What a user gets who wants the best, on the sets of tables 3 and 4 of the TACL paper: beyond a single FactorCell.
+"""FactorCells of tacl.py mixed with an n-gram model, an ensemble of all seeds, and both; weights suit dev.
 
-    python experiments/tacl_beyond.py agnews --data DATA --out OUT     # after tacl.py agnews
-
-- told: the FactorCell of the same seed, which has learned in the end to tell contexts apart (--tell-apart)
-- with ngram: the FactorCell of the same seed and an n-gram model, with weights that suit dev; also what they gain on
-  those texts of the test that share no `RUN` words in a row with a training text
-- ensemble: the FactorCells of all seeds, each with the same weight
-- ensemble with ngram: those and the n-gram model, with weights that suit dev
-
-FactorCells are those of tacl.py; what is not trained yet is.
+Also what n-grams gain on test texts that share no `RUN` words in a row with a training text.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,29 +15,25 @@ import corpora
 import study
 import tacl
 from corpora import Tables
-from factorcell.config import Config, TrainingConfig
+from factorcell.config import Config
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
-from factorcell.training import telling
-from factorcell.training.finetuning import finetune
 from factorcell.training.fit import fit
 from factorcell.training.mixture import Mixture
 from measures import Cities
-from study import Baseline, Experiment, Measured, Options
+from study import Baseline, Experiment, Measured
 from tacl import SETS
 from tacl_baselines import Asked, best_ngram, scored, tables, told, told_by_rule
 
 MODEL, WITH = "factorcell", "with ngram"
-WEIGHT, OTHERS = 10, 4  # of the nats of a text's true value, and other values that it is compared with in a step
 RUN = 8  # words in a row by which a text is known again
 
 
 def factorcells(config: Config, tables: Tables, folder: Path, seeds: Sequence[int]) -> list[Run]:
-    """The FactorCells of a set by their seeds, trained to their end; but for telling, they have the options given."""
-    here, plain = folder.parent.parent, TrainingConfig()
-    untold = replace(config.training, tell_apart=plain.tell_apart, tell_values=plain.tell_values)
+    """The FactorCells of a set by their seeds, trained to their end, with the options given."""
+    here = folder.parent.parent
     runs = here.with_name(here.name.replace("beyond_", "")) / MODEL
-    every = {seed: replace(config, training=replace(untold, seed=seed)) for seed in seeds}
+    every = {seed: replace(config, training=replace(config.training, seed=seed)) for seed in seeds}
     return [factorcell(one, tables, runs / str(seed)) for seed, one in every.items()]
 
 
@@ -55,16 +42,6 @@ def factorcell(config: Config, tables: Tables, folder: Path) -> Run:
     if (folder / "training.json").is_file():
         return Run.open(folder)
     return fit(tables["train"], tables["dev"], config, folder, resume=True)
-
-
-def taught(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
-    """The FactorCell of the seed, trained on as `fit` ends a training with `tell_apart`."""
-    [old] = factorcells(config, tables, folder, [config.training.seed])
-    training = telling.options(config.training)
-    given = tables["train"], tables["dev"], folder
-    run = finetune(old, *given, parts=telling.PARTS, training=training, unknown="group", resume=True)
-    row = {"minutes": old.minutes() + run.minutes(), "parameters": run.model.parameter_count()}
-    return Measured(row) | study.tested(run, tables["test"]) | tacl.told(run, tables, name)
 
 
 def together(config: Config, tables: Tables, folder: Path, name: str, seeds: Sequence[int], ngram: bool) -> Measured:
@@ -113,36 +90,20 @@ def which(scorer: Scorer, run: Run, tables: Tables, name: str) -> Measured:
     return told_by_rule(scorer, run.schema.variable(target), tables, target)
 
 
-def made(name: str) -> dict[str, Baseline]:
-    """The rows, which begin with runs of tacl.py; what trains runs for others comes first."""
+def experiment(name: str) -> Experiment:
+    """Return the rows of a data set, which begin with the runs of tacl.py: the row that trains them comes first."""
 
     def of(seeds: Sequence[int], ngram: bool) -> Callable[..., Measured]:
         return partial(together, name=name, seeds=seeds, ngram=ngram)
 
-    told = {"told": Baseline(partial(taught, name=name), after=WITH)} if isinstance(SETS[name].target, str) else {}
-    return {
-        **told,
+    made = {
         WITH: Baseline(of((), ngram=True)),
         "ensemble": Baseline(of(study.SEEDS, ngram=False), seeded=False, after=WITH),
         "ensemble with ngram": Baseline(of(study.SEEDS, ngram=True), seeded=False, after=WITH),
     }
-
-
-def options(name: str, row: str) -> Options:
-    """What a row adds to the recipe of a set."""
-    told = {"tell_apart": [f"{SETS[name].target}={WEIGHT}"], "tell_values": OTHERS}
-    return {**tacl.experiment(name).rows[MODEL], **({"training": told} if row == "told" else {})}
-
-
-def experiment(name: str) -> Experiment:
-    """All of them on a set."""
-    rows = {row: options(name, row) for row in made(name)}
-    of, texts = tacl.experiment(name), partial(tables, name)
-    return replace(of, name=f"tacl_beyond_{name}", rows=rows, tables=texts, baselines=made(name))
+    plain, texts = tacl.EXPERIMENTS[name], partial(tables, name)
+    rows = dict.fromkeys(made, plain.rows[MODEL])
+    return replace(plain, name=f"tacl_beyond_{name}", rows=rows, tables=texts, baselines=made)
 
 
 EXPERIMENTS = {name: experiment(name) for name in SETS}
-main = study.script(__file__, __doc__, EXPERIMENTS)
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

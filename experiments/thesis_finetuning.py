@@ -1,17 +1,10 @@
-"""Section A.2 of the thesis: is a penalty on how far weights move any help where a model is fine-tuned on few texts?
+"""Section A.2 of the thesis: does a penalty on how far weights move help fine-tuning on few texts?
 
-    python experiments/thesis_finetuning.py --data DATA --out OUT
-
-The unadapted model of table A.1, which has learned from reviews of hotels, is trained further on four small sets, the
-whole of it or its softmax bias alone, with penalties of so many nats, until their dev texts get no better. Two of them
-are reviews that it has learned from already.
-
-Weights are kept, penalties chosen and figures taken by all targets: where the vocabulary of hotels lacks many words, as
-of films, what is unknown is much of what there is to learn.
+The unadapted model of table A.1 is trained further on four small sets, all of it or its softmax bias, until the
+development part gets no better. Weights and penalties are chosen by all targets: hotels lack many words of films.
 """
 
 import itertools
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 import corpora
-import study
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.evaluation import text_figures
@@ -113,10 +105,6 @@ def together(found: Mapping[str, Measured]) -> Measured:
     return Measured({"finetuned": {key: one.row for key, one in found.items()}}, figures)
 
 
-ROWS = dict.fromkeys((TUNED, NGRAM), SPARSE.rows["none"])
 BASELINES = counted(ngram)
+ROWS = dict.fromkeys((TUNED, NGRAM), SPARSE.rows["none"])
 EXPERIMENT = Experiment("finetuned", SPARSE.recipe, ROWS, tables, measure, runs=SPARSE.name, baselines=BASELINES)
-main = study.script(__file__, __doc__, EXPERIMENT)
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,17 +1,9 @@
-"""Chapter 5 of the thesis but for figure 5.1: who is completed for better, by commit subjects in place of queries.
+"""Chapter 5 of the thesis: mean reciprocal ranks of completions, with commit subjects as queries.
 
-    python experiments/thesis_queries.py --data DATA --out OUT
-
-Three models of characters; those that tell users apart learn new ones online, by Adadelta at the rate that suits the
-users of dev, with no bound on how far a vector moves. The users of the test wrote nothing that any model was trained
-on: some are held out of the training table, others are those of the table dev. A figure is a mean over their texts, and
-what a user adds to it is kept, so intervals are over users. What is suggested to somebody new, before and after a few
-texts, and which frequent texts have become likelier by then, stands in the rows as words.
-
-Beside the three is a FactorCell whose context vector is the embedding of the user as it is, as chapter 5 has it; ours
-have a layer over it. The perplexity of dev by Adadelta with a bound and by Adagrad, our default, stands beside that.
-With the FactorCell are one's own earlier texts alone, and the blend of both with popular texts, whose weights suit dev.
-Control codes complete with that of the unknown user, and learn of nobody; n-grams have a perplexity alone.
+Models that distinguish users learn new ones online, by Adadelta at the rate that suits the development users, without a
+bound on the step. No model was trained on texts of the test users. Intervals are over users. Other rows are a
+FactorCell whose context vector is the user's embedding, control codes, which learn nothing, and n-grams, which have a
+perplexity alone. The FactorCell has figures of the user's earlier texts alone, and of the blend of all sources.
 """
 
 import sys
@@ -24,14 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 import corpora
-import study
 import tacl_baselines
 from commits import first
 from corpora import Tables
 from factorcell import files
 from factorcell.completion.blend import Blend, BlendWeights
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import Learner, LearningRule, User, tells_apart
+from factorcell.completion.online import Learner, LearningRule, tells_apart
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import PrefixDraw, Stream, System, known_prefixes, read, replay
 from factorcell.completion.replay.systems import MostPopular, OwnHistory, Personalised, Unpersonalised
@@ -39,7 +30,7 @@ from factorcell.completion.replay.tuning import proposals, rates
 from factorcell.config import Config
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
-from study import Experiment, Measured, Options, Row, Training
+from study import ROWS, Experiment, Measured, Options, Row, Training
 from tacl_baselines import counted
 
 TEXTS, FEWEST, MOST = 6000, 20, 400  # of dev and of the test, at least; texts of a user that is in one of them
@@ -49,30 +40,8 @@ LATE = 50  # texts of a user that figure 5.3 leaves out
 PLACES = (0, 5, 10, 20, 50, 100)  # texts of a user that were seen: where the ranges of figure 5.2 begin
 LENGTHS = {"prefix": (2, 4, 7, 13, 25), "query": (3, 16, 31, 46, 61)}  # characters, those of figure 5.3
 
-PREFIX, SUGGESTED = "up", 5  # of table 5.1, which shows so many completions for somebody new, then after these texts:
-WARM = (
-    "fix a typo in the guide",
-    "clarify the example in the docs",
-    "improve the wording of the readme",
-    "document the new option",
-    "fix a broken link in the docs",
-)
-PAIRS = (  # of tables 5.3 to 5.5
-    ("add a test for the parser", "fix a flaky test"),
-    ("fix a typo in the guide", "clarify the example in the docs"),
-    ("remove an unused variable", "remove dead code"),
-)
-FREQUENT, OFTEN, RISEN = 1500, 2, 5  # training texts that are compared, how often they are there, and those shown
-
 Kind = Callable[[Row], bool]
 
-PRINTED_COUNTS = {"min_text_users": 1}  # a popular text is one that is there three times, whoever wrote it
-ROWS: dict[str, Options] = {
-    "unadapted": {"model": {"adapt": []}, "data": PRINTED_COUNTS},
-    "concat": {"model": {"adapt": ["concat"]}, "data": PRINTED_COUNTS},
-    "factor": {"model": {"adapt": ["factor"]}, "data": PRINTED_COUNTS},
-}
-NO_LAYER, CODES = "factor, no joint layer", "prefix"
 PRINTED = "adadelta"  # the rule by which users are learned
 RULES = {  # the optimiser of each rule that dev is learned by, and how far it lets a vector move; 0: without a bound
     PRINTED: ("adadelta", 0.0),
@@ -110,8 +79,7 @@ def measure(run: Run, tables: Tables) -> Measured:
     figures = ranks(rows.pop("mrr"), streams, "mrr", KINDS)
     for name, own in rows.items():
         figures |= ranks(own, streams, name, SPLIT)
-    told = learned(run, tables["train"]) if tells_apart(run) else {}
-    return Measured({**row, **told, **{name: sums.ratio for name, sums in figures.items()}}, figures)
+    return Measured({**row, **{name: sums.ratio for name, sums in figures.items()}}, figures)
 
 
 def replayed(
@@ -158,27 +126,6 @@ def systems_of(run: Run, tables: Tables, rules: Sequence[str], beyond: bool) -> 
     return {"online_rate": rate, **found}, systems
 
 
-def learned(run: Run, train: Path) -> Row:
-    """What somebody new is suggested for `PREFIX`, and after the texts `WARM`; what two texts make likelier."""
-    completer, learner = Completer(run, unknown="group"), Learner(run)
-    frequent = Popularity.fit(corpora.read(train)["text"].to_pylist(), min_count=OFTEN).top(FREQUENT)
-
-    def after(texts: Sequence[str]) -> User:
-        user = learner.new()
-        for text in texts:
-            (user,), _ = learner.learn([user], [text])
-        return user
-
-    users = {"cold": after(()), "warm": after(WARM)}
-    return {
-        "suggested": {
-            name: [one.text for one in completer.complete(PREFIX, user, {}, SUGGESTED)] for name, user in users.items()
-        },
-        "frequent": len(frequent),
-        "risen": [[text for text, _ in learner.risen(after(pair), frequent, RISEN)] for pair in PAIRS],
-    }
-
-
 def within(name: str, key: str, begins: Sequence[int], least: int = 0) -> dict[str, Kind]:
     """Kinds of texts, whose number `key` lies in the range that begins at each of `begins`, after `least` texts."""
     spans = {begin: range(begin, end) for begin, end in pairwise((*begins, sys.maxsize))}
@@ -213,9 +160,6 @@ def ranks(rows: Sequence[Row], streams: Sequence[Stream], name: str, kinds: Mapp
     return figures
 
 
-WITHOUT: Options = {"model": {"adapt": ["factor"], "context_layer": "none"}, "data": PRINTED_COUNTS}
-
-
 def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     """The n-gram model of the best order, which learns of nobody: its perplexity is that of a model that learns."""
     found = tacl_baselines.ngram(config, tables, folder)
@@ -223,14 +167,35 @@ def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
 
 
 BASELINES = counted(ngram)
-NOT_PRINTED: dict[str, Options] = {
-    NO_LAYER: WITHOUT,
-    CODES: {"model": {"adapt": [CODES]}, "data": PRINTED_COUNTS},
-    **dict.fromkeys(BASELINES, ROWS["unadapted"]),
-}
-EXPERIMENT = Experiment("queries", "commits_small.toml", {**ROWS, **NOT_PRINTED}, tables, measure, baselines=BASELINES)
+EXPERIMENT = Experiment("queries", "commits_small.toml", ROWS["queries"], tables, measure, baselines=BASELINES)
 BLENDED = EXPERIMENT.config(Training("factor", 0), 1).model  # the run that is blended with other sources
-main = study.script(__file__, __doc__, EXPERIMENT)
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+
+# ---- models of random sizes ----
+
+
+def measure_trial(run: Run, tables: Tables) -> Measured:
+    """Measure perplexity and mean reciprocal rank of the same texts, one of six."""
+    row, streams, rows = replayed(run, tables, 6)
+    figures = ranks(rows["mrr"], streams, "mrr", {"": SPLIT[""]})
+    return Measured({**row, "mrr": figures["mrr"].ratio}, figures)
+
+
+def drawn(kind: str, sizes: Options) -> Options:
+    """Return a model of a kind with random sizes."""
+    own = ROWS["queries"][kind]
+    return {**own, "model": {**own["model"], **sizes["model"]}, "training": sizes["training"]}
+
+
+TRIALS = Experiment(
+    "queries_trials",
+    "commits_small.toml",
+    {
+        f"{kind} {number}": drawn(kind, sizes)
+        for number, sizes in ROWS["queries_trials"].items()
+        for kind in ("unadapted", "concat", "factor")
+    },
+    tables,
+    measure_trial,
+    seeds=(0,),
+)

@@ -1,12 +1,8 @@
-"""Tables 3.3, 3.6 and 3.7 of the thesis: what sixteen ways to adapt bring, in perplexity and in telling contexts apart.
+"""Tables 3.3, 3.6, 3.7 and 3.8 of the thesis: sixteen ways to adapt, in perplexity and accuracy.
 
-    python experiments/thesis_sixteen.py scotus --data DATA --out OUT
-
-x rescales the recurrent layer (`scale`), + shifts it (`concat`), LR and Hash shift the softmax (`low_rank`, `hash`).
-Of the model with all four there are sentences for roles (table 3.9), of the unadapted one of languages the hidden unit
-for Spanish (figure 3.1). Beside them are control codes, n-grams, and classifiers of what is told (tacl_baselines.py);
-those of justices and of communities have learned from the ones alone that are judged, distractors among them. Languages
-and the roles of oral arguments have a model each, and a mixture of these; communities are too many.
+`scale` rescales the recurrent layer, `concat` shifts it, `low_rank` and `hash` shift the softmax. Baselines are control
+codes, n-grams, and classifiers (tacl_baselines.py), which learn from the judged values alone. Languages and the roles
+of oral arguments have a model each, and a mixture of these.
 
 Turns of oral arguments are split into texts of 45 words, as in the thesis. Intervals are over whole turns.
 """
@@ -25,17 +21,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 import corpora
-import study
 import tacl
-import titles
+from communities import titles
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.evaluation.bayes_rule import z_scores
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from measures import detected, detection, told_apart
-from samples import indicated, sentences
-from study import Baseline, Experiment, Measured, Options, Row
+from study import ROWS, Baseline, Experiment, Measured, Options, Row
 from tacl_baselines import Asked, classifier, classifiers, counted, labelled_texts, per_value
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
@@ -51,19 +45,6 @@ DISTRACTORS = (
     *("science", "running", "nfl", "todayilearned"),
 )
 WHOLE = "+".join(PARTS)
-ROLES = (  # of table 3.9: a chief justice, two more, one of them before she was one, and an advocate
-    ("john_g_roberts_jr", "justice"),
-    ("stephen_g_breyer", "justice"),
-    ("elena_kagan", "justice"),
-    ("elena_kagan", "advocate"),
-    ("carter_g_phillips", "advocate"),
-)
-MIXED = (  # of figure 3.1: Spanish beside English, Portuguese and German
-    "hoy no puedo ir al cine because I have to work late",
-    "minha irmã mora no porto pero yo vivo en madrid desde hace años",
-    "das ist doch klar me gusta mucho la playa en verano",
-)
-
 Tabled = Callable[[Path, Path, float], Tables]
 
 
@@ -159,15 +140,9 @@ def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
 
 def reddit_tables(data: Path, folder: Path, share: float) -> Tables:
     """Titles of communities; those of the ones that are detected, and of the distractors, are judged."""
-    made = titles.tables(data, folder, share, "detected", lambda train: {*DETECTED, *DISTRACTORS})
+    made = titles(data, folder, share, "detected", lambda train: {*DETECTED, *DISTRACTORS})
     own = made["train"].with_name(f"communities-{share:g}.parquet")
     return {**made, "labelled_train": corpora.kept(own, partial(among, made["train"], made["judged"], "subreddit"))}
-
-
-def roles(run: Run) -> Measured:
-    """Table 3.9: sentences of speakers in their roles, in the case with the most turns."""
-    case = run.schema.variable("case").values[1]
-    return sentences(run, [{"case": case, "speaker": speaker, "role": role} for speaker, role in ROLES])
 
 
 def of_communities(run: Run, tables: Tables) -> Measured:
@@ -192,20 +167,6 @@ def detecting(config: Config, tables: Tables, folder: Path, target: str, order: 
     return detection(replace(found, score=score, distractor=found.truth < 0))
 
 
-def of_scotus(run: Run, tables: Tables) -> Measured:
-    """Which justice speaks, and sentences of the model that adapts by all."""
-    told = told_apart(run, tables, "speaker")
-    model = run.config.model
-    return told | roles(run) if {*model.adapt, *model.output_bias} == set(PARTS) else told
-
-
-def of_languages(run: Run, tables: Tables) -> Measured:
-    """Which language it is, and what the states of a model know of it that was never told."""
-    if not run.model.adapted:
-        return indicated(run, tables["test"], "language", "es", MIXED)
-    return told_apart(run, tables, "language")
-
-
 def experiment(name: str, tables: Tabled, measure: Callable[[Run, Tables], Measured], **told: Baseline) -> Experiment:
     """The sixteen on a set, and baselines: of words, and what has `told` values apart."""
     beside = {**counted(), **told}
@@ -223,33 +184,21 @@ def of_all_turns(baseline: Baseline) -> Baseline:
     return replace(baseline, measure=measure)
 
 
-def shorter(of: Experiment, passes: float) -> Experiment:
-    """An experiment whose recipe others share, its trainings of so many passes."""
-    rows = {name: {**options, "training": {"epochs": passes}} for name, options in of.rows.items()}
-    return replace(of, rows=rows)
-
-
+SHORTER = {"training": {"epochs": 0.3}}
+TITLES = experiment(
+    "reddit_titles", reddit_tables, of_communities, **classifiers("subreddit", "word", measure=detecting)
+)
 BY_ROLE = {name: of_all_turns(each) for name, each in per_value("role").items()}
+ARGUMENTS = experiment(
+    "scotus", scotus_tables, partial(told_apart, target="speaker"), **BY_ROLE, **classifiers("speaker", "word")
+)
+LANGUAGES = {**per_value("language"), **classifiers("language", "character")}
 EXPERIMENTS = {
-    "reddit_titles": shorter(
-        experiment(
-            "reddit_titles", reddit_tables, of_communities, **classifiers("subreddit", "word", measure=detecting)
-        ),
-        0.3,
-    ),
-    "scotus": replace(
-        experiment("scotus", scotus_tables, of_scotus, **BY_ROLE, **classifiers("speaker", "word")),
-        whole=of_whole_turns,
-    ),
+    "reddit_titles": replace(TITLES, rows={row: {**own, **SHORTER} for row, own in TITLES.rows.items()}),
+    "scotus": replace(ARGUMENTS, whole=of_whole_turns),
     "commonvoice9": experiment(
-        "commonvoice9",
-        commonvoice9_tables,
-        of_languages,
-        **per_value("language"),
-        **classifiers("language", "character"),
+        "commonvoice9", commonvoice9_tables, partial(told_apart, target="language"), **LANGUAGES
     ),
 }
-main = study.script(__file__, __doc__, EXPERIMENTS)
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+# The rows without a column and with all three are those of the table of oral arguments.
+VARIABLES = Experiment("variables", "thesis_scotus.toml", ROWS["variables"], scotus_tables, whole=of_whole_turns)

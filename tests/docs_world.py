@@ -154,6 +154,7 @@ def write_runs(folder: Path, main: Main) -> None:
         "reviews": "reviews.csv --text review --context stars --context city --context nights:number",
         "factorcell": "reviews.csv --text review --context stars --context city",
         "unadapted": "reviews.csv --text review --model unadapted",
+        "characters": "reviews.csv --text review --unit char --context stars",
         "hotels": "train.parquet --context hotel --context rating",
         "places": "places.csv --unit char --context country --context lat:number --context lon:number",
         "reddit": "train.parquet --context community",

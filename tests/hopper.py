@@ -1,4 +1,4 @@
-"""Compile the GPU kernels for a Hopper processor, without having one: `python tests/hopper.py words large softmax`.
+"""Compile the GPU kernels for a Hopper processor, without having one: `python tests/hopper.py words large`.
 
 Prints a row of JSON for each kernel: bytes of shared memory, and the processor's instructions for products of tiles.
 It runs in a process of its own, since the tests define the same kernels for the interpreter.
@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from factorcell.model.kernels import gpu, gpu_recurrence, gpu_softmax
+from factorcell.model.kernels import gpu, gpu_recurrence
 
 PROCESSORS = 132
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64"}
@@ -68,15 +68,6 @@ def recurrence(batch: int, hidden: int, rank: int, kind: torch.dtype) -> None:
     gpu_recurrence._backward(new(batch, 1, hidden), state, weight, *adapters, keep, state, lengths, memories, gates)
 
 
-def softmax(width: int, kind: torch.dtype) -> None:
-    """The forward kernel, and the backward kernel both ways."""
-    values, table, bias = torch.zeros(9, width, dtype=kind), torch.zeros(8, width, dtype=kind), torch.zeros(8)
-    targets, nats = torch.zeros(9, dtype=torch.int64), torch.zeros(9)
-    gpu_softmax._forward(values, table, bias, targets)
-    for by_tokens in (True, False):
-        gpu_softmax._backward(nats, values, table, bias, targets, nats, by_tokens)
-
-
 CASES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
     "words": (recurrence, (100, 240, 12, torch.bfloat16)),
     "words float32": (recurrence, (100, 240, 12, torch.float32)),
@@ -85,20 +76,16 @@ CASES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
     "large": (recurrence, (8192, 1000, 0, torch.bfloat16)),
     "large float32": (recurrence, (8192, 240, 60, torch.float32)),
     "high rank": (recurrence, (8192, 600, 200, torch.bfloat16)),
-    "softmax": (softmax, (256, torch.bfloat16)),
-    "wide softmax": (softmax, (600, torch.bfloat16)),
-    "softmax float32": (softmax, (200, torch.float32)),
 }
 
 
 def main() -> None:
     """Compile the cases that are named."""
     gpu.processors = lambda device: PROCESSORS
-    modules: tuple[Any, ...] = gpu_recurrence, gpu_softmax
-    kernels = {module: (module._forward_kernel, module._backward_kernel) for module in modules}
+    module: Any = gpu_recurrence
+    forward, backward = module._forward_kernel, module._backward_kernel
     for case in sys.argv[1:]:
-        for module, (forward, backward) in kernels.items():
-            module._forward_kernel, module._backward_kernel = Compiler(forward, case), Compiler(backward, case)
+        module._forward_kernel, module._backward_kernel = Compiler(forward, case), Compiler(backward, case)
         make, given = CASES[case]
         make(*given)
 

@@ -6,7 +6,6 @@ a small tree that has exactly that fault.
 
 import ast
 import itertools
-import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ STRANGERS = (("generation", "completion"), ("training", "reports"), ("training",
 OUTSIDE = ("", "__main__")  # of the order: they may import all
 PRINTERS = {"commands.terminal"}
 WRITES = {"print", "sys.stdout.write", "sys.stderr.write"}
-GROUPS = {"experiments", "faults", "formats", "wheels"}  # tests of what is not in the package
+GROUPS = {"experiments", "faults", "wheels"}  # tests of what is not in the package
 INSIDE = {"hidden", "memory", "matrix"}
 SPECIAL_IDS = {"UNKNOWN", "START", "END"}
 FILE_LINES, BODY_LINES, PARAMETERS = 400, 60, 7
@@ -218,21 +217,6 @@ def allows_pickle(word: ast.keyword) -> bool:
     return word.arg == "allow_pickle" and ast.unparse(word.value) != "False"
 
 
-def wrong_picture(root: Path) -> list[str]:
-    """Files that the lists of docs/architecture.md omit, or only imagine: `### room/`, then a point a file."""
-    drawn, room = set(), None
-    for line in (root / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            found = re.fullmatch(r"### `(\S+)/`", line)
-            room = found and found[1]
-        elif room and (found := re.match(r"- `(\w+\.py)`", line)):
-            drawn.add(f"{room}/{found[1]}")
-    there = {str(path) for path, _, _ in sources(root) if path.name not in ("__init__.py", "__main__.py")}
-    return [f"{name}: not in the picture" for name in sorted(there - drawn)] + [
-        f"{name}: in the picture only" for name in sorted(drawn - there)
-    ]
-
-
 def lost_tests(root: Path) -> list[str]:
     """Folders of tests that are no room of the package."""
     folders = sorted({path.parent for path in (root / "tests").rglob("test_*.py")})
@@ -272,7 +256,6 @@ CHECKS: list[Check] = [
     wrong_order,
     backward_arrows,
     strange_arrows,
-    wrong_picture,
     lost_tests,
     long_files,
     long_bodies,

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.training import distributed
 from factorcell.training.distributed import World
-from factorcell.training.proximal import PARTS, StartingPoint
 from factorcell.training.trainer import Trainer
 from tests import synthetic
 
@@ -39,9 +37,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "full": {"loss": "full"},
     "sampled": {"loss": "sampled", "output_bias": ["low_rank", "one_hot", "hash"]},
     "sampled_text": {"loss": "sampled_text"},
-    "told": {"loss": "sampled", "tell_apart": ["dialect=2"]},
     "unused": {"loss": "full", "adapt": [], "output_bias": ["one_hot"]},  # which needs no context vector
-    "adaptive": {"loss": "full", "softmax": "adaptive", "cutoffs": ["5", "9"], "output_bias": ["low_rank"]},
 }
 SHARED = ("trainings", "gather", "order")  # cases whose folder is there before them
 LIMIT = 300  # seconds, in case they wait for each other in vain; PyTorch may have to be read from a cold disk
@@ -94,7 +90,7 @@ def table() -> list[dict[str, Any]]:
     return rows
 
 
-def begin(folder: Path, loss: str, tell_apart: Sequence[str] = (), **model: Any) -> tuple[Run, Corpus, Corpus]:
+def begin(folder: Path, loss: str, **model: Any) -> tuple[Run, Corpus, Corpus]:
     """A small FactorCell without dropout, in double precision: Adam makes much of the rounding of tiny gradients.
 
     There are fewer texts to evaluate on than three processes.
@@ -108,8 +104,8 @@ def begin(folder: Path, loss: str, tell_apart: Sequence[str] = (), **model: Any)
         "log_every": 1,
         "learning_rate": 1e-2,
         "clip": 0.5,
+        "weight_decay": 0.1,
     }
-    how |= {"weight_decay": 0.1, "tell_apart": list(tell_apart), "tell_dropout": 0.0}
     config = Config.from_dict(
         {
             "data": {"context": ["dialect"], "min_count": 1, "min_context_count": 1},
@@ -124,17 +120,9 @@ def begin(folder: Path, loss: str, tell_apart: Sequence[str] = (), **model: Any)
     return run, corpus, dev
 
 
-def start_all(run: Run) -> None:
-    """Put a start into the folder of a run, from its weights as they are, from which all parts move."""
-    StartingPoint(run.model.kept(), tuple(PARTS), 0.0).write(run.folder)
-
-
 def weights(folder: Path, world: World) -> None:
     """A whole training; each process leaves its weights, what it saw and what it measured."""
     run, corpus, dev = begin(folder, **TRAININGS[folder.name])
-    with world.first_goes_ahead():
-        if world.first and run.config.training.tell_apart:
-            start_all(run)
     trainer = Trainer(run, corpus, dev, world)
     seen = []
     for batch in trainer.batches():

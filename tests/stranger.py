@@ -44,7 +44,7 @@ class Everything(Adapter):
         """See `Adapter`."""
         left = torch.einsum("bk,krd->brd", vector, self.left).transpose(1, 2)
         both = torch.tanh(vector @ self.both)
-        return Shift(left, self.right.expand(len(vector), -1, -1), both, both[:, None, :1].expand(-1, 2, self.columns))
+        return Shift(left, self.right.expand(len(vector), -1, -1), both, both[:, :1].expand(-1, self.columns))
 
 
 class Minimal:

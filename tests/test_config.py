@@ -67,7 +67,7 @@ def test_toml_leaves_out_what_is_none() -> None:
         ({"model": {"rank": True}}, "rank is True; it must be of type int"),
         ({"model": {"rank": -1}}, "rank is -1; it must be at least 0"),
         ({"model": {"adapt": "factor"}}, "adapt is 'factor'; it must be a list of names"),
-        ({"model": {"adapt": ["lora"]}}, "unknown adapt 'lora'; choose from concat, scale, scale_split, scale_printed"),
+        ({"model": {"adapt": ["lora"]}}, "unknown adapt 'lora'; choose from concat, scale, factor, prefix"),
         ({"model": {"dropout_output": 1}}, "dropout_output is 1; it must be at least 0 and below 1"),
         ({"data": {"unit": "words"}}, r"unknown unit 'words' \(did you mean 'word'\?\)"),
         ({"training": {"loss": "nce"}}, "unknown loss 'nce'; choose from full, sampled"),

@@ -217,7 +217,7 @@ VIOLATIONS: dict[str, tuple[Any, str]] = {
     "memory": (Allocating, "its constructor allocates memory under torch.device('meta')"),
     "bias": (wrong(lambda v, s: Shift(bias=zeros(len(v), 2))), "the bias of 5 contexts is (5, 2)"),
     "shared": (wrong(lambda v, s: Shift(bias=zeros(1, s.columns))), "the bias of 5 contexts is (1, 12)"),
-    "scale": (wrong(lambda v, s: Shift(scale=zeros(len(v), s.columns))), "the scale of 5 contexts is (5, 12)"),
+    "scale": (wrong(lambda v, s: Shift(scale=zeros(len(v), 1, s.columns))), "the scale of 5 contexts is (5, 1, 12)"),
     "left alone": (wrong(lambda v, s: Shift(left=zeros(len(v), s.rows, 2))), "the left of 5 contexts is (5, 6, 2)"),
     "ranks": (
         wrong(lambda v, s: Shift(zeros(len(v), s.rows, 2), zeros(len(v), 3, s.columns))),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.commands import streams
-from factorcell.finite import brief, from_json, is_number, shown, to_json
+from factorcell.finite import brief, is_number, shown, to_json
 
 ODD = [math.nan, math.inf, -math.inf]
 VALUES = st.recursive(
@@ -58,14 +58,6 @@ def test_files_of_rows_have_null_for_it(tmp_path: Path, odd: float) -> None:
     assert strict((tmp_path / "one.json").read_bytes()) == expected
     assert strict(streams.as_json(row)) == expected
     assert files.read_rows(path) == [expected, expected]
-
-
-def test_rows_of_before_still_open(tmp_path: Path) -> None:
-    """Python wrote NaN and Infinity, which are None now."""
-    path = tmp_path / "results.jsonl"
-    path.write_text('{"accuracy": NaN, "best": Infinity, "worst": -Infinity, "auc": 0.5, "name": "NaN"}\n')
-    assert files.read_rows(path) == [{"accuracy": None, "best": None, "worst": None, "auc": 0.5, "name": "NaN"}]
-    assert from_json("[NaN, 1]") == [None, 1]
 
 
 def test_people_read_a_dash() -> None:

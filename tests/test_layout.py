@@ -44,24 +44,6 @@ def signature(count: int, before: str = "") -> str:
 
 MANY = PARAMETERS + 1
 ARCHITECTURE = """
-### `src/factorcell/`
-- `config.py`: options
-### `src/factorcell/data/`
-- `words.py`: words
-- `tables.py`: tables
-### `src/factorcell/model/`
-- `cells.py`: cells
-### `src/factorcell/model/kernels/`
-- `library.py`: compiled
-### `src/factorcell/generation/`
-- `beams.py`: beams
-### `src/factorcell/completion/`
-- `search.py`: search
-### `src/factorcell/commands/`
-- `main.py`: verbs
-- `terminal.py`: prints
-## Order
-- `later.py`: no file of a room
 ```order
 config
 data: words
@@ -189,7 +171,7 @@ def test_planted_fault_is_found(check: Check, name: str, content: str, tmp_path:
     [
         (
             {"src/factorcell/data/helpers.py": ""},
-            ["src/factorcell/data/helpers.py: not in the order", "src/factorcell/data/helpers.py: not in the picture"],
+            ["src/factorcell/data/helpers.py: not in the order"],
         ),
         (
             {"src/factorcell/serving/__init__.py": ""},
@@ -198,13 +180,6 @@ def test_planted_fault_is_found(check: Check, name: str, content: str, tmp_path:
         (
             {"docs/architecture.md": ARCHITECTURE.replace("data: words", "data: verbs words")},
             ["docs/architecture.md: data.verbs is in the order only"],
-        ),
-        (
-            {"docs/architecture.md": ARCHITECTURE.replace("- `cells.py`", "- `sells.py`")},
-            [
-                "src/factorcell/model/cells.py: not in the picture",
-                "src/factorcell/model/sells.py: in the picture only",
-            ],
         ),
         ({"tests/nowhere/test_x.py": ""}, ["tests/nowhere: no room of the package"]),
         ({"tests/model/test_x.py": "x = 1\n" * 401}, ["tests/model/test_x.py: 401 lines, at most 400"]),

@@ -33,13 +33,6 @@ ADDRESS = "https://github.com/{}.git"
 READABLE = 0.5  # of the records at least: fewer are those of another table
 
 
-class Tally:
-    """How many records were read, and what became of them."""
-
-    def __init__(self) -> None:
-        self.read = self.unreadable = self.empty = self.repeated = 0
-
-
 def main(argv: Sequence[str]) -> int:
     """Build the set that is named; the exit code."""
     parser = argparse.ArgumentParser(
@@ -93,37 +86,39 @@ def build(name: str, data_set: DataSet, sources: Sequence[Repository], folder: P
     if manifest.exists() and files.read_json(manifest).get("sources") == made_of:
         print(f"{folder}: built already from the same commits; remove {MANIFEST} to build it again")
         return
-    tally = Tally()
+    tally = dict.fromkeys(("read", "unreadable", "empty", "repeated"), 0)
     bar = tqdm(data_set.rows(sources), desc=name, unit=" rows", dynamic_ncols=True)
     table = tabled(data_set, kept(bar, data_set, tally))
-    if tally.read == 0 or tally.unreadable > (1 - READABLE) * tally.read:
+    if tally["read"] == 0 or tally["unreadable"] > (1 - READABLE) * tally["read"]:
         every = ", ".join(map(str, sources))
-        raise UserError(f"{every}: {tally.unreadable} of {tally.read} records cannot be read; is it the right one?")
+        raise UserError(
+            f"{every}: {tally['unreadable']} of {tally['read']} records cannot be read; is it the right one?"
+        )
     manifest.unlink(missing_ok=True)
     parts = corpora.split(table, **data_set.split)
     written = {part: write(folder / f"{part}.parquet", rows) for part, rows in parts.items()}
-    content = {"set": name, "sources": made_of, "records": vars(tally), "parts": written}
-    files.write(manifest, json.dumps(content, indent=2) + "\n")
+    content = {"set": name, "sources": made_of, "records": tally, "parts": written}
+    files.write(manifest, (json.dumps(content, indent=2) + "\n").encode())
     for part, facts in written.items():
         print(f"{folder / part}.parquet: {facts['rows']:,} texts")
 
 
-def kept(rows: Iterable[Row | None], data_set: DataSet, tally: Tally) -> Iterator[Row]:
+def kept(rows: Iterable[Row | None], data_set: DataSet, tally: dict[str, int]) -> Iterator[Row]:
     """Rows with their texts and values clean, without empty and repeated ones."""
     seen = set[tuple[str | float, ...]]()
     for row in rows:
-        tally.read += 1
+        tally["read"] += 1
         if row is None:
-            tally.unreadable += 1
+            tally["unreadable"] += 1
             continue
         cleaned = {key: clean(value) if isinstance(value, str) else value for key, value in row.items()}
         texts = [value for value in cleaned.values() if isinstance(value, str)]
         if not all(texts) or any(LOST in text for text in texts):
-            tally.empty += 1
+            tally["empty"] += 1
             continue
         facts = tuple(cleaned[name] for name in ("text", *data_set.contexts))
         if facts in seen:
-            tally.repeated += 1
+            tally["repeated"] += 1
             continue
         seen.add(facts)
         yield cleaned

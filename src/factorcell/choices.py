@@ -47,7 +47,6 @@ GENTLE: dict[str, Any] = {
     "token_rate": 1.0,
     "weight_decay": 0.0,
     "loss": "full",
-    "tell_apart": (),
     "evaluations": 20,
     "patience": 3,
 }

@@ -5,7 +5,6 @@ A `Config` is three frozen dataclasses: what is read (`DataConfig`), what is tra
 """
 
 import dataclasses
-import itertools
 import json
 import types
 import typing
@@ -21,16 +20,15 @@ from factorcell.limits import UserError as UserError
 from factorcell.limits import check_format as check_format
 from factorcell.limits import choose as choose
 
-FORMAT = 1  # of run folders: the number in their config.json; 1 too where there is none
+FORMAT = 1  # of run folders: the number in their config.json
 UNITS = ("word", "space", "char", "grapheme")
 PREFIX = "prefix"  # reads the context as control codes; the other adapters change weights
-ADAPTERS = ("concat", "scale", "scale_split", "scale_printed", "factor", PREFIX)
+ADAPTERS = ("concat", "scale", "factor", PREFIX)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 EXTENSIBLE = {"adapt": Extensions("adapter", ADAPTERS), "cell": Extensions("cell", CELLS)}  # by the option of each
 INSIDE = ("low_rank", "low_rank_each")  # softmax biases of few columns, which join the product
 OUTPUT_BIASES = (*INSIDE, "one_hot", "sparse", "hash")
-SOFTMAXES = ("full", "adaptive")
 LOSSES = ("full", "sampled", "sampled_text")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
@@ -80,9 +78,9 @@ def real(default: float, text: str, low: float = 0.0, high: float = LARGEST, *, 
     return option(default, text, limits=Limits(low, high, whole=False), rare=rare)
 
 
-def drop_rate(text: str, default: float = 0.0, *, rare: bool = False) -> Any:
+def drop_rate(text: str, *, rare: bool = False) -> Any:
     """The field of a share that is dropped: not all, and by default nothing."""
-    return option(default, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
+    return option(0.0, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
 
 
 def _check(section: Any) -> None:
@@ -116,13 +114,6 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if type(value) is not hint:
         raise UserError(f"{name} is {value!r:.60}; it must be of type {hint.__name__}")
     return value
-
-
-def _check_cutoffs(given: tuple[str, ...]) -> None:
-    """The special tokens are the first three, and belong to the head of the adaptive softmax."""
-    numbers = [int(item) if item.isdecimal() and len(item) < 10 else 0 for item in given]
-    if any(low >= high for low, high in itertools.pairwise([2, *numbers])):
-        raise UserError(f"cutoffs are {', '.join(given)}; they must be whole numbers from 3 on, in rising order")
 
 
 @dataclass(frozen=True)
@@ -202,29 +193,7 @@ class ModelConfig:
     bloom_size: int = whole(
         1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", 0, LARGEST_HASH, rare=True
     )
-    sparse_printed: bool = option(
-        False, "the sparse softmax bias as printed: by a threshold, not by proximal steps", rare=True
-    )
-    sparse_penalty: tuple[str, ...] = option(
-        ("0.01",),
-        "that threshold: NUMBER, or NAME=NUMBER of one variable (repeatable)",
-        metavar="[NAME=]NUMBER",
-        rare=True,
-    )
-    softmax: str = option(
-        "full", "softmax of the model; adaptive: rare tokens in clusters, faster", choices=SOFTMAXES, rare=True
-    )
-    cutoffs: tuple[str, ...] = option(
-        (),
-        "adaptive softmax: how many tokens are more frequent than a cluster's (repeatable; default: V/16 and V/4)",
-        metavar="N",
-        rare=True,
-    )
-    shrink: float = real(
-        4.0, "adaptive softmax: factor by which embeddings shrink from cluster to cluster", 1, 1000, rare=True
-    )
     layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)", rare=True)
-    norm_memory: bool = option(True, "layer normalisation of the memory too, not of the gates alone", rare=True)
     variational: bool = option(
         False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)", rare=True
     )
@@ -240,12 +209,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check(self)
-        for item in self.sparse_penalty:
-            assignments.parsed("sparse_penalty", item)
-        _check_cutoffs(self.cutoffs)
-        for name in self.output_bias if self.softmax == "adaptive" else ():
-            if name not in INSIDE:
-                raise UserError(f"output_bias is {name!r}; with the adaptive softmax it must be {' or '.join(INSIDE)}")
 
 
 @dataclass(frozen=True)
@@ -273,14 +236,6 @@ class TrainingConfig:
     )
     weight_decay: float = real(0.0, "decoupled weight decay of the matrices", rare=True)
     value_prior: float = real(0.0, "nats a target for a squared unit of values' embeddings, hashed buckets", rare=True)
-    tell_apart: tuple[str, ...] = option(
-        (),
-        "learn in the end to tell values apart: weight of the nats of a text's true value (repeatable for columns)",
-        metavar="[COLUMN=]WEIGHT",
-    )
-    tell_dropout: float = drop_rate("share of a text's targets dropped as evidence of its value", 0.5, rare=True)
-    tell_epochs: float = real(1.0, "passes in which values are told apart", 0, 1_000_000, rare=True)
-    tell_values: int = whole(8, "other values that a text's own is compared with in a step, at most", 1, rare=True)
     sparse_l1: tuple[str, ...] = option(
         ("1e-6",),
         "l1 penalty of the sparse softmax bias, in nats a target: NUMBER, or NAME=NUMBER of one variable (repeatable)",
@@ -301,9 +256,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check(self)
-        for name in ("sparse_l1", "tell_apart"):
-            for item in getattr(self, name):
-                assignments.parsed(name, item)
+        for item in self.sparse_l1:
+            assignments.parsed("sparse_l1", item)
 
 
 @dataclass(frozen=True)
@@ -315,8 +269,6 @@ class Config:
     training: TrainingConfig = TrainingConfig()
 
     def __post_init__(self) -> None:
-        if self.model.softmax == "adaptive" and self.training.loss != "full":
-            raise UserError(f"loss is {self.training.loss!r}; with the adaptive softmax it must be 'full'")
         for name in ("max_user_texts", "min_users"):
             if getattr(self.training, name) and not self.data.user:
                 raise UserError(f"{name} counts users; it needs the column that says who writes (user)")

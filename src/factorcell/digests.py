@@ -39,7 +39,7 @@ class Digests:
 
     @classmethod
     def read(cls, folder: Path) -> "Digests":
-        """Those in `folder`; of no file where it has no manifest, as folders of older versions.
+        """Those in `folder`; of no file where it has no manifest.
 
         `UserError` where the manifest itself has been altered: it has a digest of its own.
         """

@@ -25,7 +25,7 @@ from torch import Tensor
 from factorcell import digests, inputs, lock
 from factorcell.config import UserError, check_format
 from factorcell.digests import Digests
-from factorcell.finite import from_json, to_json
+from factorcell.finite import to_json
 
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 
@@ -201,14 +201,14 @@ def write_versioned(path: str | Path, content: Mapping[str, Any], number: int) -
 
 
 def read_versioned(path: str | Path, newest: int, what: str | Path | None = None) -> dict[str, Any]:
-    """What `write_versioned` wrote, without its number; files from before there were numbers have format 1.
+    """What `write_versioned` wrote, without its number.
 
     `UserError` for a format after the `newest` that is known of `what` (`path` itself, or the folder that it opens).
     """
     content = read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: damaged (it must hold an object, not a {type(content).__name__})")
-    check_format(content.pop("format", 1), newest, what or path)
+    check_format(content.pop("format", None), newest, what or path)
     return content
 
 
@@ -318,17 +318,14 @@ def _whole(file: BinaryIO) -> int:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """All whole rows of a file of JSON lines; a last line that was cut off is ignored.
-
-    None is what is no finite number, also in rows of before that was written as null.
-    """
+    """All whole rows of a file of JSON lines; a last line that was cut off is ignored."""
     path = Path(path)
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
     for line in read(path).split(b"\n")[:-1]:
         try:
-            rows.append(from_json(line))
+            rows.append(json.loads(line))
         except (ValueError, RecursionError):
             raise UserError(f"{path} line {len(rows) + 1}: not a row of JSON") from None
         if not isinstance(rows[-1], dict):

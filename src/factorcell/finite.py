@@ -19,11 +19,6 @@ def to_json(content: Any, **how: Any) -> str:
         return json.dumps(_finite(content), **how)
 
 
-def from_json(text: str | bytes) -> Any:
-    """What `to_json` wrote; None also for the NaN and Infinity that older versions wrote."""
-    return json.loads(text, parse_constant=lambda _: None)
-
-
 def is_number(value: float | None) -> TypeGuard[float]:
     """Whether there is a number, and a finite one."""
     return value is not None and math.isfinite(value)

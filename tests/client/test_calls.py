@@ -109,7 +109,6 @@ def test_each_accept_has_a_key_of_its_own() -> None:
 
 
 def test_what_is_not_said_is_not_sent() -> None:
-    """So that a server of before a field was added answers."""
     assert calls.complete(query="a").body == b'{"query":"a"}'
     assert calls.generate(seed=1).body == b'{"seed":1}'
 

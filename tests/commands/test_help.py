@@ -264,7 +264,7 @@ def test_completion(tmp_path: Path) -> None:
     assert completed("factorcell baseline ", tmp_path) == [kind.name for kind in cli.KINDS]
     assert completed("factorcell train --epo", tmp_path) == ["--epochs"]
     assert completed("factorcell train x.csv --unit ", tmp_path) == list(UNITS)
-    assert completed("factorcell train x.csv --adapt sc", tmp_path) == ["scale", "scale_split", "scale_printed"]
+    assert completed("factorcell train x.csv --adapt sc", tmp_path) == ["scale"]
     assert completed("factorcell baseline linear --tes", tmp_path) == ["--test"]
     assert completed("factorcell train r", tmp_path) == ["rows.csv", "runs/"]
     assert completed("factorcell score r", tmp_path) == ["runs/"]

@@ -9,6 +9,7 @@ import pytest
 
 from factorcell import files, progress
 from factorcell.commands.main import main
+from factorcell.config import FORMAT
 from factorcell.evaluation import classification
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
@@ -77,9 +78,8 @@ def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: 
     ours, theirs = (evaluate(Run.open(path), ROWS * 3)["perplexity"] for path in (plain, cell))
     assert f"{100 * (1 - ours / theirs):+.1f}% [" in capsys.readouterr().out
     other = make_run(folder / "short", ("city",))
-    files.write_json(
-        other.folder / "config.json", {**other.config.to_dict(), "data": {**_data(other), "max_tokens": 3}}
-    )
+    config = {**other.config.to_dict(), "data": {**_data(other), "max_tokens": 3}}
+    files.write_versioned(other.folder / "config.json", config, FORMAT)
     other.save_weights({})
     assert main(["evaluate", plain, table, "--baseline", str(other.folder)]) == 2
     assert "read these texts differently: no gain can be told" in capsys.readouterr().err
@@ -95,9 +95,10 @@ def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
     files.write_rows(folder / "bare.jsonl", [{"text": "sea", "stars": "5"}] * 3)
     make_run(folder / "stars", ("stars",)).save_weights({})
     command = ["evaluate", str(folder / "stars"), str(folder / "bare.jsonl"), "--baseline", str(run.folder)]
+    command += ["--by", "stars"]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert error.endswith("have different vocabularies: no gain can be told\n")
+    assert error.endswith("have different vocabularies: no gain can be told; compare bits per byte\n")
     assert "--unknown" not in error
 
 

@@ -14,7 +14,7 @@ from factorcell.data.cache import prepare
 from factorcell.model.run import Run
 from tests.commands.verbs import LEAVES, parser
 
-NUMBERED = {"sparse_penalty": "0.5", "sparse_l1": "0.5", "tell_apart": "stars=2", "cutoffs": "500"}
+NUMBERED = {"sparse_l1": "0.5"}
 OF_USERS = ("anonymous", "max_user_texts", "min_users")  # options that need a user column
 
 
@@ -71,7 +71,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
 
 def test_unknown_names_are_refused() -> None:
     """An adapter that does not exist is named with those that do."""
-    with pytest.raises(UserError, match="unknown adapt 'lora'; choose from concat, scale, scale_split, scale_printed"):
+    with pytest.raises(UserError, match="unknown adapt 'lora'; choose from concat, scale, factor, prefix"):
         parse("--adapt", "lora")
 
 

@@ -188,7 +188,7 @@ def test_a_trained_run_has_what_its_blend_needs(tmp_path: Path) -> None:
     assert "zebra crossing" in [one.text for one in found]
     BlendWeights({**DEFAULT.values, "own": 5.0}).save(run)
     assert BlendWeights.of(run).values["own"] == 5.0
-    files.write_json(run.folder / "blend.json", {"own": 1})
+    files.write_json(run.folder / "blend.json", {"format": 1, "own": 1})
     with pytest.raises(UserError, match="not the weights of a blend"):
         BlendWeights.of(run)
     (run.folder / POPULARITY).unlink()

@@ -309,9 +309,8 @@ def test_of_the_real_size_it_is_never_worse_than_the_published_beam(products: st
         ({"cell": "lstm"}, False),
         ({"layers": 2}, False),
         ({"adapt": ("scale",)}, False),
-        ({"adapt": ("scale_split", "factor")}, False),
+        ({"adapt": ("scale", "factor")}, False),
         ({"adapt": ("prefix",)}, False),
-        ({"softmax": "adaptive"}, False),
     ],
 )
 def test_what_it_has_is_searched_by_it(model: dict[str, Any], there: bool) -> None:

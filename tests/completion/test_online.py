@@ -201,7 +201,7 @@ def test_a_rule_is_kept_in_the_run_folder(tmp_path: Path) -> None:
     (expected,), _ = Learner(run, LearningRule("sgd", 0.25)).learn([User.new(run)], ["abc"])
     assert np.array_equal(user.vector, expected.vector)
     for wrong, message in (({"pace": 1}, "not a rule"), ({"optimiser": "adam"}, "unknown online optimiser 'adam'")):
-        (tmp_path / "online.json").write_text(json.dumps(wrong))
+        (tmp_path / "online.json").write_text(json.dumps({"format": 1, **wrong}))
         with pytest.raises(UserError, match=message):
             LearningRule.of(run)
 

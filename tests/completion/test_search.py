@@ -63,7 +63,7 @@ MODELS = st.fixed_dictionaries(
         "cell": st.sampled_from(list(CELLS)),
         "layers": st.integers(1, 2),
         "layer_norm": st.booleans(),
-        "adapt": st.sampled_from([(), ("concat", "factor"), ("scale_split", "factor"), ("prefix",)]),
+        "adapt": st.sampled_from([(), ("concat", "factor"), ("scale", "factor"), ("prefix",)]),
         "output_bias": st.sampled_from([(), *((name,) for name in OUTPUT_BIASES)]),
         "hash_size": st.just(50),
         "bloom_size": st.just(500),

@@ -151,9 +151,9 @@ def test_labels_of_numbers_of_any_width(make: Any, kind: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([["a"], ["b"]], "values: value 1: expected the name of a category, got a list"),
-        (np.array([["a"], ["b"]]), "values: value 1: expected the name of a category, got a list"),
-        (["a", {"b": 1}], "values: value 2: expected the name of a category, got a dict"),
+        ([["a"], ["b"]], "values: value 1: expected a single value, got ["),
+        (np.array([["a"], ["b"]]), "values: value 1: expected a single value, got ["),
+        (["a", {"b": 1}], "values: value 2: expected a single value, got {"),
         (["a", b"\xff"], "values: value 2: expected text, got bytes that are not UTF-8"),
         (np.array("a"), "values: expected a list of values, got array"),
         (pd.DataFrame({"a": [1]}), "values: expected a list of values, got"),

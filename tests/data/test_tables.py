@@ -8,7 +8,6 @@ import lzma
 import threading
 import time
 from collections.abc import Callable
-from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from pyarrow import parquet as pq
 from factorcell.config import UserError
 from factorcell.data import chunks, csv_files, table_files, tables
 from factorcell.data.tables import open_table
-from factorcell.data.values import is_missing, to_time
 
 ROWS = [
     {"text": 'she said "no", twice', "city": "Oslo"},
@@ -223,102 +221,6 @@ def test_empty_lines_are_no_rows_beside_other_columns(tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("text\na\n\nb\n", encoding="utf-8")
     assert [chunk["text"] for chunk in open_table(tmp_path / "two.csv").chunks(["text"])] == [["a", "b"]]
     assert [chunk["text"] for chunk in open_table(tmp_path / "one.csv").chunks(["text"])] == [["a", "", "b"]]
-
-
-def test_columns_in_python_may_mix_types_and_be_arrays() -> None:
-    """Lists, tuples, arrays and series give plain values."""
-    for columns in (
-        {"text": ["a", "b"], "stars": (5, "5")},
-        {"text": pd.Series(["a", "b"]), "stars": pd.Series([5, "5"])},
-    ):
-        assert list(open_table(columns).chunks(["stars"])) == [{"stars": [5, "5"]}]
-
-
-def class_labels() -> Any:
-    """Rows with the numbers of classes, the last of them unlabelled."""
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    features = {"text": datasets.Value("string"), "city": datasets.ClassLabel(names=["Rome", "Paris"])}
-    columns = {"text": ["a", "b", "c"], "city": [0, 1, -1]}
-    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
-
-
-def labels_as_parquet(folder: Path) -> Path:
-    """The same rows as `datasets` writes them to a file."""
-    path = folder / "t.parquet"
-    pq.write_table(class_labels().with_format("arrow")[:], path)
-    return path
-
-
-@pytest.mark.parametrize("source", [lambda _: class_labels(), labels_as_parquet], ids=["data set", "Parquet"])
-def test_class_labels_have_the_names_of_their_classes(source: Callable[[Path], Any], tmp_path: Path) -> None:
-    """A number that stands for a class is of no use to a reader; -1 means that the row has no label."""
-    assert list(open_table(source(tmp_path)).chunks(["city"])) == [{"city": ["Rome", "Paris", None]}]
-
-
-@pytest.mark.parametrize("metadata", [b"", b"[]", b"{}", b'{"info": {"features": [1]}}', b"\xff"])
-def test_metadata_of_another_kind_is_ignored(metadata: bytes) -> None:
-    """A file may say anything in its metadata."""
-    table = pa.table({"city": [0]}, metadata={b"huggingface": metadata})
-    assert list(open_table(table).chunks(["city"])) == [{"city": [0]}]
-
-
-def test_columns_of_pandas_are_plain_values() -> None:
-    """Intervals and periods are text, sparse and mixed columns are their values."""
-    frame = pd.DataFrame(
-        {
-            "cut": pd.cut([1, 5], [0, 3, 6]),
-            "interval": pd.interval_range(0, 2),
-            "month": pd.period_range("2026-01", periods=2, freq="M"),
-            "sparse": pd.arrays.SparseArray([0, 1]),
-            "mixed": ["x", 3],
-            "narrow": pd.array([4.7, None], dtype="Float32"),
-            "arrow": pd.array([4.7, None], dtype=pd.ArrowDtype(pa.float32())),
-            "category": pd.Categorical(np.array([4.7, np.nan], np.float32)),
-        }
-    )
-    (chunk,) = open_table(frame).chunks(list(frame.columns))
-    assert chunk == {
-        "cut": ["(0, 3]", "(3, 6]"],
-        "interval": ["(0, 1]", "(1, 2]"],
-        "month": ["2026-01", "2026-02"],
-        "sparse": [0, 1],
-        "mixed": ["x", 3],
-        "narrow": [4.7, None],
-        "arrow": [4.7, None],
-        "category": [4.7, None],
-    }
-
-
-@pytest.mark.parametrize("unit", ["D", "s", "us", "ns"])
-def test_arrays_of_times_are_times(unit: str) -> None:
-    """NumPy converts times in nanoseconds to numbers."""
-    times = np.array(["2026-01-02", "NaT"], f"datetime64[{unit}]")
-    (chunk,) = open_table({"when": times}).chunks(["when"])
-    assert to_time(chunk["when"][0]) in (date(2026, 1, 2), datetime(2026, 1, 2))
-    assert is_missing(chunk["when"][1])
-
-
-def test_periods_that_pandas_stores_are_refused(tmp_path: Path) -> None:
-    """Arrow knows only the number of a period, whose unit is lost."""
-    path = tmp_path / "t.parquet"
-    pd.DataFrame({"text": ["a"], "month": pd.period_range("2026-01", periods=1, freq="M")}).to_parquet(path)
-    with pytest.raises(UserError, match="month has pandas periods or intervals; store them as text"):
-        list(open_table(path).chunks(["month"]))
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ([], "empty"),
-        ({}, "empty"),
-        ({"text": ["a", "b"], "stars": [5]}, "stars has 1 rows, another has 2"),
-        (pa.table([pa.array(["a"]), pa.array(["b"])], names=["x", "x"]), "^the table given: the header has 'x' twice"),
-    ],
-)
-def test_tables_in_memory_that_do_not_fit(source: Any, message: str) -> None:
-    """One line each."""
-    with pytest.raises(UserError, match=message):
-        list(open_table(source).chunks(["stars"]))
 
 
 @pytest.mark.parametrize(

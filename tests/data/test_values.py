@@ -249,9 +249,9 @@ def test_values_that_training_grouped_are_no_error() -> None:
     )
     assert error.value.as_command().endswith("; --unknown group or --unknown expected to continue anyway")
     (city,) = first.schema.variables
-    older = ContextSchema((replace(city, grouped=""),))
+    bare = ContextSchema((replace(city, grouped=""),))
     with pytest.raises(UserError, match="city 'Nice' was never seen in training or is a rare one"):
-        prepare(ROWS, GROUPING, vocabulary=first.vocabulary, schema=older)
+        prepare(ROWS, GROUPING, vocabulary=first.vocabulary, schema=bare)
 
 
 def test_no_message_names_a_user() -> None:

@@ -9,7 +9,7 @@ from factorcell import files
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.cautions import LOOKED_AT, cautions, context_gain
-from factorcell.model.run import TELLING, Run
+from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 
 
@@ -48,13 +48,6 @@ def test_a_training_that_stopped_early_is_named(
         f"{run.folder}: its training stopped after {last} of 100 steps; read what it says of contexts with caution"
     )
     assert cautions([run]) == ([expected] if said else [])
-
-
-def test_a_training_that_stopped_while_telling_is_named(run: Run) -> None:
-    """All of its first part is done, and the folder of the second one is still there."""
-    logged(run, 100, 9.0, 8.0)
-    (run.folder / TELLING).mkdir()
-    assert "its training stopped before it had learned to tell values apart; read" in cautions([run])[0]
 
 
 def test_records_that_cannot_be_read_are_named(run: Run) -> None:

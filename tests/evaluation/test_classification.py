@@ -228,10 +228,3 @@ def test_sampled_likelihoods_compare_as_exact_ones(tmp_path: Path) -> None:
     np.testing.assert_allclose(few, alone, rtol=1e-4, atol=1e-4)
     probabilities = classify(run, ROWS, "city", samples=100_000).probabilities
     np.testing.assert_allclose(probabilities, classify(run, ROWS, "city").probabilities, atol=1e-4)
-
-
-def test_an_adaptive_softmax_is_not_sampled(tmp_path: Path) -> None:
-    """One line, before anything is scored."""
-    run = make_run(tmp_path / "run", softmax="adaptive", cutoffs=["5"])
-    with pytest.raises(UserError, match="has an adaptive softmax, which is not sampled; leave out the samples"):
-        classify(run, ROWS, "city", samples=5)

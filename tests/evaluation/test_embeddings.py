@@ -185,15 +185,6 @@ def test_shift_of_the_softmax_bias_model_is_q_c(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.delete(found - found[0], START), np.delete(shifted - shifted[0], START), atol=1e-5)
 
 
-def test_shift_of_a_run_with_an_adaptive_softmax(tmp_path: Path) -> None:
-    """Its log probabilities are a distribution in both contexts, and differ."""
-    run = make_run(tmp_path / "run", adapt=["concat"], softmax="adaptive", cutoffs=["5"])
-    found = embeddings.shift(run, {"city": "Oslo"})
-    assert np.isfinite(found).all()
-    assert (found > 0).any()
-    assert (found < 0).any()
-
-
 def test_words_are_the_ends_of_the_shift(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", adapt=["concat"])
     nats = dict(zip(run.vocabulary.tokens, embeddings.shift(run, {"city": "Oslo"}).tolist(), strict=True))

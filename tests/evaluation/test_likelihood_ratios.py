@@ -151,7 +151,6 @@ def plain_raised(run: Run, texts: tuple[str, ...], first: dict[str, Any], second
     [
         {"adapt": ["concat", "factor"], "output_bias": ["low_rank", "one_hot"]},
         {"adapt": ["prefix", "scale"], "output_bias": ["hash"], "layers": 2},
-        {"adapt": ["factor"], "output_bias": ["low_rank"], "softmax": "adaptive", "cutoffs": ["4"]},
     ],
 )
 @pytest.mark.parametrize("at_once", [4_000_000, 40])

@@ -101,7 +101,7 @@ def test_training_keeps_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     assert main(command) == 0
     assert main([*command, "--proposal", "unigram"]) == 2
-    assert "unigrams.safetensors: there is no such file; it comes at the end of training" in capsys.readouterr().err
+    assert "unigrams.safetensors: there is no such file; training writes it at its end" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"unknown proposal 'unigrams' \(did you mean 'unigram'\?\); choose from rank"):
         classify(run, ROWS, "city", proposal="unigrams")
 

@@ -26,8 +26,9 @@ def test_texts_add_what_they_cost(tmp_path: Path) -> None:
     assert found["perplexity_known"].above == pytest.approx([sum(nats) for nats in known], rel=1e-5)
     assert found["perplexity_known"].below.tolist() == [len(nats) for nats in known]
     whole = perplexity.evaluate(run, corpus)
-    for name, sums in found.items():
-        assert np.exp(sums.ratio) == pytest.approx(whole[name])
+    for name in ("perplexity", "perplexity_known"):
+        assert np.exp(found[name].ratio) == pytest.approx(whole[name])
+    assert found["bits_per_byte"].ratio == pytest.approx(whole["bits_per_byte"])
 
 
 def test_the_key_is_of_the_texts_and_what_is_asked(tmp_path: Path) -> None:
@@ -53,6 +54,8 @@ def test_figures_of_the_same_texts_are_kept_together(tmp_path: Path) -> None:
     assert list(text_figures.read(tmp_path, "cd34")) == ["other"]
     for key in (None, "", "ef56", "../ab12"):
         assert text_figures.read(tmp_path, key) == {}
-    files.save_tensors(tmp_path / "texts-ab12.safetensors", {"x below": torch.zeros(2)}, {})
-    with pytest.raises(UserError, match="no figures of texts"):
-        text_figures.read(tmp_path, "ab12")
+    damaged: list[dict[str, object]] = [{}, {"originals": {}}, {"originals": []}]
+    for facts in damaged:
+        files.save_tensors(tmp_path / "texts-ab12.safetensors", {"x below": torch.zeros(2)}, facts)
+        with pytest.raises(UserError, match="no figures of texts"):
+            text_figures.read(tmp_path, "ab12")

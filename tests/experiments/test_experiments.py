@@ -11,17 +11,13 @@ import pyarrow as pa
 import pytest
 import torch
 
+import communities
 import corpora
-import ranks
-import restraint
+import papers
 import study
-import switches
 import tacl
 import thesis_sixteen
-import thesis_sparse
-import thesis_subreddits
-import thesis_variables
-import titles
+import variations
 from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
@@ -31,16 +27,8 @@ from factorcell.evaluation import baselines
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from factorcell.training.rules import Facts
-from pages import beside
-from pages.results import Results
 from tests.small import make_run
 
-ALL = {
-    **thesis_sixteen.EXPERIMENTS,
-    "variables": thesis_variables.EXPERIMENT,
-    "subreddits": thesis_subreddits.EXPERIMENT,
-    "sparse": thesis_sparse.EXPERIMENT,
-}
 PUBLISHED = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
 
 # The gains as the thesis prints them, in per cent, row by row: they tell a slip of the pen in its perplexities.
@@ -54,113 +42,22 @@ GAINS = {
 # ---- the rows ----
 
 
-@pytest.mark.parametrize("name", thesis_sixteen.EXPERIMENTS)
-def test_there_are_sixteen_rows_as_in_the_thesis(name: str) -> None:
-    """Every subset of the four adaptations once, each in its slot, named as in the file of published figures."""
-    experiment = thesis_sixteen.EXPERIMENTS[name]
-    rows = {row: of for row, of in experiment.rows.items() if row not in ("prefix", *experiment.baselines)}
-    subsets = {frozenset(part) for size in range(5) for part in itertools.combinations(thesis_sixteen.PARTS, size)}
-    model = [row["model"] for row in rows.values()]
-    assert {frozenset([*part["adapt"], *part["output_bias"]]) for part in model} == subsets
-    assert len(rows) == 16
-    assert all(set(part["adapt"]) <= {"scale", "concat"} for part in model)
-    assert all(set(part["output_bias"]) <= {"low_rank", "hash"} for part in model)
-    assert [row for row in rows if row in PUBLISHED[name]] == list(PUBLISHED[name])
-    assert set(rows) - set(PUBLISHED[name]) == ({"scale+hash"} if name == "reddit_titles" else set())
-
-
-@pytest.mark.parametrize(("name", "row"), [(name, row) for name, whole in ALL.items() for row in whole.rows])
-def test_the_library_knows_every_option(name: str, row: str) -> None:
-    """Each row of each experiment is a valid config, and differs from the recipe as it says."""
-    config = ALL[name].config(study.Training(row, 5), 1).to_dict()
-    assert (config["training"]["seed"], config["training"]["threads"]) == (5, 1)
-    for section, options in ALL[name].rows[row].items():
-        assert {key: config[section][key] for key in options} == {
-            key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
-        }
-
-
-def test_table_3_8_has_eight_rows_of_which_two_are_of_table_3_7() -> None:
-    """Six of its own, all with all four adaptations, and two whose models are trained for the other table."""
-    rows = thesis_variables.ROWS
-    assert {"none", *rows, "case+speaker+role"} == set(PUBLISHED["variables"])
-    assert len(rows) == 6
-    whole = thesis_sixteen.EXPERIMENTS["scotus"].rows["scale+concat+low_rank+hash"]["model"]
-    assert all(row["model"] == whole for row in rows.values())
-    assert all(name.split("+") == row["data"]["context"] for name, row in rows.items())
-    assert thesis_variables.EXPERIMENT.recipe == thesis_sixteen.EXPERIMENTS["scotus"].recipe
-
-
-def test_table_a_1_searches_for_a_penalty_of_each_variable() -> None:
-    """Each kind of the published table is there, with a sparse part once a trial, without one in several sizes."""
-    rows = thesis_sparse.EXPERIMENT.rows
-    for kind in PUBLISHED["sparse"]:
-        named = [name for name in rows if name == kind or name.rpartition("-")[0] == kind]
-        sizes = {rows[name]["model"].get("context_size") for name in named}
-        sparse = "sparse" in kind
-        trials = thesis_sparse.TRIALS if sparse else len(thesis_sparse.SIZES)
-        assert len(named) == (1 if kind == "none" else trials)
-        both = {thesis_sparse.SIZE} if sparse else set(thesis_sparse.SIZES)
-        assert sizes == (both if "low_rank" in kind else {None})
-    own = [repr(row) for name, row in rows.items() if name not in thesis_sparse.EXPERIMENT.baselines]
-    assert len(set(own)) == len(own)
-    config = thesis_sparse.EXPERIMENT.config(study.Training("sparse-3", 0), 1)
-    assert config.data.context == thesis_sparse.VARIABLES
-    assert [one.split("=")[0] for one in config.training.sparse_l1] == list(thesis_sparse.VARIABLES)
-    assert thesis_sparse.penalties() == thesis_sparse.penalties()
-    alike = [{*each.values()} for each in thesis_sparse.penalties() if len({*each.values()}) == 1]
-    assert alike == [{one} for one in thesis_sparse.LAMBDAS]
-    for variable in thesis_sparse.VARIABLES:
-        assert len({each[variable] for each in thesis_sparse.penalties()}) > 2
-    printed = thesis_sparse.EXPERIMENT.config(study.Training("threshold-0.01", 0), 1).model
-    assert (printed.sparse_printed, printed.sparse_penalty) == (True, ("0.01",))
-
-
-@pytest.mark.parametrize("name", switches.EXPERIMENTS)
+@pytest.mark.parametrize("name", tacl.SWITCHED)
 def test_parts_as_printed_can_be_built(name: str, tmp_path: Path) -> None:
     """Each row differs from all others, trains, and is held against one that is there."""
-    experiment = switches.EXPERIMENTS[name]
+    experiment = variations.EXPERIMENTS[f"switches_{name}"]
     assert len({str(row) for row in experiment.rows.values()}) == len(experiment.rows)
-    held = {row: against for row, against in switches.HELD_AGAINST.items() if row in experiment.rows}
-    assert {*itertools.chain(*held.values()), switches.OURS} <= set(experiment.rows)
-    numbers = "lat" in experiment.config(study.Training(switches.OURS, 0), 1).data.context[0]
+    numbers = "lat" in experiment.config(study.Training("ours", 0), 1).data.context[0]
     rows = [
         {"text": f"a {n % 3}", "section": "xy"[n % 2], "rating": str(n % 8), "lat": float(n % 5), "lon": float(n % 7)}
         for n in range(200)
     ]
     for row in experiment.rows:
         config = experiment.config(study.Training(row, 0), 1)
-        assert bool(config.model.number_layers) != (row == switches.NO_NETWORK)
+        assert bool(config.model.number_layers) != (row == "no number network")
         corpus = prepare(rows, replace(config.data, min_count=1))
         assert bool(corpus.schema.numbers) == numbers
         Run.create(tmp_path / row, config, corpus.vocabulary, corpus.schema)
-
-
-@pytest.mark.parametrize("name", restraint.EXPERIMENTS)
-def test_nothing_but_what_is_said_is_changed(name: str) -> None:
-    """Each row is the FactorCell of the TACL paper's tables but for what its name says, which no other row has."""
-    of = tacl.EXPERIMENTS[name].config(study.Training("factorcell", 0), 1)
-    seen = []
-    for row, changes in restraint.CHANGES[name].items():
-        made = restraint.EXPERIMENTS[name].config(study.Training(row, 0), 1)
-        here = {**vars(made.model), **vars(made.training)}
-        there = {**vars(of.model), **vars(of.training)}
-        differ = {option for option in here if here[option] != there[option]}
-        assert differ == set(itertools.chain(*changes.values()))
-        seen.append({option: here[option] for option in differ})
-    assert all(seen.count(one) == 1 for one in seen)
-
-
-@pytest.mark.parametrize("name", ranks.EXPERIMENTS)
-def test_both_ranks_are_there(name: str) -> None:
-    """Beside the FactorCell of the TACL paper's tables one that differs in its rank alone, elsewhere both."""
-    configs = [ranks.EXPERIMENTS[name].config(study.Training(row, 0), 1) for row in ranks.EXPERIMENTS[name].rows]
-    if name in tacl.EXPERIMENTS:
-        configs.append(tacl.EXPERIMENTS[name].config(study.Training("factorcell", 0), 1))
-    assert {config.model.rank for config in configs} == set(ranks.RANKS)
-    assert len(configs) == 2
-    assert replace(configs[0], model=replace(configs[0].model, rank=configs[1].model.rank)) == configs[1]
-    assert configs[0].with_model("factorcell") == configs[0]
 
 
 def test_ranks_are_beside_how_many_texts_a_value_has(tmp_path: Path) -> None:
@@ -172,32 +69,9 @@ def test_ranks_are_beside_how_many_texts_a_value_has(tmp_path: Path) -> None:
     corpus = prepare(texts, config.data)
     run = Run.create(tmp_path / "r", config, corpus.vocabulary, corpus.schema)
     files.write_json(run.folder / "training.json", {"texts": 18, "targets": 72})
-    of = replace(ranks.SETS["hotels"], measure=lambda run, tables: study.Measured({"accuracy": 0.5, "targets": 7}))
-    found = ranks.measured(run, {}, of).row
+    found = variations.with_sizes(run, {}, lambda run, tables: study.Measured({"accuracy": 0.5, "targets": 7})).row
     assert found == {"accuracy": 0.5, "targets": 7, "trained_targets": 72, "values": 3, "texts_per_value": 4.5}
     assert Facts.of(corpus, corpus, config.data).texts_per_value == 4.5
-
-
-def test_parts_as_printed_stand_beside_ours(tmp_path: Path) -> None:
-    """Each is compared with what it replaces, by the rows."""
-    sums = {"perplexity_known": {"key": "k", "below": [10.0] * 20}}
-    shared = {"config": {}, "perplexity": 4.0, "accuracy_rank": 0.5, "accuracy_unigram": 0.25}
-    nats = {"ours": 12.0, "relu": 11.0, "scale": 13.0, "scale_printed": 15.0}
-    for row, each in nats.items():
-        made = {name: {**one, "above": [each + n % 2 for n in range(20)]} for name, one in sums.items()}
-        perplexity = float(np.exp((each + 0.5) / 10))
-        files.append_row(
-            tmp_path / "s.jsonl", {**shared, "row": row, "seed": 0, "perplexity_known": perplexity, "sums": made}
-        )
-    text = beside.switched(Results.read(tmp_path, "s", switches.OURS), "word")
-    lines = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
-    assert lines["ours"][1:4] == ["", f"{np.exp(1.25):.2f}", ""]
-    assert lines["relu"][1] == "ours"
-    assert lines["relu"][3].startswith(f"{100 * (1 - np.exp(-0.1)):+.1f}% [")
-    assert lines["scale_printed"][1] == "scale"
-    assert lines["scale_printed"][3].startswith(f"{100 * (1 - np.exp(0.2)):+.1f}% [")
-    assert text.endswith("Accuracy of ours by 1,000 samples of the vocabulary: 50.0% by rank, 25.0% by unigram.\n")
-    assert beside.switched(Results.of([]), "word").endswith("No row yet.\n")
 
 
 @pytest.mark.parametrize("name", GAINS)
@@ -260,8 +134,8 @@ def test_pieces_of_a_turn_fall_into_one_group(tmp_path: Path) -> None:
 
 def test_only_oral_arguments_are_told_by_turns() -> None:
     """Table 3.8 has rows of table 3.7 beside its own, so both have entries of turns; other sets have texts."""
-    by_turns = {name for name, one in ALL.items() if one.whole is thesis_sixteen.of_whole_turns}
-    assert by_turns == {"scotus", "variables"}
+    by_turns = {name for name, one in papers.EXPERIMENTS.items() if one.whole is thesis_sixteen.of_whole_turns}
+    assert by_turns == {"scotus", "variables", "ranks_scotus"}
 
 
 def test_the_justices_who_speak_most() -> None:
@@ -277,13 +151,13 @@ def test_the_justices_who_speak_most() -> None:
 
 def test_held_titles_are_in_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every eighth community and the published ones, the first few titles; all others stay."""
-    monkeypatch.setattr(titles, "HELD", 3)
+    monkeypatch.setattr(communities, "HELD", 3)
     names = [f"s{index:02}" for index in range(17)] + ["nba"]
     rows = [{"text": f"{name} {n}", "subreddit": name} for n in range(5) for name in names]
     developed = [{"text": f"dev {name}", "subreddit": name} for name in names]
-    chosen = thesis_subreddits.chosen(pa.Table.from_pylist(rows)) & set(names)
+    chosen = communities.chosen(pa.Table.from_pylist(rows)) & set(names)
     assert chosen == {*sorted(names)[::8], "nba"}
-    train, judged = titles.parted(pa.Table.from_pylist(rows), pa.Table.from_pylist(developed), chosen)
+    train, judged = communities.parted(pa.Table.from_pylist(rows), pa.Table.from_pylist(developed), chosen)
     assert Counter(judged["subreddit"].to_pylist()) == dict.fromkeys(chosen, 4)
     kept = set(train["text"].to_pylist())
     assert kept.isdisjoint(judged["text"].to_pylist())
@@ -295,8 +169,8 @@ def test_titles_that_were_read_are_not_judged(tmp_path: Path, monkeypatch: pytes
 
     Dev itself keeps its first titles.
     """
-    monkeypatch.setattr(titles, "HELD", 2)
-    monkeypatch.setattr(titles, "DEVELOPED", 1)
+    monkeypatch.setattr(communities, "HELD", 2)
+    monkeypatch.setattr(communities, "DEVELOPED", 1)
     parts = {
         "train": [("shared", "a"), ("own", "a"), ("shared", "b"), ("rest", "b")],
         "test": [("tested", "a"), ("rest", "a")],
@@ -305,7 +179,7 @@ def test_titles_that_were_read_are_not_judged(tmp_path: Path, monkeypatch: pytes
     for part, rows in parts.items():
         table = pa.Table.from_pylist([{"text": text, "subreddit": name} for text, name in rows])
         corpora.written(tmp_path / "reddit_titles" / f"{part}.parquet", table)
-    made = titles.tables(tmp_path, tmp_path, 1.0, "x", lambda train: {"a"})
+    made = communities.titles(tmp_path, tmp_path, 1.0, "x", lambda train: {"a"})
     texts = {part: corpora.read(path)["text"].to_pylist() for part, path in made.items()}
     assert texts == {
         "train": ["shared", "rest"],
@@ -374,4 +248,4 @@ def test_neighbours_by_distance(tmp_path: Path) -> None:
     run.schema = ContextSchema((Variable("subreddit", "category", (RARE, *names), (1,) * 7),))
     places = torch.tensor([[0.0, 0.0], [0.0, 0.0], [9.0, 0.0], [0.0, -1.0], [-3.0, 0.0], [0.0, 20.0], [0.0, 0.0]])
     run.model.encoder.tables[0] = torch.nn.Parameter(places)
-    assert thesis_subreddits.nearest(run, ["hub", "nowhere"]) == {"hub": ["same", "near", "middle", "far"]}
+    assert communities.nearest(run, ["hub", "nowhere"]) == {"hub": ["same", "near", "middle", "far"]}

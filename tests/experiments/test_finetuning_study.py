@@ -1,7 +1,6 @@
 """Section A.2: the texts of domains, what is kept of fine-tunings, and what is said of penalties."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +13,7 @@ import thesis_sparse
 from corpora import read
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
-from pages import finetuning, verdicts
-from pages.results import Results
 from tests.small import make_run
 
 COLUMNS = ("hotel", "city", "rating")
@@ -97,62 +93,3 @@ def test_n_grams_of_few_texts_have_the_words_of_all_others(tmp_path: Path, monke
     assert one.ratio < few.ratio < np.log(9)
     assert one.below.tolist() == [5.0, 5.0], "no word of the hotels is unknown where few texts are counted"
     assert found.row["finetuned"][keys[0]]["dev"] > found.row["finetuned"][keys[1]]["dev"]
-
-
-def rows(better: float, seeds: int = 3, noise: float = 0.003) -> list[dict[str, Any]]:
-    """Rows whose penalties are as good as none, but for one, by so many nats in one case; texts differ by `noise`."""
-    made = []
-    below = np.full(200, 20.0)
-    for seed in range(seeds):
-        random = np.random.default_rng(seed)
-        hard = random.normal(4, 0.2, 200)
-        values = {f"{name}, before": 0.5 for name in thesis_finetuning.DOMAINS}
-        for name, way in finetuning.CASES:
-            for l1 in thesis_finetuning.PENALTIES:
-                values[f"{name}, {way}, {l1}"] = 0.0
-        values["films, all, 1e-5"] = -better
-        off = {key: random.normal(value, noise, 200) for key, value in values.items()}
-        sums = {
-            f"{key}{kind}": study.grouped(TextSums("k", below * (hard + off[key]), below))
-            for key in values
-            for kind in thesis_finetuning.KINDS.values()
-        }
-        kept = {key: {"dev": value, "texts": 200} for key, value in values.items()}
-        made.append({"row": "none", "seed": seed, "sums": sums, "finetuned": kept})
-    return made
-
-
-def test_penalties_beside_none() -> None:
-    """A line for each case; one penalty that gains beyond chance is told apart from those that do not."""
-    found = Results.of(rows(0.1), "none")
-    text = finetuning.table(found)
-    counted: dict[str, Any] = {"row": "ngram", "seed": 0, "exact": True, "finetuned": {}, "sums": {}}
-    for name, most in (("films", 1000), ("films", 100)):
-        sums = TextSums("k", np.full(200, 20.0 * np.log(most)), np.full(200, 20.0))
-        counted["sums"][f"{name}, ngram, {most}"] = study.grouped(sums)
-    assert finetuning.table(Results.of([counted], "none")).endswith("No row yet.\n")
-    beside = finetuning.table(Results.of([*rows(0.1), counted], "none"))
-    assert "| films | all | 200 | 1000.00 |" in beside
-    assert "| films | all, 100 texts | 200 | 100.00 |" in beside
-    assert "| films | bias | 200 | 1000.00 |" in beside
-    assert "| a word | all | 200 |  |" in beside
-    lines = {line.split(" | ")[0][2:] + line.split(" | ")[1]: line for line in text.splitlines() if "| 200 |" in line}
-    assert len(lines) == len(finetuning.CASES)
-    assert "| +9." in lines["filmsall"] or "| +10." in lines["filmsall"]
-    assert "no difference" not in lines["filmsall"]
-    assert lines["a wordbias"].endswith("no difference |")
-    line = verdicts.Line("A.2", "x")
-    assert verdicts.penalised(line, found)[3:6] == ("1 of 12 gain over 1%", "", "disagrees")
-    assert verdicts.penalised(line, Results.of(rows(0.005), "none"))[3:6] == ("0 of 12 gain over 1%", "", "agrees")
-    unsure = verdicts.penalised(line, Results.of(rows(0.008, noise=0.05), "none"))
-    assert unsure[3:6] == ("0 of 12 gain over 1%", "", "cannot be told")
-    assert verdicts.penalised(line, Results.of(rows(0.0), "none"))[3:6] == ("0 of 12 gain over 1%", "", "agrees")
-    still = rows(0.1)
-    for one in still:
-        for key in [key for key in one["sums"] if key.startswith("a word, bias, ")]:
-            one["sums"][key] = one["sums"]["a word, before"]
-    assert verdicts.penalised(line, Results.of(still, "none"))[3] == "1 of 11 gain over 1%"
-    assert finetuning.table(Results.of(still, "none")).count(finetuning.STILL) == 2
-    assert verdicts.penalised(line, Results.of(rows(0.1, 2), "none"))[5:] == ("cannot be told", "fewer than 3 seeds")
-    assert verdicts.penalised(line, Results.of([]))[3:] == ("no row", "", "cannot be told", "not trained")
-    assert finetuning.table(Results.of([])).endswith("No row yet.\n")

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 import torch
 
+import communities
 import corpora
 import thesis_queries
 import thesis_sparse
-import thesis_subreddits
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_perplexity_of_each_community(run: Run, tmp_path: Path) -> None:
     """By the nats of its texts one by one, words that the run does not know among them."""
     judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(TEXTS))
-    found = {row["value"]: row for row in thesis_subreddits.by_community(run, {"judged": judged})}
+    found = {row["value"]: row for row in communities.by_community(run, {"judged": judged})}
     assert list(found) == ["elsewhere", "sea", "snow"]
     for name, row in found.items():
         own = [one for one in TEXTS if one["subreddit"] == name]
@@ -57,13 +57,13 @@ def test_the_perplexity_of_each_community(run: Run, tmp_path: Path) -> None:
 
 def test_the_nearest_communities(run: Run, tmp_path: Path) -> None:
     """By Euclidean distance; of one that the run does not know, and of an unadapted model, there are none."""
-    found = thesis_subreddits.nearest(run, ["sea", "nowhere"])
+    found = communities.nearest(run, ["sea", "nowhere"])
     assert run.model.encoder is not None
     values = run.schema.variable("subreddit").values
     table = run.model.encoder.tables[0].detach().numpy()
     away = {name: np.linalg.norm(table[values.index(name)] - table[values.index("sea")]) for name in ("snow", "sun")}
     assert found == {"sea": sorted(away, key=lambda name: away[name])}
-    assert thesis_subreddits.nearest(make_run(tmp_path / "run", context=(), adapt=(), output_bias=()), ["sea"]) == {}
+    assert communities.nearest(make_run(tmp_path / "run", context=(), adapt=(), output_bias=()), ["sea"]) == {}
 
 
 def test_what_is_among_the_first_three(tmp_path: Path) -> None:

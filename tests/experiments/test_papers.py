@@ -1,4 +1,4 @@
-"""All scripts one after another: every command of the overview is among them, and one that fails leaves the others."""
+"""All experiments: their rows are those that are kept, and one that fails leaves the others."""
 
 import tomllib
 from pathlib import Path
@@ -7,86 +7,62 @@ import pytest
 
 import papers
 import study
-from pages import overview
-from pages.results import Results
+from factorcell import files
+from factorcell.config import said_in
+from factorcell.training import plan
 
 FAKE = """
 import sys
 with open({log!r}, "a") as file:
     file.write(" ".join(sys.argv[1:]) + "\\n")
-sys.exit({code})
+sys.exit(dict(good=0, bad=1, stopped=130)[sys.argv[1]])
 """
 
 
-def test_every_table_has_its_command() -> None:
-    """What the overview names is run, and what is run exists; runs that others are measured in come first."""
-    printed = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
-    lines = overview.lines(lambda name, base="": Results.of([]), printed)
-    named = {line.command for line in lines} - {"", "ratings sheet imdb"}  # that wants people
-    commands = [" ".join(command) for command in papers.COMMANDS]
-    of_sets = [command.partition(" ") for command in named]  # of several sets a command each
-    assert {f"{name} {one}".strip() for name, _, sets in of_sets for one in sets.split(", ")} <= set(commands)
-    assert len(set(commands)) == len(commands)
-    assert all((study.HERE / f"{script}.py").exists() for script, *_ in papers.COMMANDS)
-    for first, second in (
-        ("tacl hotels", "thesis_specificity hotels"),
-        ("tacl_trials hotels", "thesis_specificity ratings_trials"),
-        ("thesis_sparse", "thesis_finetuning"),
-    ):
-        assert commands.index(first) < commands.index(second)
+@pytest.mark.parametrize("name", papers.EXPERIMENTS)
+def test_rows_that_are_kept_are_those_of_today(name: str, tmp_path: Path) -> None:
+    """With the kept rows nothing is trained again, whatever default has changed since; no other row is kept."""
+    experiment, kept = papers.EXPERIMENTS[name], study.HERE / "results"
+    assert study.Job(experiment, tmp_path, tmp_path, kept, experiment.trainings(), 1, 1, False, ()).missing() == []
+    rows = {study.Training(row["row"], row["seed"]) for row in files.read_rows(kept / f"{name}.jsonl")}
+    assert rows == set(experiment.trainings())
 
 
-def test_the_whole_is_counted() -> None:
-    """Rows that are wanted and finished, and hours of what is trained; those measured in runs of others have none."""
-    rows = [
-        {"row": "unadapted", "seed": 1, "minutes": 30.0},
-        {"row": "unadapted", "seed": 7, "minutes": 30.0},
-        {"row": "of before", "seed": 0, "minutes": 0.0},
-    ]
-    wanted = {"tacl_hotels", "specificity_hotels"}
-    text = papers.whole(lambda name: rows if name in wanted else [])
-    lines = {line.split(" | ")[0][2:]: line.strip(" |").split(" | ")[1:] for line in text.splitlines()}
-    assert lines["`tacl hotels`"] == ["12", "1", "1", "1.0"]
-    assert lines["`thesis_specificity hotels`"] == ["12", "1", "0", "0.0"]
-    assert lines["`family`"][:2] == ["92", "0"]
-    every = [papers.experiment(*command) for command in papers.COMMANDS]
-    assert len({one.name for one in every}) == len(every)
-    assert lines["all"] == [f"{sum(len(one.trainings()) for one in every):,}", "2", "1", "1.0"]
-    assert [len(papers.experiment("tacl_trials", "imdb").trainings()), len(every[0].trainings(["unadapted"]))] == [
-        42,
-        3,
-    ]
+def test_every_file_of_rows_and_every_recipe_has_its_experiment() -> None:
+    """Runs that others measure come before them."""
+    assert {path.stem for path in (study.HERE / "results").glob("*.jsonl")} == set(papers.EXPERIMENTS)
+    assert len(papers.EXPERIMENTS) == len(papers.ORDER)
+    names = list(papers.EXPERIMENTS)
+    assert all(names.index(one.runs) < names.index(one.name) for one in papers.ORDER if one.runs)
+    specified = tomllib.loads((study.HERE / "rows.toml").read_text(encoding="utf-8"))
+    assert specified.keys() - {"tacl_trials"} <= set(names)
 
 
-@pytest.mark.parametrize("command", papers.COMMANDS, ids=" ".join)
-def test_rows_that_are_kept_are_those_of_today(command: tuple[str, ...], tmp_path: Path) -> None:
-    """With the rows of the study at hand nothing is trained again, whatever default has changed since."""
-    of = papers.experiment(*command)
-    kept = study.HERE / "results"
-    assert study.Job(of, tmp_path, tmp_path, kept, of.trainings(), 1, 1, False, ()).missing() == []
+@pytest.mark.parametrize("recipe", sorted(study.HERE.glob("*.toml")), ids=lambda path: path.name)
+def test_recipes_leave_nothing_to_choose(recipe: Path) -> None:
+    """What a recipe reached was reached with all of its options: other rules must not change it."""
+    if recipe.stem not in ("published", "rows", "sources", "tables"):
+        assert plan.unsaid(said_in(recipe)) == ()
 
 
-def scripts(folder: Path, **codes: int) -> list[str]:
-    """Scripts that end with these codes and write down their arguments."""
-    for name, code in codes.items():
-        (folder / f"{name}.py").write_text(FAKE.format(log=str(folder / "log"), code=code))
-    return ["--data", "d", "--out", "o"]
+def script(folder: Path) -> str:
+    """A script that writes down its arguments and ends with the code of its first one."""
+    (folder / "fake.py").write_text(FAKE.format(log=str(folder / "log")))
+    return str(folder / "fake.py")
 
 
 def test_one_that_fails_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = scripts(tmp_path, good=0, bad=1)
-    assert papers.main(given, (("bad", "x"), ("good", "y")), tmp_path) == 1
-    assert (tmp_path / "log").read_text() == "x --data d --out o\ny --data d --out o\n"
-    assert "failed: bad x" in capsys.readouterr().err
-    assert papers.main(given, (("good",),), tmp_path) == 0
+    assert papers.every(["--data", "d"], ["bad", "good"], script(tmp_path)) == 1
+    assert (tmp_path / "log").read_text() == "bad --data d\ngood --data d\n"
+    assert "failed: bad" in capsys.readouterr().err
+    assert papers.every([], ["good"], script(tmp_path)) == 0
 
 
-def test_who_is_stopped_stops(tmp_path: Path) -> None:
-    given = scripts(tmp_path, stopped=study.STOPPED, good=0)
-    assert papers.main(given, (("stopped", "x"), ("good", "y")), tmp_path) == study.STOPPED
-    assert (tmp_path / "log").read_text() == "x --data d --out o\n"
+def test_stopping_one_stops_all(tmp_path: Path) -> None:
+    assert papers.every([], ["stopped", "good"], script(tmp_path)) == study.STOPPED
+    assert (tmp_path / "log").read_text() == "stopped\n"
 
 
-def test_rows_are_those_of_each_script(capsys: pytest.CaptureFixture[str]) -> None:
-    assert papers.main(["--data", "d", "--out", "o", "--only", "factorcell"], ()) == 2
-    assert "rows are those of each script" in capsys.readouterr().err
+def test_rows_belong_to_an_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert papers.main(["all", "--data", "d", "--out", "o", "--only", "factorcell"]) == 2
+    assert "rows belong to an experiment" in capsys.readouterr().err

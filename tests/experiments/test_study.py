@@ -14,8 +14,8 @@ import pytest
 from pyarrow import parquet as pq
 
 import corpora
+import papers
 import study
-import thesis_sixteen
 from factorcell import files
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import evaluate
@@ -239,7 +239,6 @@ CODES = {"adapt": ["prefix"], "output_bias": []}
     [
         (L1, {}, True),
         (L1, {"output_bias": ["sparse"]}, False),
-        (L1, {"output_bias": ["sparse"], "sparse_printed": True}, True),
         (SIZE, {"adapt": [], "output_bias": []}, True),
         (SIZE, CODES, True),
         (OF_VARIABLES, CODES, True),
@@ -255,7 +254,7 @@ def test_options_that_nothing_reads_do_not_count(
     model: dict[str, Any],
     same: bool,
 ) -> None:
-    """A penalty tells rows apart that have a sparse bias with proximal steps, a size those that have a context vector.
+    """A penalty tells rows apart that have a sparse bias, a size those that have a context vector.
 
     Control codes have none.
     """
@@ -347,7 +346,7 @@ def test_a_script_from_its_command_line_to_its_rows(tmp_path: Path, jobs: str) -
         pq.write_table(pa.Table.from_pylist(texts), tmp_path / "commonvoice9" / f"{part}.parquet")
     arguments = ["commonvoice9", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--trial", "--jobs", jobs]
     arguments += ["--seeds", "0"]
-    assert thesis_sixteen.main([*arguments, "--only", "unadapted", "concat"]) == 0
+    assert papers.main([*arguments, "--only", "unadapted", "concat"]) == 0
     rows = {row["row"]: row for row in files.read_rows(tmp_path / "out" / "commonvoice9-trial.jsonl")}
     assert set(rows) == {"unadapted", "concat"}
     assert "accuracy" not in rows["unadapted"]

@@ -14,12 +14,11 @@ from pyarrow import parquet as pq
 import corpora
 import measures
 import study
-import tables
 import tacl
 import tacl_baselines
 import tacl_beyond
 from factorcell import files, lock
-from factorcell.config import PAPER_MODELS, Config
+from factorcell.config import Config
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.classification import classify
@@ -28,8 +27,6 @@ from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import Separate
-from pages import beside, beyond
-from pages.results import Results
 from tests.small import make_run
 
 WORDS = {"world": "a war of words", "sport": "the game of two", "trade": "a share of the war"}
@@ -68,8 +65,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "recipe.toml").write_text(RECIPE)
     for part, count in (("train", 30), ("dev", 10), ("test", 12)):
         pq.write_table(pa.Table.from_pylist(texts(count)), folder / "agnews_words" / f"{part}.parquet")
-    mine, theirs = tacl_baselines.experiment("agnews"), tacl.experiment("agnews")
-    beyond = tacl_beyond.experiment("agnews")
+    mine, theirs = tacl_baselines.EXPERIMENTS["agnews"], tacl.EXPERIMENTS["agnews"]
+    beyond = tacl_beyond.EXPERIMENTS["agnews"]
     for experiment, seeds, only in (
         (mine, [0, 1], ["ngram", "bayes", "linear"]),
         (mine, [0], ["mixture", "separate", "prefix"]),
@@ -222,36 +219,15 @@ def test_tweets_have_the_nearest_city(tmp_path: Path) -> None:
     assert 0 < found.count(None) < 400
 
 
-def test_their_rows_stand_behind_the_models(made: Path) -> None:
-    """With their gains over the unadapted model; what no paper prints has no printed figure."""
-    text = tables.of_papers(made)["TACL, AgNews (agnews)"]
-    lines = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
-    assert list(lines)[2:] == ["unadapted", "softmaxbias", "concatcell", "factorcell", *tacl_baselines.ROWS]
-    row = rows(made)["ngram", 0]
-    assert lines["ngram"][3].strip("*") == f"{row['perplexity_known']:.2f}"
-    base = {one["row"]: one for one in files.read_rows(made / "tacl_agnews.jsonl")}["unadapted"]
-    assert lines["ngram"][4].startswith(f"{100 * (1 - row['perplexity_known'] / base['perplexity_known']):+.1f}% [")
-    assert f"{100 * rows(made)['bayes', 0]['accuracy']:.1f}" in lines["bayes"][5]
-    assert lines["bayes"][6].endswith("]")
-    assert lines["bayes"][7:9] == ["", ""]
-    assert lines["fasttext"][1:4] == ["", "", ""]
-
-
 def test_what_others_train_is_waited_for(tmp_path: Path) -> None:
     """A mixture begins when the separate models are trained, and at once where nobody trains them."""
-    job = study.Job(tacl_baselines.experiment("agnews"), tmp_path, tmp_path, tmp_path, (), 1, 2, False, ())
+    job = study.Job(tacl_baselines.EXPERIMENTS["agnews"], tmp_path, tmp_path, tmp_path, (), 1, 2, False, ())
     separate, mixture, other = (study.Training(*one) for one in (("separate", 0), ("mixture", 0), ("prefix", 1)))
     assert job.ready([mixture, separate], []) == separate
     assert job.ready([mixture], {separate: None}) is None
     assert job.ready([mixture, other], {separate: None}) == other
     assert job.ready([mixture], []) == mixture
     assert job.ready([], []) is None
-
-
-def test_without_rows_all_of_them_are_empty() -> None:
-    nothing = beside.four(Results.of([]), {name: [9.0] for name in PAPER_MODELS})
-    assert nothing.count("| fasttext |  |") == 1
-    assert nothing.endswith("No row yet.\n")
 
 
 # ---- beyond a single model ----
@@ -286,13 +262,12 @@ def test_an_ngram_model_beside_it_is_no_worse_on_dev(made: Path) -> None:
     found = {(row["row"], row["seed"]): row for row in files.read_rows(made / "tacl_beyond_agnews.jsonl")}
     single = {row["row"]: row for row in files.read_rows(made / "tacl_agnews.jsonl")}["factorcell"]
     assert set(found) == {
-        *((name, seed) for name in ("told", "with ngram") for seed in (0, 1)),
+        *(("with ngram", seed) for seed in (0, 1)),
         *((name, 0) for name in ("ensemble", "ensemble with ngram")),
     }
     assert found["with ngram", 0]["dev"]["perplexity"] <= single["dev"]["perplexity"] + 1e-6
     assert found["ensemble with ngram", 0]["dev"]["perplexity"] <= found["ensemble", 0]["dev"]["perplexity"] + 1e-6
     assert sum(found["ensemble with ngram", 0]["weights"]) == pytest.approx(1)
-    assert found["told", 0]["config"]["training"]["tell_apart"] == ["section=10"]
     for row in found.values():
         assert set(row["sums"]) == {"perplexity", "perplexity_known", "accuracy", "classifier_accuracy"}
         assert row["sums"]["accuracy"]["key"] == single["sums"]["accuracy"]["key"]
@@ -339,29 +314,6 @@ def test_numbers_are_put_in_as_they_are(tmp_path: Path) -> None:
     np.testing.assert_array_equal(here.numbers, expected.numbers)
     np.testing.assert_array_equal(here.categories, corpus.categories)
     assert corpus.numbers.tolist() == [[50.0], [51.0]]
-
-
-def test_the_page_has_what_goes_beyond(made: Path) -> None:
-    """Perplexities and accuracies beside the best classifier, which has no difference to itself."""
-    found = beyond.read(tables.reader(made), "agnews")
-    text = beyond.table("agnews", "word", found)
-    lines = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
-    names = ["factorcell", "told", "with ngram", "ensemble", "ensemble with ngram", "bayes", "linear", "fasttext"]
-    assert list(lines)[2:] == names
-    best = beyond.best_classifier(found)
-    assert best in ("bayes", "linear")
-    assert lines[best][4] == ""
-    accuracies = [found.row(name)["classifier_accuracy"] for name in ("ensemble", best)]
-    assert lines["ensemble"][4].startswith(f"{100 * (accuracies[0] - accuracies[1]):+.1f} [")
-    assert lines["factorcell"][2] == ""
-    assert lines["ensemble"][2] != ""
-    assert lines["fasttext"][1:6] == [""] * 5
-    row = found.row("with ngram")
-    assert row["fresh_texts"] == sum(
-        tacl_beyond.fresh(*(made / "tables" / f"agnews_words-{part}-1.parquet" for part in ("train", "test")))
-    )
-    assert f"\n{row['fresh_texts']} texts of the test share no 8 words in a row" in text
-    assert beyond.table("agnews", "word", Results.of([])).endswith("No row yet.\n")
 
 
 def test_a_trained_run_is_read_while_another_row_holds_it(tmp_path: Path) -> None:

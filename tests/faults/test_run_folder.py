@@ -18,27 +18,22 @@ from factorcell.config import Config
 from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation.ngram import NGram
-from factorcell.model.run import LISTED
 from factorcell.training import search_space
 from factorcell.training.check import check
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.trainer import Progress, Trainer
-from tests.formats.make import MODELS, queries, texts
-from tests.formats.test_formats import NEWEST
+from tests.every_model import LETTERS, MODELS, make_models
+from tests.small import ROWS
 
 UNHEARD = ("training.json", "README.md", "log.jsonl", "results.jsonl", "checkpoint.safetensors")  # by what scores
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny models of every kind, as they would be written today: with manifests. Also one of a fine-tuning."""
-    folder = Path(shutil.copytree(NEWEST, tmp_path_factory.mktemp("world") / "models"))
+    """Tiny models of every kind, and one of a fine-tuning."""
+    folder = tmp_path_factory.mktemp("world") / "models"
+    make_models(folder)
     shutil.copytree(folder / "words", folder / "tuned")
-    for path in sorted({path.parent for path in folder.rglob("*.json")} - {folder}):
-        contents = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
-        files.list_files(path, {*LISTED, *contents})
-        for name, content in contents.items():
-            files.write(path / name, content)
     run = Run.open(folder / "tuned")
     StartingPoint(run.model.kept(), ("recurrent",), 0.5).write(folder / "tuned")
     for path in (folder / name for name in ("words", "letters", "tuned")):
@@ -53,7 +48,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers(folder: Path) -> Any:
     """All that the model in a folder says: nats, and what it suggests to whom."""
     model = open_scorer(folder)
-    asked = queries("ann", "bob")[::5] if folder.name == "letters" else texts()
+    asked = [{"text": text, "city": "Oslo"} for text in LETTERS] if folder.name == "letters" else ROWS
     said: list[Any] = [model.nats(model.prepare(asked)).tobytes()]
     if folder.name == "letters":
         run = Run.open(folder)
@@ -127,14 +122,15 @@ def test_whole_folders_are_right(world: Path) -> None:
     assert words["words"] == "opens"
 
 
-def test_older_folders_are_right_and_say_what_they_lack(outcome: dict[str, int]) -> None:
-    """Those without a manifest open for ever."""
-    for folder in (NEWEST, NEWEST.parent / "before"):
-        for name in MODELS:
-            found = check(folder / name)
-            assert [one.text for one in found if not one.right] == []
-            assert found[0].text.startswith("no digests.json: made before there were manifests, or it was deleted; ")
-            outcome["accepted"] += 1
+def test_folders_without_a_manifest_open(world: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
+    copy = Path(shutil.copytree(world, tmp_path / "copy"))
+    for path in copy.rglob(digests.FILE):
+        path.unlink()
+    for name in MODELS:
+        found = check(copy / name)
+        assert [one.text for one in found if not one.right] == []
+        assert found[0].text.startswith("no digests.json: it was deleted; ")
+        outcome["accepted"] += 1
 
 
 def test_what_else_is_wrong_with_a_folder_is_named(world: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
@@ -276,7 +272,7 @@ def test_a_checkpoint_of_other_facts_is_refused(tmp_path: Path, outcome: dict[st
     trainer = Trainer(Run.create(tmp_path / "run", config(), corpus.vocabulary, corpus.schema), corpus, dev)
     trainer.save()
     tensors, facts = files.load_tensors(trainer.checkpoint)
-    assert facts == {"format": 2, **vars(Progress())}
+    assert facts == {"format": 1, **vars(Progress())}
     for wrong in ({"pace": 1}, {"step": "1"}, {"step": -1}, {"seconds": math.nan}, {"rows": 0.5}):
         files.save_tensors(trainer.checkpoint, tensors, {**facts, **wrong})
         with pytest.raises(UserError, match=r"checkpoint.safetensors: "):

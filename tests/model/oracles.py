@@ -39,19 +39,6 @@ def scale(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
         to.factors += value * p["weight"][k]
 
 
-def scale_split(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
-    """The same with factors of their own for the inputs' part of W and the hidden one."""
-    for k, value in enumerate(c):
-        of_inputs, of_hidden = np.split(value * p["weight"][k], 2)
-        to.factors[:inputs] += of_inputs
-        to.factors[inputs:] += of_hidden
-
-
-def scale_printed(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
-    """The equation as it stands there, C c: the factor of one that all begin with is taken away."""
-    to.factors += c @ p["weight"] - 1
-
-
 def factor(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
     """TACL 2018, equation 3: W' = W + Z_L(c) Z_R(c)."""
     for k, value in enumerate(c):
@@ -62,8 +49,6 @@ def factor(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
 ADAPTERS: dict[str, Callable[[Adapted, Parameters, Array, int], None]] = {
     "concat": concat,
     "scale": scale,
-    "scale_split": scale_split,
-    "scale_printed": scale_printed,
     "factor": factor,
 }
 

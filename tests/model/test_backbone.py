@@ -15,7 +15,7 @@ from tests.growing import Growing
 
 B, T, E, H, K = 4, 5, 3, 6, 2
 SIZES: dict[str, Any] = {"embedding_size": E, "hidden_size": H, "context_size": K, "rank": 2}
-ADAPT = ("concat", "scale_split", "factor")
+ADAPT = ("concat", "scale", "factor")
 
 
 def recurrent(**options: Any) -> Callable[[int], Any]:
@@ -180,6 +180,6 @@ def test_the_share_that_a_context_sets_counts_what_differs() -> None:
     gates, whole, own = 3 * H, 0, 0
     for rows in (E + H, H + H):
         whole += rows * gates + gates
-        own += gates + 2 * gates + 2 * (rows + gates)  # a bias, two factors a column, left and right of rank 2
+        own += gates + gates + 2 * (rows + gates)  # a bias, a factor a column, left and right of rank 2
     assert RecurrentBackbone(config, K, ADAPT).adapted_share() == own / whole
     assert RecurrentBackbone(config, 0, ()).adapted_share() == 0.0

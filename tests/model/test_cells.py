@@ -13,7 +13,7 @@ from torch import Tensor
 from factorcell.config import ADAPTERS as NAMES
 from factorcell.config import CELLS as KINDS
 from factorcell.config import ModelConfig
-from factorcell.model.adapters import ADAPTERS, AdaptedWeights, Shift
+from factorcell.model.adapters import ADAPTERS, AdaptedWeights
 from factorcell.model.cells import CELLS, Cell, State
 from tests.model import oracles
 from tests.model.oracles import Array
@@ -114,21 +114,6 @@ def test_forward_is_the_equations(kind: str, layer_norm: bool) -> None:
         np.testing.assert_allclose(hidden.detach().numpy(), slow(cell, x, c, adapt, kind), atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_memory_may_be_left_as_it_is(kind: str) -> None:
-    """Layer normalisation of the gates alone, which a cell without memory always has; never by compiled code."""
-    adapt = ("concat", "factor")
-    cell, (x, c) = make_cell(adapt, kind=kind, layer_norm=True, norm_memory=False), inputs()
-    assert cell.gain is not None
-    assert len(cell.gain) == cell.kind.gates * H
-    expected = slow(cell, x, c, adapt, kind)
-    np.testing.assert_allclose(cell(x, cell.adapt(c))[0].detach().numpy(), expected, atol=1e-11)
-    cell = cell.float()
-    found = cell(x.float(), cell.adapt(c.float()))[0]
-    np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-5)
-    assert cell.packed() is None
-
-
 LIBRARY = {
     "lstm": torch.nn.LSTM(E, H, batch_first=True),
     "gru": torch.nn.GRU(E, H, batch_first=True),
@@ -195,7 +180,7 @@ def test_step_by_step_is_all_at_once(adapt: tuple[str, ...], kind: str) -> None:
     cell, (x, c) = make_cell(adapt, kind=kind), inputs()
     weights = cell.adapt(c)
     hidden, last = cell(x, weights)
-    for chosen in (weights, cell.fold(weights)):
+    for chosen in (weights, weights.fold()):
         state = cell.start(B)
         for t in range(T):
             state = cell.step(x[:, t], chosen, state)
@@ -210,12 +195,12 @@ def test_folded_is_factored() -> None:
     """One matrix per context, nothing left to multiply."""
     cell, (x, c) = make_cell(("concat", "factor")), inputs()
     weights = cell.adapt(c)
-    folded = cell.fold(weights)
+    folded = weights.fold()
     assert folded.left is None
     assert folded.matrix.shape == (B, E + H, 3 * H)
     torch.testing.assert_close(cell(x, folded)[0], cell(x, weights)[0])
     plain = make_cell(())
-    assert plain.fold(plain.adapt(c)).matrix.shape == (E + H, 3 * H)
+    assert plain.adapt(c).fold().matrix.shape == (E + H, 3 * H)
 
 
 def test_concatcell_is_a_factorcell_with_zero_factors() -> None:
@@ -241,8 +226,8 @@ def test_concatcell_is_the_context_as_one_more_input() -> None:
 
 
 def test_a_zero_context_changes_nothing() -> None:
-    """All shifts are linear in c or in its products, but for the factor as printed, which is zero then."""
-    cell, (x, _) = make_cell(tuple(name for name in ADAPTERS if name != "scale_printed")), inputs()
+    """All shifts are linear in c or in its products."""
+    cell, (x, _) = make_cell(tuple(ADAPTERS)), inputs()
     plain = make_cell(())
     plain.load_state_dict({k: v for k, v in cell.state_dict().items() if "adapters" not in k})
     zero = torch.zeros(B, K, dtype=torch.double)
@@ -282,7 +267,7 @@ def test_selected_contexts_are_those_contexts() -> None:
     """`select` repeats and reorders contexts, folded or not, and leaves shared weights shared."""
     cell, (x, c) = make_cell(("concat", "factor")), inputs()
     rows = torch.tensor([2, 0, 2])
-    for weights in (cell.adapt(c), cell.fold(cell.adapt(c))):
+    for weights in (cell.adapt(c), cell.adapt(c).fold()):
         torch.testing.assert_close(cell(x, weights.select(rows))[0], cell(x, cell.adapt(c[rows]))[0])
     assert cell.adapt(c).select(rows).matrix is cell.matrix
     state = State(torch.arange(3.0)[:, None], torch.arange(3.0)[:, None])
@@ -320,34 +305,8 @@ def test_shifts_of_several_adapters_add_up() -> None:
     torch.testing.assert_close(twice(x, doubled)[0], cell(x, expected)[0])
 
 
-def test_factors_of_several_adapters_add_up() -> None:
-    """Both rescalings: 1 + C c, plus what the inputs' or the hidden part has of its own."""
-    cell, (_, c) = make_cell(("scale", "scale_split")), inputs()
-    scale = cell.adapt(c).scale
-    assert scale is not None
-    whole, split = (c.numpy() @ weight(cell, f"{name}.weight") for name in ("scale", "scale_split"))
-    np.testing.assert_allclose(scale[:, 0].detach().numpy(), 1 + whole + split[:, : 3 * H])
-    np.testing.assert_allclose(scale[:, 1].detach().numpy(), 1 + whole + split[:, 3 * H :])
-    assert Shift() == Shift(None, None, None, None)
-
-
-def test_halves_with_the_same_factors_are_a_whole() -> None:
-    """`scale_split` with C twice is `scale`, with every other adapter beside it."""
-    for kind, others in itertools.product(KINDS, [(), ("concat", "factor")]):
-        whole, (x, c) = make_cell(("scale", *others), kind=kind), inputs()
-        split = make_cell(("scale_split", *others), kind=kind)
-        state = {name.replace("scale.", "scale_split."): value for name, value in whole.state_dict().items()}
-        state["adapters.scale_split.weight"] = state["adapters.scale_split.weight"].repeat(1, 2)
-        split.load_state_dict(state)
-        torch.testing.assert_close(split(x, split.adapt(c))[0], whole(x, whole.adapt(c))[0])
-
-
 def test_training_starts_near_the_unadapted_cell() -> None:
-    """Factors of rescaling start at about one, but for those that are as printed."""
-    cell = Cell(20, 8, ModelConfig(hidden_size=30), ("scale", "scale_split"))
-    scale = cell.adapt(torch.tanh(torch.randn(50, 8))).scale
+    """Factors of rescaling start at about one."""
+    scale = Cell(20, 8, ModelConfig(hidden_size=30), ("scale",)).adapt(torch.tanh(torch.randn(50, 8))).scale
     assert scale is not None
     assert 0.02 < float((scale - 1).detach().std()) < 0.2
-    printed = Cell(20, 8, ModelConfig(hidden_size=30), ("scale_printed",)).adapt(torch.zeros(2, 8)).scale
-    assert printed is not None
-    assert not printed.any()

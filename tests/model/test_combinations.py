@@ -95,7 +95,7 @@ def test_every_way_gives_the_same(cell: str, layer_norm: bool, layers: int) -> N
 def test_what_changes_nothing_changes_nothing(cell: str) -> None:
     """Adapters at zero are the unadapted model; a right factor of zero makes the rank irrelevant."""
     given = batch()
-    adapted = make(("concat", "scale", "scale_split", "factor"), cell=cell, layers=2)
+    adapted = make(("concat", "scale", "factor"), cell=cell, layers=2)
     plain = make((), cell=cell, layers=2)
     adapters = [name for name in adapted.state_dict() if name.startswith("cells") and "adapters" in name]
     plain.load_state_dict({name: value for name, value in adapted.state_dict().items() if name not in adapters})
@@ -110,7 +110,7 @@ def test_what_changes_nothing_changes_nothing(cell: str) -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_one_context_is_a_plain_model_with_the_folded_weights(cell: str) -> None:
     """Where all texts share a context, W' and b' of that context are all there is."""
-    model, given = make(("concat", "scale_split", "factor"), cell=cell), batch()
+    model, given = make(("concat", "scale", "factor"), cell=cell), batch()
     same = Batch(given.tokens, given.lengths, given.context.select(torch.tensor([1, 1, 1])), given.rows)
     once = model.fold(model.condition(same.context))
     plain = make((), cell=cell)

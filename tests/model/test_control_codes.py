@@ -38,7 +38,7 @@ CONTEXT = Context(
     torch.tensor([[11.0, 3.0], [math.nan, 9.0], [2.0, math.nan]], dtype=torch.double),
 )
 TEXTS = ([3, 4, 0, END], [END], [5, 6, 3])
-MODELS = [*((cell, 1, ()) for cell in CELLS), ("coupled", 2, ()), ("gru", 2, ("concat", "scale_split", "factor"))]
+MODELS = [*((cell, 1, ()) for cell in CELLS), ("coupled", 2, ()), ("gru", 2, ("concat", "scale", "factor"))]
 
 
 def make(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import OUTPUT_BIASES, Config
+from factorcell.config import LOSSES, OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.classification import log_likelihoods
 from factorcell.generation.beam_search import Beam, beam, distinct
@@ -46,9 +46,7 @@ def test_a_device_that_is_not_there_finds_what_is_mixed_up() -> None:
             there.numpy()
 
 
-@pytest.mark.parametrize(
-    "model", [*({"output_bias": (bias,)} for bias in OUTPUT_BIASES), {"softmax": "adaptive", "cutoffs": ("4", "7")}]
-)
+@pytest.mark.parametrize("model", [{"output_bias": (bias,)} for bias in OUTPUT_BIASES])
 def test_scores_are_those_of_the_processor(
     model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,13 +117,8 @@ def bernoulli(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     return like.new_empty(shape).bernoulli_(1 - rate).div_(1 - rate)
 
 
-LEARNED = [("full", "full"), ("sampled", "full"), ("sampled_text", "full"), ("full", "adaptive")]
-
-
-@pytest.mark.parametrize(("loss", "softmax"), LEARNED)
-def test_training_is_that_of_the_processor(
-    loss: str, softmax: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_training_is_that_of_the_processor(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps with dropout, an evaluation and a checkpoint; its masks are those of the processor too, here."""
     monkeypatch.setattr(World, "generators", [])
     plain = torch.optim.AdamW
@@ -138,7 +131,7 @@ def test_training_is_that_of_the_processor(
     found: list[tuple[Row, dict[str, Tensor]]] = []
     for device in (torch.device("cpu"), DEVICE):
         torch.manual_seed(0)
-        run = make_run(tmp_path / str(device), training=how, softmax=softmax, cutoffs=["4", "7"], **drop)
+        run = make_run(tmp_path / str(device), training=how, **drop)
         corpus = run.prepare([*ROWS, MISSING], unknown="expected")
         with Elsewhere() if device == DEVICE else nullcontext():
             monkeypatch.setattr(Run, "to", lambda run, device: moved(run) if device == DEVICE else run)

@@ -295,10 +295,7 @@ def rows_of(context: Context) -> list[tuple[list[int], list[int], float, int]]:
 
 
 def test_schemas_of_every_kind_survive_json() -> None:
-    """And one from before there were more kinds reads as it did."""
     assert ContextSchema.from_dict(json.loads(json.dumps(EVERY.to_dict()))) == EVERY
-    old = {"name": "lat", "kind": "number", "mean": 10.0, "deviation": 4.0, "low": 0.0, "high": 20.0}
-    assert ContextSchema.from_dict({"variables": [old]}).variables == (LAT,)
     with pytest.raises(UserError, match="unknown kind of context variable 'txt' \\(did you mean 'text'"):
         ContextSchema.from_dict({"variables": [{"name": "x", "kind": "txt"}]})
     assert [v.source for v in EVERY.variables] == ["title", "lat", "city", "at", "topic", "year", "stars"]

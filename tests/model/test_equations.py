@@ -52,8 +52,7 @@ def make(
     schema: ContextSchema, adapt: tuple[str, ...], bias: tuple[str, ...], layers: int = 1, **switches: Any
 ) -> LanguageModel:
     """A model in double precision with random weights everywhere; `switches` are further options."""
-    penalty = ("0.3", "stars=0.5") if STARS in schema.variables else ("0.3",)
-    options: dict[str, Any] = {**SIZE, "sparse_printed": True, "sparse_penalty": penalty, **switches}
+    options: dict[str, Any] = {**SIZE, **switches}
     config = ModelConfig(adapt=adapt, output_bias=bias, layers=layers, **options)
     model = LanguageModel(config, V, schema).double()
     if model.output.hashed is not None:
@@ -147,7 +146,7 @@ class Slow:
         return found.matrix, found.bias
 
     def softmax_bias(self) -> Array:
-        """TACL, equation 6, b + Q c; thesis, A.1; vectors for every value, whole and thresholded (A.3); hashed ones."""
+        """TACL, equation 6, b + Q c; thesis, A.1; vectors for every value; hashed ones."""
         total = self.p["output.bias"].copy()
         if "output.adapters.low_rank.weight" in self.p:
             total += self.p["output.adapters.low_rank.weight"] @ self.context
@@ -155,12 +154,9 @@ class Slow:
             total += self.p["output.adapters.low_rank_each.weight"] @ self.parts
         columns = np.cumsum([0, *(len(variable.values) for variable in self.schema.categories)])
         for column, (begin, end) in enumerate(itertools.pairwise(columns)):
-            if "output.adapters.one_hot.weight" in self.p:
-                total += self.pick(self.p["output.adapters.one_hot.weight"][:, begin:end].T, column)
-            if "output.adapters.sparse.weight" in self.p:
-                table = self.p["output.adapters.sparse.weight"][:, begin:end].T
-                least = 0.5 if self.schema.categories[column].name == "stars" else 0.3
-                total += self.pick(np.sign(table) * np.maximum(0, np.abs(table) - least), column)
+            for name in ("one_hot", "sparse"):
+                if f"output.adapters.{name}.weight" in self.p:
+                    total += self.pick(self.p[f"output.adapters.{name}.weight"][:, begin:end].T, column)
             if "output.hashed.weight" in self.p:
                 values = range(end - begin)
                 total += self.pick(np.array([[self.hashed(column, f, w) for w in range(V)] for f in values]), column)
@@ -185,7 +181,7 @@ class Slow:
 
     def normalised(self, layer: int, which: int, values: Array) -> Array:
         """Layer normalisation (Ba et al. 2016) of a gate by its number, or of m, number 3; where there is any."""
-        if not self.config.layer_norm or (which == 3 and not self.config.norm_memory):
+        if not self.config.layer_norm:
             return values
         gain, shift = (self.p[f"cells.{layer}.{name}"].reshape(-1, len(values))[which] for name in ("gain", "shift"))
         return np.asarray(gain * (values - values.mean()) / math.sqrt(values.var() + 1e-5) + shift)

@@ -1,7 +1,4 @@
-"""The switches by which parts are as the papers print them, each against the slow model of `test_equations`.
-
-`scale_printed` and `sparse_printed` are in that file, among all adapters and biases.
-"""
+"""The switches by which parts are as the papers print them, each against the slow model of `test_equations`."""
 
 import copy
 from collections import Counter
@@ -73,12 +70,11 @@ def test_one_variable_may_be_the_context_itself(alone: str, adapt: tuple[str, ..
     assert bool(list(model.encoder.parameters())) == (alone != "number")
 
 
-@pytest.mark.parametrize("norm_memory", [True, False])
 @pytest.mark.parametrize("adapt", KINDS)
 @pytest.mark.parametrize("layers", LAYERS)
-def test_gates_and_memory_may_be_normalised(layers: int, adapt: tuple[str, ...], norm_memory: bool) -> None:
-    """Layer normalisation (Ba et al. 2016), with that of the memory and of the gates alone."""
-    model = make(SCHEMAS["both"], adapt, ("low_rank",), layers, layer_norm=True, norm_memory=norm_memory)
+def test_gates_and_memory_may_be_normalised(layers: int, adapt: tuple[str, ...]) -> None:
+    """Layer normalisation (Ba et al. 2016)."""
+    model = make(SCHEMAS["both"], adapt, ("low_rank",), layers, layer_norm=True)
     check(model, SCHEMAS["both"])
 
 

@@ -26,7 +26,7 @@ from tests.model import oracles, test_cells, test_combinations, test_sizes
 from tests.model.oracles import Adapted, Array, Norm, Parameters, sigmoid
 from tests.small import ROWS, make_letters, make_run
 
-FACTORS = ("scale_split", "factor")
+FACTORS = ("scale", "factor")
 
 
 def gate_shift(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:

@@ -1,9 +1,6 @@
 """Of the results that a folder keeps, the last one answers a question; others stay beside it."""
 
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from factorcell.model import kept_results
 from factorcell.model.kept_results import Figure, figures, gains
@@ -41,9 +38,9 @@ def test_other_questions_of_a_table_stay() -> None:
         classified("1", 0.6, priors="training"),
         classified("1", 0.7, priors="training", temperature=2.0),
         classified("1", 0.4, priors="uniform", samples=1000),
-        classified("1", 0.55),  # of before priors were kept
+        classified("1", 0.55, priors="uniform"),
     ]
-    assert [tuple(figure) for figure in figures(rows)] == [
+    assert [figure[:3] for figure in figures(rows)] == [
         ("a.csv", "accuracy of stars", 0.55),
         ("a.csv", "accuracy of stars, priors of training", 0.6),
         ("a.csv", "accuracy of stars, priors of training, calibrated", 0.7),
@@ -51,23 +48,21 @@ def test_other_questions_of_a_table_stay() -> None:
     ]
 
 
+def test_bits_per_byte_have_their_interval_and_whether_they_are_a_bound() -> None:
+    row = evaluated("a.csv", "1", 9.0, bits_per_byte=2.5, bits_per_byte_low=2.4, bits_per_byte_high=2.6)
+    bound = {**row, "evaluation": {**row["evaluation"], "bits_per_byte_bound": True}}
+    assert figures([row])[-1] == Figure("a.csv", "bits per byte", 2.5, 2.4, 2.6)
+    assert figures([row, bound])[-1] == Figure("a.csv", "bits per byte", 2.5, 2.4, 2.6, bound=True)
+
+
 def test_a_comparison_asks_what_its_parts_ask() -> None:
     """The accuracy that compare keeps twice is one figure."""
     own = {"kind": "compare", "table": "a.csv", "texts": 50, "texts_key": "9", "perplexity": 8.0, "target": "stars"}
     rows = [classified("1", 0.5, priors="uniform"), {**own, "accuracy": 0.5, "accuracy_key": "1"}]
-    assert [tuple(figure) for figure in figures(rows)] == [
+    assert [figure[:3] for figure in figures(rows)] == [
         ("a.csv", "accuracy of stars", 0.5),
         ("a.csv", "perplexity", 8.0),
     ]
-
-
-@pytest.mark.parametrize("accuracy", ["NaN", "null"])
-def test_a_classification_of_no_text_hides_none(tmp_path: Path, accuracy: str) -> None:
-    """Rows of before, when one was kept."""
-    kept_results.keep(tmp_path, classified("1", 0.5))
-    with (tmp_path / kept_results.FILE).open("a") as file:
-        file.write(f'{{"kind": "classify", "table": "a.csv", "target": "stars", "texts": 0, "accuracy": {accuracy}}}\n')
-    assert kept_results.read(tmp_path) == [classified("1", 0.5)]
 
 
 def test_the_last_gains_of_each_table_and_baseline() -> None:

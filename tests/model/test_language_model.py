@@ -56,7 +56,6 @@ def test_steps_agree_with_forward(tmp_path: Path, adapt: tuple[str, ...], bias: 
         {"cell": "gru", "adapt": ["concat"]},
         {"adapt": ["prefix"], "output_bias": []},
         {"output_bias": list(OUTPUT_BIASES)},
-        {"softmax": "adaptive"},
     ],
 )
 def test_texts_are_read_in_parts(
@@ -214,7 +213,7 @@ def test_rank_zero_is_the_cell_without_the_change(tmp_path: Path) -> None:
     assert not alone.model.adapted
 
 
-@pytest.mark.parametrize("adapt", [("concat",), ("factor",), ("scale", "scale_split"), ADAPTERS])
+@pytest.mark.parametrize("adapt", [("concat",), ("factor",), ("scale",), ADAPTERS])
 def test_in_one_context_it_is_an_unadapted_model(adapt: tuple[str, ...], tmp_path: Path) -> None:
     """Its W', b', state after the prefix and softmax bias, put into a model that knows no context, give the same."""
     rows = [{**row, "city": "Oslo", "stars": "5", "lat": 60.0, "lon": 10.0} for row in ROWS]

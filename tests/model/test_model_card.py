@@ -29,17 +29,21 @@ def run(tmp_path: Path) -> Run:
 
 def test_card_has_the_numbers_reached(run: Run) -> None:
     """Texts, context, development figures, and the results that were noted later."""
-    row, texts = results.evaluate(run, ROWS, by=["city"])
+    row, texts = results.evaluate(run, ROWS * 2, by=["city"])
     assert results.note(run, row, texts) is None
     result = row["evaluation"]
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
     assert "10 texts" in text
-    assert "full softmax" in text
     assert f", {run.model.backbone.adapted_share():.2%} of its parameters)" in text
     assert "city: category, 2 values" in text
     assert f"| development | perplexity | {best:.2f} |" in text
     assert f"| rows | perplexity | {result['perplexity']:.4g} |" in text
+    low, high = (f"{result[f'bits_per_byte_{end}']:.4g}" for end in ("low", "high"))
+    assert f"| rows | bits per byte | at least {result['bits_per_byte']:.4g} ({low} to {high}) |" in text
+    (kept,) = {row["bits_per_byte"] for row in run.log() if row["split"] == "dev" and row["perplexity"] == best}
+    assert f"| development | bits per byte | at least {kept:.4g} |" in text
+    assert kept == pytest.approx(result["bits_per_byte"], rel=1e-5)  # of the same rows
     assert text == model_card.text(run)
 
 

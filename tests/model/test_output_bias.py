@@ -22,7 +22,7 @@ from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import START
 from factorcell.model import output_bias
-from factorcell.model.output_bias import HashBias, OneHotBias, _prime, sparse_bias
+from factorcell.model.output_bias import HashBias, OneHotBias, _prime
 from factorcell.model.run import Run
 from factorcell.training.loop import train
 from factorcell.training.row_adam import RowAdam
@@ -62,7 +62,7 @@ def free_of_collisions(schema: ContextSchema) -> HashBias:
 def test_a_table_large_enough_is_one_hot() -> None:
     """Each pair has a bucket: the same numbers as a table of all values, missing ones included."""
     bias = free_of_collisions(SCHEMA)
-    one_hot = OneHotBias(V, SCHEMA, [0.0, 0.0])
+    one_hot = OneHotBias(V, ModelConfig(), SCHEMA, ())
     with torch.no_grad():
         for column, variable in enumerate(SCHEMA.categories):
             before = sum(len(other.values) for other in SCHEMA.categories[:column])
@@ -193,57 +193,22 @@ def test_primes(least: int) -> None:
     assert not any(all(n % d for d in range(2, math.isqrt(n) + 1)) for n in range(max(2, least), prime))
 
 
-def sparse(penalty: tuple[str, ...], printed: bool = True) -> OneHotBias:
-    """A sparse bias with random coefficients."""
-    bias = sparse_bias(V, ModelConfig(sparse_penalty=penalty, sparse_printed=printed), SCHEMA, ())
-    assert isinstance(bias, OneHotBias)
-    torch.nn.init.normal_(bias.weight)
-    return bias
-
-
-def test_a_threshold_of_zero_is_dense_and_one_that_is_large_is_nothing() -> None:
-    """lambda 0 is one-hot, and so is a bias without a threshold, whose zeros come of training."""
-    for dense in (sparse(("0",)), sparse(("100",), printed=False)):
-        assert torch.equal(dense.effective(dense.weight), dense.weight)
-    nothing = sparse(("100",))
-    assert not nothing.effective(nothing.weight).any()
-
-
 def test_coefficients_that_are_not_zero_are_counted() -> None:
-    """Of each variable; of a threshold those above it."""
-    for printed in (True, False):
-        bias = sparse(("city=0.5", "0.25"), printed)
-        with torch.no_grad():
-            bias.weight[::2] = 0
-        seen = bias.effective(bias.weight.detach()) != 0
-        assert bias.counts() == [
-            {"variable": "city", "coefficients": V * 4, "nonzero": int(seen[:, :4].sum())},
-            {"variable": "stars", "coefficients": V * 2, "nonzero": int(seen[:, 4:].sum())},
-        ]
-        assert int(seen.sum()) == (V // 2) * 6 or printed
-
-
-def test_the_threshold_is_the_thesis() -> None:
-    """Equation A.3, one lambda a variable; its gradient is that of the coefficient itself."""
-    bias = sparse(("city=0.5", "0.25"))
-    weight = bias.weight.detach().requires_grad_()
-    found = bias.effective(weight)
-    torch.autograd.backward(found.sum())
-    assert weight.grad is not None
-    assert bool((weight.grad == 1).all())
-    weight, found = weight.detach(), found.detach()
-    for token in range(V):
-        for column in range(6):
-            s, least = float(weight[token, column]), 0.5 if column < 4 else 0.25
-            expected = s + least if s < -least else s - least if s > least else 0.0
-            assert float(found[token, column]) == pytest.approx(expected, abs=1e-7)
-    assert 0 < int((found == 0).sum()) < found.numel()
+    """They are counted for each variable."""
+    bias = OneHotBias(V, ModelConfig(), SCHEMA, ())
+    torch.nn.init.normal_(bias.weight)
+    with torch.no_grad():
+        bias.weight[::2] = 0
+    assert bias.counts() == [
+        {"variable": "city", "coefficients": V * 4, "nonzero": V // 2 * 4},
+        {"variable": "stars", "coefficients": V * 2, "nonzero": V // 2 * 2},
+    ]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("-1",), r"^sparse_penalty is '-1'; it must be NUMBER or NAME=NUMBER, of numbers from 0 on$"),
+        (("-1",), r"^sparse_l1 is '-1'; it must be NUMBER or NAME=NUMBER, of numbers from 0 on$"),
         (("city=x",), "it must be NUMBER or NAME=NUMBER"),
         (("inf",), "it must be NUMBER or NAME=NUMBER"),
     ],
@@ -251,8 +216,6 @@ def test_the_threshold_is_the_thesis() -> None:
 def test_penalties_that_are_none(given: tuple[str, ...], message: str) -> None:
     """One line that says what they may be."""
     with pytest.raises(UserError, match=message):
-        ModelConfig(sparse_penalty=given)
-    with pytest.raises(UserError, match=message.replace("sparse_penalty", "sparse_l1")):
         TrainingConfig(sparse_l1=given)
 
 
@@ -261,8 +224,8 @@ def test_penalties_of_variables() -> None:
     assert numbers("l1", ("0.5",), ["a", "b"]) == [0.5, 0.5]
     assert numbers("l1", ("0.5", "b=0.1"), ["a", "b"]) == [0.5, 0.1]
     assert numbers("l1", ("b=0.1",), ["a", "b"]) == [0.0, 0.1]
-    with pytest.raises(UserError, match=r"unknown variable in sparse_penalty 'ci' \(did you mean 'city'\?\)"):
-        numbers("sparse_penalty", ("ci=1",), ["city"])
+    with pytest.raises(UserError, match=r"unknown variable in sparse_l1 'ci' \(did you mean 'city'\?\)"):
+        numbers("sparse_l1", ("ci=1",), ["city"])
     with pytest.raises(UserError, match="hash_size is 2000000000; it must be at most 1073741824"):
         ModelConfig(hash_size=2_000_000_000)
 

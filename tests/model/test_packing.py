@@ -27,7 +27,7 @@ class Odd(Adapter):
         """See `Adapter`."""
         (inputs, gates), count = self.sizes, len(vector)
         if self.change == "scale":
-            return Shift(scale=vector.new_zeros(count, 1, gates))
+            return Shift(scale=vector.new_zeros(count, gates))
         return Shift(left=vector.new_zeros(count, inputs, 3), right=vector.new_zeros(count, 3, gates))
 
 
@@ -51,15 +51,14 @@ def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.Monke
         ({"adapt": []}, True),
         ({"adapt": ["concat", "factor"]}, True),
         ({"adapt": ["scale"]}, False),
-        ({"adapt": ["scale_split", "factor"]}, False),
+        ({"adapt": ["scale", "factor"]}, False),
         ({"adapt": ["prefix"]}, False),
         ({"layers": 2}, False),
         ({"cell": "gru"}, False),
-        ({"softmax": "adaptive", "cutoffs": ["4"]}, False),
     ],
 )
 def test_what_is_packed(options: dict[str, object], taken: bool) -> None:
-    """One coupled layer without rescaling or control codes, and a full softmax, of floats."""
+    """One coupled layer without rescaling or control codes, of floats."""
     model = make_letters(**options).model  # type: ignore[arg-type]
     assert (PackedModel.of(model) is not None) == taken
     assert PackedModel.of(model.to(torch.float64)) is None

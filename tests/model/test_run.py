@@ -112,7 +112,7 @@ def test_refusals(tmp_path: Path) -> None:
     files.write_json(tmp_path / "run" / "schema.json", {"variables": [{}]})
     with pytest.raises(UserError, match="not a context schema"):
         Run.open(tmp_path / "run")
-    files.write_json(tmp_path / "run" / "config.json", {"model": {"rnk": 1}})
+    files.write_json(tmp_path / "run" / "config.json", {"format": 1, "model": {"rnk": 1}})
     with pytest.raises(UserError, match=r"config.json: unknown key in \[model\] 'rnk'"):
         Run.open(tmp_path / "run")
 

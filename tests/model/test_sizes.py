@@ -35,10 +35,7 @@ KINDS: list[dict[str, Any]] = [
     {"adapt": (), "output_bias": ()},
     {"rank": 0},
     *({"number_layers": layers, "context_layer": "relu"} for layers in (0, 1, 3)),
-    {"layer_norm": True, "norm_memory": False},
     {"bloom_size": 0, "output_bias": ("hash",)},
-    {"softmax": "adaptive"},
-    {"softmax": "adaptive", "cutoffs": ("10", "30"), "output_bias": ("low_rank", "low_rank_each"), "shrink": 2.0},
 ]
 
 

@@ -162,7 +162,7 @@ def test_all_trainings_together_are_told(tmp_path: Path) -> None:
 
 
 def test_results_without_figures_of_texts_are_made_anew(tmp_path: Path) -> None:
-    """A comparison of before there were such figures resumes: nothing is trained, the models are read again."""
+    """A comparison whose figures of texts were deleted resumes: nothing is trained, the models score again."""
     compared(tmp_path)
     weights = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/weights.safetensors")}
     for path in tmp_path.glob("*/texts-*.safetensors"):

@@ -78,10 +78,7 @@ def test_a_config_says_all() -> None:
         plan(config, *read(), Budget(minutes=1))
 
 
-def test_an_adaptive_softmax_has_its_exact_loss() -> None:
-    """No other fits; and where a loss is said, its samples are the caller's."""
-    said = {**SAID, "model": {**SAID["model"], "softmax": "adaptive"}}
-    assert plan(said, *read()).config.training.loss == "full"
+def test_samples_are_not_chosen_if_the_loss_is_given() -> None:
     assert not {"loss", "samples"} & set(unsaid({"training": {"loss": "sampled"}}))
 
 

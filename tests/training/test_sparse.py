@@ -48,7 +48,7 @@ def share(run: Run) -> float:
 
 
 def test_of_pure_noise_nothing_is_learned(tmp_path: Path) -> None:
-    """Exactly zero, where Adam carries nearly all coefficients over the threshold that the thesis prints."""
+    """The coefficients are exactly zero."""
     run = trained(tmp_path / "run", 1.0)
     assert share(run) < 0.01
     bias = sparse_bias_of(run)
@@ -56,8 +56,6 @@ def test_of_pure_noise_nothing_is_learned(tmp_path: Path) -> None:
     assert int((bias.weight == 0).sum()) >= 0.99 * bias.weight.numel()
     card = (run.folder / "README.md").read_text()
     assert f"coefficients of city are not zero ({share(run):.2%})" in card
-    printed = trained(tmp_path / "printed", 1.0, sparse_printed=True)
-    assert share(printed) > 0.6
 
 
 def test_what_a_context_says_is_found(tmp_path: Path) -> None:
@@ -120,7 +118,7 @@ def test_samples_miss_no_pull(loss: str, tmp_path: Path) -> None:
 
 
 def test_what_holds_back_what(tmp_path: Path) -> None:
-    """A penalty of each variable on the columns of its values; none on a bias as printed, or without such a bias."""
+    """A penalty of each variable on the columns of its values; none without such a bias."""
     run = small.make_run(tmp_path / "run", training={"sparse_l1": ["city=0.5", "0.25"]}, output_bias=("sparse",))
     ((parameter, penalty),) = penalties(run, None).items()
     bias = sparse_bias_of(run)
@@ -128,21 +126,7 @@ def test_what_holds_back_what(tmp_path: Path) -> None:
     assert parameter is bias.weight
     assert torch.equal(torch.as_tensor(penalty.l1), torch.tensor([0.5] * 3 + [0.25] * 3))
     assert not penalty.start.any()
-    assert not penalties(small.make_run(tmp_path / "printed", output_bias=("sparse",), sparse_printed=True), None)
     assert not penalties(small.make_run(tmp_path / "other", output_bias=("one_hot",)), None)
     wrong = small.make_run(tmp_path / "wrong", training={"sparse_l1": ["ci=1"]}, output_bias=("sparse",))
     with pytest.raises(UserError, match=r"unknown variable in sparse_l1 'ci' \(did you mean 'city'\?\)"):
         penalties(wrong, None)
-
-
-def test_folders_of_before_are_read_as_printed(tmp_path: Path) -> None:
-    """They do not say how their coefficients became sparse; all others do, or have none."""
-    for bias, printed in ((["sparse"], True), (["low_rank"], False)):
-        run = small.make_run(tmp_path / bias[0], output_bias=bias, sparse_penalty=["0.1"])
-        run.save_weights({})
-        assert not Run.open(run.folder).config.model.sparse_printed
-        (run.folder / "digests.json").unlink()
-        config = json.loads((run.folder / "config.json").read_text())
-        del config["model"]["sparse_printed"], config["training"]["sparse_l1"]
-        (run.folder / "config.json").write_text(json.dumps(config))
-        assert Run.open(run.folder).config.model.sparse_printed == printed

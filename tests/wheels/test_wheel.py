@@ -130,7 +130,7 @@ def test_source_distribution_has_all_that_build_and_tests_need(installed: Instal
     """It installs anywhere: the wheels here are built from it."""
     with tarfile.open(installed.source) as archive:
         names = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
-    single = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "constraints.txt", "pyproject.toml"}
+    single = {"LICENSE", "MANIFEST.in", "Makefile", "README.md", "constraints.txt", "pyproject.toml"}
     tests = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")}
     assert {f"src/{name}" for name in ours()} | single | tests | {"setup.py", "docs/architecture.md"} <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]

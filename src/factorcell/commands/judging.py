@@ -10,7 +10,7 @@ from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.cautions import unfinished, unknown_users
 from factorcell.evaluation.classification import classify, classify_points
-from factorcell.evaluation.comparison import told_difference
+from factorcell.evaluation.comparison import AT_LEAST, BOUND, figure, told_difference
 from factorcell.evaluation.perplexity import TOP
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import Run
@@ -38,17 +38,22 @@ def run_evaluate(given: argparse.Namespace) -> None:
 def _show(run: Scorer, rows: dict[str, Any], given: argparse.Namespace, baseline: Scorer | None) -> None:
     """The perplexities as a person reads them."""
     whole = rows["evaluation"]
-    over = f"gain over {baseline.folder if baseline else 'the same model without its context'}"
+    other_model = baseline.folder if baseline else "the same model without its context"
+    over = f"gain over {other_model}"
     terminal.show(
         f"{whole['texts']:,} texts, {whole['targets']:,} targets ({whole['unknown_share']:.1%} out of vocabulary)",
         f"perplexity {whole['perplexity']:.2f} of all targets, "
         f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones",
+        *_bits(whole),
     )
     if gain := told_difference("gain", whole):
         less = " (over an unadapted run it is less: --baseline RUN)" if not baseline and whole["gain"] > 0 else ""
         terminal.show(f"{over}, {whole['perplexity_without']:.2f}: {gain}{less}")
         if whole.get("strangers"):
             terminal.show(unknown_users(run, "text"))
+    if difference := told_difference("bits_per_byte_difference", whole):
+        bound = "at least " if whole["bits_per_byte_baseline_bound"] else ""
+        terminal.show(f"bits per byte above {other_model}, {bound}{whole['bits_per_byte_baseline']:.3f}: {difference}")
     if given.top:
         terminal.show("next token right" + "".join(f", {whole[f'top_{n}']:.4f} among {n}" for n in TOP))
     for name in given.by:
@@ -58,6 +63,18 @@ def _show(run: Scorer, rows: dict[str, Any], given: argparse.Namespace, baseline
             {**row, other: row["perplexity_without"], "gain": told_difference("gain", row)} for row in rows["by"][name]
         ]
         terminal.table(lines, ("value", "count", "targets", "perplexity", other, "gain"))
+
+
+def _bits(whole: dict[str, Any]) -> list[str]:
+    """Return the lines about bits per byte: the figure, of which texts it is, and why it is a lower bound."""
+    if whole.get("bits_per_byte") is None:
+        return []
+    cut = whole["bits_per_byte_texts"] < whole["texts"]
+    texts = f", of the {whole['bits_per_byte_texts']:,} texts that were read whole" if cut else ""
+    lines = [f"bits per byte {figure({**whole, 'ahead': ()}, 'bits_per_byte', '.3f')}{texts}"]
+    if whole["bits_per_byte_bound"]:
+        lines.append(f"{AT_LEAST} is a lower bound: {BOUND}; {whole['unknown_targets']:,} targets out of vocabulary")
+    return lines
 
 
 def _note(run: Scorer, row: dict[str, Any], texts: Figures) -> None:

@@ -40,7 +40,7 @@ Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), sta
 FILE = "online.json"  # in a run folder: how its users learn
 FORMAT = 1  # of the file
 USER_FORMAT = 1  # of the bytes of a user
-MARK = b"fcu"  # which they begin with; those of before there were numbers cannot: so many numbers nobody has
+MARK = b"fcu"  # which they begin with
 HEAD, SIZES, CHECK = struct.Struct(f"<3sB{FINGERPRINT}s"), struct.Struct("<HHI"), struct.Struct("<I")
 MOST_NUMBERS, MOST_SEEN = (1 << 16) - 1, (1 << 32) - 1  # of a vector, and texts that are counted
 AT_ONCE = 200  # texts that are compared at once
@@ -178,7 +178,7 @@ class User:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "User":
-        """What `to_bytes` made, of this format or one before; of a history what `History` keeps.
+        """What `to_bytes` made; of a history what `History` keeps.
 
         `UserError` for all else: any bit that was altered, anything cut off or added, a user that cannot be.
         """
@@ -206,13 +206,11 @@ class User:
 
 
 def _unwrapped(content: bytes) -> tuple[bytes, bytes]:
-    """The fingerprint in the bytes of a user, and what follows it, whole; those without a number have none."""
-    if content[: len(MARK)] != MARK:
-        return b"", content
-    if len(content) > len(MARK):
+    """The fingerprint in the bytes of a user, and what follows it, whole."""
+    if content[: len(MARK)] == MARK and len(content) > len(MARK):
         check_format(content[len(MARK)], USER_FORMAT, "this user")
     checked, check = content[: -CHECK.size], content[-CHECK.size :]
-    if len(checked) < HEAD.size or CHECK.pack(zlib.crc32(checked)) != check:
+    if len(checked) < HEAD.size or content[: len(MARK)] != MARK or CHECK.pack(zlib.crc32(checked)) != check:
         raise UserError("not a user as it was saved (truncated or altered)")
     _, _, fingerprint = HEAD.unpack_from(checked)
     return fingerprint if any(fingerprint) else b"", checked[HEAD.size :]

@@ -29,6 +29,7 @@ from factorcell.data.columns import Reader, column_readers, nearly_numbers, new_
 from factorcell.data.content import Content, FolderContent
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import UNITS, TextDigests
+from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import ContextSchema
 from factorcell.data.table_files import line_count
 from factorcell.data.tables import open_table
@@ -37,7 +38,7 @@ from factorcell.data.values import CategoryColumn
 from factorcell.data.vocabulary import END, Vocabulary
 from factorcell.progress import progress_bar
 
-CACHE_VERSION = 8  # of the arrays below; part of the key, so that older ones are not read
+CACHE_VERSION = 1  # of the arrays below; part of the key, so that entries of another version are not read
 STALE = 24 * 60 * 60  # seconds after which nobody writes to an entry that is not complete
 
 
@@ -216,7 +217,7 @@ def _build(
 
     With a `folder` the arrays are written there, else they stay in memory.
     """
-    ids, digests, lengths = Ids(), TextDigests(config), []
+    ids, digests, lengths, originals = Ids(), TextDigests(config), [], list[OriginalTexts]()
     writers = [r for r in readers if isinstance(r, CategoryColumn) and r.column == config.user]
     counted = bool(writers) and config.unit in UNITS
     with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
@@ -224,6 +225,7 @@ def _build(
             flat, sizes = tokenise(texts, config, ids, truncate)
             spool.write(flat.tobytes())
             lengths.append(sizes)
+            originals.append(OriginalTexts.of(texts, config))
             if counted:
                 digests.add(texts, flat, sizes)
         offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
@@ -249,6 +251,7 @@ def _build(
         tuple(arrays[variable.name] for variable in schema.texts),
         frequent,
         users,
+        OriginalTexts.concatenated(originals),
     )
 
 

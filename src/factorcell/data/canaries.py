@@ -153,7 +153,8 @@ def with_texts(corpus: Corpus, texts: Sequence[Sequence[str]]) -> Corpus:
     specials, encode = corpus.vocabulary.specials, corpus.vocabulary.encode
     lines = [[specials.start, *encode(text), specials.end] for text in texts]
     offsets = np.cumsum([0, *map(len, lines)]).astype(np.int64)
-    return replace(corpus, tokens=np.array([i for line in lines for i in line], dtype=np.int64), offsets=offsets)
+    tokens = np.array([i for line in lines for i in line], dtype=np.int64)
+    return replace(corpus, tokens=tokens, offsets=offsets, originals=None)
 
 
 def _context(corpus: Corpus, row: int) -> dict[str, Any]:

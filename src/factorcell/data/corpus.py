@@ -16,6 +16,7 @@ from factorcell.config import UserError
 from factorcell.data.columns import Ragged
 from factorcell.data.context import Bags, Context
 from factorcell.data.counts import FrequentTexts
+from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.vocabulary import END, Vocabulary
 
@@ -54,7 +55,7 @@ class Corpus:
     `offsets` (rows + 1): where each text begins; `categories` (rows, C); `numbers` (rows, N); `vectors` (rows, D) of
     each vector variable; `bags` of each text variable; `frequent` texts of a table of people, to count popular ones.
     `users` (rows,): who wrote each text, the rare ones apart too, numbered as they appear and 0 where missing; empty
-    without a user column.
+    without a user column. `originals`: sizes of the texts as the table gives them; None where no table gave them.
     """
 
     tokens: NDArray[Any]
@@ -67,6 +68,7 @@ class Corpus:
     bags: tuple[Ragged, ...] = ()
     frequent: FrequentTexts | None = None
     users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    originals: OriginalTexts | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -149,6 +151,7 @@ class Corpus:
             bags=tuple(bags.select(rows) for bags in self.bags),
             frequent=self.frequent and self.frequent.select(rows),
             users=self.users[rows] if len(self.users) else self.users,
+            originals=self.originals and self.originals.select(rows),
         )
 
     def joined(self, other: "Corpus") -> "Corpus":
@@ -156,6 +159,9 @@ class Corpus:
 
         No popular texts can be counted from it.
         """
+        originals = None
+        if self.originals is not None and other.originals is not None:
+            originals = OriginalTexts.concatenated([self.originals, other.originals])
         vectors, bags = zip(self.vectors, other.vectors, strict=True), zip(self.bags, other.bags, strict=True)
         tokens, offsets = Ragged(self.tokens, self.offsets).joined(Ragged(other.tokens, other.offsets))
         return replace(
@@ -168,6 +174,7 @@ class Corpus:
             bags=tuple(ours.joined(theirs) for ours, theirs in bags),
             frequent=None,
             users=np.concatenate([self.users, other.users]),
+            originals=originals,
         )
 
     def without_context(self, schema: ContextSchema) -> "Corpus":

@@ -70,11 +70,11 @@ class TextCounts:
 
     @classmethod
     def open(cls, path: Path) -> "TextCounts":
-        """What `save` wrote, or a `UserError`; in older files people were not told apart."""
+        """What `save` wrote, or a `UserError`."""
         rows = files.read_rows(path)
         try:
             kept = {str(row["text"]): int(row["count"]) for row in rows[1:]}
-            return cls(kept, int(rows[0]["total"]), int(rows[0].get("min_text_users", 0)))
+            return cls(kept, int(rows[0]["total"]), int(rows[0]["min_text_users"]))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: not a file of counted texts ({error!r})") from None
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from factorcell.data.columns import Ragged
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import FrequentTexts
+from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.vocabulary import Vocabulary
 
@@ -28,6 +29,8 @@ def save(corpus: Corpus, folder: Path) -> None:
     arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(corpus.vectors)}
     arrays |= {f"bags.{index}": bags.values for index, bags in enumerate(corpus.bags)}
     arrays |= {f"bags.{index}.offsets": bags.offsets for index, bags in enumerate(corpus.bags)}
+    if corpus.originals is not None:
+        arrays |= {f"originals.{name}": array for name, array in corpus.originals._asdict().items()}
     if corpus.frequent is not None:
         arrays["frequent"] = corpus.frequent.which
         (folder / FREQUENT).write_text(json.dumps(corpus.frequent.texts), encoding="utf-8")
@@ -74,6 +77,9 @@ def _mapped(folder: Path) -> Corpus:
     if (folder / FREQUENT).exists():
         texts = tuple(json.loads((folder / FREQUENT).read_text(encoding="utf-8")))
         frequent = FrequentTexts(texts, mapped("frequent"), users)
+    originals = None
+    if (folder / "originals.sizes.npy").exists():
+        originals = OriginalTexts(*(mapped(f"originals.{name}") for name in OriginalTexts._fields))
     return Corpus(
         mapped("tokens"),
         offsets("offsets"),
@@ -85,6 +91,7 @@ def _mapped(folder: Path) -> Corpus:
         tuple(Ragged(mapped(f"bags.{n}"), offsets(f"bags.{n}.offsets")) for n in range(len(schema.texts))),
         frequent,
         users,
+        originals,
     )
 
 
@@ -104,6 +111,11 @@ def _in_range(corpus: Corpus) -> bool:
     if corpus.frequent is not None:
         sound &= len(corpus.frequent.which) == len(corpus.users) == rows
         sound &= _ids_within(corpus.frequent.which, -1, len(corpus.frequent.texts))
+    if corpus.originals is not None:
+        sizes, digests, restorable = corpus.originals
+        sound &= sizes.shape == digests.shape == restorable.shape == (rows,)
+        sound &= sizes.dtype == np.int64 and digests.dtype == np.uint64 and restorable.dtype == np.bool_
+        sound &= bool((sizes >= 0).all())
     return bool(sound)
 
 

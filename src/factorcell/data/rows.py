@@ -5,15 +5,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from factorcell.config import UserError
 from factorcell.data.chunks import UnknownKindError
 from factorcell.data.tables import is_column, open_table, plain_list
 from factorcell.data.values import name_or_none, quoted
 
 Row = Mapping[str, Any]
-NESTED = (list, dict, set, np.ndarray)
 
 
 def has_rows(source: Any) -> bool:
@@ -65,8 +62,6 @@ def labels_of(values: Any, what: str, count: int | None = None) -> list[str | No
     """Return the category name of each value, None where missing; `UserError` unless there are `count` of them."""
     labels = list[str | None]()
     for number, value in enumerate(values_of(values, what), 1):
-        if isinstance(value, NESTED):
-            raise UserError(f"{what}: value {number}: expected the name of a category, got a {type(value).__name__}")
         try:
             labels.append(name_or_none(value))
         except UserError as error:

@@ -49,7 +49,7 @@ def category_name(value: Any) -> str:
         value: A value that is not missing (`is_missing`).
 
     Raises:
-        UserError: The value is bytes that are not UTF-8.
+        UserError: The value is bytes that are not UTF-8, or a list or another collection.
     """
     text = value if isinstance(value, str) else _text(value)
     if not text.isascii():
@@ -72,6 +72,8 @@ def _text(value: Any) -> str:
     if isinstance(value, Decimal) and value.is_finite():
         digits = f"{value:f}"
         return digits.rstrip("0").rstrip(".") if "." in digits else digits
+    if isinstance(value, (list, tuple, dict, set, np.ndarray)):
+        raise UserError(f"expected a single value, got {quoted(value)}")
     moment = to_time(value)
     return str(value) if moment is None else moment.isoformat()
 

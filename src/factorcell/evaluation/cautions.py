@@ -15,7 +15,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import told_difference
 from factorcell.model import kept_results
-from factorcell.model.run import TELLING, Run, facts
+from factorcell.model.run import Run, facts
 from factorcell.model.scoring import Scorer
 
 LOOKED_AT = 1000  # development texts, at most
@@ -83,10 +83,8 @@ def _why(run: Run, *asked: Callable[[Run], Iterable[str]]) -> list[str]:
 
 
 def _stopped(run: Run) -> Iterable[str]:
-    """That training did not reach its planned steps, unless it had lost patience; nor its second part an end."""
+    """That training did not reach its planned steps, unless it had lost patience."""
     log = run.log()
-    if (run.folder / TELLING).is_dir():
-        yield "its training stopped before it had learned to tell values apart"
     if not log or log[-1]["step"] >= log[-1]["steps"]:
         return
     best = [row["perplexity"] == row["best"] for row in log if row["split"] == "dev"]

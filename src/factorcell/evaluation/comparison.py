@@ -18,12 +18,15 @@ Row = dict[str, Any]
 COMPARED = {
     "perplexity": ("gain", False),
     "perplexity_known": ("gain_known", False),
+    "bits_per_byte": ("bits_per_byte_difference", False),
     "accuracy": ("accuracy_difference", True),
     "specificity": ("specificity_difference", True),
 }
-FORMS = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".4f"}
-AVERAGED = ("perplexity", "perplexity_known", "accuracy", "macro_f1", "auc", "minutes")
+FORMS = {"perplexity": ".2f", "perplexity_known": ".2f", "bits_per_byte": ".3f", "accuracy": ".4f"}
+AVERAGED = ("perplexity", "perplexity_known", "bits_per_byte", "accuracy", "macro_f1", "auc", "minutes")
 MARK = "*"  # behind what is better than all others
+AT_LEAST = "≥"  # before a lower bound
+BOUND = "the bits that restore the original texts from tokens are not counted (unknown words, case, white space)"
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,10 @@ class Comparison:
     """A row per model, the first one of which the others are measured from; it prints as a table.
 
     A row has `model`, `trainings` and the figures. Of several trainings these are means, beside standard deviations
-    such as `perplexity_deviation`. `gain`, `gain_known` and `accuracy_difference` are those to the first model that has
-    the figure, each with `_low` and `_high`; `ahead` names the figures in which the model is better than every other
-    by more than their intervals.
+    such as `perplexity_deviation`. `gain`, `gain_known`, `bits_per_byte_difference` and `accuracy_difference` are those
+    to the first model that has the figure, each with `_low` and `_high`; `ahead` names the figures in which the model
+    is better than every other by more than their intervals. `bits_per_byte` compares models with different units and
+    vocabularies; it has `_low`, `_high`, and `_bound` where it is only a lower bound.
     """
 
     rows: Sequence[Row]
@@ -69,15 +73,18 @@ class Comparison:
         """A row of text per model, and the names of the columns."""
         titles = self.titles()
         lines = [_cells(row, titles) for row in self.rows]
-        gain, accuracy = (titles.get(name, "") for name in ("gain", "accuracy_difference"))
-        columns = ("model", "perplexity", "perplexity_known", gain, "accuracy", accuracy, "parameters", "minutes")
-        return lines, [name for name in columns if any(name in line for line in lines)]
+        gain, bits, accuracy = (
+            titles.get(COMPARED[name][0], "") for name in ("perplexity", "bits_per_byte", "accuracy")
+        )
+        columns = ("model", "perplexity", "perplexity_known", gain, "bits_per_byte", bits, "accuracy", accuracy)
+        return lines, [name for name in (*columns, "parameters", "minutes") if any(name in line for line in lines)]
 
     def titles(self) -> dict[str, str]:
         """The differences that there are, and the titles of their columns."""
-        first = {name: _first(self.rows, name) for name in ("perplexity", "accuracy")}
+        first = {name: _first(self.rows, name) for name in ("perplexity", "bits_per_byte", "accuracy")}
         named = {
             "gain": f"gain over {first['perplexity']}",
+            "bits_per_byte_difference": f"bits per byte above {first['bits_per_byte']}",
             "accuracy_difference": f"accuracy above {first['accuracy']}",
         }
         return {name: title for name, title in named.items() if any(row.get(name) is not None for row in self.rows)}
@@ -88,9 +95,20 @@ class Comparison:
         notes = ["± is the standard deviation of trainings"] if several else []
         if self.titles():
             sources = "other texts and other trainings" if several else "other texts"
-            notes.append(f"in brackets: what {sources} would make of a difference, 95 times of 100")
+            notes.append(f"in brackets: 95 % intervals over {sources}")
         if any(row["ahead"] for row in self.rows):
             notes.append(f"{mark} is better than all others, and by more than that")
+        return notes + self._notes_on_bits()
+
+    def _notes_on_bits(self) -> list[str]:
+        """Return which texts the bits per byte are of where some were cut, and what a lower bound leaves out."""
+        notes, rows = [], [row for row in self.rows if row.get("bits_per_byte") is not None]
+        if any(row.get("bits_per_byte_texts", 0) < row.get("texts", 0) for row in rows):
+            each = ", ".join(f"{row['model']} {row['bits_per_byte_texts']:,} of {row['texts']:,}" for row in rows)
+            both = "differences are over the texts that both read whole"
+            notes.append(f"bits per byte are of the texts that were read whole ({each}); {both}")
+        if any(row.get("bits_per_byte_bound") for row in rows):
+            notes.append(f"{AT_LEAST} is a lower bound: {BOUND}")
         return notes
 
 
@@ -106,11 +124,20 @@ def compared(models: Sequence[Candidate], seed: int = 0) -> Comparison:
             pair = {number for number, one in enumerate((0, place)) if one in exact}
             if both := every or Ratios.of([own[0], own[place]], seed, pair):
                 second = place if every else 1
-                found = both.difference(second, 0) if highest else statistics.gain(both.difference(0, second))
+                logs = name.startswith("perplexity")
+                found = statistics.gain(both.difference(0, second)) if logs else both.difference(second, 0)
                 rows[at] |= found.row(difference)
-        if every and (best := every.ahead(highest)) is not None:
+        if every and (best := every.ahead(highest)) is not None and _can_be_ahead(rows[there[best]], name, own):
             rows[there[best]]["ahead"].append(name)
     return Comparison(rows)
+
+
+def _can_be_ahead(row: Row, name: str, models: Sequence[Sequence[TextSums]]) -> bool:
+    """Return whether the lowest figure is the best one: not if it is a lower bound and `models` read texts differently.
+
+    Models of the same tokens leave out the same bits.
+    """
+    return not row.get(f"{name}_bound") or len({sums.key for trainings in models for sums in trainings}) == 1
 
 
 def _sums(model: Candidate, name: str) -> list[TextSums]:
@@ -127,6 +154,8 @@ def _averaged(model: Candidate) -> Row:
             logs = name.startswith("perplexity")
             row[name] = float(np.exp(np.mean(np.log(values))) if logs else np.mean(values))
             row[f"{name}_deviation"] = float(np.std(values, ddof=1))
+    if len(model.rows) > 1 and (ratios := Ratios.of([_sums(model, "bits_per_byte")])):
+        row |= ratios.interval(0).row("bits_per_byte")
     return row
 
 
@@ -145,13 +174,20 @@ def _cells(row: Row, titles: Mapping[str, str]) -> dict[str, str]:
 
 
 def figure(row: Mapping[str, Any], name: str, form: str, mark: str = MARK) -> str:
-    """A figure with the standard deviation of its trainings, and the `mark` if it is better than all others."""
-    spread = row.get(f"{name}_deviation")
+    """A figure with the standard deviation of its trainings, and the `mark` if it is better than all others.
+
+    Its interval follows, if the row has one; a lower bound has `AT_LEAST` before it.
+    """
+    spread, low, high = (row.get(f"{name}_{part}") for part in ("deviation", "low", "high"))
     text = format(row[name], form) + ("" if spread is None else f" ± {spread:{form}}")
-    return text + (mark if name in row["ahead"] else "")
+    text += mark if name in row["ahead"] else ""
+    text += "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
+    return f"{AT_LEAST} {text}" if row.get(f"{name}_bound") else text
 
 
 def told_difference(name: str, row: Mapping[str, Any]) -> str | None:
     """A difference in `row` as people read it, perplexities as shares and accuracies in points; None if not there."""
     found = Interval.of(row, name)
+    if name.startswith("bits"):
+        return found and found.told(".3f")
     return found and found.told(".1f", 100.0, "%" if name.startswith("gain") else " pt")

@@ -10,7 +10,7 @@ import torch
 
 from factorcell import limits, memory
 from factorcell.choices import PROPOSALS
-from factorcell.config import UserError, choose
+from factorcell.config import choose
 from factorcell.model.output import Proposal, Samples
 from factorcell.model.run import Run
 
@@ -18,12 +18,10 @@ DRAW = 24  # bytes of a token that is drawn
 
 
 def draw(run: Run, count: int, seed: int = 0, proposal: str = "rank") -> Samples:
-    """`count` draws from the vocabulary of `run`. `UserError` where it cannot be sampled, or keeps no counts."""
+    """`count` draws from the vocabulary of `run`. `UserError` where it keeps no counts."""
     choose("proposal", proposal, PROPOSALS)
     limits.check(samples=count, seed=seed)
     memory.check(DRAW * count, f"{count:,} samples")
-    if run.config.model.softmax == "adaptive":
-        raise UserError(f"{run.folder} has an adaptive softmax, which is not sampled; leave out the samples")
     by = by_unigrams(run, count) if proposal == "unigram" else Proposal.by_rank(len(run.vocabulary), count, run.device)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -1,7 +1,8 @@
 """How well a model predicts texts: perplexity of a table, whole and by the values of any column; next-token accuracy.
 
 Perplexity is exp(sum of nats / number of targets) over a whole file, the end of each text counted, in two figures: of
-all targets, and without out-of-vocabulary targets (the papers' tables have the second).
+all targets, and without out-of-vocabulary targets (the papers' tables have the second). Bits per byte, sum of nats /
+(ln 2 * bytes of the original texts), compare models with different targets.
 """
 
 import math
@@ -22,6 +23,7 @@ from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from factorcell.model.scoring import Ranker, Scorer, Tally
 
+BITS = "bits_per_byte"
 TOP = (1, 3, 5)  # a prediction is right if the target is among so many most probable tokens
 
 Row = dict[str, Any]
@@ -30,7 +32,8 @@ Row = dict[str, Any]
 def evaluate(run: Scorer, source: Any, *, unknown: str = "error") -> Row:
     """Perplexity of texts, of all targets and of known ones, with the counts behind it.
 
-    Texts are cut after `max_tokens` tokens, as in training; `truncated` counts those.
+    Texts are cut after `max_tokens` tokens, as in training; `truncated` counts those. The row also has the bits per
+    byte of the original texts that were read whole, with their interval (see `bits_per_byte`).
 
     `source` is a corpus, or whatever training reads: a path, rows, a data frame. `unknown` says what of context values
     that training never saw, as `Run.prepare`.
@@ -40,17 +43,36 @@ def evaluate(run: Scorer, source: Any, *, unknown: str = "error") -> Row:
 
 
 def summarised(nats: NDArray[Any], corpus: Corpus) -> Row:
-    """The same from the nats of all targets of `corpus`."""
+    """Return the row of `evaluate` from the nats of all targets of `corpus`."""
     nats, known = nats.astype(np.float64), known_targets(corpus)
     everything = Tally(float(nats.sum()), len(nats))
     return {
         "texts": len(corpus),
         "truncated": int(corpus.truncated.sum()),
         "targets": len(nats),
+        "unknown_targets": int((~known).sum()),
         "unknown_share": float(1 - known.mean()),
         "perplexity": everything.perplexity,
         "perplexity_known": Tally(float(nats[known].sum()), int(known.sum())).perplexity,
+        **bits_per_byte(text_figures.per_text(nats, corpus), corpus),
     }
+
+
+def bits_per_byte(nats: NDArray[np.float64], corpus: Corpus) -> Row:
+    """Return the bits per byte of the original texts with their interval, from the nats (N,) of the texts of `corpus`.
+
+    `bits_per_byte_bound` says whether the figure is only a lower bound, and `bits_per_byte_texts` how many texts were
+    read whole: only these are counted. The figure is None if these have no bytes. The row is empty if the corpus lacks
+    the original texts.
+    """
+    sums = text_figures.bits_per_byte("", nats, corpus)
+    if sums is None:
+        return {}
+    counted = sums.counted
+    ratios = Ratios.of([[sums]]) if sums.below[counted].any() else None
+    figure = Interval.row(ratios.interval(0), BITS) if ratios else dict.fromkeys(Interval(0.0).row(BITS))
+    bound = bool((text_figures.lower_bounds(corpus) & counted).any())
+    return {**figure, f"{BITS}_bound": bound, f"{BITS}_texts": int(counted.sum())}
 
 
 def top_accuracy(model: Ranker, corpus: Corpus) -> Row:
@@ -85,7 +107,8 @@ def without_context(run: Scorer, corpus: Corpus, baseline: Scorer | None = None)
 def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
     """`UserError` unless both predict the same tokens."""
     if baseline.vocabulary.tokens != run.vocabulary.tokens:
-        raise UserError(f"{baseline.folder} and {run.folder} have different vocabularies: no gain can be told")
+        both = f"{baseline.folder} and {run.folder}"
+        raise UserError(f"{both} have different vocabularies: no gain can be told; compare bits per byte")
 
 
 def beside(run: Scorer, corpus: Corpus, baseline: Scorer | None, source: Any, unknown: str) -> Figures:
@@ -114,6 +137,17 @@ def gains(ours: TextSums, plain: TextSums, values: Sequence[str]) -> list[Row]:
         found |= dict(zip(("perplexity", "perplexity_without"), perplexities, strict=True))
         rows.append({**found, **gain(own, other).row("gain")})
     return sorted(rows, key=lambda row: (-row["count"], row["value"]))
+
+
+def bits_difference(ours: TextSums, other: TextSums) -> Interval | None:
+    """Return how many bits per byte `ours` lies above `other`, over the texts that both read whole; None without any.
+
+    The two may be of models with different units and vocabularies. `UserError` if their original texts differ.
+    """
+    if ours.texts != other.texts:
+        raise UserError("bits per byte: expected two models that read the same texts, got different original texts")
+    both = Ratios.of([[ours], [other]])
+    return None if both is None else both.difference(0, 1)
 
 
 def gain(ours: TextSums, plain: TextSums) -> Interval:

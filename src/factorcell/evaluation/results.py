@@ -7,6 +7,7 @@ from typing import Any
 
 from factorcell import files, inputs
 from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.corpus import Corpus
 from factorcell.data.tables import name_of, open_table
 from factorcell.data.values import category_name, to_number
 from factorcell.data.vocabulary import Vocabulary
@@ -87,12 +88,14 @@ def evaluate(
     """Perplexities of a table, whole and by the values of columns: {"evaluation": row, "by": {column: rows}}.
 
     With columns or a `baseline` there is a gain, over that or over the same model without context (`over` is None).
+    With a `baseline` there is also the difference in bits per byte; with one that has another vocabulary, nothing else.
     `top` adds how often the next token is among the most probable ones. The second value is what every text adds;
     `note` keeps both.
     """
     if top and not isinstance(run, Run | NGram):
         raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
-    if baseline is not None:  # first, since one of other tokens may want other columns too
+    other_tokens = baseline is not None and baseline.vocabulary.tokens != run.vocabulary.tokens
+    if baseline is not None and by:  # first, since one of other tokens may want other columns too
         perplexity.check_vocabularies(run, baseline)
     columns = {column: column_groups(source, column) for column in by}
     corpus = run.prepare(source, unknown=unknown)
@@ -103,15 +106,34 @@ def evaluate(
     result: Row = {"kind": "evaluate", "evaluation": row, "by": {}}
     if top and isinstance(run, Run | NGram):
         row |= perplexity.top_accuracy(run, corpus)
-    if by or baseline is not None:
-        plain = perplexity.beside(run, corpus, baseline, source, unknown)["perplexity"]
+    if baseline is not None and other_tokens:
+        other = baseline.prepare(source, unknown=unknown)
+        row |= against(texts, text_figures.of_nats(baseline.nats(other), other), other, baseline)
+    elif by or baseline is not None:
+        figures = perplexity.beside(run, corpus, baseline, source, unknown)
+        plain = figures["perplexity"]
         row |= perplexity.gain(texts["perplexity"], plain).row("gain")
         row["perplexity_without"] = Tally(float(plain.above.sum()), int(plain.below.sum())).perplexity
         row["over"] = None if baseline is None else baseline.folder.name
+        row |= {} if baseline is None else against(texts, figures, corpus, baseline)
         row |= {"strangers": True} if perplexity.strangers(run, corpus) else {}
         for column, groups in columns.items():
             result["by"][column] = perplexity.gains(texts["perplexity"], plain, groups)
     return result, texts
+
+
+def against(ours: Figures, other: Figures, corpus: Corpus, baseline: Scorer) -> Row:
+    """Return the difference in bits per byte over `baseline`, and its own bits per byte: `other`, of `corpus`."""
+    difference = perplexity.bits_difference(ours["bits_per_byte"], other["bits_per_byte"])
+    if difference is None:
+        return {}
+    bound = bool((text_figures.lower_bounds(corpus) & other["bits_per_byte"].counted).any())
+    return {
+        **difference.row("bits_per_byte_difference"),
+        "bits_per_byte_baseline": other["bits_per_byte"].ratio,
+        "bits_per_byte_baseline_bound": bound,
+        "bits_per_byte_over": baseline.folder.name,
+    }
 
 
 def _nameless(run: Scorer, row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -50,21 +50,30 @@ class Ratios:
     def of(cls, models: Sequence[Sequence[TextSums]], seed: int = 0, exact: Container[int] = ()) -> "Ratios | None":
         """Those of models by their trainings; None unless all are of the same texts, and each has some.
 
-        In the models at the places `exact` nothing is by chance.
+        Texts that one of the models omits are left out of all. In the models at the places `exact` nothing is by
+        chance.
         """
         every = [sums for trainings in models for sums in trainings]
         if not all(models):
             return None
-        first = every[0]
-        if not all(one.key == first.key and np.array_equal(one.below, first.below) for one in every):
+        if len({(sums.texts, len(sums.below)) for sums in every}) > 1:
             return None
-        above = [np.mean([sums.above for sums in trainings], axis=0) for trainings in models]
-        drawn = bootstrap.sums(np.stack([first.below, *above], axis=1), seed=seed)
-        trained = tuple(
-            np.array([sums.ratio for sums in trainings if place not in exact]) for place, trainings in enumerate(models)
-        )
+        counted = np.logical_and.reduce([sums.counted for sums in every])
+        below = every[0].below[counted]
+        if not len(below) or not all(np.array_equal(sums.below[counted], below) for sums in every):
+            return None
+        above = [np.mean([sums.above[counted] for sums in trainings], axis=0) for trainings in models]
+        drawn = bootstrap.sums(np.stack([below, *above], axis=1), seed=seed)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return cls(drawn[:, 1:] / drawn[:, :1], trained, int(np.count_nonzero(first.below)))
+            trained = tuple(
+                np.array([sums.above[counted].sum() / below.sum() for sums in trainings if place not in exact])
+                for place, trainings in enumerate(models)
+            )
+            return cls(drawn[:, 1:] / drawn[:, :1], trained, int(np.count_nonzero(below)))
+
+    def interval(self, model: int) -> Interval:
+        """Return the figure of `model`, with the interval over texts and over its trainings."""
+        return widened(bootstrap.middle(self.drawn[:, model], self.texts), self.trained[model], np.zeros(0))
 
     def difference(self, one: int, other: int, paired: bool = False, level: float = LEVEL) -> Interval:
         """How far model `one` lies above model `other`, with what other texts and other trainings would change.

@@ -8,6 +8,7 @@ texts-4f0c2a91d37be865.safetensors   (in a run folder, one for each table)
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -24,24 +25,37 @@ Floats = NDArray[np.float64]
 
 
 class TextSums(NamedTuple):
-    """What each of N texts adds to both sums of a figure, `above` (N,) over `below` (N,).
+    """What each of N texts adds to both sums of a figure, `above` (N,) over `below` (N,); both NaN if it is omitted.
 
-    `key` tells the texts, and how they are read, from others.
+    `key` tells the texts, and how they are read, from others. `originals` is a digest of the original texts where the
+    figure does not depend on how they are read; else it is empty.
     """
 
     key: str
     above: Floats
     below: Floats
+    originals: str = ""
 
     def select(self, rows: NDArray[np.int64]) -> "TextSums":
         """Those of the texts `rows` alone."""
-        return TextSums(f"{self.key} some", self.above[rows], self.below[rows])
+        originals = self.originals and f"{self.originals} some"
+        return TextSums(f"{self.key} some", self.above[rows], self.below[rows], originals)
+
+    @property
+    def texts(self) -> str:
+        """The digest that two models must share for the figure to be compared text by text."""
+        return self.originals or self.key
+
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """Which texts are not omitted (N,)."""
+        return ~np.isnan(self.below)
 
     @property
     def ratio(self) -> float:
         """The figure of all texts, or its logarithm where that is a perplexity."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return float(self.above.sum() / self.below.sum())
+            return float(self.above[self.counted].sum() / self.below[self.counted].sum())
 
 
 Figures = dict[str, TextSums]
@@ -62,15 +76,39 @@ def per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
 
 
 def of_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
-    """Both perplexities from the nats of all targets of `corpus`."""
+    """Both perplexities and the bits per byte from the nats of all targets of `corpus`."""
     known = np.where(known_targets(corpus), nats, 0.0)
     return of_sums(key_of(corpus), per_text(nats, corpus), per_text(known, corpus), corpus)
 
 
 def of_sums(key: str, nats: Floats, known: Floats, corpus: Corpus) -> Figures:
-    """Both perplexities from the nats (N,) of the texts of `corpus`, and those of their `known` targets."""
+    """Both perplexities and the bits per byte from the nats (N,) of the texts of `corpus` and of their `known` targets.
+
+    There are no bits per byte if the corpus lacks the original texts.
+    """
     targets, counted = corpus.lengths.astype(np.float64), per_text(known_targets(corpus), corpus)
-    return {"perplexity": TextSums(key, nats, targets), "perplexity_known": TextSums(key, known, counted)}
+    figures = {"perplexity": TextSums(key, nats, targets), "perplexity_known": TextSums(key, known, counted)}
+    bits = bits_per_byte(key, nats, corpus)
+    return figures if bits is None else {**figures, "bits_per_byte": bits}
+
+
+def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
+    """Return bits (N,) over bytes (N,) of the original texts from the `nats` (N,) of the texts of `corpus`.
+
+    Texts that were cut are omitted, because the bytes of the part that was read are unknown. The result is None if the
+    corpus lacks the original texts.
+    """
+    if corpus.originals is None:
+        return None
+    cut = corpus.truncated
+    bits, sizes = np.where(cut, math.nan, nats / math.log(2)), np.where(cut, math.nan, corpus.originals.sizes)
+    return TextSums(key, bits, sizes, corpus.originals.key)
+
+
+def lower_bounds(corpus: Corpus) -> NDArray[np.bool_]:
+    """Return for which texts (N,) of `corpus` the bits are only a lower bound: their tokens do not determine them."""
+    unknown = per_text(~known_targets(corpus), corpus) > 0
+    return unknown if corpus.originals is None else unknown | ~corpus.originals.restorable
 
 
 def of_right(key: str, right: NDArray[np.bool_], judged: NDArray[np.bool_]) -> TextSums:
@@ -87,21 +125,29 @@ def keep(folder: Path, figures: Mapping[str, TextSums]) -> None:
             for name, sums in kept.items()
             for part in ("above", "below")
         }
-        files.save_tensors(_path(folder, key), tensors, {"key": key})
+        originals = {name: sums.originals for name, sums in kept.items() if sums.originals}
+        files.save_tensors(_path(folder, key), tensors, {"key": key, "originals": originals})
 
 
 def read(folder: Path, key: str | None) -> Figures:
     """What `keep` kept of the texts of this key; nothing where there is none."""
     if key is None or not key.isalnum() or not _path(folder, key).exists():
         return {}
-    tensors, _ = files.load_tensors(_path(folder, key))
+    tensors, facts = files.load_tensors(_path(folder, key))
     names = dict.fromkeys(name.rpartition(" ")[0] for name in tensors)
     try:
+        originals = facts["originals"]
         return {
-            n: TextSums(key, *(tensors[f"{n} {part}"].double().numpy() for part in ("above", "below"))) for n in names
+            name: TextSums(
+                key,
+                above=tensors[f"{name} above"].double().numpy(),
+                below=tensors[f"{name} below"].double().numpy(),
+                originals=originals.get(name, ""),
+            )
+            for name in names
         }
-    except KeyError as error:
-        raise UserError(f"{_path(folder, key)}: no figures of texts ({error} is missing)") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{_path(folder, key)}: no figures of texts ({error!r})") from None
 
 
 def _path(folder: Path, key: str) -> Path:

@@ -19,7 +19,6 @@ from factorcell.generation.choosing import Constraints, Sampler, chosen
 from factorcell.model.backbone import Conditions, State
 from factorcell.model.kernels.drawing import Barred, Likeliest, PackedTable, Wanted, next_tokens
 from factorcell.model.language_model import Conditioned, LanguageModel
-from factorcell.model.output import Output
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
 READ = 128  # texts that are read at one time in compiled code
@@ -141,7 +140,7 @@ class _Compiled:
 
     def __init__(self, model: LanguageModel, table: PackedTable, conditioned: Conditioned) -> None:
         self.model, self.table, self.conditioned = model, table, conditioned
-        self.output, bias = cast(Output, model.output), conditioned.context_bias
+        self.output, bias = model.output, conditioned.context_bias
         self.bias = cast(Tensor, (self.output.fold(bias) if bias.bias is None else bias).bias)
         self.known: dict[int, tuple[Tensor, Conditions]] = {}  # of each block, its contexts and their conditions
 

@@ -1,6 +1,6 @@
 """What a context does to the weights of a recurrent layer.
 
-    W' = s (W + L(c) R(c))        b' = b + V c        s = 1 + C c        or, as printed, s = C c
+    W' = s (W + L(c) R(c))        b' = b + V c        s = 1 + C c
 
 (TACL 2018, equations 2 to 4; s, a factor on every row of W as printed, on its columns here: thesis 2018, equation 3.2.)
 
@@ -15,7 +15,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from factorcell.config import ADAPTERS as NAMES
 from factorcell.config import EXTENSIBLE, PREFIX, ModelConfig, UserError
 from factorcell.model.initial import normal
 from factorcell.model.kernels.recurrence import Packed
@@ -25,7 +24,7 @@ from factorcell.model.kernels.recurrence import Packed
 class Shift:
     """What one adapter changes: `left` (B, D, R) times `right` (B, R, G) is added to W, `bias` (B, G) to b.
 
-    `scale` is added to a factor of one on W': (B, 1, G) on all of it, (B, 2, G) on its inputs' and its hidden part.
+    `scale` (B, G) is added to a factor of one on W'.
     """
 
     left: Tensor | None = None
@@ -38,7 +37,7 @@ class Shift:
 class AdaptedWeights:
     """The recurrent weights of B contexts: `matrix` (D, G), shared, or (B, D, G), folded; `bias` (G,) or (B, G).
 
-    W' is `matrix` + `left` `right`, times `scale` (B, 1 or 2, G). `packed` is the hidden part of `matrix` again.
+    W' is `matrix` + `left` `right`, times `scale` (B, G). `packed` is the hidden part of `matrix` again.
     """
 
     matrix: Tensor
@@ -72,13 +71,13 @@ class AdaptedWeights:
     def parts(self, inputs: int) -> tuple["AdaptedWeights", "AdaptedWeights"]:
         """The first `inputs` rows of W', and the others. Taken once: a slice's gradient is as large as the whole."""
         both = []
-        for rows, own in ((slice(inputs), slice(1)), (slice(inputs, None), slice(-1, None))):
+        for rows in (slice(inputs), slice(inputs, None)):
             left = None if self.left is None else self.left[:, rows]
-            scale = None if self.scale is None else self.scale[:, own]
+            scale = None if self.scale is None else self.scale[:]  # a view: the gradients of each part are summed first
             both.append(replace(self, matrix=self.matrix[..., rows, :], left=left, scale=scale))
         return both[0], both[1]
 
-    def fold(self, inputs: int) -> "AdaptedWeights":
+    def fold(self) -> "AdaptedWeights":
         """The same weights with L, R and s multiplied into one matrix (B, D, G) per context."""
         if self.left is None and self.scale is None:
             return self
@@ -86,8 +85,7 @@ class AdaptedWeights:
         if self.left is not None and self.right is not None:
             matrix = matrix + self.left @ self.right
         if self.scale is not None:
-            ours, hidden = matrix[..., :inputs, :], matrix[..., inputs:, :]
-            matrix = torch.cat([ours * self.scale[:, :1], hidden * self.scale[:, -1:]], dim=-2)
+            matrix = matrix * self.scale[:, None]
         return AdaptedWeights(matrix, self.bias)
 
 
@@ -162,33 +160,13 @@ class Concat(Adapter):
 class Scale(Adapter):
     """Row rescaling: W times 1 + C c (thesis 2018, equation 3.2, and the 1, with which it starts unadapted)."""
 
-    parts = 1
-
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        self.weight = nn.Parameter(normal((sizes.context, self.parts * sizes.columns), 0.1, sizes.context**-0.5))
+        self.weight = nn.Parameter(normal((sizes.context, sizes.columns), 0.1, sizes.context**-0.5))
 
     def forward(self, vector: Tensor) -> Shift:
-        """`vector` (B, K) -> what is added to the factors of the parts of W (B, parts, G)."""
-        return Shift(scale=(vector @ self.weight).view(len(vector), self.parts, -1))
-
-
-class ScaleSplit(Scale):
-    """Row rescaling with factors of their own for the inputs' part of W and the hidden one (Jaech & Ostendorf 2017)."""
-
-    parts = 2
-
-
-class ScalePrinted(Scale):
-    """Row rescaling as it is printed: W times C c (thesis 2018, equation 3.2). A row may start near zero."""
-
-    def __init__(self, sizes: LayerSizes) -> None:
-        super().__init__(sizes)
-        self.weight = nn.Parameter(normal((sizes.context, self.parts * sizes.columns), sizes.context**-0.5))
-
-    def forward(self, vector: Tensor) -> Shift:
-        """`vector` (B, K) -> what is added to the factors of W (B, 1, G), which are one without it."""
-        return Shift(scale=(vector @ self.weight)[:, None] - 1)
+        """`vector` (B, K) -> what is added to the factors of W (B, G)."""
+        return Shift(scale=vector @ self.weight)
 
 
 class Factor(Adapter):
@@ -209,10 +187,7 @@ class Factor(Adapter):
         return Shift(left.view(-1, *self.left.shape[1:]), right.view(-1, *self.right.shape[1:]))
 
 
-# The class of a name among the options has the same name in CamelCase: scale_split is ScaleSplit. A prefix has none.
-ADAPTERS: dict[str, type[Adapter]] = {
-    name: globals()[name.title().replace("_", "")] for name in NAMES if name != PREFIX
-}
+ADAPTERS: dict[str, type[Adapter]] = {"concat": Concat, "scale": Scale, "factor": Factor}  # a prefix has no class
 
 
 def register_adapter(name: str, made: type[Adapter]) -> None:
@@ -284,6 +259,4 @@ def _fits(part: str, value: Tensor, shift: dict[str, Tensor], sizes: LayerSizes)
     if part in ("left", "right"):
         rank = shift["left"].shape[-1] if shift.keys() >= {"left", "right"} else None
         return tuple(value.shape) == ((5, sizes.rows, rank) if part == "left" else (5, rank, sizes.columns))
-    if part == "bias":
-        return tuple(value.shape) == (5, sizes.columns)
-    return tuple(value.shape) in ((5, 1, sizes.columns), (5, 2, sizes.columns))
+    return tuple(value.shape) == (5, sizes.columns)

@@ -153,21 +153,15 @@ class Cell(nn.Module):
         self.embedding_size, self.hidden_size = embedding_size, hidden_size
         self.matrix = nn.Parameter(uniform((inputs, gates), (6 / (inputs + hidden_size)) ** 0.5))
         self.bias = nn.Parameter(torch.zeros(gates))
-        with_memory = self.kind.memory and config.norm_memory
-        normed = gates + hidden_size if with_memory else gates  # of the gates, and of m
+        normed = gates + hidden_size if self.kind.memory else gates  # of the gates, and of m
         self.gain = nn.Parameter(torch.ones(normed)) if config.layer_norm else None
         self.shift = nn.Parameter(torch.zeros(normed)) if config.layer_norm else None
-        # Compiled code knows one layer: the papers' LSTM itself, all that it normalises, or nothing, normalised.
-        self.compiled = type(self.kind) is Coupled and (config.norm_memory or not config.layer_norm)
+        self.compiled = type(self.kind) is Coupled  # compiled code knows one layer, the papers' LSTM itself
         self.adapters = nn.ModuleDict({name: adapter(name)(sizes) for name in adapt})
 
     def adapt(self, vector: Tensor) -> AdaptedWeights:
         """The weights of B contexts `vector` (B, K): W and b with the shifts of all adapters, W' still factored."""
         return shifted(self.matrix, self.bias, [own(vector) for own in self.adapters.values()])
-
-    def fold(self, weights: AdaptedWeights) -> AdaptedWeights:
-        """The same weights with all that changes W multiplied into one matrix (B, D, G) per context."""
-        return weights.fold(self.embedding_size)
 
     def packed(self) -> Packed | None:
         """The hidden part of W as the compiled recurrence reads it, if it runs this layer."""
@@ -192,8 +186,7 @@ class Cell(nn.Module):
         given, reduced, recurrent = self._given(inputs, weights)  # all that does not wait for h, at once
         factors = recurrent.matrix, recurrent.left, recurrent.right
         bias = weights.bias.expand(len(inputs), -1)
-        scale = None if recurrent.scale is None else recurrent.scale[:, 0]
-        after = state.hidden, state.memory, lengths
+        scale, after = recurrent.scale, (state.hidden, state.memory, lengths)
         arrays = Inputs(given, bias, reduced, *factors, keep, self._norm(), scale, feed, *after, recurrent.packed)
         if self.compiled:
             if usable(arrays):
@@ -240,13 +233,12 @@ class Cell(nn.Module):
         ours, recurrent = weights.parts(self.embedding_size)
         given, right = inputs @ ours.matrix, recurrent.right
         reduced = None if ours.left is None else inputs @ ours.left
-        split = ours.scale is not None and weights.scale is not None and weights.scale.shape[1] == 2
-        if reduced is not None and right is not None and (split or self.kind.apart):
+        if reduced is not None and right is not None and self.kind.apart:
             given, reduced = given + reduced @ right, None
         if ours.scale is None or recurrent.scale is None:
             return given, reduced, recurrent
-        scaled = None if right is None else right * recurrent.scale
-        return given * ours.scale, reduced, replace(recurrent, right=scaled)
+        scaled = None if right is None else right * recurrent.scale[:, None]
+        return given * ours.scale[:, None], reduced, replace(recurrent, right=scaled)
 
     def _loop(self, arrays: Inputs, recurrent: AdaptedWeights, state: State) -> tuple[Tensor, State]:
         """What `recurrence.run` does, a step at a time."""
@@ -276,7 +268,7 @@ class Cell(nn.Module):
     ) -> State:
         hidden = (state.hidden if feed is None else state.hidden * feed)[:, None]
         product = hidden @ recurrent.matrix
-        product = product if recurrent.scale is None else product * recurrent.scale
+        product = product if recurrent.scale is None else product * recurrent.scale[:, None]
         if recurrent.left is not None and recurrent.right is not None:
             both = hidden @ recurrent.left if reduced is None else reduced[:, None] + hidden @ recurrent.left
             product = product + both @ recurrent.right
@@ -294,8 +286,6 @@ class Cell(nn.Module):
         if self.gain is None or self.shift is None:
             return values
         own = slice(which * self.hidden_size, (which + 1) * self.hidden_size)
-        if own.stop > len(self.gain):  # of m, which may be left as it is
-            return values
         return F.layer_norm(values, (self.hidden_size,), self.gain[own], self.shift[own])
 
     def _masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -13,17 +13,23 @@ from factorcell import files
 from factorcell.finite import is_number
 
 FILE = "results.jsonl"
-PERPLEXITIES, JUDGED = ("perplexity", "perplexity_known"), ("accuracy", "macro_f1", "auc")
+COSTS, JUDGED = ("perplexity", "perplexity_known", "bits_per_byte"), ("accuracy", "macro_f1", "auc")
 
 Row = dict[str, Any]
 
 
 class Figure(NamedTuple):
-    """The `value` of a `measure` of a `table`, which is told by its texts if there is another table of the name."""
+    """The `value` of a `measure` of a `table`, which is told by its texts if there is another table of the name.
+
+    `low` and `high` are the ends of its interval, if it has one; `bound` says that it is only a lower bound.
+    """
 
     table: str
     measure: str
     value: float
+    low: float | None = None
+    high: float | None = None
+    bound: bool = False
 
 
 class Gains(NamedTuple):
@@ -39,9 +45,8 @@ class Gains(NamedTuple):
 
 
 def read(folder: Path) -> list[Row]:
-    """All results of a folder, but those of classifications that no text had a value to judge by."""
-    rows = files.read_rows(folder / FILE)
-    return [row for row in rows if row.get("kind") != "classify" or row.get("texts") != 0]
+    """All results of a folder."""
+    return files.read_rows(folder / FILE)
 
 
 def keep(folder: Path, row: Mapping[str, Any]) -> None:
@@ -51,19 +56,25 @@ def keep(folder: Path, row: Mapping[str, Any]) -> None:
 
 def figures(rows: Iterable[Row]) -> list[Figure]:
     """The last value of every measure of every table, in the order in which they were first asked for."""
-    last: dict[tuple[str, str, str], tuple[int, float]] = {}
+    last: dict[tuple[str, str, str], tuple[int, Row]] = {}
     for row in rows:
         scores = row.get("evaluation", row)
-        for name in (*PERPLEXITIES, *JUDGED):
+        for name in (*COSTS, *JUDGED):
             if is_number(scores.get(name)):
                 key = row.get("accuracy_key", scores.get("texts_key")) if name in JUDGED else scores.get("texts_key")
                 measure = name.replace("_", " ") + (_asked(row) if name in JUDGED else "")
-                last[scores.get("table", ""), measure, str(key)] = (scores.get("texts", 0), scores[name])
+                last[scores.get("table", ""), measure, str(key)] = (scores.get("texts", 0), _value(scores, name))
     named = Counter((table, measure) for table, measure, _ in last)
     return [
-        Figure(f"{table} ({texts:,} texts)" if named[table, measure] > 1 else table, measure, value)
+        Figure(f"{table} ({texts:,} texts)" if named[table, measure] > 1 else table, measure, **value)
         for (table, measure, _), (texts, value) in last.items()
     ]
+
+
+def _value(scores: Row, name: str) -> Row:
+    """Return the value of a figure, its interval and whether it is a lower bound, by their names in `Figure`."""
+    ends = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
+    return {"value": scores[name], **ends, "bound": bool(scores.get(f"{name}_bound"))}
 
 
 def _asked(row: Row) -> str:

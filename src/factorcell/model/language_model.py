@@ -8,7 +8,7 @@ Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Specials
 from factorcell.model.adapters import shifting
-from factorcell.model.adaptive_softmax import AdaptiveOutput
 from factorcell.model.backbone import Backbone, Conditions, State
 from factorcell.model.control_codes import Prefix
 from factorcell.model.devices import compute_on_one_thread_after_fork
@@ -29,8 +28,6 @@ from factorcell.model.encoder import ContextEncoder
 from factorcell.model.initial import normal
 from factorcell.model.output import ContextBias, Output, Picked, Reads, Samples
 from factorcell.model.recurrent import RecurrentBackbone
-
-SOFTMAXES: dict[str, type[Output] | type[AdaptiveOutput]] = {"full": Output, "adaptive": AdaptiveOutput}
 
 RANKED = 4_000_000  # log probabilities that exist at one time, to rank targets among them
 STEPS = 20_000  # tokens of a text that are read at once where no gradient is kept
@@ -78,7 +75,7 @@ class LanguageModel(nn.Module):
         # Run folders know the parameters of the backbone by this name.
         self.cells = backbone(config, config.context_size if self.encoder else 0, shifts)
         sizes = self.encoder.sizes if self.encoder else None
-        self.output = SOFTMAXES[config.softmax](self.embedding, config, schema, sizes)
+        self.output = Output(self.embedding, config, schema, sizes)
 
     @property
     def backbone(self) -> Backbone:
@@ -170,7 +167,7 @@ class LanguageModel(nn.Module):
         Of the tables with a row a token (or a bucket) only the rows that it `reads` are read, once. Who has `picked`
         them already gets gradients of their size.
         """
-        conditioned, output = conditioned or self.condition(batch.context), cast(Output, self.output)
+        conditioned, output = conditioned or self.condition(batch.context), self.output
         reads = reads or output.reads(batch.tokens, samples, conditioned.context_bias.categories)
         picked = picked or [
             [F.embedding(rows, table) for table in tables]
@@ -184,7 +181,7 @@ class LanguageModel(nn.Module):
 
     def reads(self, batch: Batch, samples: Samples) -> Reads:
         """What `sampled` reads of the tables with a row a token or a bucket."""
-        return cast(Output, self.output).reads(batch.tokens, samples, batch.context.categories)
+        return self.output.reads(batch.tokens, samples, batch.context.categories)
 
     def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
         """`token` (B,) and a state (none: before the start token) -> log probabilities (B, V) of the next, state."""

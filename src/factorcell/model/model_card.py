@@ -5,8 +5,9 @@ from typing import Any
 
 from factorcell import files
 from factorcell.data.schema import TIMES, Variable
-from factorcell.finite import shown
+from factorcell.finite import is_number, shown
 from factorcell.model import kept_results
+from factorcell.model.kept_results import Figure
 from factorcell.model.run import Run, facts
 from factorcell.visible import visible
 
@@ -34,7 +35,7 @@ def _model(run: Run) -> str:
     bias = " + ".join(model.output_bias) or "nothing"
     return (
         f"A recurrent language model over {data.unit} units ({model.layers} x {model.cell}, embeddings "
-        f"{model.embedding_size}, hidden {model.hidden_size}, {model.softmax} softmax, "
+        f"{model.embedding_size}, hidden {model.hidden_size}, "
         f"{run.model.parameter_count():,} parameters). Its context changes, in the recurrent layer: {recurrent} "
         f"(rank {model.rank}, {run.model.backbone.adapted_share():.2%} of its parameters); in the softmax bias: {bias}."
     )
@@ -52,9 +53,6 @@ def _training(run: Run) -> str:
             f"{row['moved']:,} of {row['values']:,} values of {plain(row['part'])}" for row in tuned["moved"]
         )
         lines.append(f"- fine-tuned from {code(tuned['from'])} (l1 {tuned['l1']:g}): {moved} moved")
-    if trained.get("told"):
-        how = run.config.told(["tell_apart", "tell_epochs"])
-        lines.append(f"- learned in the end to tell values apart: {code(how)}")
     for row in trained.get("sparse_bias", ()):
         share = row["nonzero"] / max(1, row["coefficients"])
         counted = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {plain(row['variable'])}"
@@ -79,9 +77,19 @@ def _results(run: Run) -> str:
     if best:
         lines.append(f"| development | perplexity | {shown(best['perplexity'], '.2f')} |")
         lines.append(f"| development | perplexity, known targets | {shown(best['perplexity_known'], '.2f')} |")
-    for table, measure, value in kept_results.figures(kept_results.read(run.folder)):
-        lines.append(f"| {plain(table)} | {plain(measure)} | {value:.4g} |")
+        if is_number(bits := best.get("bits_per_byte")):
+            bound = bool(best.get("bits_per_byte_bound"))
+            figure = Figure("development", "bits per byte", bits, bound=bound)
+            lines.append(f"| development | {figure.measure} | {_figure(figure)} |")
+    for figure in kept_results.figures(kept_results.read(run.folder)):
+        lines.append(f"| {plain(figure.table)} | {plain(figure.measure)} | {_figure(figure)} |")
     return "\n".join(lines)
+
+
+def _figure(figure: Figure) -> str:
+    """Return a figure with its interval, "at least" before a lower bound."""
+    interval = "" if figure.low is None or figure.high is None else f" ({figure.low:.4g} to {figure.high:.4g})"
+    return f"{'at least ' if figure.bound else ''}{figure.value:.4g}{interval}"
 
 
 def _use(run: Run) -> str:

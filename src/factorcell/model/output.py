@@ -23,7 +23,7 @@ from factorcell.data.vocabulary import START
 from factorcell.model.initial import normal
 from factorcell.model.kernels import library, softmax
 from factorcell.model.kernels.drawing import PackedTable
-from factorcell.model.output_bias import TABLES, HashBias, OneHotBias, Pairs
+from factorcell.model.output_bias import TABLES, HashBias, Pairs
 
 BIASES_AT_ONCE = 1 << 21  # of texts and tokens
 
@@ -214,8 +214,7 @@ class Output(nn.Module):
     def _parts(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Name, features (B, F) and coefficients (U, F) of each adapted bias, from its rows (U, F) of the `tables`."""
         parts = torch.split(features, [table.shape[1] for table in tables[1:]], 1)
-        for (name, adapter), part, rows in zip(self.adapters.items(), parts, tables[1:], strict=True):
-            yield name, part, adapter.effective(rows) if isinstance(adapter, OneHotBias) else rows
+        return zip(self.adapters, parts, tables[1:], strict=True)
 
     def _product(self, hidden: Tensor, features: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """[P h, f] (B, T, E + F) and [E, Q] (U, E + F), of the biases inside the product."""

@@ -6,8 +6,7 @@
     sparse          sum_i A_i o_i, most of A_i zero            (thesis, A.2)
     hash            sum_i H(h_i(w, f_i)) B(w, f_i)             (thesis, 3.4 to 3.6)
 
-The zeros of a sparse bias come of proximal steps in training (`training.proximal`), or, as printed, of a threshold: the
-bias is u(A_i o_i, lambda_i) with u(s, lambda) = sign(s) max(|s| - lambda, 0) (thesis, A.3).
+The zeros of a sparse bias come of proximal steps in training (`training.proximal`).
 
 c is the context vector, c_i the embedding of variable i, f_i its value and o_i that value as a unit vector; w is a
 word. All but the last are linear in features f of the context, with a table that has a row for every token.
@@ -28,7 +27,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.assignments import numbers
 from factorcell.config import ModelConfig
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, ContextSchema
@@ -63,17 +61,13 @@ class LowRankEachBias(nn.Module):
 
 
 class OneHotBias(nn.Module):
-    """A coefficient for every token and value of a categorical variable; of each only what exceeds `penalty` (F,)."""
+    """A coefficient for every token and value of a categorical variable."""
 
-    penalty: Tensor
-
-    def __init__(self, vocabulary_size: int, schema: ContextSchema, penalty: Sequence[float]) -> None:
-        """`penalty` is the threshold of each variable."""
+    def __init__(self, vocabulary_size: int, config: ModelConfig, schema: ContextSchema, sizes: Sequence[int]) -> None:
         super().__init__()
         self.schema = schema
-        wide = self.columns(penalty)
-        self.weight = nn.Parameter(torch.zeros(vocabulary_size, len(wide)))
-        self.register_buffer("penalty", wide, persistent=False)
+        columns = sum(len(variable.values) for variable in schema.categories)
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, columns))
 
     def columns(self, numbers: Sequence[float]) -> Tensor:
         """A number of each categorical variable -> the same for each column of the table (F,)."""
@@ -82,7 +76,7 @@ class OneHotBias(nn.Module):
 
     def counts(self) -> list[dict[str, Any]]:
         """Of each categorical `variable`: its `coefficients`, and how many of them are not zero, `nonzero`."""
-        nonzero = (self.effective(self.weight.detach()) != 0).sum(0)
+        nonzero = (self.weight.detach() != 0).sum(0)
         parts = torch.split(nonzero, [len(variable.values) for variable in self.schema.categories])
         return [
             {
@@ -102,31 +96,12 @@ class OneHotBias(nn.Module):
             found.append(torch.where(rows < 0, vector.new_tensor(variable.frequencies()), known))
         return torch.cat(found, dim=1)
 
-    def effective(self, rows: Tensor) -> Tensor:
-        """u(s, lambda) of `rows` (U, F) of the table: s moved toward zero by lambda, and zero where that is nearer.
-
-        The gradient is that of s itself: through the threshold, a coefficient that is zero would stay zero for good.
-        """
-        return rows - rows.detach().clamp(-self.penalty, self.penalty)
-
-
-def one_hot_bias(vocabulary_size: int, config: ModelConfig, schema: ContextSchema, sizes: Sequence[int]) -> nn.Module:
-    """All coefficients count."""
-    return OneHotBias(vocabulary_size, schema, [0.0] * len(schema.categories))
-
-
-def sparse_bias(vocabulary_size: int, config: ModelConfig, schema: ContextSchema, sizes: Sequence[int]) -> nn.Module:
-    """Coefficients that training leaves at zero, or those under the threshold of their variable, do not count."""
-    names = [variable.name for variable in schema.categories]
-    least = numbers("sparse_penalty", config.sparse_penalty, names)
-    return OneHotBias(vocabulary_size, schema, least if config.sparse_printed else [0.0] * len(names))
-
 
 TABLES: dict[str, Callable[[int, ModelConfig, ContextSchema, Sequence[int]], nn.Module]] = {
     "low_rank": LowRankBias,
     "low_rank_each": LowRankEachBias,
-    "one_hot": one_hot_bias,
-    "sparse": sparse_bias,
+    "one_hot": OneHotBias,
+    "sparse": OneHotBias,
 }
 
 

@@ -19,7 +19,6 @@ from factorcell.model.kernels import library
 from factorcell.model.kernels.signature import Signature
 from factorcell.model.kernels.signatures import CONTEXT, MODEL
 from factorcell.model.language_model import Conditioned, LanguageModel
-from factorcell.model.output import Output
 from factorcell.model.recurrent import RecurrentBackbone, RecurrentWeights
 
 PANEL = 3  # vectors of columns of a packed matrix
@@ -98,7 +97,7 @@ class PackedModel(Checked):
         """The weights as they are now, for the instruction set that is chosen now.
 
         None where `model` has more than the compiled search: it takes one coupled layer on the processor without
-        rescaling or control codes, a full softmax, and floats.
+        rescaling or control codes, and floats.
         """
         variant, adapted = library.variant(), _adapted(model)
         if adapted is None or adapted.scale is not None or variant is None:
@@ -110,7 +109,7 @@ class PackedModel(Checked):
             "embedding": embedding.clone(),
             "inputs": _packed(inputs, lanes),
             "weight": _packed(weight, lanes),
-            "projection": _packed(cast(Output, model.output).projection.detach(), lanes),
+            "projection": _packed(model.output.projection.detach(), lanes),
             "table": _packed(embedding.T, lanes),
         }
         if cell.gain is not None and cell.shift is not None:
@@ -125,7 +124,7 @@ class PackedModel(Checked):
         """What `model` makes of one context."""
         layout, (weights,) = self.layout, cast(RecurrentWeights, conditioned.conditions)
         lanes = library.LANES[layout.variant]
-        bias = cast(Output, model.output).fold(conditioned.context_bias).bias
+        bias = model.output.fold(conditioned.context_bias).bias
         assert bias is not None
         arrays = {
             "gate_bias": _gates(weights.bias.view(1, -1), lanes)[0],
@@ -149,7 +148,6 @@ def _adapted(model: LanguageModel) -> AdaptedWeights | None:
     fits = (
         isinstance(model.backbone, RecurrentBackbone)
         and [cell.compiled for cell in model.backbone.layers] == [True]
-        and isinstance(model.output, Output)
         and model.prefix is None
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())
         and library.usable(model.embedding)

@@ -88,7 +88,7 @@ class RecurrentBackbone(nn.ModuleList):
 
     def fold(self, conditions: RecurrentWeights, shared: bool = False) -> RecurrentWeights:
         """See `Backbone`; `shared`: one matrix without contexts is one product for all texts, not a product each."""
-        folded = RecurrentWeights(cell.fold(own) for cell, own in zip(self.layers, conditions, strict=True))
+        folded = RecurrentWeights(own.fold() for own in conditions)
         return RecurrentWeights(weights.shared() for weights in folded) if shared else folded
 
     def start(self, conditions: RecurrentWeights, count: int) -> RecurrentState:

@@ -43,7 +43,6 @@ LISTED = (
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
 CHECKPOINT = "checkpoint.safetensors"  # what a training goes on from
-TELLING = "telling"  # the folder of the part of a training that tells values apart, until it has ended
 
 # Files of a training that has learned nothing yet.
 BEGINNING = ("config.json", "schema.json", "vocabulary.txt", "start.safetensors", "log.jsonl")
@@ -167,7 +166,7 @@ class Run:
         """How often each token was a target of training (V,), 64-bit; `UserError` where the folder does not say."""
         path = self.folder / UNIGRAMS
         if not path.exists():
-            raise UserError(f"{path}: there is no such file; it comes at the end of training, of this version or later")
+            raise UserError(f"{path}: there is no such file; training writes it at its end")
         tensors, _ = files.load_tensors(path)
         counts = tensors.get("counts", torch.zeros(0))
         if counts.dtype != torch.int64 or counts.shape != (len(self.vocabulary),) or bool((counts < 0).any()):
@@ -316,11 +315,7 @@ def read_config(folder: Path) -> Config:
     path = folder / folders.CONFIG
     if not path.is_file():
         raise folders.not_a_run(folder)
-    values = files.read_versioned(path, FORMAT, folder)
-    model = values.get("model")
-    if isinstance(model, dict) and "sparse" in (model.get("output_bias") or ()):
-        model.setdefault("sparse_printed", True)  # folders of before there were proximal steps do not say so
-    return Config.from_dict(values, where=str(path))
+    return Config.from_dict(files.read_versioned(path, FORMAT, folder), where=str(path))
 
 
 def facts(folder: Path) -> dict[str, Any]:

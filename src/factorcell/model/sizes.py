@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from factorcell import assignments, files, memory
-from factorcell.config import Config, ModelConfig, TrainingConfig, UserError
+from factorcell import files, memory
+from factorcell.config import Config, ModelConfig, UserError
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapters import ranked
 from factorcell.model.cells import kind
@@ -76,15 +76,7 @@ def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: i
     of_text *= ranked(model) and bool(schema.variables)
     drawn = training.samples * (texts if training.loss == "sampled_text" else 1) if training.loss != "full" else 0
     read = KEPT * parameters(shapes(model, vocabulary, schema))
-    return FLOAT * (read + times_read(training, schema) * (tokens * of_token + texts * of_text) + 6 * drawn)
-
-
-def times_read(training: TrainingConfig, schema: ContextSchema) -> int:
-    """How often a step reads its texts: once, and with every other value that theirs are told apart from."""
-    parsed = [assignments.parsed("tell_apart", text) for text in training.tell_apart]
-    named = {name for name, weight in parsed if weight}
-    asked = [one for one in schema.categories if "" in named or one.name in named]
-    return 1 + sum(min(training.tell_values, len(one.values) - 2) for one in asked)
+    return FLOAT * (read + tokens * of_token + texts * of_text + 6 * drawn)
 
 
 def beam_bytes(config: ModelConfig, vocabulary: int, contexts: int, width: int, across: int, tokens: int) -> int:

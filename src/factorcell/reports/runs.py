@@ -115,6 +115,7 @@ def _place(run: Row) -> tuple[bool, bool]:
 COLUMNS = (
     ("perplexity", "perplexity", ".2f"),
     ("without unknown tokens", "perplexity_known", ".2f"),
+    ("bits per byte", "bits_per_byte", ".3f"),
     ("targets", "targets", ",.0f"),
     ("accuracy", "accuracy", ".1%"),
     ("macro F1", "macro_f1", ".3f"),
@@ -170,6 +171,13 @@ def _gain(run: Row) -> str | None:
     return told and f"{told} over {_over(evaluation.get('over'))}"
 
 
+def _bits_difference(run: Row) -> str | None:
+    """Return the difference in bits per byte of a whole table over the baseline that it was evaluated with."""
+    evaluation = run.get("evaluation") or {}
+    difference = told_difference("bits_per_byte_difference", evaluation)
+    return difference and f"{difference} above {evaluation.get('bits_per_byte_over')}"
+
+
 def _over(name: str | None) -> str:
     """A baseline by its name; the same model without its context has none."""
     return name or "itself without context"
@@ -180,15 +188,17 @@ TEXTS: dict[str, Callable[[Row], str | None]] = {
     "perplexity of": _evaluated,
     "accuracy of": _classified,
     "gain": _gain,
+    "bits per byte above another model": _bits_difference,
 }
 
 
 def _numbers(run: Row) -> Row:
-    """All figures of a run. A gain that it has already is over a baseline of its own, not over another row."""
+    """All figures of a run, without its gain and difference over a baseline of its own, which is not another row."""
     seconds = max((row["seconds"] for row in run.get("log") or [] if "seconds" in row), default=None)
     minutes = None if seconds is None else seconds / 60
     figures = {**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes}
-    return {name: value for name, value in figures.items() if name not in Interval(0.0).row("gain")}
+    own = {**Interval(0.0).row("gain"), **Interval(0.0).row("bits_per_byte_difference")}
+    return {name: value for name, value in figures.items() if name not in own}
 
 
 def _figure(row: Row, key: str, form: str) -> tuple[float, str] | None:

@@ -57,7 +57,7 @@ def _files(folder: Path) -> Iterator[Finding]:
         yield Finding(folder / digests.FILE, False, str(error))
         return
     if not listed:
-        what = f"no {digests.FILE}: made before there were manifests, or it was deleted"
+        what = f"no {digests.FILE}: it was deleted"
         yield Finding(folder / digests.FILE, True, f"{what}; only tensors have a checksum")
     names = {path.name for path in inputs.visible(folder) if path.is_file()} - set(FREE)
     for name in sorted(names | {name for name, accepted in listed.items() if accepted}):

@@ -25,7 +25,7 @@ class Development:
         self.nats: NDArray[np.float64] = np.zeros(0)  # of the last evaluation
 
     def evaluate(self, run: Run) -> Row:
-        """`perplexity` of all targets and `perplexity_known` without out-of-vocabulary ones."""
+        """`perplexity` of all targets, `perplexity_known` without out-of-vocabulary ones, and `bits_per_byte`."""
         self.nats = run.nats(self.part).astype(np.float64)
         return self._perplexities(self.nats, self.part)
 
@@ -40,13 +40,16 @@ class Development:
     def _perplexities(self, nats: NDArray[np.float64], part: Corpus) -> Row:
         """Those of the texts of all processes, of which this one has the nats of its `part`."""
         known = known_targets(part)
-        own = torch.tensor([nats.sum(), len(nats), nats[known].sum(), known.sum()], dtype=torch.float64)
-        total, count, total_known, count_known = self.world.sum(own).tolist()
+        own = torch.tensor(
+            [nats.sum(), len(nats), nats[known].sum(), known.sum(), *_bits(nats, part)], dtype=torch.float64
+        )
+        total, count, total_known, count_known, bits, size, bounds = self.world.sum(own).tolist()
         with np.errstate(over="ignore"):  # a model that got lost has an infinite perplexity
-            return {
+            row = {
                 "perplexity": float(np.exp(total / count)),
                 "perplexity_known": float(np.exp(total_known / count_known)) if count_known else math.nan,
             }
+        return {**row, "bits_per_byte": bits / size, "bits_per_byte_bound": bounds > 0} if size else row
 
     def keep(self, run: Run) -> None:
         """Keep in the folder of `run` what every text added in the last evaluation; the first process does."""
@@ -57,3 +60,12 @@ class Development:
         found[order] = self.world.gather(torch.from_numpy(sums)).numpy()
         if self.world.first:
             text_figures.keep(run.folder, text_figures.of_sums(self.key, found[:, 0], found[:, 1], self.corpus))
+
+
+def _bits(nats: NDArray[np.float64], part: Corpus) -> tuple[float, float, float]:
+    """Return the bits and the bytes of the texts of `part` that were read whole, and how many are lower bounds."""
+    sums = text_figures.bits_per_byte("", text_figures.per_text(nats, part), part)
+    if sums is None:
+        return 0.0, 0.0, 0.0
+    bounds = text_figures.lower_bounds(part) & sums.counted
+    return float(sums.above[sums.counted].sum()), float(sums.below[sums.counted].sum()), float(bounds.sum())

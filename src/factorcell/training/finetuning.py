@@ -12,9 +12,8 @@ from factorcell.choices import GENTLE
 from factorcell.config import Config, TrainingConfig, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
-from factorcell.training import rules, telling
-from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, tell
-from factorcell.training.objective import check_told
+from factorcell.training import rules
+from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn
 from factorcell.training.proximal import ALL, StartingPoint, parts_named
 
 
@@ -48,17 +47,13 @@ def finetune(
     limits.check(l1=l1)
     values = {name: tensor.detach().cpu().clone() for name, tensor in old.model.kept().items()}
     start = StartingPoint(values, parts_named(old.model, parts), l1)
-    check_told(dataclasses.replace(old.config, training=_options(old, training)))
     with begun(folder, resume, say) as going_on:
         seed = _options(old, training).seed
         corpus, held = _read(old, source, dev, seed, unknown, progress=say is not None)
         config = dataclasses.replace(old.config, training=_options(old, training, corpus.targets))
         run = _resumed(folder, config, corpus, start) if going_on else _created(folder, config, corpus, start)
         start.place(run.model)  # as the training does, which goes on from its checkpoint if there is one
-        before = telling.accuracies(run, held)
         learn(run, corpus, held, resume=going_on, say=say)
-        for line in telling.lines(telling.beside(before, telling.accuracies(run, held))):
-            tell(say, line)
         moved = start.moved(run.model)
         tuned = {"from": str(old.folder), "parts": start.parts, "l1": l1, "moved": moved}
         finish(run, corpus, held, source, finetuned=tuned)

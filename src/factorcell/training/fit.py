@@ -17,10 +17,9 @@ from factorcell.evaluation.text_figures import key_of
 from factorcell.finite import shown
 from factorcell.model import model_card
 from factorcell.model.run import BEGINNING, Run
-from factorcell.training import distributed, telling
+from factorcell.training import distributed
 from factorcell.training.distributed import World
 from factorcell.training.loop import watched
-from factorcell.training.objective import check_told
 from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config, unsaid
 from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.remarks import remarks
@@ -50,8 +49,6 @@ def fit(
     speaks.
     """
     folder = Path(folder)
-    if not isinstance(config, Plan):  # whoever made a plan of several models may have some that are not adapted
-        check_told(said_config(config))
     with (
         begun(folder, resume or distributed.restarted(), say) as going_on,
         distributed.join(said_config(config).training.device) as world,
@@ -69,11 +66,8 @@ def fit(
             make = Run.create if world.first else Run
             run = make(folder, made.config, corpus.vocabulary, corpus.schema)
         learn(run, corpus, held, world, resume=going_on, say=say)
-        told = telling.teach(run, corpus, held, progress=say is not None, world=world)
         if world.first:
-            finish(run, corpus, held, source, told=told, chosen=unsaid(config))
-        for line in telling.lines((told or {}).get("apart", ())):
-            tell(say, line)
+            finish(run, corpus, held, source, chosen=unsaid(config))
     return run
 
 
@@ -135,13 +129,12 @@ def finish(
     source: Any,
     *,
     finetuned: Row | None = None,
-    told: Row | None = None,
     chosen: Sequence[str] = (),
 ) -> None:
     """Keep in the folder of a trained run what it was trained on, from which run it came, and write its card.
 
-    Also what its context gains on the development texts `held`, and the key that they have, and the row `told` of the
-    passes in which it learned to tell values apart. `chosen` are the options that nobody said.
+    Also what its context gains on the development texts `held`, and the key that they have. `chosen` are the options
+    that nobody said.
     """
     kept: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
     kept |= {"development_key": key_of(held), "context": context_gain(run, held)}
@@ -149,12 +142,9 @@ def finish(
         kept["chosen"] = list(chosen)
     if finetuned:
         kept["finetuned"] = finetuned
-    if told:
-        kept["told"] = told
     if bias := sparse_bias_of(run):
         kept["sparse_bias"] = bias.counts()
     files.write_json(run.folder / "training.json", kept)
-    telling.clear(run.folder)
     run.save_unigrams(target_counts(corpus))
     if corpus.frequent is not None:
         data = run.config.data

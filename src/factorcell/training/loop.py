@@ -47,10 +47,9 @@ def watched(
     *,
     resume: bool,
     progress: bool,
-    name: str | None = None,
 ) -> Generator[Row]:
     """The rows of `train` under a progress bar: tokens a second, time left, present and best perplexity."""
-    trainer, name = Trainer(run, corpus, dev, world), name or run.folder.name
+    trainer, name = Trainer(run, corpus, dev, world), run.folder.name
     if resume:
         trainer.load()
     bar = progress_bar(

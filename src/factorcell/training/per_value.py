@@ -21,7 +21,6 @@ from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import name_of
 from factorcell.model.run import BEGINNING, Run
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
-from factorcell.training.objective import check_told
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
 
 INDEX = "separate.json"
@@ -107,7 +106,6 @@ def separate(
         raise files.occupied(folder, resumable=True)
     asked = _unadapted(config, by)
     config = said_config(asked)
-    check_told(config)
     corpus, held = read(source, dev, config, progress=say is not None)
     values = corpus.schema.variable(by).values
     if len(values) == 1:

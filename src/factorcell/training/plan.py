@@ -17,19 +17,18 @@ from torch import Tensor
 
 from factorcell import limits
 from factorcell.choices import CHOSEN, PRESETS
-from factorcell.config import Config, TrainingConfig
+from factorcell.config import Config
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.devices import find_device
 from factorcell.model.run import Run
-from factorcell.training import rules, telling
+from factorcell.training import rules
 from factorcell.training.rules import Facts
 from factorcell.training.trainer import Trainer
 
 WARM = 3  # first steps, which are slower
 MEASURED = 3.0  # seconds of steps by which their speed is known
 JUDGED, LONG = 64, 0.5  # development texts that show the speed of an evaluation: twice as many, until it is LONG
-TELLING = 0.4  # of the passes that there is time for, at most
 ENOUGH = 0.97  # of the minutes: reading, checkpoints and the card take the rest
 
 Said = Mapping[str, Mapping[str, Any]]
@@ -60,15 +59,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a step, how many steps a pass has, and seconds of an evaluation.
-
-    Telling values apart takes as long as so many passes `more`.
-    """
+    """Seconds of a step, how many steps a pass has, and seconds of an evaluation."""
 
     step: float
     steps: int
     evaluation: float
-    more: float = 0.0
 
     def shared(self, share: Callable[[float], float]) -> "Speed":
         """The speed that all processes go by."""
@@ -76,27 +71,21 @@ class Speed:
 
     def seconds(self, config: Config) -> float:
         """How long a training takes."""
-        passes = config.training.epochs + self.more
-        return self.step * self.steps * passes + self.evaluation * self.evaluations(config.training)
-
-    def evaluations(self, training: TrainingConfig) -> int:
-        """How many there are."""
-        return training.evaluations + (telling.EVALUATIONS if self.more else 0)
+        training = config.training
+        return self.step * self.steps * training.epochs + self.evaluation * training.evaluations
 
 
 @dataclass(frozen=True)
 class Plan:
     """A config of which the options `chosen` follow from the table, and the seconds that a training takes, if known.
 
-    `gain` is how many times as fast bfloat16 was found to be, 1 where nobody looked. Telling values apart takes as long
-    as so many passes `more`.
+    `gain` is how many times as fast bfloat16 was found to be, 1 where nobody looked.
     """
 
     config: Config
     chosen: tuple[str, ...] = ()
     seconds: float | None = None
     gain: float = 1.0
-    more: float = 0.0
 
     def of(self, model: str) -> "Plan":
         """The same plan of a named model."""
@@ -116,9 +105,8 @@ class Plan:
             lines[-1] += f"; say --{self.chosen[0].replace('_', '-')} or another to choose otherwise"
         lines += precisions.told(self.gain)
         if self.seconds is not None:
-            training = self.config.training
-            more = f" and {training.tell_epochs:g} to tell values apart" if self.more else ""
-            lines.append(f"{training.epochs:g} passes{more}, which take about {duration(self.seconds)} here")
+            passes = f"{self.config.training.epochs:g} passes"
+            lines.append(f"{passes}, which take about {duration(self.seconds)} here")
         return lines
 
 
@@ -157,7 +145,7 @@ def plan(
     found = speed(made.config, corpus, held, models, clock).shared(share)
     seconds = found.seconds(made.config)
     if budget.minutes is None or seconds <= budget.minutes * 60:
-        return replace(made, seconds=seconds, more=found.more)
+        return replace(made, seconds=seconds)
     allowed = budget.minutes * 60
     deserved = made.config.training.epochs
     affordable = deserved * allowed / seconds  # passes, for which another model may be the best
@@ -182,14 +170,11 @@ def _made(said: Said, facts: Facts, epochs: float, sized_for: float | None = Non
 def _in_time(made: Plan, found: Speed, allowed: float, most: float) -> Plan:
     """The plan with the passes that take the seconds that are allowed, or `most` of them; most are for writing."""
     training = made.config.training
-    left = max(allowed * ENOUGH - found.evaluation * found.evaluations(training), allowed / 2)
+    left = max(allowed * ENOUGH - found.evaluation * training.evaluations, allowed / 2)
     passes = left / (found.step * found.steps)
-    share = min(1.0, max(TELLING * passes, passes - most) / found.more) if found.more else 1.0
-    found = replace(found, more=found.more * share)
-    epochs = min(most, float(f"{passes - found.more:.3g}"))
-    told = float(f"{training.tell_epochs * share:.3g}")
-    config = replace(made.config, training=replace(training, epochs=epochs, tell_epochs=told))
-    return replace(made, config=config, seconds=found.seconds(config), more=found.more)
+    epochs = min(most, float(f"{passes:.3g}"))
+    config = replace(made.config, training=replace(training, epochs=epochs))
+    return replace(made, config=config, seconds=found.seconds(config))
 
 
 def _precise(made: Plan, corpus: Corpus, held: Corpus, share: Callable[[float], float], clock: Clock) -> Plan:
@@ -219,7 +204,7 @@ def speed(
     """That of this machine, on the first batches; of `models` on average, if there are any."""
     found = [_speed(one, corpus, held, clock) for one in [config.with_model(name) for name in models] or [config]]
     step, evaluation = (fmean(getattr(one, name) for one in found) for name in ("step", "evaluation"))
-    return Speed(step, found[0].steps, evaluation, fmean(one.step * one.more for one in found) / step)
+    return Speed(step, found[0].steps, evaluation)
 
 
 def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:
@@ -233,8 +218,7 @@ def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:
         if number > WARM and clock() - begun > MEASURED:
             break
     step = (clock() - begun) / timed
-    more = telling.passes(config.training, corpus.schema) if trainer.run.model.adapted else 0.0
-    return Speed(step, trainer.steps, _evaluation(trainer.run, held, clock), more)
+    return Speed(step, trainer.steps, _evaluation(trainer.run, held, clock))
 
 
 class _Measured(Trainer):
@@ -275,7 +259,7 @@ def unsaid(asked: Asked) -> tuple[str, ...]:
     if isinstance(asked, Plan | Config):
         return asked.chosen if isinstance(asked, Plan) else ()
     said = {name for values in asked.values() for name in values}
-    if asked.get("model", {}).get("softmax") == "adaptive" or "loss" in said:  # then there is nothing to choose
+    if "loss" in said:
         said |= {"loss", "samples"}
     return tuple(name for names in CHOSEN.values() for name in names if name not in said)
 

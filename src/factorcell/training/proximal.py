@@ -107,7 +107,7 @@ def of_values(model: LanguageModel) -> list[Tensor]:
 def _sparse(run: Run) -> Penalties:
     """The penalty of a sparse softmax bias."""
     bias = sparse_bias_of(run)
-    if bias is None or run.config.model.sparse_printed or not bias.weight.requires_grad:
+    if bias is None or not bias.weight.requires_grad:
         return {}
     names = [variable.name for variable in run.schema.categories]
     l1 = bias.columns(numbers("sparse_l1", run.config.training.sparse_l1, names)).to(bias.weight.device)

@@ -1,8 +1,7 @@
 """Which options fit which table: rules for what nobody says, made from trials on many tables.
 
 A rule reads the `Facts` of a table and how many targets a training may see of it, all passes together: that number
-decides how large a model pays for itself. The trials, and how far the rules are from the best of them, are in LOG.md;
-`experiments/defaults.py` makes them again.
+decides how large a model pays for itself. LOG.md has the trials, and how far the rules are from the best of them.
 """
 
 import math
@@ -97,7 +96,7 @@ def _of_size(amount: float, steps: dict[float, Any]) -> Any:
 
 
 def _context(facts: Facts) -> dict[str, Any]:
-    """Size of the context vector by its values; of values of few texts a low rank and forgetting (restraint.py)."""
+    """Size of the context vector by its values; of values of few texts a low rank and forgetting."""
     scarce = 0 < facts.texts_per_value < FEW_TEXTS
     size = 8 if 0 < facts.values <= 10 else 16 if facts.values <= 100 else 24
     return {

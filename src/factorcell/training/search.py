@@ -28,7 +28,7 @@ from factorcell.evaluation.results import Row
 from factorcell.finite import is_number
 from factorcell.model.run import CHECKPOINT, Run
 from factorcell.progress import progress_bar
-from factorcell.training import search_space, telling, trials
+from factorcell.training import search_space, trials
 from factorcell.training.fit import Say, finish, read
 from factorcell.training.loop import watched
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config
@@ -312,8 +312,7 @@ class Search:
                     break
         if pruned:
             run.load_weights()  # the best ones, with which a training ends that comes to its end
-        taught = None if pruned else telling.teach(run, corpus, held, progress=progress)
-        finish(run, corpus, held, self.texts.source, told=taught)
+        finish(run, corpus, held, self.texts.source)
         best = run.best()
         if best is None or not is_number(best["perplexity"]):
             raise UserError(f"{folder}: no finite perplexity on the development texts")

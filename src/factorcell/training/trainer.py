@@ -30,12 +30,12 @@ from factorcell.model.run import CHECKPOINT, Run
 from factorcell.training import proximal
 from factorcell.training.development import Development
 from factorcell.training.distributed import World
-from factorcell.training.objective import Objective, told_columns
+from factorcell.training.objective import Objective
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 from factorcell.training.shared_targets import SharedTargets
 
-FORMAT = 2  # of checkpoints: 1 had no rows that are behind
+FORMAT = 1  # of checkpoints
 STRIDE = 1 << 18  # texts whose words are looked at together
 EARLY = 20_000  # targets of the early look at the development set, at most
 
@@ -114,12 +114,9 @@ class Trainer:
                 smoothed = (counts + 1) / (counts + 1).sum()
                 run.model.output.begin(torch.from_numpy(np.log(smoothed)))
         self.penalties = proximal.penalties(run, self.start)
-        told = told_columns(run)
-        self.told = told if self.start else ()  # who tells values apart has learned to write before
         held = any(table in self.penalties for tables in run.model.row_tables() for table in tables)
         some = self.proposal and not held and (not self.start or self.start.takes_rows(run.model))
-        hashed = self.told and run.model.output.hashed is not None  # the buckets of other values are read too
-        self.rows = self._rows() if some and not hashed else []
+        self.rows = self._rows() if some else []
         self.optimiser = torch.optim.AdamW(self._groups(), lr=self.config.learning_rate, fused=True)
         observe(run.model, corpus)
         self.nats = self.world.wrap(Objective(run.model), apart=[table for adam in self.rows for table in adam.tables])
@@ -183,7 +180,7 @@ class Trainer:
         return agreed
 
     def _nats(self, batch: Batch) -> tuple[Tensor, Batch, int, Reads | None, Picked | None]:
-        """The loss (B, T), with columns of questions, of this process's share, that share, its factor, what it read.
+        """The loss (B, T) of this process's share, that share, its factor, what it read.
 
         Negative samples are the same in all processes, other noise is each one's own.
         """
@@ -201,9 +198,7 @@ class Trainer:
             self.world.own_noise(self.config.seed, self.progress.step)
             self.run.model.train()
             learned = self.shared.mask(own) if self.shared else None
-            random = np.random.default_rng((self.config.seed, self.progress.step)) if self.told else None
-            questions = [column.ask(own.context, random) for column in self.told] if random else []
-            nats: Tensor = self.nats(own, samples, reads, picked, learned, questions)
+            nats: Tensor = self.nats(own, samples, reads, picked, learned)
         self.run.model.eval()
         return nats, own, factor, reads, picked
 
@@ -261,15 +256,14 @@ class Trainer:
     def evaluate(self) -> Row:
         """Perplexities on the development set; the best weights so far go into the run folder.
 
-        Of a training that tells values apart those are the last: perplexity is not all that it minimises. A stop that
-        is asked for drops the evaluation (`Stopped`).
+        A stop that is asked for drops the evaluation (`Stopped`).
         """
         self.catch_up()
         with self._left_alone():
             row = self.development.evaluate(self.run)
         self.evaluated = self.progress.step
         better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
-        if better or self.told:
+        if better:
             self.progress.best, self.progress.worse = row["perplexity"], 0
             if self.world.first:
                 self.run.save_weights({"step": self.progress.step, **row})
@@ -342,7 +336,7 @@ class Trainer:
         tensors, facts = files.load_tensors(self.checkpoint)
         if not isinstance(facts, dict):
             raise UserError(f"{self.checkpoint}: no checkpoint (it says nothing of the progress)")
-        check_format(facts.pop("format", 1), FORMAT, self.checkpoint)
+        check_format(facts.pop("format", None), FORMAT, self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")

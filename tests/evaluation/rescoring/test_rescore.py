@@ -253,7 +253,7 @@ def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
         {**row, "words": 0 if row is rows[0] else row["words"], "columns": {"hall": str(row is rows[0])}}
         for row in rows
     ]
-    with pytest.raises(UserError, match=r"^the references of hall 'True' have no words"):
+    with pytest.raises(UserError, match=r"^the references of hall 'true' have no words"):
         summarise(one, ["hall"])
 
 

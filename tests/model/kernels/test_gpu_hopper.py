@@ -34,15 +34,14 @@ def check(rows: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 def test_the_usual_sizes_fit(tmp_path: Path) -> None:
-    rows = compiled(["words", "softmax"], tmp_path)
-    assert len(rows) == 5
+    rows = compiled(["words"], tmp_path)
+    assert len(rows) == 2
     check(rows)
 
 
 @pytest.mark.slow
 def test_every_size_fits(tmp_path: Path) -> None:
     cases = ["words float32", "characters", "small", "large", "large float32", "high rank"]
-    cases += ["wide softmax", "softmax float32"]
     rows = compiled(cases, tmp_path)
     assert {row["case"] for row in rows} == set(cases)
     check(rows)

@@ -261,7 +261,7 @@ def test_the_operator_keeps_the_rules_of_operators() -> None:
         torch.library.opcheck(recurrence._forward, (*x.values(), True, False, 0))
 
 
-@pytest.mark.parametrize("adapt", [(), ("concat",), ("factor",), ("scale",), ("concat", "scale_split", "factor")])
+@pytest.mark.parametrize("adapt", [(), ("concat",), ("factor",), ("scale",), ("concat", "scale", "factor")])
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("variational", [False, True])
 def test_a_cell_is_the_same_on_every_path(adapt: tuple[str, ...], layer_norm: bool, variational: bool) -> None:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from factorcell.model.kernels import gpu_recurrence, gpu_softmax, library, recurrence, softmax
+from factorcell.model.kernels import gpu_recurrence, library, recurrence, softmax
 from factorcell.model.kernels.recurrence import Inputs, Packed
 from factorcell.model.kernels.signature import Signature
 from factorcell.model.kernels.signatures import CONTEXT, DRAWING, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX
@@ -126,14 +126,6 @@ def test_what_is_wrong_for_a_gpu_is_named(changed: dict[str, Any], said: str, ou
     with pytest.raises(ValueError, match=said):
         gpu_recurrence.run(**{name: {**made, **changed}[name] for name in names})
     outcome["clear error"] += 1
-
-
-def test_targets_of_a_gpu_are_as_many_as_its_values() -> None:
-    """And whole numbers of 64 bits."""
-    values, table, bias = torch.zeros(5, 4), torch.zeros(9, 4), torch.zeros(9)
-    for targets in (torch.zeros(4).long(), torch.zeros(5).int()):
-        with pytest.raises(ValueError, match="targets is"):
-            gpu_softmax.nats(values, table, bias, targets)
 
 
 @compiled

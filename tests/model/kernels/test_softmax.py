@@ -171,3 +171,18 @@ def test_losses_of_half_the_bits_are_near(kind: str) -> None:
         off = float((full - half).norm() / full.norm())
         assert (off > 0) == shortened
         assert off < 0.02
+
+
+@pytest.mark.parametrize("chunk", [7, 35, 1 << 28])
+def test_cross_entropies_in_chunks_are_the_exact_nats(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nats and all gradients agree, and a token that is never predicted gets none."""
+    monkeypatch.setattr(softmax, "GPU_CHUNK", chunk)
+    values, table = torch.randn(11, 4, dtype=torch.double), torch.randn(7, 4, dtype=torch.double)
+    bias, targets = torch.randn(7, dtype=torch.double), torch.randint(2, 7, (11,))
+    bias[1] = -torch.inf
+    found, ways = [], (softmax.cross_entropies, softmax._Exact.apply)
+    for way in ways:
+        inputs = [array.clone().requires_grad_() for array in (values, table, bias)]
+        nats = way(inputs[0], inputs[1], inputs[2], targets)
+        found.append((nats.detach(), torch.autograd.grad((nats * torch.arange(11)).sum(), inputs)))
+    torch.testing.assert_close(found[0], found[1])

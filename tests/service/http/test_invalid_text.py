@@ -36,7 +36,7 @@ BAD_ESCAPES = {
 }
 BAD_BODIES = {
     "nothing": b"",
-    "byte order mark": b"\xef\xbb\xbf{}",
+    "byte order mark": b"\xef\xbb\xbf",
     "UTF-16": "{}".encode("utf-16"),
     "UTF-32": "{}".encode("utf-32"),
     "ends within a letter": b'{"text":"\xc3',

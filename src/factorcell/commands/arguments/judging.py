@@ -14,7 +14,7 @@ def evaluate(verb: Parser) -> None:
     text = "also by the values of a column (repeatable)"
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
     verb.add_argument("--top", action="store_true", help="also how often the 1, 3, 5 most probable tokens are right")
-    text = "run or n-gram model that gains are measured from"
+    text = "run or n-gram model to measure gains from; with another vocabulary, to compare bits per byte with"
     verb.add_argument("--baseline", type=Path, metavar="RUN", help=text)
     options.computing(verb)
 

@@ -236,16 +236,3 @@ GPU_RECURRENCE = Signature(
     | {"a rank": "turned right"},
     dense=False,
 )
-
-GPU_SOFTMAX = Signature(
-    "softmax on a GPU",
-    {"rows": Number("N", 1), "size": Number("V", 1), "width": Number("D", 1)},
-    {
-        "values": Array("N D", "either"),
-        "table": Array("V D", "either"),
-        "bias": Array("V", "either"),
-        "targets": Array("N", "int64"),  # one that is none of them has nats of NaN
-    },
-    {"nats": "values table bias targets"},
-    dense=False,
-)

@@ -20,7 +20,7 @@ from factorcell.service.record import StoreError
 LOG = logging.getLogger("factorcell.service")
 EVERY = 1.0  # seconds between two looks
 EXPIRING = 600.0  # seconds between two deletions of what is too old
-MARKS = (digests.FILE, "weights.safetensors")  # files that change with a run; those of old versions have no manifest
+MARKS = (digests.FILE, "weights.safetensors")  # files that change with a run; a folder may have no manifest
 
 Mark = tuple[tuple[int, int, int] | None, ...]
 

@@ -28,15 +28,13 @@ LOCK = 0x66637573  # "fcus", which migrations hold
 
 T = TypeVar("T")
 
-# What leads from each version of the schema to the next.
-MIGRATIONS = (
-    (
-        "CREATE TABLE factorcell_users (user_id bytea PRIMARY KEY, version bigint NOT NULL, oldest bigint NOT NULL, "
-        "value bytea NOT NULL)",
-        "ALTER TABLE factorcell_users ALTER value SET STORAGE EXTERNAL, ALTER value SET STATISTICS 0, "
-        "ALTER user_id SET STATISTICS 0",
-        "CREATE INDEX factorcell_users_oldest ON factorcell_users (oldest, user_id)",
-    ),
+SCHEMA = 1  # the version of these tables
+TABLES = (
+    "CREATE TABLE factorcell_users (user_id bytea PRIMARY KEY, version bigint NOT NULL, oldest bigint NOT NULL, "
+    "value bytea NOT NULL)",
+    "ALTER TABLE factorcell_users ALTER value SET STORAGE EXTERNAL, ALTER value SET STATISTICS 0, "
+    "ALTER user_id SET STATISTICS 0",
+    "CREATE INDEX factorcell_users_oldest ON factorcell_users (oldest, user_id)",
 )
 
 
@@ -84,7 +82,7 @@ class PostgresStore:
             raise UserError(f"store postgresql: cannot be opened ({_line(error)})") from None
         try:
             with self._connection() as connection, connection.transaction():
-                _migrate(connection)
+                _create_tables(connection)
         except StoreError as error:
             self._pool.close()
             raise UserError(f"store postgresql: cannot be opened ({error})") from None
@@ -191,18 +189,17 @@ class PostgresStore:
 KEEPING = ["wal_recycle", "archive_mode"]  # settings of a server by which its log outlives a purge
 
 
-def _migrate(connection: psycopg.Connection[Any]) -> None:
-    """Bring the tables to this version, one process at a time. `UserError` for those of a later version."""
+def _create_tables(connection: psycopg.Connection[Any]) -> None:
+    """Create the tables, one process at a time. `UserError` for tables of a later version."""
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
     connection.execute("CREATE TABLE IF NOT EXISTS factorcell_schema (version integer NOT NULL)")
     row = connection.execute("SELECT version FROM factorcell_schema").fetchone()
     done = row[0] if row else 0
-    check_schema(done, len(MIGRATIONS), "store postgresql")
-    for migration in MIGRATIONS[done:]:
-        for command in migration:
+    check_schema(done, SCHEMA, "store postgresql")
+    if not done:
+        for command in TABLES:
             connection.execute(command)
-    connection.execute("DELETE FROM factorcell_schema")
-    connection.execute("INSERT INTO factorcell_schema VALUES (%s)", (len(MIGRATIONS),))
+        connection.execute("INSERT INTO factorcell_schema VALUES (%s)", (SCHEMA,))
 
 
 def _line(error: Exception) -> str:

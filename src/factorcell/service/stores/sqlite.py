@@ -19,13 +19,11 @@ APPLICATION = 0x66637573  # "fcus" in the header of the file, so that no other d
 WAIT = 5.0  # seconds that one waits for another process to finish writing
 SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "trusted_schema=OFF", "cell_size_check=ON")
 
-# What leads from each version of the schema to the next; the number of those done is `user_version` of the file.
-MIGRATIONS = (
-    (
-        "CREATE TABLE users (user TEXT PRIMARY KEY NOT NULL, version INTEGER NOT NULL, oldest INTEGER NOT NULL, "
-        "value BLOB NOT NULL) STRICT",
-        "CREATE INDEX users_oldest ON users (oldest)",
-    ),
+SCHEMA = 1  # the version of these tables, `user_version` of the file
+TABLES = (
+    "CREATE TABLE users (user TEXT PRIMARY KEY NOT NULL, version INTEGER NOT NULL, oldest INTEGER NOT NULL, "
+    "value BLOB NOT NULL) STRICT",
+    "CREATE INDEX users_oldest ON users (oldest)",
 )
 
 
@@ -46,7 +44,7 @@ class SQLiteStore:
             if not path.exists():
                 path.touch(0o600)  # it, and what SQLite puts beside it, is for the owner alone
             with self._connection() as connection:
-                _migrate(connection, path)
+                _create_tables(connection, path)
         except (StoreError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error.__cause__
             raise UserError(f"{path}: cannot be opened as a store of users ({reason})") from None
@@ -94,7 +92,7 @@ class SQLiteStore:
     def check(self) -> None:
         """See `Store`: it writes what is there already."""
         with self._writing, self._connection() as connection:
-            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def purge(self) -> list[str]:
         """See `Store`: what is deleted was overwritten with zeros at once, and is in the write-ahead log until now."""
@@ -153,8 +151,8 @@ class SQLiteStore:
         return connection
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the schema to this version. `UserError` for a file of something else, or of a later version."""
+def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Create the tables of a new file. `UserError` for a file of something else, or of a later version."""
     connection.execute("BEGIN IMMEDIATE")
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (done,) = connection.execute("PRAGMA user_version").fetchone()
@@ -162,12 +160,12 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     try:
         if application != APPLICATION and (application or tables):
             raise UserError(f"{path}: a database, but not one of users")
-        check_schema(done, len(MIGRATIONS), path)
-        for migration in MIGRATIONS[done:]:
-            for command in migration:
+        check_schema(done, SCHEMA, path)
+        if not done:
+            for command in TABLES:
                 connection.execute(command)
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.execute("COMMIT")
     except UserError:
         connection.execute("ROLLBACK")

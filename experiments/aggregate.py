@@ -1,0 +1,148 @@
+"""Means of several trainings, and differences between rows with their 95 % intervals over texts and trainings."""
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from factorcell import bootstrap
+from factorcell.bootstrap import Interval
+from factorcell.evaluation import statistics
+from factorcell.evaluation.statistics import Ratios, widened
+from factorcell.evaluation.text_figures import Figures, TextSums
+from study import HERE, Row, ungrouped
+
+PERPLEXITIES = ("perplexity", "said", "dev_")  # figures with these prefixes have geometric means
+
+
+def published() -> dict[str, Any]:
+    """Return the figures of the papers and of their published code."""
+    return tomllib.loads((HERE / "published.toml").read_text(encoding="utf-8"))
+
+
+def relative_gain(value: float, base: float) -> float:
+    """Return by what share `value` lies below `base`."""
+    return 1 - value / base
+
+
+class Rows:
+    """The finished trainings of an experiment, grouped by the name of the row."""
+
+    def __init__(self, trainings: Iterable[Row]) -> None:
+        self.trainings: dict[str, list[Row]] = {}
+        for row in trainings:
+            self.trainings.setdefault(row["row"], []).append(row)
+        for rows in self.trainings.values():
+            rows.sort(key=lambda row: int(row["seed"]))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.trainings
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.trainings)
+
+    def all(self) -> list[Row]:
+        """Return every training."""
+        return [row for rows in self.trainings.values() for row in rows]
+
+    def first(self, name: str) -> Row:
+        """Return the training with the lowest seed; empty if there is none."""
+        return next(iter(self.trainings.get(name, ())), {})
+
+    def renamed(self, names: Mapping[str, str]) -> "Rows":
+        """Return the rows `names` under their new names."""
+        return Rows({**row, "row": names[row["row"]]} for row in self.all() if row["row"] in names)
+
+    def __or__(self, other: "Rows") -> "Rows":
+        return Rows([*self.all(), *other.all()])
+
+    @cached_property
+    def texts(self) -> dict[str, list[Figures]]:
+        """The sums over groups of texts, for each training of each row."""
+        return {name: [ungrouped(row) for row in rows] for name, rows in self.trainings.items()}
+
+    def mean(self, name: str, key: str) -> tuple[float, float | None] | None:
+        """Return the mean and the standard deviation over trainings of a figure; geometric mean of perplexities."""
+        values = [row[key] for row in self.trainings.get(name, ()) if row.get(key) is not None]
+        if not values:
+            return None
+        logarithmic = key.startswith(PERPLEXITIES)
+        mean = float(np.exp(np.mean(np.log(values))) if logarithmic else np.mean(values))
+        return mean, float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+    def sums(self, name: str, key: str) -> list[TextSums]:
+        """Return the sums of a figure for each training; empty if a training lacks it."""
+        every = self.texts.get(name, [])
+        return [figures[key] for figures in every] if all(key in figures for figures in every) else []
+
+    def _ratios(self, *figures: tuple[str, str]) -> Ratios | None:
+        """Return figures (row, key) over bootstrap draws of their common texts."""
+        sums = [self.sums(name, key) for name, key in figures]
+        exact = {place for place, (name, _) in enumerate(figures) if self.first(name).get("exact")}
+        return Ratios.of(sums, exact=exact) if all(sums) else None
+
+    def difference(self, name: str, key: str, base: str, base_key: str = "") -> Interval | None:
+        """Return by how much a figure of a row lies above that of the row `base`."""
+        ratios = self._ratios((base, base_key or key), (name, key))
+        return None if ratios is None else ratios.difference(1, 0)
+
+    def lower(self, name: str, key: str, base: str, paired: bool = False) -> Interval | None:
+        """Return by what share a perplexity lies below that of `base`; `paired` if trainings continue those of it."""
+        ratios = self._ratios((base, key), (name, key))
+        return None if ratios is None else statistics.gain(ratios.difference(0, 1, paired))
+
+    def above(self, name: str, key: str, base: str) -> Interval | None:
+        """Return by what share a figure lies above that of the row `base`."""
+        ratios = self._ratios((base, key), (name, key))
+        if ratios is None or not ratios.drawn[0, 0] > 0:
+            return None
+        with np.errstate(invalid="ignore", divide="ignore"):
+            interval = bootstrap.middle(ratios.drawn[:, 1] / ratios.drawn[:, 0] - 1, ratios.texts)
+        below, above = ratios.drawn[0]
+        return widened(interval, ratios.trained[1] / below, ratios.trained[0] * above / below**2)
+
+    def within(self, name: str, key: str, base_key: str) -> Interval | None:
+        """Return by how much a figure lies above another figure of the same trainings."""
+        figures = [self.sums(name, one) for one in (base_key, key)]
+        ratios = Ratios.of(figures) if all(figures) else None
+        return None if ratios is None else ratios.difference(1, 0, paired=True)
+
+    def best(self, key: str, names: Sequence[str], highest: bool) -> str | None:
+        """Return the row that is significantly better than every other row of `names`."""
+        names = [name for name in names if self.sums(name, key)]
+        ratios = self._ratios(*((name, key) for name in names)) if len(names) > 1 else None
+        place = None if ratios is None else ratios.ahead(highest)
+        return None if place is None else names[place]
+
+    def dev(self, name: str) -> float:
+        """Return the geometric mean of the development perplexity (known targets)."""
+        return float(np.exp(np.mean([np.log(row["dev"]["perplexity_known"]) for row in self.trainings[name]])))
+
+
+# ---- text ----
+
+
+def number(value: float | None, form: str = ".2f", scale: float = 1.0) -> str:
+    """Format a number; empty if it is missing."""
+    return "" if value is None or np.isnan(value) else f"{scale * value:{form}}"
+
+
+def spread(values: Sequence[float], form: str = ".2f", scale: float = 1.0) -> str:
+    """Format the mean ± the standard deviation."""
+    if not values:
+        return ""
+    mean = number(float(np.mean(values)), form, scale)
+    return f"{mean} ± {scale * float(np.std(values, ddof=1)):{form}}" if len(values) > 1 else mean
+
+
+def interval(value: Interval | Mapping[str, Any] | None, form: str = ".1f", scale: float = 100.0) -> str:
+    """Format a difference, or a correlation {r, low, high}, with its interval."""
+    if isinstance(value, Mapping):
+        value = None if value["r"] is None else Interval(value["r"], value["low"], value["high"])
+    if value is None:
+        return ""
+    if value.low is None or value.high is None:
+        return f"{scale * value.point:+{form}}"
+    return f"{scale * value.point:+{form}} [{scale * value.low:+{form}}, {scale * value.high:+{form}}]"

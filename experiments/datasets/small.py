@@ -1,0 +1,109 @@
+"""Data sets of few lines each: abstracts, film reviews, titles of posts, reviews of clothing, commit subjects."""
+
+import html
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from corpora import place
+from factorcell.config import UserError
+
+from .reading import Row, Rows, clean, records, table, unpacked
+from .repository import Repository
+
+
+def dbpedia14(sources: Sequence[Repository]) -> Rows:
+    """An abstract of DBPedia and its category, from a table `number,text`."""
+    (source,) = sources
+    names = source.text("data/dbpedia/classes.txt").split()
+    for fields in table(source.text("data/dbpedia/train.csv")):
+        known = len(fields) == 2 and fields[0].isdecimal() and int(fields[0]) < len(names)
+        yield {"text": fields[1], "category": names[int(fields[0])]} if known else None
+
+
+# ---- film reviews: a file a review, NUMBER_RATING.txt; line NUMBER of a list has the address of the film ----
+
+REVIEWS = "aclImdb/train/"
+NAME = re.compile(r"(\d+)_(\d+)\.txt")
+FILM = re.compile(r"/title/(tt\d+)")
+BEGINNING = re.compile(r"\S+(?:\s+\S+){0,199}")  # 200 words
+
+
+def imdb(sources: Sequence[Repository]) -> Rows:
+    """The beginning of a review, its rating and its film."""
+    (source,) = sources
+    for label in ("neg", "pos"):
+        films = FILM.findall(source.text(f"{REVIEWS}urls_{label}.txt"))
+        for path in source.paths(f"{REVIEWS}{label}/", ".txt"):
+            name = NAME.fullmatch(path.rpartition("/")[2])
+            if name is None:
+                continue
+            number, rating = name.groups()
+            if int(number) >= len(films):
+                raise UserError(f"{source}: {path} is the review of line {number}, and there are {len(films)} films")
+            begun = BEGINNING.match(clean(source.text(path).replace("<br />", " ")))
+            yield {"text": begun.group(), "rating": rating, "movie": films[int(number)]} if begun else None
+
+
+MOST = 500  # titles of a community
+
+
+def reddit_titles(sources: Sequence[Repository]) -> Rows:
+    """A title and its community, those with the highest scores; none for adults, none twice in a community."""
+    (source,) = sources
+    for path in source.paths("data/", ".csv"):
+        scored = list[tuple[int, str]]()
+        for record in records(source.text(path), f"{source}: {path}", ["title", "score", "over_18"]):
+            if record is None or not record["score"].lstrip("-").isdecimal():
+                yield None
+            elif record["over_18"] != "True":
+                scored.append((int(record["score"]), clean(html.unescape(record["title"]))))
+        best = dict[str, Row]()
+        name = path.removeprefix("data/").removesuffix(".csv")
+        for _, title in sorted(scored, key=lambda one: -one[0]):
+            best.setdefault(title, {"text": title, "subreddit": name})
+        yield from list(best.values())[:MOST]
+
+
+CLOTHES = "Womens Clothing E-Commerce Reviews.csv.zip"
+COLUMNS = {"text": "Review Text", "department": "Department Name", "class": "Class Name", "rating": "Rating"}
+
+
+def womens_clothing(sources: Sequence[Repository]) -> Rows:
+    """A review without its title, what is reviewed, and the age of who wrote it."""
+    (source,) = sources
+    content = unpacked(source, CLOTHES, ".csv")
+    for record in records(content, f"{source}: {CLOTHES}", [*COLUMNS.values(), "Age"]):
+        if record is None or not record["Age"].isdecimal():
+            yield None
+            continue
+        row = {ours: record[theirs] for ours, theirs in COLUMNS.items()}
+        if all(value.strip() for value in row.values()):
+            yield {**row, "age": float(record["Age"])}
+
+
+LONGEST = 100  # characters of a subject
+ROBOT = re.compile(r"\[bot\]|\bbot$", re.IGNORECASE)
+RELEASE = re.compile(r"((bump|prepar\w+|release|git|version|for|to|v)[ -]*)*\d+(\.\d+)+\S*", re.IGNORECASE)
+
+
+def commits(sources: Sequence[Repository]) -> Rows:
+    """A subject, its author as a number that hides the name, the project, the time; by author, then in order of time.
+
+    One who wrote for two projects is two authors. Merges, robots and releases are left out.
+    """
+    found = []
+    for source in sources:
+        for entry in source.log("%an%x1f%at%x1f%s"):
+            parts = entry.split("\x1f")
+            if len(parts) != 3 or not parts[1].isdecimal():
+                yield None
+                continue
+            name, seconds, subject = parts[0].strip().lower(), int(parts[1]), clean(parts[2])
+            if ROBOT.search(name) or RELEASE.fullmatch(subject) or not subject:
+                continue
+            author = f"{source.name}:{place(f'{source.name} {name}'):016x}"
+            found.append((author, seconds, source.name, subject[:LONGEST].strip()))
+    for author, seconds, project, subject in sorted(found, key=lambda one: one[:2]):
+        time = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        yield {"text": subject, "user": author, "project": project, "time": time}

@@ -1,0 +1,315 @@
+"""Tables that are more than columns of figures: ranges, correlations, communities, exposure and advice."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+import figures
+import random_sizes
+from aggregate import Rows, interval, number, relative_gain, spread
+from columns import (
+    FOUR,
+    KNOWN,
+    PAPER,
+    SETS,
+    SPECS,
+    WHOLE,
+    Column,
+    gathered,
+    group,
+    markdown,
+    mean,
+    paper,
+    system,
+    table,
+)
+from factorcell.bootstrap import Interval
+from factorcell.evaluation.exposure import READERS, SOURCES, uniformity
+from factorcell.evaluation.statistics import INTERVAL, gain, rank_correlation
+from figures import Read
+from random_sizes import correlated, of_class
+from study import Row
+
+
+def completers(read: Read) -> Rows:
+    """Every system of table 5.2 as a row of its own."""
+    rows = read("queries")
+    keys = {name: {f"mrr{kind}": f"{name}{kind}" for kind in ("", "_seen", "_unseen", "_late")} for name in ALONE}
+    every = rows
+    for name, source in ALONE.items():
+        every |= system(rows, source, name, keys[name])
+    return every
+
+
+ALONE = {"mpc": "unadapted", "history": "factor", "blend": "factor"}  # system -> the row that has its figures
+COMPLETERS = ("mpc", "history", "unadapted", "concat", "factor", "factor, no joint layer", "prefix", "ngram", "blend")
+
+
+def completion(read: Read, *more: Column) -> str:
+    """Table 5.2: mean reciprocal ranks of completions, for users whom no model was trained on."""
+    return table(completers(read), [*group("completed"), *more], COMPLETERS, "system") + learned(read)
+
+
+def table_5_2(read: Read) -> str:
+    """The same with the figures of the thesis."""
+    sizes = ("small", "large")
+    return completion(read, *(paper(f"completion.{size}", 2, f"all, {size}", ".3f") for size in sizes))
+
+
+def learned(read: Read) -> str:
+    """What the blend adds to the FactorCell, and what each rule of online learning reaches on the tuning users."""
+    rows = read("queries")
+    rules = ("none", "adadelta", "adadelta with a bound", "adagrad")
+    reached = [f"{mean(f'dev_{rule}', '').cell(rows, 'factor')} ({rule})" for rule in rules]
+    more = interval(rows.within("factor", "blend", "mrr"), ".4f", 1.0)
+    text = f"\nThe blend lies {more} above the FactorCell alone.\n"
+    return f"{text}Perplexity of the FactorCell on the tuning users, by rule:\n{', '.join(reached)}.\n" if more else ""
+
+
+def spans(begins: Sequence[int]) -> dict[int, str]:
+    """Return the ranges that begin at each of `begins`, as a table names them."""
+    return {**{begin: f"{begin} to {end - 1}" for begin, end in pairwise(begins)}, begins[-1]: f"{begins[-1]} or more"}
+
+
+def completion_gains(read: Read, names: Mapping[str, Sequence[int]], head: str) -> str:
+    """Figures 5.2 and 5.3: reciprocal ranks of the unadapted model, and gains of the others, in each range."""
+    pairs = (("concat", "unadapted"), ("factor", "unadapted"), ("factor", "concat"))
+    rows, lines = read("queries"), []
+    for name, begins in names.items():
+        for begin, span in spans(begins).items():
+            key = f"mrr_{name}_{begin}"
+            gains = [interval(rows.above(one, key, base)) for one, base in pairs]
+            unit = "" if name == "after" else f" of a {name}"
+            lines.append([f"{span}{unit}", mean(key, "", ".3f").cell(rows, "unadapted"), *gains])
+    return markdown([head, "unadapted", *(f"{one} over {base}, %" for one, base in pairs)], lines)
+
+
+def neighbours(read: Read) -> str:
+    """Table 3.4: the communities nearest to some communities, first seed."""
+    near: dict[str, list[str]] = next((row["nearest"] for row in read("subreddits").all() if row["nearest"]), {})
+    return markdown(["community", "1", "2", "3", "4"], [[name, *names] for name, names in near.items()])
+
+
+def communities(read: Read) -> str:
+    """Table 3.5: perplexities of communities; the largest and smallest gains, and those in the paper."""
+    models, shown, fewest = ("unadapted", "concat+low_rank+hash", "prefix", "ngram"), 5, 50
+    rows, values = read("subreddits"), PAPER["subreddits"]
+    titles = {one["value"]: one["count"] for one in rows.first(models[0])["by"] if one["count"] >= fewest}
+    tables = {
+        name: [{one["value"]: one["perplexity"] for one in row["by"]} for row in rows.trainings[name]]
+        for name in models
+    }
+    means = {
+        model: {name: float(np.exp(np.mean([np.log(one[name]) for one in own]))) for name in titles}
+        for model, own in tables.items()
+    }
+    gains = {
+        model: {name: relative_gain(means[model][name], means[models[0]][name]) for name in titles} for model in models
+    }
+    order = sorted(titles, key=lambda name: -gains[models[1]][name])
+
+    def line(name: str) -> list[str]:
+        theirs = number(100 * relative_gain(values[name][1], values[name][0]), ".1f") if name in values else ""
+        perplexities = [number(means[model][name], ".1f") for model in models]
+        return [name, *perplexities, number(100 * gains[models[1]][name], ".1f"), theirs]
+
+    header = ["community", *(f"{model}: perplexity" for model in models), "gain, %", "paper: gain, %"]
+    kept = [name for name in order if name in {*order[:shown], *order[-shown:], *values}]
+    average = [f"{model} {interval(mean_of([*gains[model].values()]))}" for model in models[1:]]
+    both = [name for name in order if name in values]
+    theirs = [relative_gain(values[name][1], values[name][0]) for name in both]
+    r = rank_correlation([gains[models[1]][name] for name in both], theirs)
+    return (
+        f"{markdown(header, [line(name) for name in kept])}\n"
+        f"Mean gain of {len(titles)} communities, %:\n{', '.join(average)}.\n"
+        f"Rank correlation with the gains of the paper: {interval(r, '.2f', 1.0)} (n = {r['n']}).\n"
+    )
+
+
+def mean_of(values: Sequence[float]) -> Interval:
+    """Return a mean with its interval over the values."""
+    point, reach = float(np.mean(values)), INTERVAL * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return Interval(point, point - reach, point + reach)
+
+
+def trials(read: Read) -> str:
+    """Figures 4.2 and 4.4: correlation of log perplexity and accuracy within kinds of biases; figure 4.5: effects."""
+    classes, changes = [], []
+    for name in ("agnews", "dbpedia", "hotels", "imdb", "languages", "places"):
+        rows = read(f"tacl_trials_{name}").all()
+        for model in FOUR[1:]:
+            own = of_class(rows, model)
+            logs, accuracies = [float(np.log(row[KNOWN])) for row in own], [row["accuracy"] for row in own]
+            r = random_sizes.within(logs, accuracies, [random_sizes.one_hot(row) for row in own])
+            text, label = min(own, key=lambda row: float(row[KNOWN])), max(own, key=lambda row: float(row["accuracy"]))
+            cells = [f"{text[KNOWN]:.2f}", f"{100 * text['accuracy']:.1f}"]
+            cells += [f"{100 * label['accuracy']:.1f}", f"{label[KNOWN]:.2f}"]
+            classes.append([name, model, str(len(own)), interval(r, ".2f", 1.0), *cells])
+        changes += [[name, change, *map(interval, both)] for change, both in random_sizes.effects(rows).items()]
+    ends = ["lowest perplexity", "its accuracy, %", "highest accuracy, %", "its perplexity"]
+    header = ["data set", "model", "models", "correlation", *ends]
+    return f"{markdown(header, classes)}\n{markdown(['data set', 'change', 'gain, %', 'accuracy, points'], changes)}"
+
+
+def embedding_groups(read: Read) -> str:
+    """Figures 4.6 and 4.7: how often the nearest hotel has the same region or class, and how well it is predicted."""
+    rows, lines = read("tacl_hotels"), []
+    for column in ("region", "class"):
+        for name in FOUR[1:]:
+            own = [row[column] for row in rows.trainings[name]]
+            keys = (
+                ("neighbours", "same"),
+                ("neighbours", "chance"),
+                ("predicted", "accuracy"),
+                ("predicted", "majority"),
+            )
+            shares = [f"{100 * float(np.mean([row[part][key] for row in own])):.1f}" for part, key in keys]
+            lines.append([name, column, str(own[0]["neighbours"]["values"]), *shares])
+    heads = ["neighbor has the same, %", "by chance, %", "predicted, %", "majority class, %"]
+    return markdown(["model", "column", "hotels", *heads], lines)
+
+
+def rank_against_perplexity(read: Read) -> str:
+    """Figure 5.1: correlation of log perplexity and mean reciprocal rank."""
+    every = read("queries_trials").all()
+    lines = []
+    for kind in ("unadapted", "concat", "factor", "all"):
+        own = [row for row in every if kind in ("all", random_sizes.model_of(row))]
+        logs = [float(np.log(row["perplexity_online"])) for row in own]
+        r = correlated(logs, [row["mrr"] for row in own], own)
+        best = max(own, key=lambda row: float(row["mrr"]))
+        lines.append(
+            [kind, str(len(own)), interval(r, ".2f", 1.0), f"{best['mrr']:.3f}", f"{best['perplexity_online']:.2f}"]
+        )
+    return markdown(["model", "models", "correlation", "best rank", "its perplexity"], lines)
+
+
+def sampled(read: Read, name: str) -> str:
+    """How many sampled texts fit, and real texts."""
+    rows = read(f"sampled_{name}")
+    return table(rows, group("judged"), FOUR) + real(rows)
+
+
+def real(rows: Rows, *more: str) -> str:
+    """The line of real texts; older rows lack what is copied."""
+    known: list[Row] = [row.get("real", {}) for row in rows.all()]
+    own = max(known, key=len, default={})
+    cells = [f"{100 * own['accuracy']:.1f}", "", f"{own['deviation']:.2f}", f"{100 * own['copied_5']:.1f}", *more]
+    return f"| {' | '.join(['real texts', *cells])} |\n"
+
+
+def specificity(read: Read, name: str, theirs: str) -> str:
+    """Tables 6.4 and 6.5: how many generated texts fit, and real texts; with the figures of the thesis."""
+    rows, (fit, deviation) = read(f"specificity_{name}", f"specificity_prefix_{name}"), PAPER["real"][theirs]
+    heads = {"fit, %": ".1f", "deviation": ".2f", "perplexity": ".2f"}
+    columns = [paper(f"generation.{theirs}", place, head, form) for place, (head, form) in enumerate(heads.items())]
+    columns = [*group("judged"), mean(KNOWN, "perplexity"), *columns]
+    return table(rows, columns, [*FOUR, "prefix"]) + real(rows, "", f"{fit:.1f}", f"{deviation:.2f}", "")
+
+
+def correlations(read: Read) -> str:
+    """Figures 6.1 to 6.4: how the share of texts that fit goes with accuracy, rank and log perplexity."""
+    lines = []
+    for name, rows in figures.written(read).items():
+        title, _, accuracy, rank = figures.WRITTEN[name]
+        own = of_class(rows, "factorcell")
+        values: dict[str, list[float]] = {
+            "rank": [row["config"]["model"]["rank"] for row in own],
+            "log perplexity": [float(np.log(row[KNOWN])) for row in own],
+        }
+        r = correlated([row["accuracy"] for row in rows], [row["specificity"] for row in rows], rows)
+        lines.append([accuracy, title, "accuracy", str(len(rows)), interval(r, ".2f", 1.0)])
+        for what, column in values.items():
+            r = correlated(column, [row["specificity"] for row in own], own)
+            lines.append([rank, title, what, str(len(own)), interval(r, ".2f", 1.0)])
+    return markdown(["figure", "judged by", "correlated with", "models", "correlation"], lines)
+
+
+def finetuned(read: Read) -> str:
+    """Section A.2: perplexities before fine-tuning, without and with penalties, and what the best penalty gains."""
+    rows, lines, penalties = read("finetuned"), [], ("0", "1e-5", "1e-4")
+    own = [row["finetuned"] for row in rows.trainings["none"]]
+    for domain in ("a word", "a region", "films", "films of a kind"):
+        for way, texts in (("all", 1000), ("all, 100 texts", 100), ("bias", 1000)):
+            keys = [f"{domain}, {way}, {penalty}" for penalty in penalties]
+            best = min(keys[1:], key=lambda key: float(np.mean([row[key]["dev"] for row in own])))
+            ratios = [
+                [sums.ratio for sums in rows.sums(name, key)]
+                for name, key in (
+                    ("ngram", f"{domain}, ngram, {texts}"),
+                    ("none", f"{domain}, before"),
+                    *(("none", key) for key in keys),
+                )
+            ]
+            saved = rows.within("none", keys[0], best)
+            moved = ratios[1] != ratios[2]
+            cells = [f"{np.exp(np.mean(values)):.2f}" for values in ratios]
+            gained = interval(gain(saved)) if moved and saved else "nothing moved"
+            lines.append([domain, way, str(own[0][keys[0]]["texts"]), *cells, gained])
+    heads = ["n-grams", "before", *(f"penalty {penalty}" for penalty in penalties), "gain of the best penalty, %"]
+    return markdown(["texts", "what moves", "test texts", *heads], lines)
+
+
+def sizes(read: Read) -> str:
+    """The sizes of texts and models."""
+    models = {f"tacl_{name}": ("unadapted", "factorcell") for name in SETS}
+    models |= dict.fromkeys(("reddit_titles", "commonvoice9", "scotus"), ("unadapted", WHOLE))
+    models |= {"subreddits": ("unadapted", "concat+low_rank+hash"), "queries": ("unadapted", "factor")}
+    lines = []
+    for name, (plain, adapted) in {**models, "sparse": ("none", "low_rank_each-2")}.items():
+        first, last = read(name).first(plain), read(name).first(adapted)
+        training, model = first["config"]["training"], last["config"]["model"]
+        targets = first["dev"]["steps"] * training["batch_tokens"] / training["epochs"] / 1e6
+        shape = [str(model[f"{part}_size"]) for part in ("embedding", "hidden", "context")]
+        shape.append(str(model["rank"]) if "factor" in model["adapt"] else "")
+        counts = [f"{first['texts']:,}", f"{first['targets']:,}", *shape, f"{training['epochs']:g}"]
+        lines.append([name, f"{targets:.1f}", *counts, *(f"{row['parameters']:,}" for row in (first, last))])
+    heads = (
+        "training targets, millions; test texts; test targets; embedding; hidden units; context vector; rank; passes"
+    )
+    return markdown(["experiment", *heads.split("; "), "parameters, unadapted", "parameters, adapted"], lines)
+
+
+def exposure(read: Read) -> str:
+    """The exposure of canaries by training options, in bits, with the probability of such ranks by chance."""
+    alternatives, times = 1000, 3
+
+    def chance(bits: Any) -> str:
+        return f"{uniformity((alternatives + 1) / 2**bits, alternatives):.3f}"
+
+    lines = []
+    for name, own in sorted(read("exposure").trainings.items(), key=lambda item: item[0] != "as it is"):
+        every = [np.array([canary[1:] for canary in row["canaries"]]) for row in own]
+        repeated = np.array([canary[1:] for row in own for canary in row["canaries"] if canary[0] == times])
+        line = [name, spread([row["perplexity"] for row in own]), spread([row["audited"]["mrr"] for row in own], ".3f")]
+        for place in range(len(READERS)):
+            line += [spread([float(bits[:, place].mean()) for bits in every]), chance(np.concatenate(every)[:, place])]
+        for place in range(2):
+            line += [f"{repeated[:, place].mean():.2f}", chance(repeated[:, place])]
+        groups = [next(one for one in row["exposure"] if one["times"] == "all") for row in own]
+        lines.append([*line, str(sum(int(max(one.get(source, 0) for source in SOURCES)) for one in groups))])
+    heads = [
+        head for reader in (*READERS, *(f"{reader}, {times} ×" for reader in READERS[:2])) for head in (reader, "p")
+    ]
+    return markdown(["options", "perplexity per character, all targets", "MRR", *heads, "suggested"], lines)
+
+
+def advice(read: Read) -> str:
+    """What the advice expects of each context, next to what trained models gain."""
+    expected: dict[str, Row] = {row["row"]: row["advice"] for row in read("advice").all()}
+    spec = next(spec for spec in SPECS["table"] if spec["name"] == "Table 3.8")
+    scotus = gathered(read, spec["from"])
+    gains = [(name, "", read(f"tacl_{name}").lower("factorcell", KNOWN, "unadapted")) for name in SETS]
+    for column, row in (("case", "case"), ("speaker", "speaker"), ("role", "role"), ("", "case+speaker+role")):
+        gains.append(("scotus", column, scotus.lower(row, KNOWN, "none")))
+    gains = [line for line in gains if line[0] in expected and line[2] is not None]
+    lines, keys = [], ("least", "expected", "most")
+    for name, column, gained in gains:
+        columns = column or ", ".join(key for key in expected[name] if key)
+        lines.append([name, columns, *(f"{100 * expected[name][column][key]:.1f}" for key in keys), interval(gained)])
+    both = [(expected[name][column]["expected"], gained.point) for name, column, gained in gains if gained]
+    r = rank_correlation(*zip(*both, strict=True))
+    text = f"Rank correlation of expected and measured gains: {interval(r, '.2f', 1.0)} (n = {r['n']}).\n"
+    return f"{markdown(['texts', 'columns', *(f'{key}, %' for key in keys), 'measured gain, %'], lines)}\n{text}"

@@ -1,0 +1,114 @@
+"""Analysis of models with randomly drawn sizes: correlations, and the effect of each size by least squares."""
+
+import math
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell import bootstrap
+from factorcell.bootstrap import Interval
+from factorcell.evaluation.statistics import INTERVAL, correlation
+from study import Row
+
+DRAWS = 2000  # of the bootstrap
+FEWEST = 10  # models for an analysis of effects
+# name of a change -> its column in `inputs`, and by how much that column changes
+CHANGES = {
+    "twice as many weights in W": (1, math.log(2)),
+    "rank 20 instead of 0": (2, 20.0),
+    "context vector twice as long": (3, math.log(2)),
+    "a bias for each value instead of low rank": (4, 1.0),
+}
+
+Floats = NDArray[np.float64]
+
+
+def model_of(row: Row) -> str:
+    """Return the class of a model: rows are named "class number"."""
+    return str(row["row"].rpartition(" ")[0])
+
+
+def of_class(rows: Sequence[Row], model: str) -> list[Row]:
+    """Return the models of a class whose accuracy is known."""
+    return [row for row in rows if model_of(row) == model and row.get("accuracy") is not None]
+
+
+def one_hot(row: Row) -> bool:
+    """Return whether the softmax has a bias for each value."""
+    return "one_hot" in row["config"]["model"]["output_bias"]
+
+
+def draw_counts(rows: Sequence[Row]) -> Floats:
+    """Count how often each model is drawn (1 + D, models); models with the same sizes are drawn together."""
+    numbers, which = np.unique([row["row"].rpartition(" ")[2] for row in rows], return_inverse=True)
+    return bootstrap.counts(len(numbers), DRAWS)[:, which]
+
+
+def deviations(column: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """Return by how much each number lies above the mean of its group."""
+    names = list(dict.fromkeys(groups))
+    which = np.array([names.index(group) for group in groups], dtype=np.int64)
+    means = np.bincount(which, column) / np.bincount(which)
+    return [round(value, 12) for value in (np.asarray(column) - means[which]).tolist()]
+
+
+def within(first: Sequence[float], second: Sequence[float], groups: Sequence[Hashable]) -> Row:
+    """Correlate two columns within groups; each group mean costs a degree of freedom."""
+    result = correlation(deviations(first, groups), deviations(second, groups))
+    free = result["n"] - 3 - (len(set(groups)) - 1)
+    if result["r"] is None or free < 1:
+        return {**result, "low": None, "high": None}
+    middle, reach = float(np.arctanh(np.clip(result["r"], -1 + 1e-12, 1 - 1e-12))), INTERVAL / math.sqrt(free)
+    return {**result, "low": math.tanh(middle - reach), "high": math.tanh(middle + reach)}
+
+
+def correlated(first: Sequence[float], second: Sequence[float], rows: Sequence[Row]) -> Row:
+    """Correlate two columns over models, by the bootstrap where several models share their sizes."""
+    if len({row["row"].rpartition(" ")[2] for row in rows}) == len(rows):
+        return correlation(first, second)
+    weights = draw_counts(rows)
+    weights /= weights.sum(axis=1, keepdims=True)
+    columns = np.array([first, second], dtype=np.float64)
+    centred = columns[:, None] - (columns @ weights.T)[:, :, None]  # (2, 1 + D, models)
+    squares = (weights * centred**2).sum(axis=2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        draws = (weights * centred.prod(axis=0)).sum(axis=1) / np.sqrt(squares.prod(axis=0))
+    r, low, high = bootstrap.middle(draws)
+    return {"r": r, "low": low, "high": high, "n": len(rows)}
+
+
+def recurrent_weights(row: Row) -> int:
+    """Return the size of W: 3 (e + d) d."""
+    model = row["config"]["model"]
+    return int(3 * (model["embedding_size"] + model["hidden_size"]) * model["hidden_size"])
+
+
+def inputs(row: Row) -> tuple[float, ...]:
+    """Return a constant and everything that is drawn: size of W, rank, context size, kind of bias, dropout."""
+    model = row["config"]["model"]
+    rank = model["rank"] if model_of(row) == "factorcell" else 0
+    sizes = math.log(recurrent_weights(row)), float(rank), math.log(model["context_size"])
+    return 1.0, *sizes, float(one_hot(row)), float(model["dropout_recurrent"])
+
+
+def effects(rows: Sequence[Row]) -> dict[str, tuple[Interval, Interval]]:
+    """Return by what share each change lowers the perplexity, and by how much it raises the accuracy.
+
+    Least squares of log perplexity and accuracy on `inputs`, over FactorCells and ConcatCells (rank 0).
+    """
+    models = [row for model in ("factorcell", "concatcell") for row in of_class(rows, model)]
+    if len(models) < FEWEST:
+        return {}
+    columns = np.array([inputs(row) for row in models])
+    figures = np.array([(np.log(row["perplexity_known"]), row["accuracy"]) for row in models], dtype=np.float64)
+    roots = np.sqrt(draw_counts(models))[:, :, None]
+    slopes = np.array([np.linalg.lstsq(columns * root, figures * root, rcond=None)[0] for root in roots])
+    return {
+        name: (
+            bootstrap.middle(-np.expm1(change * slopes[:, column, 0])),
+            bootstrap.middle(change * slopes[:, column, 1]),
+        )
+        for name, (column, change) in CHANGES.items()
+        if np.ptp(columns[:, column])
+    }

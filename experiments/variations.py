@@ -1,0 +1,106 @@
+"""Models that differ from those of another experiment in the options of rows.toml.
+
+switches: parts of the FactorCell, in short trainings; classification also by samples of the vocabulary
+restraint: what restrains the context of hotels
+ranks: FactorCells of rank 4 and 12, with the number of training texts
+trials: 14 models of each class with random sizes, one seed each (figures 1, 3 and 5 of the TACL paper)
+family: every cell, adaptation, bias and loss on news
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import corpora
+import tacl
+import thesis_sixteen
+from corpora import Tables
+from factorcell import files
+from factorcell.evaluation.classification import classify
+from factorcell.model.run import Run
+from measures import SAMPLES, Cities, told_apart
+from study import ROWS, Experiment, Measured, Options
+from tacl_baselines import classifiers, counted, per_value
+
+TRIALS = ("agnews", "dbpedia", "hotels", "imdb", "languages", "places")
+MANY = ("hotels", "places")  # data sets with too many contexts for a bias of each value
+
+
+def varied(kind: str, name: str, measure: Callable[[Run, Tables], Measured]) -> Experiment:
+    """Return the experiment KIND_NAME over the recipe and the texts of the TACL tables."""
+    return replace(tacl.EXPERIMENTS[name], name=f"{kind}_{name}", rows=ROWS[f"{kind}_{name}"], measure=measure)
+
+
+def by_samples(run: Run, tables: Tables, name: str) -> Measured:
+    """Measure a run of `switches`; columns of words also by samples of the vocabulary."""
+    found, target = tacl.told(run, tables, name), tacl.SETS[name].target
+    if isinstance(target, Cities):
+        return found
+    row = {}
+    for proposal in ("rank", "unigram"):
+        told = classify(run, tables["judged"], target, unknown="group", samples=SAMPLES, proposal=proposal)
+        row[f"accuracy_{proposal}"] = float(told.metrics()["accuracy"])
+    return found | Measured(row)
+
+
+def with_sizes(run: Run, tables: Tables, measure: Callable[[Run, Tables], Measured]) -> Measured:
+    """Measure a run of `ranks`, and count its training targets, its values and the texts of each value."""
+    values = max(len(variable.values) for variable in run.schema.categories)  # the unknown one among them
+    trained = files.read_json(run.folder / "training.json")
+    sizes = {"trained_targets": trained["targets"], "values": values - 1, "texts_per_value": trained["texts"] / values}
+    return measure(run, tables) | Measured(sizes)
+
+
+def of_trials(run: Run, tables: Tables, name: str) -> Measured:
+    """Measure a model of random sizes: by samples where units are words, as in the paper, and without calibration."""
+    samples = SAMPLES if tacl.SETS[name].unit == "word" else 0
+    return tacl.told(run, {part: table for part, table in tables.items() if part != "held"}, name, samples)
+
+
+def drawn(name: str) -> dict[str, Options]:
+    """Return the models of random sizes of a data set, one of each class after the other."""
+    shared = {"variable_size": 8} if name == "hotels" else {}
+    made: dict[str, Options] = {}
+    for number, sizes in ROWS["tacl_trials"].items():
+        own = {**shared, **sizes, **({"output_bias": ["low_rank"]} if name in MANY else {})}
+        for model in tacl.MODELS[1:]:
+            made[f"{model} {number}"] = {"model": {**tacl.options(model)["model"], **own}}
+    return made
+
+
+def news(data: Path, folder: Path, share: float) -> Tables:
+    """Return the parts of the news, split at spaces."""
+    given = corpora.parts(data, folder, "agnews_words", share)
+    return {**given, "judged": given["test"]}
+
+
+EXPERIMENTS = {
+    **{f"switches_{name}": varied("switches", name, partial(by_samples, name=name)) for name in tacl.SWITCHED},
+    **{
+        f"restraint_{name}": varied("restraint", name, partial(tacl.told, name=name)) for name in ("hotels", "hotels13")
+    },
+}
+for name in ("hotels", "hotels13", "dbpedia", "languages"):
+    EXPERIMENTS[f"ranks_{name}"] = varied("ranks", name, partial(with_sizes, measure=partial(tacl.told, name=name)))
+for name in ("scotus", "reddit_titles"):
+    of = thesis_sixteen.EXPERIMENTS[name]
+    own: dict[str, Any] = {"name": f"ranks_{name}", "rows": ROWS[f"ranks_{name}"], "baselines": {}}
+    EXPERIMENTS[f"ranks_{name}"] = replace(of, **own, measure=partial(with_sizes, measure=of.measure))
+EXPERIMENTS["family"] = Experiment(
+    "family",
+    "agnews_words.toml",
+    ROWS["family"],
+    news,
+    lambda run, tables: told_apart(run, tables, "section"),
+    baselines={**per_value("section"), **counted(), **classifiers("section", "word")},
+)
+for name in TRIALS:
+    EXPERIMENTS[f"tacl_trials_{name}"] = replace(
+        tacl.EXPERIMENTS[name],
+        name=f"tacl_trials_{name}",
+        rows=drawn(name),
+        measure=partial(of_trials, name=name),
+        seeds=(0,),
+    )

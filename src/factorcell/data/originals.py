@@ -1,0 +1,62 @@
+"""What a corpus knows of its texts as the table gives them, before normalization, lower-casing and tokenization.
+
+Models with different units or vocabularies have different targets, but the same original texts, so their costs are
+compared per byte of these. A text is restorable if its tokens, joined, are the original text again.
+
+Shapes: N texts.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.config import DataConfig
+from factorcell.data.tokenizer import normalized
+
+
+class OriginalTexts(NamedTuple):
+    """Sizes of the original texts in bytes of UTF-8 (N,), their 64-bit digests (N,), and which are restorable (N,)."""
+
+    sizes: NDArray[np.int64]
+    digests: NDArray[np.uint64]
+    restorable: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, texts: Iterable[str], config: DataConfig) -> "OriginalTexts":
+        """Measure `texts`, which are read with `config`."""
+        sizes, digests, restorable = list[int](), list[int](), list[bool]()
+        for text in texts:
+            content = text.encode("utf-8", "surrogatepass")
+            sizes.append(len(content))
+            digests.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
+            restorable.append(is_restorable(text, config))
+        return cls(np.array(sizes, np.int64), np.array(digests, np.uint64), np.array(restorable, np.bool_))
+
+    @classmethod
+    def concatenated(cls, parts: Iterable["OriginalTexts"]) -> "OriginalTexts":
+        """Return the texts of all `parts`, of which there is at least one, in their order."""
+        return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def select(self, rows: NDArray[np.int64]) -> "OriginalTexts":
+        """Return the texts of `rows`, in that order."""
+        return OriginalTexts(self.sizes[rows], self.digests[rows], self.restorable[rows])
+
+    @property
+    def key(self) -> str:
+        """A digest of all texts in their order."""
+        return hashlib.sha256(np.ascontiguousarray(self.digests).tobytes()).hexdigest()[:16]
+
+
+def is_restorable(text: str, config: DataConfig) -> bool:
+    """Return whether the tokens of `text`, none of them out of vocabulary, determine the original text.
+
+    Word units never do, because they do not keep white space.
+    """
+    if config.unit == "word" or (config.unit == "space" and config.strip_punctuation):
+        return False
+    if normalized(text, config) != text:
+        return False
+    return config.unit != "space" or " ".join(text.split()) == text

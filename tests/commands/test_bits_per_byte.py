@@ -1,0 +1,70 @@
+"""Bits per byte as the command line prints them, and as the page of `report` shows them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.model.run import Run
+from tests.small import ROWS, make_letters, make_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a run of words."""
+    make_run(tmp_path / "cell", ("city", "stars")).save_weights({})
+    return tmp_path
+
+
+def test_evaluate_prints_bits_per_byte(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the interval; as a lower bound where texts are read in words, with the number of unknown targets."""
+    figure = r"\d+\.\d{3} \[\d+\.\d{3}, \d+\.\d{3}\]"
+    files.write_rows(folder / "more.jsonl", [*ROWS * 3, {**ROWS[0], "text": "zyx sea"}])
+    assert main(["evaluate", str(folder / "cell"), str(folder / "more.jsonl")]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"^bits per byte ≥ {figure}$", shown, re.MULTILINE)
+    assert re.search(r"^≥ is a lower bound: .*; 1 targets out of vocabulary$", shown, re.MULTILINE)
+    letters = make_letters()
+    exact = Run.create(folder / "exact", letters.config, letters.vocabulary, letters.schema)
+    exact.save_weights({})
+    files.write_rows(folder / "letters.jsonl", [{"text": "abc", "city": "Oslo"}] * 12)
+    assert main(["evaluate", str(exact.folder), str(folder / "letters.jsonl")]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"^bits per byte {figure}$", shown, re.MULTILINE)
+    assert "≥" not in shown
+    files.write_rows(folder / "cut.jsonl", [{"text": "abc" * n, "city": "Oslo"} for n in (1, 2, 5)])
+    assert main(["evaluate", str(exact.folder), str(folder / "cut.jsonl")]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^bits per byte \d+\.\d{3}, of the 2 texts that were read whole$", shown, re.MULTILINE)
+    files.write_rows(folder / "empty.jsonl", [{"text": "", "city": "Oslo"}] * 3)
+    assert main(["evaluate", str(exact.folder), str(folder / "empty.jsonl")]) == 0
+    assert "bits per byte" not in capsys.readouterr().out
+    assert main(["evaluate", str(exact.folder), str(folder / "empty.jsonl"), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert [row[f"bits_per_byte{end}"] for end in ("", "_low", "_high", "_texts")] == [None, None, None, 3]
+
+
+def test_runs_of_two_units_are_compared_by_bits_per_byte(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By `evaluate --baseline` and on the page of `report`, over the texts that both read whole."""
+    letters = make_letters(tuple(str(row["text"]) for row in ROWS), data={"max_tokens": 40})
+    char = Run.create(folder / "char", letters.config, letters.vocabulary, letters.schema)
+    char.save_weights({})
+    files.write_rows(folder / "long.jsonl", [*ROWS * 3, {**ROWS[0], "text": "the sea " * 6}])
+    names = [str(folder / name) for name in ("cell", "char")]
+    assert main(["evaluate", names[0], str(folder / "long.jsonl")]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", names[1], str(folder / "long.jsonl"), "--baseline", names[0]]) == 0
+    shown = capsys.readouterr().out
+    difference = r"[+-]\d+\.\d{3} \[[+-]\d+\.\d{3}, [+-]\d+\.\d{3}\]"
+    assert re.search(rf"^bits per byte above \S+cell, at least \d+\.\d{{3}}: {difference}", shown, re.MULTILINE)
+    assert "gain" not in shown
+    assert main(["report", *names, "--out", str(folder / "page.html")]) == 0
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "<th>bits per byte above cell</th>" in page
+    (difference,) = set(re.findall(difference, page))
+    assert f"{difference} above cell</td>" in page
+    assert page.count("≥ ") == 2  # the figure of the run of words, and the note
+    assert "(cell 31 of 31, char 30 of 31)" in page

@@ -1,0 +1,182 @@
+"""The original texts of a corpus: their bytes as the table gives them, wherever the corpus comes from."""
+
+import json
+import os
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factorcell import files
+from factorcell.config import DataConfig
+from factorcell.data import entry
+from factorcell.data.cache import prepare
+from factorcell.data.canaries import with_texts
+from factorcell.data.corpus import Corpus
+from factorcell.data.originals import OriginalTexts, is_restorable
+from factorcell.data.tokenizer import join, split
+from tests.small import make_letters
+
+UNITS = ("word", "space", "char", "grapheme")
+COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
+BYTES = {  # counted by hand
+    "": 0,
+    "abc": 3,
+    "ABC": 3,
+    " a  b\n": 6,
+    COMPOSED: 5,
+    DECOMPOSED: 6,
+    "\u212b": 3,  # the Angstrom sign, which NFC changes to a letter of two bytes
+    "👩‍👩‍👧": 18,
+    "🇳🇴": 8,
+    "a\x00b": 3,
+    "\ud800": 3,  # half a pair, which JSON can hold
+}
+texts = st.lists(st.text(max_size=8) | st.sampled_from(list(BYTES)), min_size=1, max_size=8)
+
+
+def read(texts: list[str], unit: str = "char", **options: Any) -> Corpus:
+    return prepare([{"text": text} for text in texts], DataConfig(unit=unit, min_count=1, **options), report=False)
+
+
+def originals_of(corpus: Corpus) -> list[tuple[Any, ...]]:
+    """The original texts of a corpus, a row each."""
+    assert corpus.originals is not None
+    return list(zip(*(array.tolist() for array in corpus.originals), strict=True))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("options", [{}, {"lowercase": True}, {"strip_punctuation": True}, {"max_tokens": 1}], ids=str)
+def test_bytes_are_those_of_the_texts_as_given(unit: str, options: dict[str, Any]) -> None:
+    """Not of what NFC, lower case and the split into tokens make of them."""
+    corpus = read(list(BYTES), unit, **options)
+    assert corpus.originals is not None
+    assert corpus.originals.sizes.tolist() == list(BYTES.values())
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_originals_come_from_the_cache_as_they_were_read(suffix: str, tmp_path: Path) -> None:
+    rows = [{"text": text, "n": "1"} for text in BYTES if text.isprintable()]
+    path, config = tmp_path / f"rows.{suffix}", DataConfig(unit="char", min_count=1)
+    if suffix == "jsonl":
+        files.write_rows(path, rows)
+    else:
+        path.write_text("text,n\n" + "".join(f'"{row["text"]}",1\n' for row in rows), encoding="utf-8")
+    expected = originals_of(prepare(rows, config))
+    for _ in range(2):
+        assert originals_of(prepare(path, config, cache=tmp_path / "cache")) == expected
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("sizes", np.array([3, -1], np.int64)),
+        ("sizes", np.array([3], np.int64)),
+        ("sizes", np.array([3, 1], np.float64)),
+        ("digests", np.array([3, 1], np.int64)),
+        ("restorable", np.array([0, 1], np.int64)),
+        ("restorable", None),
+    ],
+)
+def test_an_entry_with_other_originals_is_not_opened(name: str, array: Any, tmp_path: Path) -> None:
+    """Neither a negative size, nor another number of rows or type, nor a missing file."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "abc"}\n{"text": "d"}\n')
+    prepare(tmp_path / "rows.jsonl", DataConfig(unit="char", min_count=1), cache=tmp_path / "cache")
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert entry.load(folder) is not None
+    path, checksums = folder / f"originals.{name}.npy", json.loads((folder / entry.COMPLETE).read_text())
+    if array is None:
+        os.remove(path)
+        del checksums[path.name]
+    else:
+        np.save(path, array)
+        checksums[path.name] = entry.checksum(path)
+    (folder / entry.COMPLETE).write_text(json.dumps(checksums))
+    assert entry.load(folder) is None
+
+
+@given(texts=texts, more=texts, data=st.data())
+def test_selected_and_joined_corpora_have_the_originals_of_their_texts(
+    texts: list[str], more: list[str], data: st.DataObject
+) -> None:
+    corpus = read(texts + more)
+    assert originals_of(
+        corpus.select(np.arange(len(texts))).joined(corpus.select(len(texts) + np.arange(len(more))))
+    ) == (originals_of(corpus))
+    rows = data.draw(st.lists(st.integers(0, len(corpus) - 1), max_size=9))
+    expected = [originals_of(corpus)[row] for row in rows]
+    assert originals_of(corpus.select(np.array(rows, dtype=np.int64))) == expected
+    held = corpus.split(0.5, 0)
+    assert sorted(originals_of(held[0]) + originals_of(held[1])) == sorted(originals_of(corpus))
+    assert originals_of(corpus.truncate(1)) == originals_of(corpus)
+    assert originals_of(corpus.without_context(corpus.schema)) == originals_of(corpus)
+
+
+@given(texts=texts)
+def test_the_key_is_of_the_original_texts_in_their_order(texts: list[str]) -> None:
+    def key(texts: list[str], unit: str = "char") -> str:
+        originals = read(texts, unit).originals
+        assert originals is not None
+        return originals.key
+
+    assert len({key(texts, unit) for unit in UNITS}) == 1
+    assert (key(texts) == key(texts[::-1])) == (texts == texts[::-1])
+    assert key([*texts, COMPOSED]) != key([*texts, DECOMPOSED])
+
+
+def test_texts_that_no_table_gave_have_no_originals() -> None:
+    """Canaries are made of tokens; a corpus with some of them has no bytes to count."""
+    corpus = read(["abc", "d"])
+    made = with_texts(corpus, [("a", "b"), ("c",)])
+    assert made.originals is None
+    assert made.select(np.array([1])).originals is None
+    assert corpus.joined(made).originals is None
+    assert made.joined(corpus).originals is None
+
+
+def test_texts_read_by_a_run_have_their_bytes() -> None:
+    run = make_letters()
+    corpus = run.read([DECOMPOSED, "abc"], [{"city": "Oslo"}, {"city": "Nice"}])
+    assert corpus.originals is not None
+    assert corpus.originals.sizes.tolist() == [6, 3]
+
+
+@given(
+    text=st.text(max_size=8) | st.sampled_from(list(BYTES)),
+    unit=st.sampled_from(UNITS),
+    lowercase=st.booleans(),
+    strip=st.booleans(),
+)
+def test_restorable_texts_are_their_tokens_joined(text: str, unit: str, lowercase: bool, strip: bool) -> None:
+    config = DataConfig(unit=unit, lowercase=lowercase, strip_punctuation=strip)
+    if is_restorable(text, config):
+        assert join(split(text, config), unit) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "lowercase", "expected"),
+    [
+        (COMPOSED, "char", False, True),
+        (DECOMPOSED, "char", False, False),
+        (DECOMPOSED, "grapheme", False, False),
+        ("Abc", "char", False, True),
+        ("Abc", "char", True, False),
+        ("abc", "char", True, True),
+        (" a  b\n", "grapheme", False, True),
+        ("a b", "space", True, True),
+        ("a  b", "space", True, False),
+        ("a b ", "space", True, False),
+        ("A b", "space", True, False),
+        ("a b", "word", True, False),
+    ],
+)
+def test_which_texts_are_restorable(text: str, unit: str, lowercase: bool, expected: bool) -> None:
+    config = DataConfig(unit=unit, lowercase=lowercase)
+    assert is_restorable(text, config) is expected
+    assert OriginalTexts.of([text], config).restorable.tolist() == [expected]
+    assert unicodedata.is_normalized("NFC", text) or not expected

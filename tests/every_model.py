@@ -1,0 +1,63 @@
+"""A tiny model folder of each kind, with random weights: runs, an n-gram model, separate runs and a mixture."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from factorcell import files
+from factorcell.completion import blend
+from factorcell.completion.online import LearningRule
+from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.evaluation.ngram import NGram
+from factorcell.model.run import Run
+from factorcell.training import per_value
+from factorcell.training.mixture import Mixture
+from factorcell.training.per_value import Separate, folder_of
+from tests.small import ROWS, make_letters, make_run
+
+MODELS = ("words", "kinds", "letters", "ngram", "separate", "mixture")
+KINDS: dict[str, Any] = {
+    "adapt": ("concat", "factor", "scale", "prefix"),
+    "output_bias": ("low_rank_each", "one_hot", "sparse", "hash"),
+    "cell": "gru",
+    "layers": 2,
+    "layer_norm": True,
+}
+LETTERS = ("bake bread", "bake a cake", "ball game", "bat and ball")
+
+
+def make_models(folder: Path) -> None:
+    """Save a model of each kind in a folder of its name in `folder`."""
+    run = make_run(folder / "words")
+    run.save_weights({})
+    make_run(folder / "kinds", **KINDS).save_weights({})
+    save_letters(folder / "letters")
+    ngram = NGram.fit(ROWS, run.config.data, folder / "ngram", vocabulary=run.vocabulary)
+    separate = save_separate(folder / "separate")
+    weights = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
+    Mixture(folder / "mixture", [run, ngram, separate], run.schema.variable("city"), weights).save()
+
+
+def save_letters(folder: Path) -> None:
+    """Save a run of characters that learns users, with its learning rule, blend weights and popular texts."""
+    made = make_letters(LETTERS, data={"user": "city", "context": (), "min_user_count": 1})
+    run = Run.create(folder, made.config, made.vocabulary, made.schema)
+    run.model.load_state_dict(made.model.state_dict())
+    run.save_weights({})
+    LearningRule("adadelta", 1.0).save(run)
+    blend.DEFAULT.save(run)
+    TextCounts({"ball game": 3, "bake bread": 4}, 7).save(folder / POPULARITY)
+
+
+def save_separate(folder: Path) -> Separate:
+    """Save a run of all texts and one of each city."""
+    values = ["<unknown>", "Oslo", "Nice"]
+    folder.mkdir()
+    files.list_files(folder, (per_value.INDEX,))
+    files.write_versioned(folder / per_value.INDEX, {"by": "city", "values": values}, per_value.FORMAT)
+    for number in range(len(values)):
+        run = make_run(folder_of(folder, number), ("city",), adapt=(), output_bias=())
+        run.save_weights({})
+        files.write_json(run.folder / "training.json", {})
+    return Separate.open(folder)

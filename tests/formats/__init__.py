@@ -1,1 +1,0 @@
-"""Folders and users of every format so far, which must open for ever."""

@@ -1,0 +1,175 @@
+"""Format numbers of files, fingerprints of users: files of another version or run are refused in one line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from factorcell import Blend, Completer, Config, Popularity, Run, User, UserError, files, learn_one, open_scorer
+from factorcell import config as options
+from factorcell.completion import blend, online
+from factorcell.completion.assistant import Assistant
+from factorcell.completion.blend import BlendWeights
+from factorcell.completion.online import Learner, LearningRule
+from factorcell.completion.replay.systems import reading
+from factorcell.evaluation import ngram
+from factorcell.training import mixture, per_value
+from tests.every_model import make_models
+
+# Files that carry a number, what is opened by it, how, and what a message calls it.
+Opener = Callable[[Path], Any]
+NUMBERED: dict[str, tuple[int, Opener, str]] = {
+    "words/config.json": (options.FORMAT, lambda folder: Run.open(folder / "words"), "words"),
+    "letters/config.json": (options.FORMAT, lambda folder: reading(folder / "letters", ["plain"], "city"), "letters"),
+    "recipe/config.json": (options.FORMAT, lambda folder: Config.load(folder / "recipe/config.json"), "config.json"),
+    "letters/online.json": (online.FORMAT, lambda folder: LearningRule.read(folder / "letters"), "online.json"),
+    "letters/blend.json": (blend.FORMAT, lambda folder: BlendWeights.read(folder / "letters"), "blend.json"),
+    "ngram/ngram.json": (ngram.FORMAT, lambda folder: open_scorer(folder / "ngram"), "ngram"),
+    "separate/separate.json": (per_value.FORMAT, lambda folder: open_scorer(folder / "separate"), "separate"),
+    "mixture/mixture.json": (mixture.FORMAT, lambda folder: open_scorer(folder / "mixture"), "mixture"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with one model folder of each kind; their manifests are deleted, so that files may be edited."""
+    make_models(tmp_path)
+    (tmp_path / "recipe").mkdir()
+    files.write_json(tmp_path / "recipe/config.json", files.read_json(tmp_path / "words/config.json"))
+    for path in tmp_path.rglob("digests.json"):
+        path.unlink()
+    return tmp_path
+
+
+def user_of(run: Run) -> User:
+    """A user who has learned two texts."""
+    return learn_one(run, learn_one(run, User.new(run), "bat"), "ball")
+
+
+def refused(opened: Callable[..., Any], *given: Any) -> str:
+    """The one line by which something is refused."""
+    with pytest.raises(UserError) as error:
+        opened(*given)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_files_carry_their_format_number(name: str, folder: Path) -> None:
+    newest, opened, _ = NUMBERED[name]
+    assert files.read_json(folder / name)["format"] == newest
+    opened(folder)
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_a_newer_format_is_refused_with_what_to_do(name: str, folder: Path) -> None:
+    newest, opened, what = NUMBERED[name]
+    content = files.read_json(folder / name)
+    files.write_json(folder / name, {**content, "format": newest + 1, "unheard": "of"})
+    message = refused(opened, folder)
+    assert message.endswith(
+        f"/{what}: its format is {newest + 1}, this factorcell reads up to {newest}; "
+        "upgrade factorcell (pip install --upgrade factorcell)"
+    )
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_an_invalid_format_number_is_damage(name: str, folder: Path) -> None:
+    _, opened, what = NUMBERED[name]
+    content = files.read_json(folder / name)
+    for number in (0, -1, 1.0, True, "1", None, [1]):
+        files.write_json(folder / name, {**content, "format": number})
+        assert f"{what}: damaged (its format is {number!r}" in refused(opened, folder)
+    for wrong in ("[]", "1", '{"format": 1'):
+        (folder / name).write_text(wrong, encoding="utf-8")
+        assert (folder / name).name in refused(opened, folder)
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERED if name != "recipe/config.json"])
+def test_a_missing_format_number_is_damage(name: str, folder: Path) -> None:
+    _, opened, what = NUMBERED[name]
+    files.write_json(folder / name, {k: v for k, v in files.read_json(folder / name).items() if k != "format"})
+    assert f"{what}: damaged (its format is None" in refused(opened, folder)
+
+
+def test_a_recipe_may_be_the_config_of_a_run(folder: Path) -> None:
+    """A recipe needs no format number."""
+    path = folder / "recipe/config.json"
+    config = Run.open(folder / "words").config
+    assert Config.load(path) == config
+    files.write_json(path, config.to_dict())
+    assert Config.load(path) == config
+
+
+def test_a_fingerprint_depends_on_the_weights_alone(folder: Path) -> None:
+    run = Run.open(folder / "letters")
+    assert len(run.fingerprint) == 16
+    assert run.fingerprint == user_of(run).fingerprint
+    assert run.fingerprint != Run.open(folder / "words").fingerprint
+    assert Run.open(folder / "letters", trained=False).fingerprint == b""
+    (folder / "letters").rename(folder / "moved")
+    assert Run.open(folder / "moved").fingerprint == run.fingerprint
+    change_weights(folder / "moved")
+    assert Run.open(folder / "moved").fingerprint != run.fingerprint
+
+
+def change_weights(folder: Path) -> None:
+    """Give the run in a folder other weights."""
+    run = Run.open(folder)
+    with torch.no_grad():
+        run.model.embedding.add_(0.01)
+    run.save_weights({})
+
+
+def test_a_user_of_another_run_is_refused(folder: Path) -> None:
+    """The sizes are the same, so the vector could be read, but would mean something else."""
+    user = user_of(Run.open(folder / "letters"))
+    change_weights(folder / "letters")
+    run = Run.open(folder / "letters")
+    line = (
+        f"this user belongs to another run (fingerprint {user.fingerprint.hex()[:8]}..., this run is "
+        f"{run.fingerprint.hex()[:8]}...); learn the person again from their texts"
+    )
+    completer, popularity = Completer(run), Popularity.of(run)
+    assert refused(learn_one, run, user, "bat") == line
+    assert refused(Learner(run).risen, user, ["bat"]) == line
+    assert refused(completer.begin, user) == line
+    assert refused(completer.complete, "ba", user) == line
+    assert refused(Blend(completer, popularity).complete, "ba", user) == line
+    assert refused(Assistant.of(run).learn, user, "bat") == line
+    again = User.new(run)
+    for text in user.history.texts:
+        again = learn_one(run, again, text)
+    assert completer.complete("ba", User.from_bytes(again.to_bytes()), k=2)
+
+
+def test_a_user_of_a_run_without_weights_on_disk_takes_the_fingerprint_of_the_run_that_learns(folder: Path) -> None:
+    untrained, run = Run.open(folder / "letters", trained=False), Run.open(folder / "letters")
+    user = User.new(untrained)
+    assert User.from_bytes(user.to_bytes()).fingerprint == user.fingerprint == b""
+    user = learn_one(run, user, "bat")
+    assert user.fingerprint == run.fingerprint
+    assert learn_one(untrained, user, "bat").fingerprint == user.fingerprint
+    short = User(user.vector[:1], user.state[:, :1])
+    assert "a user of 1 numbers; those of " in refused(Completer(run).begin, short)
+
+
+def test_altered_users_are_refused(folder: Path) -> None:
+    """Users whose bytes are cut or altered anywhere, lack the mark, or have a newer format."""
+    content = user_of(Run.open(folder / "letters")).to_bytes()
+    assert content[3] == online.USER_FORMAT
+    for size in range(len(content)):
+        assert "not a user" in refused(User.from_bytes, content[:size])
+    for place in range(len(content)):
+        altered = bytes([*content[:place], content[place] ^ 1, *content[place + 1 :]])
+        message = refused(User.from_bytes, altered)
+        assert ("its format is 0" if place == 3 else "not a user") in message
+    head = online.HEAD.size
+    assert "not a user" in refused(User.from_bytes, content[head : -online.CHECK.size])
+    newer = bytes([*content[:3], online.USER_FORMAT + 1]) + b"?"
+    assert refused(User.from_bytes, newer) == (
+        f"this user: its format is {online.USER_FORMAT + 1}, this factorcell reads up to {online.USER_FORMAT}; "
+        "upgrade factorcell (pip install --upgrade factorcell)"
+    )
