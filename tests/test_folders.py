@@ -20,7 +20,7 @@ MIXTURE = "the folder of a mixture of models, which evaluate, mix and check acce
 SEPARATE = "the folder of separate runs of the values of a column, which evaluate, mix, report and check accept"
 RUNS = "a folder of runs, such as "
 
-# Each path that is not a run, and what is said of it.
+# Each path that is not a run, and the error about it.
 PATHS = {
     "ngram": NGRAM,
     "mixture": MIXTURE,
@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all of `PATHS`, a table and lists. Of mixtures and separate runs there is only their own file."""
+    """A folder with all of `PATHS`, a table and lists; mixtures and separate runs have only their own file."""
     place = tmp_path_factory.mktemp("place")
     config = DataConfig(min_count=1)
     NGram.fit(prepare(ROWS, config), config, place / "ngram")

@@ -104,7 +104,7 @@ def test_a_byte_order_mark_is_ignored_in_json_of_our_own(
 
 
 def test_folders_may_be_text(tmp_path: Path) -> None:
-    """Each public function that opens a run folder or writes a file beside it."""
+    """Each public function that opens a run folder or writes a file next to it takes a path as text."""
     make_run(tmp_path / "run").save_weights({})
     folder, path = str(tmp_path / "run"), str(tmp_path / "kept.jsonl")
     for opened in (Run.open(folder), open_scorer(folder), open_model(folder)):

@@ -1,4 +1,4 @@
-"""What a folder holds, recognised by its files: for the error about a folder that a command does not accept."""
+"""Recognise the kind of a folder by its files, for errors about folders that a command does not accept."""
 
 from pathlib import Path
 
@@ -21,7 +21,6 @@ def not_a_run(folder: Path, expected: str = "a run folder") -> UserError:
     Args:
         folder: The path that was given.
         expected: What the caller accepts.
-
     """
     return UserError(f"{folder}: expected {expected}, got {_content(folder)}")
 

@@ -64,7 +64,6 @@ def decoded(content: bytes, where: object, encoding: str = "utf-8") -> str:
 
     Raises:
         UserError: The bytes are not text in this encoding; the message names UTF-16 if they begin as UTF-16 does.
-
     """
     if content.startswith(codecs.BOM_UTF8):
         encoding = "utf-8-sig"

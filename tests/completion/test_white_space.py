@@ -132,7 +132,7 @@ def test_a_user_learns_twins_alike(twin: str) -> None:
 @pytest.mark.parametrize("unit", ["char", "grapheme"])
 @pytest.mark.parametrize("slips", [0, 1])
 def test_a_model_suggests_no_twins(unit: str, slips: int) -> None:
-    """Of a model that writes white space in many ways each text is suggested once, in canonical form.
+    """A model that writes white space in many ways suggests each text once, in canonical form.
 
     Its most probable spelling counts, and the texts are as many as were asked for.
     """

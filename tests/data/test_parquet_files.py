@@ -68,6 +68,16 @@ def test_the_value_of_a_folder_replaces_the_column_of_a_file(tmp_path: Path) -> 
     assert read(tmp_path, "city", "text") == [("Nice", "a")]
 
 
+@pytest.mark.parametrize("name", [b"city=caf%E9", b"city=caf\xe9", b"caf%E9=1"])
+def test_partitions_that_are_not_utf8_are_errors(name: bytes, tmp_path: Path) -> None:
+    """Their bytes could not be told from those of other values."""
+    write(tmp_path / "t", ROWS)
+    os.mkdir(os.path.join(os.fsencode(tmp_path / "t"), name))
+    (tmp_path / "t" / "part-0.parquet").rename(tmp_path / "t" / os.fsdecode(name) / "part-0.parquet")
+    with pytest.raises(UserError, match=r"part-0\.parquet: expected partition folders named in UTF-8"):
+        open_table(tmp_path / "t")
+
+
 def add(folder: Path) -> None:
     """Add a file."""
     write(folder, ROWS[:1], "part-9.parquet")
@@ -105,7 +115,7 @@ def test_the_key_of_the_cache_has_names_and_contents_of_all_files(
 
 
 def test_a_file_that_changes_while_the_folder_is_read_is_an_error(tmp_path: Path) -> None:
-    """What is added meanwhile is not seen."""
+    """A file that is added after the folder was opened is ignored."""
     folder = write(tmp_path / "t", ROWS)
     table = open_table(folder)
     assert table.content is not None

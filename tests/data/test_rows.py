@@ -1,5 +1,7 @@
 """Rows and values as arguments: any form of a table, numbers as names, missing values, wrong lengths, no rows."""
 
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,17 @@ from factorcell.evaluation.likelihood_ratios import explain, raised
 from factorcell.evaluation.probing import few_examples, indicators
 from tests.small import make_letters, make_run
 
+
+class ArrowColumn:
+    """A column of a library with the Arrow PyCapsule interface and without `tolist`, such as polars."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self.column = column
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.column.__arrow_c_stream__(requested_schema)
+
+
 MISSING = [None, "", float("nan"), np.float32("nan"), pd.NA, pd.NaT]
 COLUMNS = {"city": ["Oslo", "Nice"], "stars": [1, 5]}
 ROWS = [{"city": "Oslo", "stars": 1}, {"city": "Nice", "stars": 5}]
@@ -46,6 +59,8 @@ TABLES: dict[str, Any] = {
     "frame of objects": pd.DataFrame(COLUMNS, dtype=object),
     "arrow": pa.table(COLUMNS),
     "batch": pa.RecordBatch.from_pydict(COLUMNS),
+    "arrow columns": {name: pa.array(values) for name, values in COLUMNS.items()},
+    "capsules": {name: ArrowColumn(pa.chunked_array([values])) for name, values in COLUMNS.items()},
     "list of frames": [pd.DataFrame([row]) for row in ROWS],
 }
 EMPTY: dict[str, Any] = {
@@ -72,7 +87,7 @@ def test_rows_of_any_table(source: Any) -> None:
     assert [{**row} for row in rows_of(source)] == ROWS
     assert has_rows(source)
     with pytest.raises(UserError, match=r"expected one row, got 2|expected a mapping"):
-        row_of(source if not isinstance(source, dict) else pd.DataFrame(source))
+        row_of(source if not isinstance(source, dict) else pd.DataFrame(COLUMNS))
 
 
 @empty
@@ -100,6 +115,71 @@ def test_labels_are_names_or_missing(missing: Any) -> None:
 def test_what_is_no_list_of_values(values: Any) -> None:
     with pytest.raises(UserError, match="distractors: expected a list of values, got"):
         labels_of(values, "distractors")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(["4.7", None, "b"]),
+        pa.chunked_array([["4.7"], [None, "b"]]),
+        pa.array([b"4.7", None, b"b"]),
+        pa.array(["4.7", None, "b"]).dictionary_encode(),
+        pd.Series(["4.7", None, "b"]),
+        pd.Categorical(["4.7", None, "b"]),
+        pd.Index(["4.7", None, "b"]),
+        np.array(["4.7", None, "b"], dtype=object),
+        ArrowColumn(pa.chunked_array([["4.7", None, "b"]])),
+    ],
+    ids=lambda values: f"{type(values).__module__}.{type(values).__name__}",
+)
+def test_labels_of_columns_of_other_libraries(values: Any) -> None:
+    """Missing values of Arrow are scalars with a text of their own, "None"."""
+    assert labels_of(values, "values", 3) == ["4.7", None, "b"]
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        *itertools.product([list, np.array, pd.Series, pa.array], [np.float16, np.float32, np.float64]),
+        *itertools.product([pd.Categorical, pd.Index], [np.float32, np.float64]),  # pandas indexes no 16 bits
+    ],
+)
+def test_labels_of_numbers_of_any_width(make: Any, kind: Any) -> None:
+    assert labels_of(make(np.array([4.7, 5, 0.1], dtype=kind)), "values") == ["4.7", "5", "0.1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([["a"], ["b"]], "values: value 1: expected a single value, got ["),
+        (np.array([["a"], ["b"]]), "values: value 1: expected a single value, got ["),
+        (["a", {"b": 1}], "values: value 2: expected a single value, got {"),
+        (["a", b"\xff"], "values: value 2: expected text, got bytes that are not UTF-8"),
+        (np.array("a"), "values: expected a list of values, got array"),
+        (pd.DataFrame({"a": [1]}), "values: expected a list of values, got"),
+        (pa.table({"a": [1]}), "values: expected a list of values, got"),
+    ],
+)
+def test_what_are_no_labels(values: Any, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        labels_of(values, "values")
+
+
+def test_a_stream_is_read_once_and_used_several_times(run: Run) -> None:
+    """Functions that read a table twice get the same rows."""
+    text = run.vocabulary.tokens[4]
+    table = pa.table({"text": [text] * 2, **COLUMNS})
+    assert rows_of(table.to_reader()) == rows_of(table)
+    contexts = of_cities(table)
+    assert list(generate(run, contexts.to_reader())) == list(generate(run, contexts))
+    table = table.append_column("lat", [[59.0, 44.0]]).append_column("lon", [[10.0, 7.5]])
+    assert run.score(table.to_reader()) == run.score(table)
+    first, second = (
+        classify(run, table.to_reader(), "city", calibrate=table.to_reader()),
+        classify(run, table, "city", calibrate=table),
+    )
+    assert first.rows() == second.rows()
+    assert first.temperature == second.temperature
 
 
 def of_cities(source: Any) -> Any:
@@ -157,6 +237,8 @@ def test_values_may_be_numbers(run: Run) -> None:
     )
     assert np.array_equal(first.log_posterior, second.log_posterior)
     assert first.names == second.names
+    third = classify(run, texts, "stars", values=values[:2], priors=pd.Series(named), unknown="expected")
+    assert np.array_equal(first.log_posterior, third.log_posterior)
 
 
 def test_distractors_may_be_numbers(run: Run) -> None:
@@ -169,6 +251,7 @@ def test_distractors_may_be_numbers(run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"priors": pd.Series({"Oslo": 1.0})}, "got none for 'Nice'"),
         ({"priors": {"Oslo": 1}}, "priors: expected a weight from 0 on for each candidate, got none for 'Nice'"),
         ({"priors": {"Oslo": 1, "Nice": -1}}, "got -1 for 'Nice'"),
         ({"priors": {"Oslo": 1, "Nice": float("nan")}}, "got nan for 'Nice'"),

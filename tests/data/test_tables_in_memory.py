@@ -1,9 +1,11 @@
 """Tables in memory: columns of other libraries, and sources that do not fit."""
 
 from collections.abc import Callable
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -11,6 +13,7 @@ from pyarrow import parquet as pq
 
 from factorcell.config import UserError
 from factorcell.data.tables import open_table
+from factorcell.data.values import is_missing, to_time
 
 
 def test_columns_in_python_may_mix_types_and_be_arrays() -> None:
@@ -61,6 +64,7 @@ def test_columns_of_pandas_are_plain_values() -> None:
             "mixed": ["x", 3],
             "narrow": pd.array([4.7, None], dtype="Float32"),
             "arrow": pd.array([4.7, None], dtype=pd.ArrowDtype(pa.float32())),
+            "category": pd.Categorical(np.array([4.7, np.nan], np.float32)),
         }
     )
     (chunk,) = open_table(frame).chunks(list(frame.columns))
@@ -72,7 +76,17 @@ def test_columns_of_pandas_are_plain_values() -> None:
         "mixed": ["x", 3],
         "narrow": [4.7, None],
         "arrow": [4.7, None],
+        "category": [4.7, None],
     }
+
+
+@pytest.mark.parametrize("unit", ["D", "s", "us", "ns"])
+def test_arrays_of_times_are_times(unit: str) -> None:
+    """NumPy converts times in nanoseconds to numbers."""
+    times = np.array(["2026-01-02", "NaT"], f"datetime64[{unit}]")
+    (chunk,) = open_table({"when": times}).chunks(["when"])
+    assert to_time(chunk["when"][0]) in (date(2026, 1, 2), datetime(2026, 1, 2))
+    assert is_missing(chunk["when"][1])
 
 
 def test_periods_that_pandas_stores_are_refused(tmp_path: Path) -> None:
@@ -89,7 +103,7 @@ def test_periods_that_pandas_stores_are_refused(tmp_path: Path) -> None:
         ([], "empty"),
         ({}, "empty"),
         ({"text": ["a", "b"], "stars": [5]}, "stars has 1 rows, another has 2"),
-        (pa.table([pa.array(["a"]), pa.array(["b"])], names=["x", "x"]), "'x' twice"),
+        (pa.table([pa.array(["a"]), pa.array(["b"])], names=["x", "x"]), "^the table given: the header has 'x' twice"),
     ],
 )
 def test_tables_in_memory_that_do_not_fit(source: Any, message: str) -> None:

@@ -15,7 +15,11 @@ from factorcell.service.http.messages import Piece, Problem
 
 T = TypeVar("T")
 
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # raised for bytes that are no such message
+UNREADABLE = (
+    msgspec.MsgspecError,
+    UnicodeDecodeError,
+    RecursionError,
+)  # raised for bytes that are not the expected message
 
 
 def answer(call: Call[T], status: int, headers: Mapping[str, str], content: bytes) -> T:

@@ -127,9 +127,8 @@ class Popularity:
 class History:
     """The last texts of one person, the newest last. One weighs half as much as one `half_life` texts later.
 
-    They are kept in canonical form, so that texts that differ only in white space are one. Of the `texts` the newest
-    are kept: at most `most`, and at most `texts.LONGEST` bytes of all of them together. `UserError` for one
-    that is no Unicode text.
+    They are kept in canonical form, so that texts that differ only in white space are one. Only the newest `texts` are
+    kept: at most `most`, and at most `texts.LONGEST` bytes in all. `UserError` for a text that is not valid Unicode.
     """
 
     texts: tuple[str, ...] = ()

@@ -5,8 +5,9 @@ A chunk is a dict from column name to a list of at most `CHUNK` plain values. Te
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from factorcell.config import UserError
@@ -28,12 +29,12 @@ class UnknownKindError(UserError):
 class Table:
     """A source that can be read repeatedly: its `name` for messages, its columns, its chunks; of a file its `content`.
 
-    All that is read of a file is of one content: a `UserError` says that it has changed meanwhile. A `fault` of its
-    header is told where a column is missing.
+    Every read of a file sees the same content: a `UserError` says that the file has changed since it was opened. An
+    error about a missing column ends with `fault`, which says what seems to be wrong with the header.
     """
 
     name: str
-    columns: Sequence[str]
+    columns: Collection[str]
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
     content: Content | FolderContent | None = None
     rows: int | None = None
@@ -47,7 +48,7 @@ class Table:
             if times > 1:
                 raise UserError(f"{self.name}: the header has {name!r} twice")
 
-    def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
+    def chunks(self, columns: Collection[str]) -> Iterator[Chunk]:
         """Chunks of the named columns; `UserError` where a column is missing or the table is empty."""
         for name in columns:
             if name not in self.columns:
@@ -68,11 +69,11 @@ class Table:
         return UserError(message, () if self.fault else remedies, outcome)
 
     def lacks_text(self, column: str) -> UserError:
-        """The same where nobody has read such a table before."""
+        """The error about a missing column of texts, with the option that names another column."""
         return self.lacks(column, (("text", "COLUMN"),), "says which one has the texts")
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Collection[str]) -> str:
     """`names` as an error shows them: the first few, and how many there are."""
-    shown = ", ".join(f"{visible(name):.60}" for name in names[:SHOWN])
+    shown = ", ".join(f"{visible(name):.60}" for name in islice(names, SHOWN))
     return shown + (f", ... ({len(names):,} in all)" if len(names) > SHOWN else "")

@@ -92,7 +92,7 @@ class Content:
 
 
 class FolderContent:
-    """What the files of the folder `path` have when this is made; files that are added later are not seen."""
+    """The contents of the files in the folder `path`; files that are added later do not belong to it."""
 
     def __init__(self, path: Path, files: Sequence[Content]) -> None:
         self.path, self.files = path, files

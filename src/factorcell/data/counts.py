@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from factorcell import files
 from factorcell.config import DataConfig, UserError
 from factorcell.data.canonical import canonical
-from factorcell.data.rows import labels_of
+from factorcell.data.rows import labels_of, values_of
 from factorcell.data.tokenizer import normalized
 from factorcell.data.tokens import Ids
 from factorcell.data.values import quoted
@@ -55,8 +55,9 @@ class TextCounts:
         Raises:
             UserError: A text is not a string, a user has no name, or there are not as many users as texts.
         """
+        listed = values_of(texts, "texts")
         numbers, people = dict[str, int](), dict[str | None, int]({None: 0})
-        which = [numbers.setdefault(_canonical(text, row), len(numbers)) for row, text in enumerate(texts, 1)]
+        which = [numbers.setdefault(_canonical(text, row), len(numbers)) for row, text in enumerate(listed, 1)]
         names = [None] * len(which) if users is None else labels_of(users, "users", len(which))
         writers = [people.setdefault(name, len(people)) for name in names]
         found = FrequentTexts(tuple(numbers), np.array(which, np.int32), np.array(writers, np.int32))

@@ -4,6 +4,7 @@ A folder is one table: its files in the order of their paths. Folders may be nes
 partitioning) adds a column of text to the rows of the files in it. Names that begin with `_` or `.` are skipped.
 """
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def content_of(path: Path, compression: str = "") -> Content:
 
 
 def _paths(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder in order; `UserError` if it has other files, or none."""
+    """Return the Parquet files of a folder in order; `UserError` if it has other files or is empty."""
     found = []
     expected = f"{folder}: expected a table file or a folder of Parquet files (*.parquet), got"
     for parent, folders, names in os.walk(folder, onerror=_raise):
@@ -124,11 +125,19 @@ def _raise(error: OSError) -> None:
 
 
 def _is_skipped(name: str) -> bool:
-    """Whether a file or folder is no part of the table, such as `_SUCCESS`; a key may begin so."""
+    """Return whether a file or folder, such as `_SUCCESS`, does not belong to the table.
+
+    A folder of a partition does, although its key may begin with an underscore.
+    """
     return name.startswith(("_", ".")) and "=" not in name
 
 
 def _partition(path: Path, folder: Path) -> dict[str, str | None]:
     """Return the values that the folders between `folder` and a file give, by their keys."""
     parts = [part.split("=", 1) for part in path.relative_to(folder).parts[:-1] if "=" in part]
-    return {unquote(key): None if value == NULL else unquote(value) for key, value in parts}
+    try:
+        names = {unquote(key, errors="strict"): unquote(value, errors="strict") for key, value in parts}
+        json.dumps(names, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise UserError(f"{path}: expected partition folders named in UTF-8") from None
+    return {key: None if value == NULL else value for key, value in names.items()}

@@ -1,12 +1,13 @@
 """Arguments of the Python interface that are rows, or a value for each text, in any form in which a table may come."""
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from factorcell.config import UserError
 from factorcell.data.chunks import UnknownKindError
-from factorcell.data.tables import open_table
+from factorcell.data.tables import is_column, open_table, plain_list
 from factorcell.data.values import name_or_none, quoted
 
 Row = Mapping[str, Any]
@@ -19,8 +20,8 @@ def has_rows(source: Any) -> bool:
     try:
         table = open_table(source)
     except UnknownKindError:
-        return True  # whoever reads it says what is wrong
-    return next(table.read(tuple(table.columns[:1])), None) is not None
+        return True  # the function that reads it raises the error
+    return next(table.read(tuple(islice(table.columns, 1))), None) is not None
 
 
 def rows_of(source: Any) -> list[Row]:
@@ -59,9 +60,26 @@ def names_of(values: Any, what: str) -> list[str]:
 
 def labels_of(values: Any, what: str, count: int | None = None) -> list[str | None]:
     """Return the category name of each value, None where missing; `UserError` unless there are `count` of them."""
-    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-        raise UserError(f"{what}: expected a list of values, got {quoted(values)}")
-    labels = [name_or_none(value) for value in values]
+    labels = list[str | None]()
+    for number, value in enumerate(values_of(values, what), 1):
+        try:
+            labels.append(name_or_none(value))
+        except UserError as error:
+            raise error.saying(f"{what}: value {number}: {error.message}") from None
     if count is not None and len(labels) != count:
         raise UserError(f"{what}: expected one for each of {count:,} texts, got {len(labels):,}")
     return labels
+
+
+def values_of(values: Any, what: str) -> list[Any]:
+    """Return the values of a list, an array or a column as Python objects; `what` names the argument in a `UserError`.
+
+    A string, a mapping and a table are errors, although Python iterates over their characters, keys and columns.
+    """
+    is_table = hasattr(values, "columns") or hasattr(values, "column_names")
+    if isinstance(values, (str, bytes, Mapping)) or is_table or not (isinstance(values, Iterable) or is_column(values)):
+        raise UserError(f"{what}: expected a list of values, got {quoted(values)}")
+    listed = plain_list(values) if is_column(values) else list(values)
+    if not isinstance(listed, list):  # an array without dimensions
+        raise UserError(f"{what}: expected a list of values, got {quoted(values)}")
+    return listed

@@ -2,10 +2,10 @@
 
 import json
 import lzma
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from factorcell.config import UserError
 from factorcell.data import chunks
@@ -35,7 +35,7 @@ def open_file(path: Path) -> Table:
 
 
 def line_count(table: Table) -> int | None:
-    """About how many rows a text file has: its lines. None where that cannot be told without unpacking it."""
+    """Return the number of lines of a text file, which is about its number of rows; None for a compressed file."""
     content = table.content
     if not isinstance(content, Content) or content.path.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
         return None
@@ -48,7 +48,7 @@ def _json_row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
         if "\\u" in line:
-            json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is not valid Unicode
     except UnicodeEncodeError:
         raise UserError(f"{where}: not valid JSON (half of a surrogate pair)") from None
     except (ValueError, RecursionError) as error:
@@ -58,7 +58,7 @@ def _json_row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-class LineColumns(Sequence[str]):
+class LineColumns(Collection[str]):
     """The columns of JSON lines: the keys of all lines.
 
     The first lines are read at once and mostly have all keys; the others are read only to find a key that these lack.
@@ -89,13 +89,6 @@ class LineColumns(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self.all)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        return self.all[index]
 
 
 def _json_lines(content: Content) -> Table:

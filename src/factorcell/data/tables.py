@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from factorcell.data.values import is_missing, widened
 from factorcell.visible import visible
 
 GIVEN = "the columns given"  # the name of a table of columns, in errors
+READ: WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = WeakKeyDictionary()  # streams, which can be read only once
 NARROW: dict[str, Any] = {"float16": np.float16, "halffloat": np.float16, "float32": np.float32, "float": np.float32}
 
 
@@ -27,16 +29,16 @@ def open_table(source: Any) -> Table:
             polars data frame, or a DuckDB result.
 
     Raises:
-        UserError: The source is none of these, or cannot be read.
+        UserError: The source has another type, or cannot be read.
     """
     if isinstance(source, (str, Path)):
         return open_file(Path(source))
     if isinstance(source, Mapping):
         if source and all(hasattr(values, "with_format") for values in source.values()):
             raise UserError(f"this data set has splits; give one of them ({', '.join(source)})")
-        if source and all(isinstance(v, (list, tuple)) or hasattr(v, "tolist") for v in source.values()):
-            lists = {name: plain_list(v) if hasattr(v, "tolist") else v for name, v in source.items()}
-            if all(isinstance(values, (list, tuple)) for values in lists.values()):
+        if source and all(map(is_column, source.values())):
+            lists = {name: plain_list(values) for name, values in source.items()}
+            if all(isinstance(values, list) for values in lists.values()):
                 return _from_columns(lists)
         return _from_rows([source])
     if isinstance(source, (list, tuple)):
@@ -45,7 +47,7 @@ def open_table(source: Any) -> Table:
         return _from_arrow(source.with_format("arrow")[:])
     if hasattr(source, "iloc") and hasattr(source, "columns"):  # a pandas data frame
         return _from_pandas(source)
-    if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
+    if _is_capsule(source):
         return _from_capsule(source)
     raise UserError(f"expected a path, rows, a data frame or an Arrow table, got {type(source).__name__}")
 
@@ -88,9 +90,12 @@ def _from_arrow(table: pa.Table, name: str = "the table given") -> Table:
 def _from_capsule(source: Any) -> Table:
     """A table of anything with the Arrow PyCapsule interface: polars, DuckDB, Arrow streams, and so on."""
     try:
-        return _from_arrow(pa.table(source))
+        table = READ[source] if isinstance(source, pa.RecordBatchReader) and source in READ else pa.table(source)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UserError(f"expected a table, got {type(source).__name__} ({one_line(error)})") from None
+    if isinstance(source, pa.RecordBatchReader):
+        READ[source] = table
+    return _from_arrow(table)
 
 
 def _from_pandas(frame: Any) -> Table:
@@ -104,21 +109,42 @@ def _from_pandas(frame: Any) -> Table:
     return Table("the data frame given", tuple(map(str, frame.columns)), read, rows=len(frame))
 
 
-def plain_list(values: Any) -> list[Any]:
-    """The values of an array or a pandas column as Python objects; intervals and periods of pandas as text.
+def is_column(values: Any) -> bool:
+    """Return whether an object holds several values: a list, an array, a pandas column, or a column of Arrow."""
+    return isinstance(values, (list, tuple)) or hasattr(values, "tolist") or _is_capsule(values)
 
-    Numbers of 16 or 32 bits are `widened`.
+
+def plain_list(values: Any) -> list[Any]:
+    """Return the values of a list, an array or a column as Python objects.
+
+    Intervals and periods of pandas become text, and numbers of 16 or 32 bits are `widened`.
     """
+    if isinstance(values, (list, tuple)):
+        return list(values)
+    if _is_capsule(values) and not hasattr(values, "iloc"):
+        column = pa.chunked_array(values if hasattr(values, "__arrow_c_stream__") else [pa.array(values)])
+        chunks = plain(pa.table({"value": column}).to_batches(max_chunksize=CHUNK), GIVEN)
+        return [value for chunk in chunks for value in chunk["value"]]
     if hasattr(values, "sparse"):
         values = values.sparse.to_dense()
     kind = str(getattr(values, "dtype", "")).lower()
+    if kind == "category":
+        categorical = getattr(values, "cat", values)
+        names = plain_list(categorical.categories)
+        return [names[code] if code >= 0 else None for code in categorical.codes.tolist()]
     narrow = NARROW.get(kind.removesuffix("[pyarrow]"))
     if narrow is not None and values.ndim == 1:
         return [None if is_missing(value) else widened(narrow(value)) for value in values]
+    if isinstance(values, np.ndarray) and values.dtype.kind == "M" and values.ndim == 1:
+        return list(values)  # `tolist` makes numbers of nanoseconds
     listed: list[Any] = values.tolist()
-    if kind == "category" or kind.startswith(("interval", "period")):
-        return [str(value) if type(value).__name__ in ("Interval", "Period") else value for value in listed]
+    if kind.startswith(("interval", "period")):
+        return [value if is_missing(value) else str(value) for value in listed]
     return listed
+
+
+def _is_capsule(source: Any) -> bool:
+    return hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")
 
 
 def name_of(source: Any) -> str:

@@ -183,11 +183,11 @@ def classify(
     if calibrate is not None:
         must_tell(calibrate, variable, names, run.config.data, "a temperature is fitted by the values that texts have")
     trained = variable.counted
-    weights = _weights(priors, names) if isinstance(priors, Mapping) else None
-    if priors == "training":
+    weights: Mapping[str, float] | None = None
+    if hasattr(priors, "items"):  # also of a pandas column, such as the frequencies of values
+        weights = _weights(dict(priors.items()), names)
+    elif choose("priors", str(priors), PRIORS) == "training":
         weights = trained
-    elif weights is None:
-        choose("priors", str(priors), PRIORS)
     how: Any = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
     judged = [_judged(run, source, target, names, distractors, unknown, how)]
     judged += [] if calibrate is None else [_judged(run, calibrate, target, names, (), unknown, how)]
@@ -203,7 +203,7 @@ def classify(
 
 
 def _weights(priors: Mapping[Any, float], names: Sequence[str]) -> dict[str, float]:
-    """Return the weight of each candidate; `UserError` for a value without one and for what is no weight."""
+    """Return the weight of each candidate; `UserError` where it is missing or not a number from 0 on."""
     specified = dict(zip(labels_of(priors.keys(), "priors"), priors.values(), strict=True))
     weights: dict[str, float] = {}
     for name in names:

@@ -43,7 +43,6 @@ class BlockList:
         Args:
             phrases: Words or sequences of words. Phrases of white space, underscores and invisible characters alone are
                 omitted.
-
         """
         self.phrases = sorted({_folded(phrase) for phrase in phrases} - {""})
         by_border: dict[tuple[str, str], list[str]] = {}
@@ -60,7 +59,6 @@ class BlockList:
 
         Raises:
             UserError: The file does not exist or is not UTF-8.
-
         """
         return cls(line for line in inputs.text(path).splitlines() if not line.startswith("#"))
 

@@ -350,7 +350,7 @@ class Service:
 
 
 def _key(model: ServedModel, user: str | None, version: int | None, context: Context) -> Key:
-    """What a typed text is kept by; all of whom nothing is kept share one.
+    """Return the key of a typed text in memory; all users without a record share one.
 
     A boolean equals a number in Python (True == 1) but is another category, so the key has which of them a value is.
     """

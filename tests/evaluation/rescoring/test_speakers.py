@@ -122,7 +122,7 @@ def _row(utterance: Any, reference: str) -> dict[str, Any]:
 
 
 def test_long_choices_are_scored_whole_and_learned_as_in_training(run: Run) -> None:
-    """What follows `max_tokens` tokens decides the score of a hypothesis, and changes nothing for later ones."""
+    """Tokens after `max_tokens` change the score of their hypothesis, but not what is learned from it."""
     begins, who = " ".join(["the sea is cold"] * 50), {"who": "ann", "role": "judge"}
     assert len(begins.split()) == run.config.data.max_tokens
     found = []

@@ -20,7 +20,7 @@ def fewest(said: tuple[str, ...], read: tuple[str, ...]) -> int:
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=4))
 def test_distances_and_alignments_are_the_fewest_edits(reference: str, texts: list[str]) -> None:
-    """Of several texts at once; an alignment spells both texts and has as many edits."""
+    """Distances of several texts at once equal the edits of their alignments, which contain both texts."""
     found = distances(reference, texts)
     for text, errors in zip(texts, found.tolist(), strict=True):
         assert errors == fewest(tuple(reference.split()), tuple(text.split()))

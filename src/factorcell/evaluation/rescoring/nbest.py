@@ -34,8 +34,9 @@ from numpy.typing import NDArray
 from factorcell import inputs, limits
 from factorcell.choices import NBEST_FORMATS
 from factorcell.config import UserError, choose
+from factorcell.data.rows import rows_of
 from factorcell.data.tables import open_table
-from factorcell.data.values import category_name
+from factorcell.data.values import category_name, widened
 
 Floats = NDArray[np.float64]
 
@@ -104,18 +105,18 @@ def read_nbest(source: Any, form: str = "auto", *, beams: int | None = None) -> 
     """Read the n-best lists of utterances.
 
     Args:
-        source: A file or folder, or rows as the lines of JSON hold them.
+        source: A file or folder, or a table whose rows are like the lines of JSON.
         form: The format: jsonl, kaldi, nemo or srilm; auto: by names and content.
         beams: The number of lines of each utterance in a .tsv file of NeMo; other files have none.
 
     Raises:
         UserError: The lists cannot be read; the message names the file and the line.
-
     """
     choose("format of n-best lists", form, NBEST_FORMATS)
     limits.check(beams=beams)
     if not isinstance(source, (str, Path)):
-        return _from_rows((f"utterance {number}", row) for number, row in enumerate(source, 1))
+        rows = source if isinstance(source, (list, tuple)) else rows_of(source)
+        return _from_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
     path = Path(source)
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
@@ -184,6 +185,7 @@ def _from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
     for where, row in rows:
         if not isinstance(row, Mapping) or not isinstance(row.get("id"), (str, int)):
             raise UserError(f"{where}: no id; an utterance is an object with id and hypotheses")
+        row = _without_numpy(row)
         hypotheses = row.get("hypotheses")
         if not isinstance(hypotheses, list) or not hypotheses:
             got = "an empty list" if hypotheses == [] else f"{hypotheses!r:.40}"
@@ -206,6 +208,7 @@ def _hypothesis(one: Any, names: Sequence[str], where: str) -> tuple[str, list[f
     """Text and scores of an object, which must be those of the first hypothesis of all."""
     if not isinstance(one, Mapping) or not isinstance(one.get("text"), str):
         raise UserError(f"{where}: {one!r:.60} has no text; a hypothesis is an object with text and scores")
+    one = _without_numpy(one)
     if set(one) != {"text", *names}:
         differ = ", ".join(sorted(set(one) ^ {"text", *names}))
         raise UserError(f"{where}: with and without {differ}; all hypotheses must have the scores of the first")
@@ -214,6 +217,12 @@ def _hypothesis(one: Any, names: Sequence[str], where: str) -> tuple[str, list[f
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST <= value <= LARGEST:
             raise UserError(f"{where}: {name} is {value!r:.40}; a score is a finite number, a log probability in nats")
     return one["text"], [float(one[name]) for name in names]
+
+
+def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with the plain values of NumPy scalars."""
+    numbers = {name: widened(value) for name, value in row.items() if isinstance(value, np.floating)}
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()} | numbers
 
 
 def _nemo(path: Path, beams: int | None) -> NBest:
@@ -234,7 +243,7 @@ def _nemo(path: Path, beams: int | None) -> NBest:
 
 
 def _nemo_row(row: Any, where: str) -> dict[str, Any]:
-    """A line of a manifest with beams as a row of `_from_rows`; lists, such as timestamps, are no columns."""
+    """Return a line of a manifest with beams as a row for `_from_rows`, without lists, such as timestamps."""
     beams: Any = row.get("beams") if isinstance(row, dict) else None
     pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
     if not pairs or not isinstance(row.get("audio_filepath"), str):
@@ -377,14 +386,13 @@ def with_references(nbest: NBest, path: str | Path) -> NBest:
 def with_columns(nbest: NBest, path: str | Path) -> NBest:
     """The lists with the columns of a table whose first column is the utterance; every utterance must be there."""
     table = open_table(path)
+    key, *others = table.columns
     known: dict[str, dict[str, Any]] = {}
     for chunk in table.chunks(table.columns):
         for name, *values in zip(*chunk.values(), strict=True):
-            known[name if isinstance(name, str) else category_name(name)] = dict(
-                zip(table.columns[1:], values, strict=True)
-            )
+            known[name if isinstance(name, str) else category_name(name)] = dict(zip(others, values, strict=True))
     for utterance in nbest.utterances:
         if utterance.id not in known:
-            raise UserError(f"{path}: no row of {utterance.id}; its first column, {table.columns[0]}, names utterances")
+            raise UserError(f"{path}: no row of {utterance.id}; its first column, {key}, names utterances")
     merged = (replace(one, columns={**one.columns, **known[one.id]}) for one in nbest.utterances)
     return replace(nbest, utterances=tuple(merged))
