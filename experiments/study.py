@@ -43,6 +43,7 @@ from factorcell.training.fit import fit
 HERE = Path(__file__).parent
 TRIAL = 0.01  # of the training texts; ten times that share of the others
 SEEDS = (0, 1, 2)
+PERPLEXITIES = ("perplexity", "perplexity_known")
 GROUPS = 100  # of texts, whose sums a row keeps
 POLL = 1.0  # seconds between two looks at the trainings
 STOPPED = 130  # the exit code of who was stopped
@@ -294,7 +295,7 @@ def trained(experiment: Experiment, config: Config, tables: Tables, folder: Path
         "minutes": run.minutes(),
         "parameters": run.model.parameter_count(),
         **files.read_json(run.folder / "training.json"),
-        "dev": {key: best[key] for key in ("perplexity", "perplexity_known", "step", "steps")},
+        "dev": {key: best[key] for key in (*PERPLEXITIES, "step", "steps")},
     }
     return Measured(row) | tested(run, tables["test"]) | experiment.measure(run, tables)
 
@@ -302,8 +303,8 @@ def trained(experiment: Experiment, config: Config, tables: Tables, folder: Path
 def tested(scorer: Scorer, table: Path) -> Measured:
     """Both perplexities of the test."""
     corpus = scorer.prepare(table, unknown="group")
-    nats = scorer.nats(corpus)
-    return Measured(summarised(nats, corpus), text_figures.of_nats(nats, corpus))
+    figures = text_figures.of_nats(nats := scorer.nats(corpus), corpus)
+    return Measured(summarised(nats, corpus), {name: figures[name] for name in PERPLEXITIES})
 
 
 def grouped(sums: TextSums) -> Row:

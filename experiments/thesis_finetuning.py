@@ -101,7 +101,7 @@ def told(scorer: Scorer, tables: Tables) -> Measured:
 
 def together(found: Mapping[str, Measured]) -> Measured:
     """All that was measured, by its keys."""
-    figures = {f"{key}{KINDS[kind]}": sums for key, one in found.items() for kind, sums in one.figures.items()}
+    figures = {f"{key}{end}": one.figures[kind] for key, one in found.items() for kind, end in KINDS.items()}
     return Measured({"finetuned": {key: one.row for key, one in found.items()}}, figures)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import corpora
 import tacl
@@ -86,8 +85,8 @@ for name in ("hotels", "hotels13", "dbpedia", "languages"):
     EXPERIMENTS[f"ranks_{name}"] = varied("ranks", name, partial(with_sizes, measure=partial(tacl.told, name=name)))
 for name in ("scotus", "reddit_titles"):
     of = thesis_sixteen.EXPERIMENTS[name]
-    own: dict[str, Any] = {"name": f"ranks_{name}", "rows": ROWS[f"ranks_{name}"], "baselines": {}}
-    EXPERIMENTS[f"ranks_{name}"] = replace(of, **own, measure=partial(with_sizes, measure=of.measure))
+    key, sized = f"ranks_{name}", partial(with_sizes, measure=of.measure)
+    EXPERIMENTS[key] = replace(of, name=key, rows=ROWS[key], baselines={}, measure=sized)
 EXPERIMENTS["family"] = Experiment(
     "family",
     "agnews_words.toml",
