@@ -36,7 +36,7 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world:
     trainer = Trainer(run, corpus, dev, world)
     if resume:
         trainer.load()
-    yield from rows_of(trainer)
+    yield from log_rows(trainer)
 
 
 def watched(
@@ -55,7 +55,7 @@ def watched(
     bar = progress_bar(
         desc=name, unit="steps", show=progress, leave=None, total=trainer.steps, initial=trainer.progress.step
     )
-    with bar, closing(rows_of(trainer, bar.update, aloud=progress)) as rows:
+    with bar, closing(log_rows(trainer, bar.update, aloud=progress)) as rows:
         for row in rows:
             if row["split"] == "dev":
                 bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
@@ -66,7 +66,7 @@ def watched(
             yield row
 
 
-def rows_of(trainer: Trainer, each: Callable[[], object] = lambda: None, *, aloud: bool = False) -> Generator[Row]:
+def log_rows(trainer: Trainer, each: Callable[[], object] = lambda: None, *, aloud: bool = False) -> Generator[Row]:
     """As `train`, of a trainer; `each` is called after every step. A stop is announced `aloud`, or not."""
     trainer.stop, loop = Stop(aloud), _Loop(trainer)
     with trainer.stop:
