@@ -19,7 +19,7 @@ import pytest
 
 from factorcell.client import InvalidArgumentError, InvalidRequestError, ServiceError, calls
 from factorcell.client.encoding import encode
-from factorcell.data.values import to_hour, to_weekday, to_yearday
+from factorcell.data.values import category_name, to_hour, to_weekday, to_yearday
 from tests.client.both import ask
 from tests.client.conftest import Make
 from tests.client.test_calls import ARGUMENTS
@@ -59,12 +59,15 @@ PLAIN: list[tuple[Any, Any]] = [
 ]
 TIMES: list[tuple[Any, str]] = [
     (dt.date(2026, 11, 26), "2026-11-26"),
-    (dt.datetime(2026, 11, 26, 7, 5), "2026-11-26 07:05:00"),
+    (dt.datetime(2026, 11, 26, 7, 5), "2026-11-26T07:05:00"),
     (dt.time(7, 5), "07:05:00"),
-    (pd.Timestamp("2026-11-26 07:05"), "2026-11-26 07:05:00"),
-    (np.datetime64("2026-11-26T07:05"), "2026-11-26T07:05"),
-    (np.array("2026-11-26", dtype="datetime64[ns]"), "2026-11-26T00:00:00.000000000"),
-    (Decimal("5.50"), "5.50"),
+    (pd.Timestamp("2026-11-26 07:05"), "2026-11-26T07:05:00"),
+    (np.datetime64("2026-11-26T07:05"), "2026-11-26T07:05:00"),
+    (np.array("2026-11-26", dtype="datetime64[ns]"), "2026-11-26T00:00:00"),
+    (Decimal("5.50"), "5.5"),
+    (Decimal("5.00"), "5"),
+    (np.datetime64("2026-11-26"), "2026-11-26"),
+    (Decimal("1E+3"), "1000"),
 ]
 WRONG: dict[str, tuple[Any, str]] = {
     "bytes": (b"abba", "bytes"),
@@ -238,5 +241,6 @@ def test_times_are_read_as_in_python() -> None:
     for value, _ in TIMES:
         text = msgspec.json.decode(encode("complete", {"context": {"when": value}}))["context"]["when"]
         python = value[()] if isinstance(value, np.ndarray) else value
+        assert text == category_name(python)
         for read in (to_hour, to_weekday, to_yearday):
             assert read(text) == read(python)

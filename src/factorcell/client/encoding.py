@@ -78,9 +78,16 @@ def _context_value(call: str, value: Any, where: str) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray) and value.ndim == 0:
         value = value[()]
-    is_time = isinstance(value, (date, time)) or (numpy is not None and isinstance(value, numpy.datetime64))
-    if (is_time and value == value) or (isinstance(value, Decimal) and value.is_finite()):  # NaT differs from itself
-        return str(value)
+    # Times and decimals are sent as `factorcell.data.values.category_name` names them.
+    if numpy is not None and isinstance(value, numpy.datetime64) and value == value:  # NaT differs from itself
+        fine = numpy.datetime_data(value.dtype)[0] in ("ns", "ps", "fs", "as")
+        moment = (value.astype("datetime64[us]") if fine else value).item()  # a number for a year that Python lacks
+        return moment.isoformat() if isinstance(moment, date) else str(value)
+    if isinstance(value, (date, time)) and value == value:
+        return value.isoformat()
+    if isinstance(value, Decimal) and value.is_finite():
+        digits = f"{value:f}"
+        return digits.rstrip("0").rstrip(".") if "." in digits else digits
     return _scalar(call, value, where, VALUE)
 
 
