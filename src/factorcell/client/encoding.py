@@ -49,7 +49,7 @@ def plain_text(call: str, value: Any, where: str) -> str:
 
 
 def _plain(call: str, value: Any, where: str) -> Any:
-    """Return the same with plain values, of which msgspec encodes all. `where`: the path of fields to it."""
+    """Return `value` made of plain values, which msgspec can encode; `where` is the path of fields to it."""
     if isinstance(value, msgspec.Struct):
         fields = {name: _field(call, getattr(value, name), where, name) for name in value.__struct_fields__}
         return type(value)(**fields)
@@ -62,7 +62,7 @@ def _plain(call: str, value: Any, where: str) -> Any:
 
 
 def _field(call: str, value: Any, where: str, name: str) -> Any:
-    """Return the plain value of the field `name` of what is at `where`."""
+    """Return the plain value of the field `name` of the message at `where`."""
     path = f"{where}.{name}" if where else name
     if name == "context" and value is not None:
         if not isinstance(value, Mapping):
@@ -120,7 +120,7 @@ def _without_numpy(value: Any) -> Any:
 
 
 def _unexpected(call: str, where: str, expected: str, value: Any) -> InvalidArgumentError:
-    """Return the error for a value of another type, of which nothing is shown but numbers."""
+    """Return the error for a value of another type; only numbers are shown in it."""
     kind = type(value)
     got = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, float):

@@ -24,7 +24,7 @@ from factorcell.model.kernels.signature import dimensions
 from factorcell.model.kernels.signatures import SOFTMAX
 
 CHUNK = 16_000_000  # logits that exist at one time, 64 MB
-GPU_CHUNK = 1 << 28  # the same on a GPU, 4 GB with what they are differentiated by
+GPU_CHUNK = 1 << 28  # logits at once on a GPU: 4 GB with their gradients
 PART = 48  # tokens of a job at least: a panel of the widest vectors
 
 
@@ -40,9 +40,10 @@ def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor
 
 
 def cross_entropies(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """As `nats`, by PyTorch's cross-entropy: the fastest on a GPU.
+    """Compute `nats` by PyTorch's cross-entropy, which is the fastest way on a GPU.
 
-    Several chunks of `GPU_CHUNK` logits are made again on the way back, so that memory holds one at a time.
+    Where there are more than `GPU_CHUNK` logits, they are computed in chunks, again in the backward pass, so that
+    memory holds one chunk at a time.
     """
     rows = max(1, GPU_CHUNK // len(table))
     if len(values) <= rows:
