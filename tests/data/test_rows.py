@@ -257,6 +257,7 @@ def test_distractors_may_be_numbers(run: Run) -> None:
         ({"priors": {"Oslo": 1, "Nice": float("nan")}}, "got nan for 'Nice'"),
         ({"priors": {"Oslo": 1, "Nice": "many"}}, "got 'many' for 'Nice'"),
         ({"priors": {"Oslo": 0, "Nice": 0}}, "a weight above 0"),
+        ({"priors": {5: 1, "5": 2, "Oslo": 1, "Nice": 1}}, "priors: expected each value once, got 4 keys for 3 values"),
         ({"values": ["Oslo", None]}, "values: expected values of a category, got a missing one"),
         ({"distractors": [float("nan")]}, "distractors: expected values of a category, got a missing one"),
         ({"values": "Oslo"}, "values: expected a list of values, got 'Oslo'"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from factorcell.config import UserError
 from factorcell.data.chunks import UnknownKindError
@@ -11,6 +11,7 @@ from factorcell.data.tables import is_column, open_table, plain_list
 from factorcell.data.values import name_or_none, quoted
 
 Row = Mapping[str, Any]
+V = TypeVar("V")
 
 
 def has_rows(source: Any) -> bool:
@@ -56,6 +57,14 @@ def names_of(values: Any, what: str) -> list[str]:
     if None in names:
         raise UserError(f"{what}: expected values of a category, got a missing one")
     return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def by_name(entries: Mapping[Any, V], what: str) -> dict[str, V]:
+    """Return a mapping by the category names of its keys; `UserError` if a key is missing or two have one name."""
+    names = names_of(entries.keys(), what)
+    if len(names) < len(entries):
+        raise UserError(f"{what}: expected each value once, got {len(entries):,} keys for {len(names):,} values")
+    return dict(zip(names, entries.values(), strict=True))
 
 
 def labels_of(values: Any, what: str, count: int | None = None) -> list[str | None]:

@@ -22,7 +22,7 @@ from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.chunks import listed
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.data.rows import labels_of, names_of
+from factorcell.data.rows import by_name, labels_of, names_of
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, name_or_none, to_number
@@ -204,7 +204,7 @@ def classify(
 
 def _weights(priors: Mapping[Any, float], names: Sequence[str]) -> dict[str, float]:
     """Return the weight of each candidate; `UserError` where it is missing or not a number from 0 on."""
-    specified = dict(zip(labels_of(priors.keys(), "priors"), priors.values(), strict=True))
+    specified = by_name(priors, "priors")
     weights: dict[str, float] = {}
     for name in names:
         weight = to_number(specified.get(name))
@@ -291,7 +291,7 @@ def classify_points(
     limits.check(within=within)
     if not points:
         raise UserError("no points to choose from")
-    points = {names_of([name], "points")[0]: point for name, point in points.items()}
+    points = by_name(points, "points")
     variables = tuple(next(iter(points.values())))
     for name in variables:
         choose("numeric context variable", name, [variable.name for variable in run.schema.numbers])
