@@ -101,7 +101,7 @@ __getattr__, __dir__ = lazy(
         "generation.generate": ("GenerationOptions", "fill", "generate", "stream"),
         "generation.infilling": ("InfillingOptions",),
         "model.adapters": ("register_adapter",),
-        "model.cells": ("register_cell",),
+        "model.backbone": ("register_cell",),
         "model.language_model": ("LanguageModel",),
         "model.run": ("Run",),
         "model.scoring": ("Tally",),

@@ -1,38 +1,54 @@
-"""Every option once: what it is called, what it means, what it may be.
+"""All options of a run, each declared once with its help text, choices and limits.
 
-A `Config` is three frozen dataclasses: what is read (`DataConfig`), what is trained (`ModelConfig`) and how
-(`TrainingConfig`). The command line, the TOML files and the JSON in a run folder all follow from the fields below.
+A `Config` has six sections. `data`, `model` and `training` are fixed dataclasses. `tokenizer`, `backbone` and `head`
+are tagged choices: the option `kind` decides which dataclass holds the other options of that section. Flags of the
+command line, TOML files and the JSON in a run folder all follow from the fields of these dataclasses.
+
+Every option but `kind` has a name of its own in all sections, so that a flat list of options is unambiguous
+(`Config.of`). A package can add kinds: `register_tokenizer`, `register_backbone`, `register_head`, or entry points.
 """
 
 import dataclasses
 import json
-import types
-import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from factorcell import assignments, inputs
-from factorcell.extensions import Extensions
-from factorcell.limits import LARGEST, MANY, SEEDS, Limits
+from factorcell.kinds import (
+    KINDS,
+    RecurrentOptions,
+    SoftmaxOptions,
+    TokenizerOptions,
+    WordOptions,
+    options_class,
+)
+from factorcell.limits import SEEDS
 from factorcell.limits import UserError as UserError
 from factorcell.limits import check_format as check_format
 from factorcell.limits import choose as choose
+from factorcell.option_fields import (
+    ADAPTERS,
+    LAYERS,
+    PREFIX,
+    SIZES,
+    check_fields,
+    drop_rate,
+    option,
+    real,
+    whole,
+)
+from factorcell.option_fields import EXTENSIBLE as EXTENSIBLE
+from factorcell.option_fields import KindOptions as KindOptions
 
 FORMAT = 1  # of run folders: the number in their config.json
-UNITS = ("word", "space", "char", "grapheme")
-PREFIX = "prefix"  # reads the context as control codes; the other adapters change weights
-ADAPTERS = ("concat", "scale", "factor", PREFIX)
-CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
-EXTENSIBLE = {"adapt": Extensions("adapter", ADAPTERS), "cell": Extensions("cell", CELLS)}  # by the option of each
 INSIDE = ("low_rank", "low_rank_each")  # softmax biases of few columns, which join the product
 OUTPUT_BIASES = (*INSIDE, "one_hot", "sparse", "hash")
 LOSSES = ("full", "sampled", "sampled_text")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
-LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
-SIZES, LAYERS, THREADS = 1_000_000, 100, 1024  # the largest there may be; memory sets a bound before
+THREADS = 1024  # the most there may be
 
 # Named models by what they adapt: (recurrent layer, softmax bias). The first four are those of the TACL paper (section
 # 2); the others rescale rows (thesis, section 3.2) and read the context as control codes.
@@ -51,74 +67,9 @@ class Notice(UserWarning):
     """What a user should know although the work goes on: one line that says what happened, and where."""
 
 
-def option(
-    default: Any,
-    text: str,
-    *,
-    choices: tuple[str, ...] = (),
-    limits: Limits | None = None,
-    metavar: str = "",
-    rare: bool = False,
-) -> Any:
-    """A dataclass field with its help text, and its valid choices or, of a number, its limits.
-
-    `metavar` stands for a value in the help of the command line, where a `rare` one comes last.
-    """
-    about = {"help": text, "choices": choices, "limits": limits, "metavar": metavar, "rare": rare}
-    return dataclasses.field(default=default, metadata=about)
-
-
-def whole(default: int, text: str, low: int, high: int = MANY, *, rare: bool = False) -> Any:
-    """The field of a whole number from `low` to `high`."""
-    return option(default, text, limits=Limits(low, high), rare=rare)
-
-
-def real(default: float, text: str, low: float = 0.0, high: float = LARGEST, *, rare: bool = False) -> Any:
-    """The field of a number from `low` to `high`."""
-    return option(default, text, limits=Limits(low, high, whole=False), rare=rare)
-
-
-def drop_rate(text: str, *, rare: bool = False) -> Any:
-    """The field of a share that is dropped: not all, and by default nothing."""
-    return option(0.0, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
-
-
-def _check(section: Any) -> None:
-    """Check every field of `section` against its type, its choices and its limits."""
-    hints = typing.get_type_hints(type(section))
-    for field in dataclasses.fields(section):
-        value, limits = getattr(section, field.name), field.metadata["limits"]
-        value = _typed(field.name, value, hints[field.name])
-        for item in value if isinstance(value, tuple) else (value,):
-            if field.name in EXTENSIBLE:
-                EXTENSIBLE[field.name].choose(field.name, item)
-            elif field.metadata["choices"]:
-                choose(field.name, item, field.metadata["choices"])
-        if limits is not None:
-            limits.check(field.name, value)
-        object.__setattr__(section, field.name, value)
-
-
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the type `hint`; lists become tuples and whole numbers floats where a field says so."""
-    if typing.get_origin(hint) is types.UnionType:
-        if value is None:
-            return None
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    if typing.get_origin(hint) is tuple:
-        if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        raise UserError(f"{name} is {value!r}; it must be a list of names")
-    if hint is float and type(value) is int and abs(value) <= LARGEST:
-        return float(value)
-    if type(value) is not hint:
-        raise UserError(f"{name} is {value!r:.60}; it must be of type {hint.__name__}")
-    return value
-
-
 @dataclass(frozen=True)
 class DataConfig:
-    """What is read from a table, and how text becomes tokens."""
+    """What is read from a table."""
 
     text: str = option("text", "column with the text", metavar="COLUMN")
     context: tuple[str, ...] = option(
@@ -131,11 +82,6 @@ class DataConfig:
         "", "column that says who writes: a context that new users learn online, text by text", metavar="COLUMN"
     )
     time: str = option("", "column with the time of writing, whose hour and weekday are context", metavar="COLUMN")
-    unit: str = option("word", "unit of text: word, space (split at spaces only), char or grapheme", choices=UNITS)
-    lowercase: bool | None = option(None, "lower-case the text (default: words yes, characters no)")
-    strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or % (word units)", rare=True)
-    min_count: int = whole(2, "a token seen less often in training is out of vocabulary", 1)
-    max_vocabulary: int = whole(50_000, "at most this many tokens, the most frequent", 1)
     max_tokens: int = whole(200, "cut texts after this many tokens", 1, SIZES)
     min_context_count: int = whole(50, "rarer values of a category are grouped as one unknown value", 1)
     min_user_count: int = whole(15, "users with fewer texts are grouped as one, whom new users start as", 1)
@@ -152,11 +98,9 @@ class DataConfig:
     max_context_words: int = whole(10_000, "at most this many words of a text context, the most frequent", 1, rare=True)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_fields(self)
         if self.anonymous and not self.user:
             raise UserError("anonymous leaves out the names of users; it needs the column that says who writes (user)")
-        if self.lowercase is None:
-            object.__setattr__(self, "lowercase", self.unit in ("word", "space"))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -167,20 +111,15 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the language model, and what a context changes in it."""
+    """Size of the context vector and of the token embeddings, and what a context changes in the model."""
 
     adapt: tuple[str, ...] = option(
-        ("concat", "factor"), "what context changes in the recurrent layer (repeatable)", choices=ADAPTERS
+        ("concat", "factor"), "what context changes in the backbone (repeatable)", choices=ADAPTERS
     )
     output_bias: tuple[str, ...] = option(
         ("low_rank",), "what context changes in the softmax bias (repeatable)", choices=OUTPUT_BIASES
     )
-    cell: str = option(
-        "coupled", "kind of recurrent layer; coupled: the LSTM of the papers; packages may add names", choices=CELLS
-    )
-    layers: int = whole(1, "recurrent layers, each with adapters of its own", 1, LAYERS)
     embedding_size: int = whole(150, "e, size of a token embedding", 1, SIZES)
-    hidden_size: int = whole(200, "d, size of the recurrent layer", 1, SIZES)
     variable_size: int = whole(16, "size of the embedding of one context variable", 1, SIZES, rare=True)
     number_size: int = whole(64, "width of the network over the numeric context variables", 1, SIZES, rare=True)
     number_layers: int = whole(2, "tanh layers of that network; 0: it has none", 0, LAYERS, rare=True)
@@ -189,26 +128,12 @@ class ModelConfig:
         "tanh", "what follows the layer that joins variables; none: no such layer", choices=CONTEXT_LAYERS, rare=True
     )
     rank: int = whole(12, "r, rank of the FactorCell's change of W; 0: no change", 0, SIZES)
-    hash_size: int = whole(1 << 22, "buckets of the hashed softmax bias (the next prime)", 1, LARGEST_HASH, rare=True)
-    bloom_size: int = whole(
-        1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", 0, LARGEST_HASH, rare=True
-    )
-    layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)", rare=True)
-    variational: bool = option(
-        False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)", rare=True
-    )
-    dropout_recurrent: float = drop_rate(
-        "drop rate of the candidate (Semeniuta et al. 2016); if variational, of h where it is fed back"
-    )
-    dropout_input: float = drop_rate("drop rate of the token embeddings")
-    dropout_output: float = drop_rate("drop rate of the hidden states given to the softmax or the next layer")
     dropout_context: float = drop_rate(
         "rate at which a category is read as the unknown value, so that this one is learned as well", rare=True
     )
-    dropout_token: float = drop_rate("rate at which whole input tokens are replaced by zero", rare=True)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -255,9 +180,36 @@ class TrainingConfig:
     device: str = option("auto", "where to compute; auto: a GPU if there is one", choices=DEVICES)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_fields(self)
         for item in self.sparse_l1:
             assignments.parsed("sparse_l1", item)
+
+
+def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the dataclass of each section of a `Config`; `kinds` of tagged sections, by default the first."""
+    chosen = {section: next(iter(known)) for section, known in KINDS.items()} | dict(kinds or {})
+    tokenizer, backbone, head = (options_class(section, chosen[section]) for section in KINDS)
+    return {
+        "data": DataConfig,
+        "tokenizer": tokenizer,
+        "model": ModelConfig,
+        "backbone": backbone,
+        "head": head,
+        "training": TrainingConfig,
+    }
+
+
+def section_of(name: str, kinds: Mapping[str, str] | None = None) -> str:
+    """Return the section that has the option `name`.
+
+    Raises:
+        UserError: No section has it, with these `kinds`.
+    """
+    names = {
+        field.name: section for section, made in section_types(kinds).items() for field in dataclasses.fields(made)
+    }
+    names.pop("kind")
+    return names[choose("option", name, names)]
 
 
 @dataclass(frozen=True)
@@ -265,7 +217,10 @@ class Config:
     """All options of one run."""
 
     data: DataConfig = DataConfig()
+    tokenizer: TokenizerOptions = field(default_factory=WordOptions)
     model: ModelConfig = ModelConfig()
+    backbone: KindOptions = field(default_factory=RecurrentOptions)
+    head: KindOptions = field(default_factory=SoftmaxOptions)
     training: TrainingConfig = TrainingConfig()
 
     def __post_init__(self) -> None:
@@ -279,18 +234,54 @@ class Config:
 
         `UserError` names a file that is not valid and a key that does not exist.
         """
-        return cls.from_dict(said_in(path))
+        return cls.from_dict(read_options(path))
+
+    @classmethod
+    def of(cls, **options: Any) -> "Config":
+        """Return a config from options without their sections: `Config.of(tokenizer="char", rank=8)`.
+
+        Raises:
+            UserError: No section has an option of that name, or its value is not valid.
+        """
+        return cls().with_options(**options)
+
+    def with_options(self, **options: Any) -> "Config":
+        """Return this config with other values of `options`, named without their sections.
+
+        `tokenizer`, `backbone` and `head` name a kind; another kind than before starts from its own defaults.
+        """
+        kinds = {section: str(options.pop(section, self.kinds[section])) for section in KINDS}
+        types = section_types(kinds)
+        values: dict[str, dict[str, Any]] = {section: {} for section in types}
+        for name, value in options.items():
+            values[section_of(name, kinds)][name] = value
+        changed = {
+            section: dataclasses.replace(getattr(self, section), **values[section])
+            if type(getattr(self, section)) is made
+            else made(**values[section])
+            for section, made in types.items()
+        }
+        return Config(**changed)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of the tokenizer, the backbone and the head, by section."""
+        return {section: getattr(self, section).kind for section in KINDS}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "Config":
         """The config of nested plain values; what is missing keeps its default."""
-        sections: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(cls)}
+        names = list(section_types())
         if not isinstance(values, Mapping):
-            raise UserError(f"{where}: must hold the sections {', '.join(sections)}, not a {type(values).__name__}")
+            raise UserError(f"{where}: must hold the sections {', '.join(names)}, not a {type(values).__name__}")
         try:
-            for name in values:
-                choose("section", name, sections)
-            return cls(**{name: _section(sections[name], name, content) for name, content in values.items()})
+            for name, content in values.items():
+                choose("section", name, names)
+                if not isinstance(content, Mapping):
+                    raise UserError(f"{name} must be a table of options, not {content!r:.60}")
+            kinds = {name: values[name]["kind"] for name in KINDS if "kind" in values.get(name, {})}
+            types = section_types(kinds)
+            return cls(**{name: _section(types[name], name, content) for name, content in values.items()})
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
 
@@ -306,8 +297,8 @@ class Config:
             lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
         return "\n".join(lines) + "\n"
 
-    def told(self, names: Iterable[str]) -> str:
-        """Options of these names with their values as TOML has them, in one line."""
+    def listed(self, names: Iterable[str]) -> str:
+        """Return the options of these names with their values in the notation of TOML, in one line."""
         values = {name: value for section in self.to_dict().values() for name, value in section.items()}
         return ", ".join(f"{name} {_toml(values[name])}" for name in names)
 
@@ -324,14 +315,18 @@ class Config:
         return dataclasses.replace(self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias))
 
 
-def said_in(path: str | Path) -> dict[str, Any]:
-    """What a TOML or JSON file says, by section and option; `UserError` if it is not valid."""
+def read_options(path: str | Path) -> dict[str, Any]:
+    """Return the options in a TOML or JSON file, by section and name.
+
+    Raises:
+        UserError: The file is not valid or holds an option that does not exist.
+    """
     path = Path(path)
-    said = inputs.parsed(path)
-    if path.suffix == ".json" and isinstance(said, dict):
-        check_format(said.pop("format", FORMAT), FORMAT, path)
-    Config.from_dict(said, where=str(path))
-    return dict(said)
+    values = inputs.parsed(path)
+    if path.suffix == ".json" and isinstance(values, dict):
+        check_format(values.pop("format", FORMAT), FORMAT, path)
+    Config.from_dict(values, where=str(path))
+    return dict(values)
 
 
 def _toml(value: Any) -> str:
@@ -344,8 +339,6 @@ def _toml(value: Any) -> str:
 
 
 def _section(kind: Any, name: str, content: Any) -> Any:
-    if not isinstance(content, Mapping):
-        raise UserError(f"{name} must be a table of options, not {content!r:.60}")
     fields = [field.name for field in dataclasses.fields(kind)]
     for key in content:
         choose(f"key in [{name}]", key, fields)

@@ -11,7 +11,7 @@ from factorcell.reports import wording
 
 def run_advise(given: argparse.Namespace) -> None:
     """`factorcell advise`."""
-    found = advice.advise(given.table, options.config(given).data, rows=given.rows, seed=given.seed, progress=True)
+    found = advice.advise(given.table, options.config(given), rows=given.rows, seed=given.seed, progress=True)
     runs = advice.measured(found, given.measured) if given.measured else []
     if given.page is not None:
         from factorcell.reports import advice as report

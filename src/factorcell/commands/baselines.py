@@ -10,8 +10,8 @@ from factorcell.evaluation.ngram import NGram
 
 def run_baseline_ngram(given: argparse.Namespace) -> None:
     """`factorcell baseline ngram`."""
-    data, vocabulary = results.reading(given.like, given.config, given.text)
-    model = NGram.fit(given.train, data, given.out, order=given.order, vocabulary=vocabulary, progress=True)
+    config, tokenizer = results.reading(given.like, given.config, given.text)
+    model = NGram.fit(given.train, config, given.out, order=given.order, tokenizer=tokenizer, progress=True)
     terminal.say(f"{given.out}: {' + '.join(f'{len(table.keys):,}' for table in model.grams)} n-grams")
 
 
@@ -34,5 +34,5 @@ def run_baseline_fasttext(given: argparse.Namespace) -> None:
 
 
 def _read(given: argparse.Namespace) -> tuple[Corpus, Corpus]:
-    data, vocabulary = results.reading(given.like, given.config, given.text)
-    return baselines.read(given.train, given.test, given.target, data, vocabulary=vocabulary, progress=True)
+    config, tokenizer = results.reading(given.like, given.config, given.text)
+    return baselines.read(given.train, given.test, given.target, config, tokenizer=tokenizer, progress=True)

@@ -64,7 +64,7 @@ def run_tune_online(given: argparse.Namespace) -> None:
     name = online.user_variable(run).source
     streams = progressive.read(
         given.dev,
-        run.config.data,
+        run.config,
         user=name,
         moment=column_of(given.dev, "--time", given.time, run.config.data.time),
         others=run.schema.columns(without=name),

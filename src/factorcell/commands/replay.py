@@ -23,17 +23,17 @@ def run_replay(given: argparse.Namespace) -> None:
     own = systems.who_and_when(given.run, names)
     user = column_of(given.heldout, "--user", given.user, own[0])
     moment = column_of(given.heldout, "--time", given.time, own[1])
-    data, columns = systems.reading(given.run, names, user)
+    config, columns = systems.reading(given.run, names, user)
     streams = read(
         given.heldout,
-        data,
+        config,
         user=user,
         moment=moment,
         others=columns,
         most_rows=given.rows_per_user,
         draw=PrefixDraw(given.every, given.seed),
     )
-    known = None if given.train is None else known_prefixes(streams, given.train, data)
+    known = None if given.train is None else known_prefixes(streams, given.train, config)
     made = systems.systems(
         given.run,
         names,
@@ -45,7 +45,7 @@ def run_replay(given: argparse.Namespace) -> None:
     )
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "rows.jsonl"
-    for _ in replay(made, streams, path, text=data.text, known=known, progress=True):
+    for _ in replay(made, streams, path, text=config.data.text, known=known, progress=True):
         pass
     rows = [row for row in files.read_rows(path) if row["system"] in made]
     summary = replay_summary.summarise(rows, base, window=given.window, seed=given.seed)

@@ -25,10 +25,10 @@ def run_specificity(given: argparse.Namespace) -> None:
     first.schema.variable(given.target)
     judged = Judge.train_on(
         given.train,
-        first.config.data,
+        first.config,
         JudgeOptions(given.target, given.judge, tuple(given.order), given.seed),
         held=given.dev,
-        vocabulary=first.vocabulary,
+        tokenizer=first.tokenizer,
         progress=True,
     )
     measured = []

@@ -75,6 +75,6 @@ class Assistant:
         if self.learner is None or user is None:
             return user
         (after,), _ = self.learner.learn([user], [text], None if context is None else [context])
-        data = self.learner.run.config.data
-        report_truncated(truncated([text], data), "the text learned", data.max_tokens)
+        limit = self.learner.run.config.data.max_tokens
+        report_truncated(truncated([text], self.learner.run.tokenizer, limit), "the text learned", limit)
         return after

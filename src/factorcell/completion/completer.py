@@ -38,7 +38,6 @@ from factorcell.completion.typos import Correction, Slips, best, join, meant
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical
 from factorcell.data.context import Context
-from factorcell.data.counts import UNITS
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.model.run import Run
 
@@ -92,10 +91,9 @@ class Completer:
         """
         limits.check(seconds=seconds)
         data = run.config.data
-        if data.unit not in UNITS:
-            raise UserError(
-                f"{run.folder}: its unit is {data.unit}; completion needs {' or '.join(UNITS)} (train with --unit char)"
-            )
+        if not run.tokenizer.is_character_level:
+            expected = f"expected a tokenizer of characters, got {run.config.tokenizer.kind}"
+            raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")
         self.run, self.unknown, self.seconds = run, unknown, seconds
         self.slips, self.allowed = Slips.of(slips), allowed
         self.tokenizer: Tokenizer = run.tokenizer
@@ -237,7 +235,7 @@ class Completer:
 
     def _forgive(self, written: TypedText, k: int, seconds: float | None, stop: Stop | None) -> Suggestions:
         """The best with slips: half of the time is for what is written, the rest for what may have been meant."""
-        vocabulary, end = self.run.vocabulary, None if seconds is None else time.monotonic() + seconds
+        tokenizer, end = self.run.tokenizer, None if seconds is None else time.monotonic() + seconds
         if not self.slips.within(len(written.tokens)) or written.plain is None:
             return self._finish([self._wanted(written, k, stop=stop)], [written], seconds)[0]
         most = sizes(k)[-1]
@@ -261,7 +259,7 @@ class Completer:
         parts = self._finish([self._wanted(written, most, stop=stop)], [written], half)
         meanings = meant(
             self.run.model,
-            vocabulary,
+            tokenizer,
             written.tokens,
             written.plain,
             self.slips,

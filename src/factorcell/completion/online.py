@@ -339,7 +339,8 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
     A `Notice` says if the text is cut after `max_tokens` tokens, as in training, so that only its beginning is learned.
     """
     (after,), _ = Learner(run).learn([user], [text], None if context is None else [context])
-    report_truncated(truncated([text], run.config.data), "the text learned", run.config.data.max_tokens)
+    limit = run.config.data.max_tokens
+    report_truncated(truncated([text], run.tokenizer, limit), "the text learned", limit)
     return after
 
 

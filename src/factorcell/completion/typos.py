@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from factorcell import limits
 from factorcell.completion.search import PrefixState, Suggestion
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.tokenizer import Tokenizer
 from factorcell.model.language_model import LanguageModel
 
 Whole = NDArray[np.int64]
@@ -177,7 +177,7 @@ class Corrections:
 
 def meant(
     model: LanguageModel,
-    vocabulary: Vocabulary,
+    tokenizer: Tokenizer,
     tokens: Sequence[str],
     typed: PrefixState,
     slips: Slips,
@@ -195,7 +195,8 @@ def meant(
     most = slips.within(len(tokens))
     if not most:
         return Corrections((), -math.inf, as_typed, 0)
-    names = [*vocabulary.tokens, *dict.fromkeys(token for token in tokens if token not in vocabulary.ids)]
+    known = set(tokenizer.tokens)
+    names = [*tokenizer.tokens, *dict.fromkeys(token for token in tokens if token not in known)]
     numbers = {name: number for number, name in enumerate(names) if number not in model.specials}
     beam = _Beam(model, typed, Pattern([numbers[token] for token in tokens], most), slips)
     width = slips.rows // (len(tokens) + most)

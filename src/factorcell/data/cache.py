@@ -15,27 +15,27 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import DataConfig, Notice, UserError
+from factorcell.config import Config, DataConfig, Notice, UserError
 from factorcell.data import entry
 from factorcell.data.chunks import Table
 from factorcell.data.columns import Reader, column_readers, nearly_numbers, new_schema
 from factorcell.data.content import Content, FolderContent
 from factorcell.data.corpus import Corpus
-from factorcell.data.counts import UNITS, TextDigests
+from factorcell.data.counts import TextDigests
 from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import ContextSchema
 from factorcell.data.table_files import line_count
 from factorcell.data.tables import open_table
+from factorcell.data.tokenizer import Tokenizer, new_tokenizer
 from factorcell.data.tokens import Ids, count, map_ids, tokenise
 from factorcell.data.values import CategoryColumn
-from factorcell.data.vocabulary import END, Vocabulary
 from factorcell.progress import progress_bar
 
 CACHE_VERSION = 1  # of the arrays below; part of the key, so that entries of another version are not read
@@ -44,9 +44,9 @@ STALE = 24 * 60 * 60  # seconds after which nobody writes to an entry that is no
 
 def prepare(
     source: Any,
-    config: DataConfig,
+    config: Config,
     *,
-    vocabulary: Vocabulary | None = None,
+    tokenizer: Tokenizer | None = None,
     schema: ContextSchema | None = None,
     unknown: str = "error",
     optional: tuple[str, ...] = (),
@@ -57,47 +57,51 @@ def prepare(
 ) -> Corpus:
     """Read `source` (a path, rows, or a table) as `config` says.
 
-    Without `vocabulary` and `schema` they are made from this source (training); with them this source is read as that
-    one was. `unknown` says what to do with a value the schema does not hold: an error, "group" (as a rare value) or
-    "expected" (as a missing one); the `optional` variables are always read as "expected". Files are cached by content,
-    or stay in memory, with a `Notice`, where the cache cannot be written. A `Notice` counts the empty texts of a file.
-    Texts are cut after `config.max_tokens` tokens, unless `truncate` is false; a `Notice` says how many, if `report`
-    is true. `UserError` says what is wrong with the data, and where.
+    Without `tokenizer` and `schema` they are made from this source (training): the tokenizer that `config` names gets a
+    vocabulary. With them this source is read as that one was. `unknown` says what to do with a value the schema does
+    not hold: an error, "group" (as a rare value) or "expected" (as a missing one); the `optional` variables are always
+    read as "expected". Files are cached by content, or stay in memory, with a `Notice`, where the cache cannot be
+    written. A `Notice` counts the empty texts of a file. Texts are cut after `max_tokens` tokens, unless `truncate` is
+    false; a `Notice` says how many, if `report` is true. `UserError` says what is wrong with the data, and where.
     """
-    table = open_table(source)
+    table, data = open_table(source), config.data
+    if tokenizer is not None:
+        config = replace(config, tokenizer=tokenizer.options)
 
-    if schema is None and config.text not in table.columns:
-        raise table.lacks_text(config.text)
+    if schema is None and data.text not in table.columns:
+        raise table.lacks_text(data.text)
 
     def read(folder: Path | None) -> Corpus:
-        readers = column_readers(table, config, schema, unknown, optional)
-        texts = _texts(table, config, readers, progress)
-        return _build(texts, config, vocabulary, schema, readers, folder, truncate)
+        readers = column_readers(table, data, schema, unknown, optional)
+        texts = _texts(table, data, readers, progress)
+        return _build(texts, config, tokenizer, schema, readers, folder, truncate)
 
     if table.content is None:
         corpus = read(None)
     else:
-        key = _key(table.content, config, vocabulary, schema, (unknown, *optional), truncate)
-        corpus = _cached(key, cache, read, table.name)
+        key = _key(table.content, config, tokenizer, schema, (unknown, *optional), truncate)
+        corpus = _cached(key, cache, read, config, table.name)
         _tell_empty(corpus, table.name)
     if report:
-        report_truncated(corpus.truncated, table.name, config.max_tokens)
+        report_truncated(corpus.truncated, table.name, data.max_tokens)
     if schema is not None:
         _tell_far(corpus, table.name)
         return corpus
-    for line in nearly_numbers(table, config, corpus.schema):
+    for line in nearly_numbers(table, data, corpus.schema):
         _notice(f"{table.name} {line}")
     return corpus
 
 
-def _cached(key: str, cache: str | Path | None, read: Callable[[Path | None], Corpus], name: str) -> Corpus:
+def _cached(
+    key: str, cache: str | Path | None, read: Callable[[Path | None], Corpus], config: Config, name: str
+) -> Corpus:
     """The corpus of that key in the cache, or as it is `read` there; in memory where the cache cannot be written."""
     try:
         folder = Path(cache or cache_folder()) / key
-        if (corpus := entry.load(folder)) is not None:
+        if (corpus := entry.load(folder, config)) is not None:
             return corpus
         with _partial(folder) as partial:
-            return _installed(read(partial), partial, folder)
+            return _installed(read(partial), partial, folder, config)
     except OSError as error:
         why = f"{error.filename or 'the cache'}: {error.strerror or error}"
         _notice(f"the cache cannot be written ({why}); {name} is kept in memory")
@@ -111,7 +115,7 @@ def _notice(text: str) -> None:
 
 def _tell_empty(corpus: Corpus, name: str) -> None:
     """A `Notice` of texts without any token, if there are some."""
-    empty = int((corpus.tokens[corpus.offsets[:-1] + 1] == END).sum())
+    empty = int((corpus.tokens[corpus.offsets[:-1] + 1] == corpus.tokenizer.specials.end).sum())
     if empty:
         of = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
         _notice(f"{name}: {of}; the end of an empty text is its only target")
@@ -155,17 +159,17 @@ def _partial(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _installed(corpus: Corpus, partial: Path, folder: Path) -> Corpus:
+def _installed(corpus: Corpus, partial: Path, folder: Path, config: Config) -> Corpus:
     """The corpus from its place in the cache; where another process was first, its copy is as good."""
     entry.save(corpus, partial)
     try:
         partial.rename(folder)
     except OSError:
-        if (first := entry.load(folder)) is not None:
+        if (first := entry.load(folder, config)) is not None:
             return first
         shutil.rmtree(folder, ignore_errors=True)  # damaged
         partial.rename(folder)
-    if (opened := entry.load(folder)) is None:
+    if (opened := entry.load(folder, config)) is None:
         raise OSError(errno.EIO, "what was written does not come back", str(folder))
     return opened
 
@@ -185,8 +189,8 @@ def cache_folder() -> Path:
 
 def _key(
     content: Content | FolderContent,
-    config: DataConfig,
-    vocabulary: Vocabulary | None,
+    config: Config,
+    tokenizer: Tokenizer | None,
     schema: ContextSchema | None,
     policy: tuple[str, ...],
     truncate: bool,
@@ -195,8 +199,9 @@ def _key(
     how = {
         "version": CACHE_VERSION,
         "name": content.path.suffixes,
-        "config": asdict(config) | ({} if truncate else {"max_tokens": None}),
-        "vocabulary": vocabulary and vocabulary.tokens,
+        "data": asdict(config.data) | ({} if truncate else {"max_tokens": None}),
+        "tokenizer": asdict(config.tokenizer),
+        "tokens": tokenizer and [hashlib.sha256(content).hexdigest() for content in tokenizer.contents().values()],
         "schema": schema and schema.to_dict(),
         "policy": policy,
     }
@@ -206,8 +211,8 @@ def _key(
 
 def _build(
     chunks: Iterator[list[str]],
-    config: DataConfig,
-    vocabulary: Vocabulary | None,
+    config: Config,
+    tokenizer: Tokenizer | None,
     schema: ContextSchema | None,
     readers: list[Reader],
     folder: Path | None,
@@ -217,26 +222,27 @@ def _build(
 
     With a `folder` the arrays are written there, else they stay in memory.
     """
-    ids, digests, lengths, originals = Ids(), TextDigests(config), [], list[OriginalTexts]()
-    writers = [r for r in readers if isinstance(r, CategoryColumn) and r.column == config.user]
-    counted = bool(writers) and config.unit in UNITS
+    data, reading = config.data, tokenizer or new_tokenizer(config)
+    ids, digests, lengths, originals = Ids(), TextDigests(data, reading), [], list[OriginalTexts]()
+    writers = [r for r in readers if isinstance(r, CategoryColumn) and r.column == data.user]
+    counted = bool(writers) and reading.is_character_level
     with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
         for texts in chunks:
-            flat, sizes = tokenise(texts, config, ids, truncate)
+            flat, sizes = tokenise(texts, reading, data.max_tokens, ids, truncate)
             spool.write(flat.tobytes())
             lengths.append(sizes)
-            originals.append(OriginalTexts.of(texts, config))
+            originals.append(OriginalTexts.of(texts, reading))
             if counted:
                 digests.add(texts, flat, sizes)
         offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
-        if vocabulary is None:
-            vocabulary = count(spool, ids, config)
-        tokens = map_ids(spool, ids, vocabulary, folder)
+        if tokenizer is None:
+            tokenizer = reading.trained(count(spool, ids))
+        tokens = map_ids(spool, ids, tokenizer, folder)
         users = writers[0].provisional() if writers else np.zeros(0, np.int32)
         frequent = digests.frequent(spool, ids, offsets, users) if counted else None
-    schema = schema or new_schema(readers, config.min_context_count, {config.user: config.min_user_count})
+    schema = schema or new_schema(readers, data.min_context_count, {data.user: data.min_user_count})
     arrays: dict[str, Any] = {reader.name: reader.array(schema.variable(reader.name)) for reader in readers}
-    if config.anonymous:
+    if data.anonymous:
         schema = schema.without_names([reader.name for reader in writers])
     categories = [arrays[variable.name] for variable in schema.categories]
     numbers = [arrays[variable.name] for variable in schema.numbers]
@@ -245,7 +251,7 @@ def _build(
         offsets,
         np.stack(categories, 1).astype(np.int32) if categories else np.zeros((len(offsets) - 1, 0), np.int32),
         np.stack(numbers, 1).astype(np.float32) if numbers else np.zeros((len(offsets) - 1, 0), np.float32),
-        vocabulary,
+        tokenizer,
         schema,
         tuple(arrays[variable.name] for variable in schema.vectors),
         tuple(arrays[variable.name] for variable in schema.texts),

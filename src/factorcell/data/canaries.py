@@ -18,12 +18,11 @@ import regex
 from numpy.typing import NDArray
 
 from factorcell import files
-from factorcell.config import Config, DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.columns import Ragged
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema
-from factorcell.data.tokenizer import join, splitter
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.tokenizer import Tokenizer
 
 FILE = "canaries.json"  # in a run folder: what was planted
 FORMAT = 1  # of the file
@@ -32,8 +31,8 @@ NOTE = (
     "None is real, and this run is for measuring only."
 )
 TIMES = 10  # the most often that a canary is repeated
-LENGTHS = {"char": 10, "grapheme": 10, "word": 5, "space": 5}
-ALPHABETS = {"char": 36, "grapheme": 36, "word": 500, "space": 500}  # the most tokens that are drawn from
+LENGTH, CHARACTERS = 5, 10  # tokens of a canary, and of one of characters
+WORDS, LETTERS = 500, 36  # the most words or characters that are drawn from
 LEAST_SPACE = 10**6  # texts of a form, so that a random one is found by chance by nobody
 PLAIN = regex.compile(r"[\p{L}\p{N}]+")
 
@@ -48,13 +47,15 @@ class Form:
     length: int
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, data: DataConfig) -> "Form":
-        """The form for a model that reads texts as `data` says: its most frequent letters, digits or words.
+    def of(cls, tokenizer: Tokenizer, max_tokens: int) -> "Form":
+        """The form for a model that reads texts with `tokenizer`: its most frequent letters, digits or words.
 
         `UserError` where they make too few texts for a canary to be random.
         """
-        plain = (token for token in vocabulary.tokens[len(vocabulary.specials) :] if PLAIN.fullmatch(token))
-        form = cls(_apart(plain, data), min(LENGTHS[data.unit], data.max_tokens - 1))
+        plain = (token for token in tokenizer.tokens[len(tokenizer.specials) :] if PLAIN.fullmatch(token))
+        form = cls(
+            _apart(plain, tokenizer), min(CHARACTERS if tokenizer.is_character_level else LENGTH, max_tokens - 1)
+        )
         if form.length < 1 or form.space < LEAST_SPACE:
             raise UserError(
                 f"canaries of {form.length} tokens from {len(form.alphabet)} known letters, digits or words are too "
@@ -76,16 +77,16 @@ class Form:
         return list(drawn)
 
 
-def _apart(tokens: Iterable[str], data: DataConfig) -> tuple[str, ...]:
+def _apart(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
     """The first of `tokens` that can stand in any order: joined and split again, no two become another token."""
     chosen: list[str] = []
-    split = splitter(data)
+    letters = tokenizer.is_character_level
     for token in tokens:
-        if len(chosen) == ALPHABETS[data.unit]:
+        if len(chosen) == (LETTERS if letters else WORDS):
             break
-        among = [token, *chosen] if data.unit in ("char", "grapheme") else [token]
+        among = [token, *chosen] if letters else [token]
         pairs = [pair for other in among for pair in ([token, other], [other, token])]
-        if all(split(join(pair, data.unit)) == pair for pair in pairs):
+        if all(tokenizer.split(tokenizer.join(pair)) == pair for pair in pairs):
             chosen.append(token)
     return tuple(chosen)
 
@@ -103,9 +104,9 @@ class Canaries:
     owners: Corpus
 
     @classmethod
-    def draw(cls, corpus: Corpus, data: DataConfig, count: int, seed: int) -> "Canaries":
+    def draw(cls, corpus: Corpus, max_tokens: int, count: int, seed: int) -> "Canaries":
         """`count` canaries, each with the context of a random text of `corpus`; repetitions are balanced."""
-        form = Form.of(corpus.vocabulary, data)
+        form = Form.of(corpus.tokenizer, max_tokens)
         texts = form.draw(count, (seed, 0xCA9A, 0))
         rows = np.random.default_rng((seed, 0xCA9A, 1)).choice(len(corpus), count, replace=count > len(corpus))
         return cls(form, tuple(texts), np.arange(count) % TIMES + 1, with_texts(corpus.select(rows), texts))
@@ -124,14 +125,14 @@ class Canaries:
         files.write_versioned(path, {"note": NOTE, "form": form, "canaries": rows}, FORMAT)
 
     @classmethod
-    def open(cls, path: Path, vocabulary: Vocabulary, schema: ContextSchema) -> "Canaries":
-        """What `save` wrote, of a run with this vocabulary and schema; `UserError` where it is damaged."""
+    def open(cls, path: Path, tokenizer: Tokenizer, schema: ContextSchema) -> "Canaries":
+        """What `save` wrote, of a run with this tokenizer and schema; `UserError` where it is damaged."""
         content = files.read_versioned(path, FORMAT)
         try:
             rows, form = content["canaries"], content["form"]
             texts = tuple(tuple(map(str, row["tokens"])) for row in rows)
             times = np.array([int(row["times"]) for row in rows])
-            owners = _owners([row["context"] for row in rows], vocabulary, schema)
+            owners = _owners([row["context"] for row in rows], tokenizer, schema)
             return cls(Form(tuple(form["alphabet"]), int(form["length"])), texts, times, with_texts(owners, texts))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UserError(f"{path}: not a file of canaries ({error!r})") from None
@@ -142,7 +143,7 @@ def planted(corpus: Corpus, config: Config, folder: Path | None) -> Corpus:
     training = config.training
     if not training.canaries:
         return corpus
-    canaries = Canaries.draw(corpus, config.data, training.canaries, training.seed)
+    canaries = Canaries.draw(corpus, config.data.max_tokens, training.canaries, training.seed)
     if folder:
         canaries.save(folder / FILE)
     return canaries.planted_in(corpus)
@@ -150,7 +151,7 @@ def planted(corpus: Corpus, config: Config, folder: Path | None) -> Corpus:
 
 def with_texts(corpus: Corpus, texts: Sequence[Sequence[str]]) -> Corpus:
     """The contexts of `corpus` with other `texts`, a text of known tokens for each row."""
-    specials, encode = corpus.vocabulary.specials, corpus.vocabulary.encode
+    specials, encode = corpus.tokenizer.specials, corpus.tokenizer.encode
     lines = [[specials.start, *encode(text), specials.end] for text in texts]
     offsets = np.cumsum([0, *map(len, lines)]).astype(np.int64)
     tokens = np.array([i for line in lines for i in line], dtype=np.int64)
@@ -171,7 +172,7 @@ def _context(corpus: Corpus, row: int) -> dict[str, Any]:
     }
 
 
-def _owners(contexts: Sequence[dict[str, Any]], vocabulary: Vocabulary, schema: ContextSchema) -> Corpus:
+def _owners(contexts: Sequence[dict[str, Any]], tokenizer: Tokenizer, schema: ContextSchema) -> Corpus:
     """A corpus of empty texts with `contexts`, as `_context` made them. `ValueError` where they do not fit."""
 
     def array(rows: list[Any], width: int, kind: Any) -> NDArray[Any]:
@@ -192,7 +193,7 @@ def _owners(contexts: Sequence[dict[str, Any]], vocabulary: Vocabulary, schema: 
         np.zeros(len(contexts) + 1, np.int64),
         array([one["categories"] for one in contexts], len(schema.categories), np.int32),
         array([one["numbers"] for one in contexts], len(schema.numbers), np.float32),
-        vocabulary,
+        tokenizer,
         schema,
         tuple(array([one["vectors"][n] for one in contexts], size, np.float32) for n, size in enumerate(sizes)),
         tuple(ragged([one["bags"][n] for one in contexts]) for n in range(len(schema.texts))),

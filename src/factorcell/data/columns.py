@@ -20,7 +20,7 @@ from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.chunks import Table
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import splitter
+from factorcell.data.tokenizer import WordTokenizer
 from factorcell.data.values import (
     LARGEST,
     CategoryColumn,
@@ -31,6 +31,7 @@ from factorcell.data.values import (
     quoted,
     to_number,
 )
+from factorcell.kinds import WordOptions
 
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
 FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
@@ -61,7 +62,7 @@ class TextColumn:
 
     def __init__(self, name: str, column: str, where: str, config: DataConfig) -> None:
         self.name, self.column, self.where, self.config = name, column, where, config
-        self.split = splitter(DataConfig(unit="word", lowercase=True, strip_punctuation=True))
+        self.split = WordTokenizer(WordOptions(strip_punctuation=True)).split
         self.ids: defaultdict[str, int] = defaultdict()  # provisional, in order of appearance
         self.ids.default_factory = self.ids.__len__
         self.words: list[NDArray[np.int32]] = []

@@ -18,7 +18,7 @@ from factorcell.data.context import Bags, Context
 from factorcell.data.counts import FrequentTexts
 from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import MISSING, ContextSchema
-from factorcell.data.vocabulary import END, Vocabulary
+from factorcell.data.tokenizer import Tokenizer
 
 POOL = 50  # batches' worth of shuffled rows that are sorted by length together
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth); odd, so that no two products are equal
@@ -26,7 +26,14 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth)
 
 @dataclass(frozen=True)
 class Batch:
-    """`tokens` (B, T + 1) from `START` to `END`, padded with `END`; `lengths` (B,) counts targets; `rows` (B,)."""
+    """Texts as tensors.
+
+    Attributes:
+        tokens: Ids (B, T + 1) from the start to the end token, padded with end tokens.
+        lengths: Targets of each text (B,).
+        context: The metadata of the texts.
+        rows: The rows (B,) of the texts in their corpus.
+    """
 
     tokens: Tensor
     lengths: Tensor
@@ -51,7 +58,7 @@ class Batch:
 class Corpus:
     """Texts and contexts of one table.
 
-    `tokens`: all ids, text after text, each from `START` to `END` (a text that was cut has no `END`);
+    `tokens`: all ids, text after text, each from start to end token (a text that was cut has no end token);
     `offsets` (rows + 1): where each text begins; `categories` (rows, C); `numbers` (rows, N); `vectors` (rows, D) of
     each vector variable; `bags` of each text variable; `frequent` texts of a table of people, to count popular ones.
     `users` (rows,): who wrote each text, the rare ones apart too, numbered as they appear and 0 where missing; empty
@@ -62,7 +69,7 @@ class Corpus:
     offsets: NDArray[np.int64]
     categories: NDArray[np.int32]
     numbers: NDArray[np.float32]
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     schema: ContextSchema
     vectors: tuple[NDArray[np.float32], ...] = ()
     bags: tuple[Ragged, ...] = ()
@@ -86,7 +93,7 @@ class Corpus:
     @property
     def truncated(self) -> NDArray[np.bool_]:
         """Which texts were cut after `max_tokens` tokens (rows,): those without an end token."""
-        cut: NDArray[np.bool_] = np.asarray(self.tokens[self.offsets[1:] - 1] != self.vocabulary.specials.end)
+        cut: NDArray[np.bool_] = np.asarray(self.tokens[self.offsets[1:] - 1] != self.tokenizer.specials.end)
         return cut
 
     def truncate(self, max_tokens: int) -> "Corpus":
@@ -111,7 +118,7 @@ class Corpus:
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         steps = np.arange(lengths.max())
         index = np.minimum(starts[:, None] + steps, (starts + lengths - 1)[:, None])
-        tokens = np.where(steps < lengths[:, None], self.tokens[index], END).astype(np.int64)
+        tokens = np.where(steps < lengths[:, None], self.tokens[index], self.tokenizer.specials.end).astype(np.int64)
         return Batch(
             torch.from_numpy(tokens), torch.from_numpy(lengths - 1), self.context(rows), torch.from_numpy(rows)
         )
@@ -235,17 +242,17 @@ def targets(corpus: Corpus) -> NDArray[np.int64]:
 
 def target_counts(corpus: Corpus, at_least: int = 0) -> NDArray[np.int64]:
     """How often each token of the vocabulary is a target (V,), or `at_least`; the start token never is."""
-    counts = np.zeros(len(corpus.vocabulary), dtype=np.int64)
+    counts = np.zeros(len(corpus.tokenizer), dtype=np.int64)
     for begin in range(0, len(corpus.tokens), 1 << 24):
         counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
     counts = np.maximum(counts, at_least)
-    counts[corpus.vocabulary.specials.start] = 0
+    counts[corpus.tokenizer.specials.start] = 0
     return counts
 
 
 def known_targets(corpus: Corpus) -> NDArray[np.bool_]:
     """Which targets of `corpus` are in the vocabulary, text after text."""
-    known: NDArray[np.bool_] = targets(corpus) != corpus.vocabulary.specials.unknown
+    known: NDArray[np.bool_] = targets(corpus) != corpus.tokenizer.specials.unknown
     return known
 
 

@@ -19,13 +19,11 @@ from factorcell import files
 from factorcell.config import DataConfig, UserError
 from factorcell.data.canonical import canonical
 from factorcell.data.rows import labels_of, values_of
-from factorcell.data.tokenizer import normalized
-from factorcell.data.tokens import Ids
+from factorcell.data.tokenizer import Tokenizer
+from factorcell.data.tokens import END, Ids
 from factorcell.data.values import quoted
-from factorcell.data.vocabulary import END, SPECIALS
 
 POPULARITY = "popularity.jsonl"  # in a run folder: the counted texts of training
-UNITS = ("char", "grapheme")
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,8 @@ def people_of(which: NDArray[Any], writers: NDArray[np.int32], texts: int) -> ND
 class TextDigests:
     """A digest of the canonical form of every text of a table, so that no text has to be kept to find equal ones."""
 
-    def __init__(self, config: DataConfig) -> None:
-        self.config, self.chunks = config, list[NDArray[np.uint64]]()
+    def __init__(self, config: DataConfig, tokenizer: Tokenizer) -> None:
+        self.config, self.tokenizer, self.chunks = config, tokenizer, list[NDArray[np.uint64]]()
 
     def add(self, texts: Sequence[str], flat: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
         """Take the texts of one chunk and their ids from `tokenise`; texts that are empty or cut have the digest 0."""
@@ -131,7 +129,7 @@ class TextDigests:
 
     def _digest(self, text: str) -> int:
         try:
-            content = canonical(normalized(text, self.config)).encode()
+            content = canonical(self.tokenizer.normalized(text)).encode()
         except UnicodeEncodeError:  # nobody can type it
             return 0
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") if content else 0
@@ -148,12 +146,12 @@ class TextDigests:
         often = (digests > 0) & (counts >= config.min_text_count)
         people = people_of(np.where(often[found], found, -1), writers, len(digests))
         kept = often & (people >= config.min_text_users)
-        names, texts = [*SPECIALS, *ids], list[str]()
+        names, texts = ["", "", "", *ids], list[str]()
         places = np.full(len(digests), -1, dtype=np.int32)
         for place in np.flatnonzero(kept).tolist():
             begin, end = offsets[first[place]] + 1, offsets[first[place] + 1] - 1
             spool.seek(4 * begin)
             tokens = np.frombuffer(spool.read(4 * (end - begin)), dtype=np.uint32)
             places[place] = len(texts)
-            texts.append(canonical("".join(names[token] for token in tokens.tolist())))
+            texts.append(canonical(self.tokenizer.join([names[token] for token in tokens.tolist()])))
         return FrequentTexts(tuple(texts), places[found], writers)

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.config import Config
 from factorcell.data.columns import Ragged
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import FrequentTexts
 from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import MISSING, ContextSchema
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.tokenizer import load_tokenizer
 
 COMPLETE = "complete"  # the checksums of all other files; written last
 FREQUENT = "frequent.json"  # texts; only with users, and of units that are completed
@@ -36,7 +37,8 @@ def save(corpus: Corpus, folder: Path) -> None:
         (folder / FREQUENT).write_text(json.dumps(corpus.frequent.texts), encoding="utf-8")
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
-    (folder / "vocabulary.txt").write_bytes(corpus.vocabulary.content())
+    for name, content in corpus.tokenizer.contents().items():
+        (folder / name).write_bytes(content)
     (folder / "schema.json").write_text(json.dumps(corpus.schema.to_dict()), encoding="utf-8")
     checksums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
     (folder / COMPLETE).write_text(json.dumps(checksums), encoding="utf-8")
@@ -51,19 +53,19 @@ def checksum(path: Path) -> int:
     return found
 
 
-def load(folder: Path) -> Corpus | None:
+def load(folder: Path, config: Config) -> Corpus | None:
     """The corpus in an entry; None where there is none or it is damaged."""
     try:
         checksums = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
         if any(checksum(folder / name) != expected for name, expected in checksums.items()):
             return None
-        corpus = _mapped(folder)
+        corpus = _mapped(folder, config)
         return corpus if _in_range(corpus) else None
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):  # an empty file is an EOFError
         return None
 
 
-def _mapped(folder: Path) -> Corpus:
+def _mapped(folder: Path, config: Config) -> Corpus:
     def mapped(name: str) -> NDArray[Any]:
         array: NDArray[Any] = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
         return array
@@ -85,7 +87,7 @@ def _mapped(folder: Path) -> Corpus:
         offsets("offsets"),
         mapped("categories"),
         mapped("numbers"),
-        Vocabulary.load(folder / "vocabulary.txt"),
+        load_tokenizer(config, folder),
         schema,
         tuple(mapped(f"vectors.{index}") for index in range(len(schema.vectors))),
         tuple(Ragged(mapped(f"bags.{n}"), offsets(f"bags.{n}.offsets")) for n in range(len(schema.texts))),
@@ -104,7 +106,7 @@ def _in_range(corpus: Corpus) -> bool:
     sound &= corpus.categories.shape == (rows, len(schema.categories))
     for column, variable in zip(corpus.categories.T, schema.categories, strict=True):
         sound &= _ids_within(column, MISSING, len(variable.values))
-    sound &= _lists_within(Ragged(corpus.tokens, corpus.offsets), rows, len(corpus.vocabulary), 1)
+    sound &= _lists_within(Ragged(corpus.tokens, corpus.offsets), rows, len(corpus.tokenizer), 1)
     for bags, variable in zip(corpus.bags, schema.texts, strict=True):
         sound &= _lists_within(bags, rows, len(variable.values), 0)
     sound &= len(corpus.users) in (0, rows) and _ids_within(corpus.users, 0, rows + 1)

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import DataConfig
-from factorcell.data.tokenizer import normalized
+from factorcell.data.tokenizer import Tokenizer
 
 
 class OriginalTexts(NamedTuple):
@@ -25,14 +24,14 @@ class OriginalTexts(NamedTuple):
     restorable: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, texts: Iterable[str], config: DataConfig) -> "OriginalTexts":
-        """Measure `texts`, which are read with `config`."""
+    def of(cls, texts: Iterable[str], tokenizer: Tokenizer) -> "OriginalTexts":
+        """Measure `texts`, which are read with `tokenizer`."""
         sizes, digests, restorable = list[int](), list[int](), list[bool]()
         for text in texts:
             content = text.encode("utf-8", "surrogatepass")
             sizes.append(len(content))
             digests.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
-            restorable.append(is_restorable(text, config))
+            restorable.append(tokenizer.determines(text))
         return cls(np.array(sizes, np.int64), np.array(digests, np.uint64), np.array(restorable, np.bool_))
 
     @classmethod
@@ -48,15 +47,3 @@ class OriginalTexts(NamedTuple):
     def key(self) -> str:
         """A digest of all texts in their order."""
         return hashlib.sha256(np.ascontiguousarray(self.digests).tobytes()).hexdigest()[:16]
-
-
-def is_restorable(text: str, config: DataConfig) -> bool:
-    """Return whether the tokens of `text`, none of them out of vocabulary, determine the original text.
-
-    Word units never do, because they do not keep white space.
-    """
-    if config.unit == "word" or (config.unit == "space" and config.strip_punctuation):
-        return False
-    if normalized(text, config) != text:
-        return False
-    return config.unit != "space" or " ".join(text.split()) == text

@@ -1,157 +1,257 @@
-"""Text to tokens and back.
+"""Text to tokens to ids and back.
 
-Units: `word` (the tokeniser below), `space` (split at white space only), `char` (Unicode code points after NFC) and
+Kinds: `word` (the pattern below), `space` (split at white space only), `char` (Unicode code points after NFC) and
 `grapheme` (what a reader calls a character: a letter with its accents, a flag, a family of emoji).
 
-The word tokeniser, after NFC: a word is letters, marks and digits, with apostrophes and hyphens inside (`don't`,
+The word tokenizer, after NFC: a word is letters, marks and digits, with apostrophes and hyphens inside (`don't`,
 `well-kept`) and, between digits, one of . , : / (`3.50`, `10:30`); a run of one repeated mark (`...`, `!!`) is one
 token; any other visible character stands alone.
 """
 
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import regex
 
-from factorcell.config import DataConfig
-from factorcell.data.vocabulary import Specials, Vocabulary
+from factorcell import files
+from factorcell.config import Config, UserError
+from factorcell.data.vocabulary import SPECIAL_IDS, Specials, Vocabulary
+from factorcell.kinds import (
+    CharacterOptions,
+    GraphemeOptions,
+    SpaceOptions,
+    TokenizerOptions,
+    WordOptions,
+    check_kind,
+)
+from factorcell.option_fields import EXTENSIBLE
 
 WORD = regex.compile(
     r"[\p{L}\p{M}\p{N}_]+(?:['’\-][\p{L}\p{M}\p{N}]+|(?<=\p{N})[.,:/]\p{N}+)*|([^\s\p{L}\p{M}\p{N}])\1*|\S"
 )
 GRAPHEME = regex.compile(r"\X")
 CONTENT = regex.compile(r"[\p{L}\p{N}$%]")
-
-
-def normalized(text: str, data: DataConfig) -> str:
-    """Return `text` as a run with `data` reads it, before it is split: NFC, in lower case if `data` says so."""
-    text = unicodedata.normalize("NFC", text)
-    return text.lower() if data.lowercase else text
-
-
-def splitter(data: DataConfig) -> Callable[[str], list[str]]:
-    """The function that splits one text into tokens as `data` says."""
-    units: dict[str, Callable[[str], list[str]]] = {
-        "word": lambda text: [match.group() for match in WORD.finditer(text)],
-        "space": str.split,
-        "char": list,
-        "grapheme": GRAPHEME.findall,
-    }
-    cut = units[data.unit]
-
-    def split_text(text: str) -> list[str]:
-        tokens = cut(normalized(text, data))
-        if data.strip_punctuation and data.unit in ("word", "space"):
-            tokens = [token for token in tokens if CONTENT.search(token)]
-        return tokens
-
-    return split_text
-
-
-def split(text: str, data: DataConfig) -> list[str]:
-    """The tokens of one text."""
-    return splitter(data)(text)
-
-
 CLOSING = regex.compile(r"[.,;:!?%)\]}»”…]+")
 OPENING = regex.compile(r"[(\[{«“$#@]+")
 QUOTE = '"'  # opens and closes by turns
 SENTENCE = regex.compile(r"(?:^|[.!?…] )[(\[{«“\"$#@]*\p{Ll}|(?<=^|[\s(\"])i(?=$|[\s.,;:!?)\"…'’])")
 
 
-def join(tokens: Sequence[str], unit: str) -> str:
-    """Readable text: exact for characters; for words, closing marks join the word before, opening ones the next.
+class Tokenizer:
+    """Base of all tokenizers: splits and joins texts, and numbers tokens by a `Vocabulary`.
 
-    What is joined of the first tokens stays as it is when more follow.
+    A subclass defines `Options`, `split` and `join`. One with another set of ids, such as merged pieces, also replaces
+    `trained`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
+
+    Args:
+        options: The options of its kind, an instance of `Options`.
+        vocabulary: The tokens that have ids. Without one the tokenizer is new: it can split, and be `trained`.
     """
-    if unit in ("char", "grapheme"):
-        return "".join(tokens)
-    if unit == "space":
-        return " ".join(tokens)
-    text, quoted, open_before = "", False, True
-    for token in tokens:
-        closes = bool(CLOSING.fullmatch(token)) or (token == QUOTE and quoted)
-        text += token if open_before or closes else f" {token}"
-        quoted ^= token == QUOTE
-        open_before = bool(OPENING.fullmatch(token)) or (token == QUOTE and quoted)
-    return text
 
+    Options: ClassVar[type[TokenizerOptions]] = TokenizerOptions
+    FILES: ClassVar[tuple[str, ...]] = ("vocabulary.txt",)  # the names of `contents`
+    is_character_level: ClassVar[bool] = False  # tokens are so short that a cut text ends at the end of a token
 
-def sentence_case(text: str) -> str:
-    """Lower-case English text with a capital where a sentence begins, and in "I"."""
-    return str(SENTENCE.sub(lambda found: found[0][:-1] + found[0][-1].upper(), text))
+    def __init__(self, options: Any, vocabulary: Vocabulary | None = None) -> None:
+        self.options, self._vocabulary = options, vocabulary or Vocabulary.empty()
 
+    def __len__(self) -> int:
+        """Return the number of tokens, special tokens included."""
+        return len(self.tokens)
 
-class Tokenizer(Protocol):
-    """How a model reads and writes text: the seam for tokens of another kind, such as pieces of words."""
+    def split(self, text: str) -> list[str]:
+        """Return the tokens of one text, in the vocabulary or not."""
+        raise NotImplementedError
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Return readable text; what the first tokens are joined to stays the same when more follow."""
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        """The name of every id, special tokens included."""
+        return self._vocabulary.tokens
 
     @property
     def specials(self) -> Specials:
         """The ids of the unknown token, the start and the end of a text."""
-        ...
-
-    def __len__(self) -> int:
-        """The number of tokens, the special ones among them."""
-        ...
-
-    def split(self, text: str) -> list[str]:
-        """The tokens of one text, known or not."""
-        ...
-
-    def join(self, tokens: Sequence[str]) -> str:
-        """Readable text; what is joined of the first tokens stays as it is when more follow."""
-        ...
+        return SPECIAL_IDS
 
     def encode(self, tokens: Iterable[str]) -> list[int]:
-        """Ids of tokens; that of the unknown token where there is none."""
-        ...
+        """Return the ids of tokens; the id of the unknown token for those without one."""
+        return self._vocabulary.encode(tokens)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Tokens of ids."""
-        ...
+        """Return the tokens of ids."""
+        names = self.tokens
+        return [names[index] for index in ids]
+
+    def trained(self, counts: Mapping[str, int]) -> Self:
+        """Return a tokenizer with a vocabulary from `counts`, how often training has each token of `split`."""
+        options = self.options
+        return type(self)(options, Vocabulary.build(counts, options.min_count, options.max_vocabulary))
+
+    def contents(self) -> dict[str, bytes]:
+        """Return the content of each of `FILES`, from which `from_contents` makes the same tokenizer."""
+        return {self.FILES[0]: self._vocabulary.content()}
+
+    @classmethod
+    def from_contents(cls, options: Any, contents: Mapping[str, bytes]) -> Self:
+        """Return the tokenizer with these options that `contents` describes; `ValueError` if it is damaged."""
+        return cls(options, Vocabulary.of_content(contents[cls.FILES[0]]))
+
+    def normalized(self, text: str) -> str:
+        """Return `text` as it is before it is split: NFC, in lower case if the options say so."""
+        text = unicodedata.normalize("NFC", text)
+        return text.lower() if self.options.lowercase else text
+
+    def determines(self, text: str) -> bool:
+        """Return whether the tokens of `text`, none of them out of vocabulary, determine the text exactly."""
+        return self.join(self.split(text)) == text
 
     def follows(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
-        """Whether `more` may follow `tokens`, whose last may have been cut: joined and split they come out the same.
+        """Return whether `more` may follow `tokens`, whose last may be cut: joined and split they are the same tokens.
 
-        So that no text can be written in two ways.
+        No text can then be written in two ways.
         """
-        ...
-
-
-class TextTokenizer:
-    """The `Tokenizer` of a vocabulary of whole words or characters, split as the config of a run says."""
-
-    def __init__(self, vocabulary: Vocabulary, data: DataConfig) -> None:
-        self.vocabulary, self.data = vocabulary, data
-
-    @property
-    def specials(self) -> Specials:
-        """See `Tokenizer`."""
-        return self.vocabulary.specials
-
-    def __len__(self) -> int:
-        return len(self.vocabulary)
-
-    @cached_property
-    def split(self) -> Callable[[str], list[str]]:
-        """See `Tokenizer`."""
-        return splitter(self.data)
-
-    def join(self, tokens: Sequence[str]) -> str:
-        """See `Tokenizer`."""
-        return join(tokens, self.data.unit)
-
-    def encode(self, tokens: Iterable[str]) -> list[int]:
-        """See `Tokenizer`."""
-        return self.vocabulary.encode(tokens)
-
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """See `Tokenizer`."""
-        return self.vocabulary.decode(ids)
-
-    def follows(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
-        """See `Tokenizer`."""
         both = [*tokens, *more]
         return self.split(self.join(both)) == both
+
+    def save(self, folder: Path) -> None:
+        """Write the files of this tokenizer into `folder`."""
+        for name, content in self.contents().items():
+            files.write(folder / name, content)
+
+
+class WordTokenizer(Tokenizer):
+    """Words, numbers and punctuation marks."""
+
+    Options = WordOptions
+
+    def split(self, text: str) -> list[str]:
+        """Return the words and marks of a text."""
+        return self._kept([match.group() for match in WORD.finditer(self.normalized(text))])
+
+    def _kept(self, tokens: list[str]) -> list[str]:
+        if self.options.strip_punctuation:
+            return [token for token in tokens if CONTENT.search(token)]
+        return tokens
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Return text in which closing marks join the word before them and opening marks the word after."""
+        text, quoted, open_before = "", False, True
+        for token in tokens:
+            closes = bool(CLOSING.fullmatch(token)) or (token == QUOTE and quoted)
+            text += token if open_before or closes else f" {token}"
+            quoted ^= token == QUOTE
+            open_before = bool(OPENING.fullmatch(token)) or (token == QUOTE and quoted)
+        return text
+
+    def determines(self, text: str) -> bool:
+        """Return false: words do not keep white space."""
+        return False
+
+
+class SpaceTokenizer(WordTokenizer):
+    """What stands between white space."""
+
+    Options = SpaceOptions
+
+    def split(self, text: str) -> list[str]:
+        """Return the parts of a text between white space."""
+        return self._kept(self.normalized(text).split())
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Return the tokens with a space between them."""
+        return " ".join(tokens)
+
+    def determines(self, text: str) -> bool:
+        """Return whether `text` has single spaces and no token of it is dropped or changed."""
+        unchanged = self.normalized(text) == text == " ".join(text.split())
+        return unchanged and not self.options.strip_punctuation
+
+
+class CharacterTokenizer(Tokenizer):
+    """Unicode code points after NFC."""
+
+    Options: ClassVar[type[TokenizerOptions]] = CharacterOptions
+    is_character_level = True
+
+    def determines(self, text: str) -> bool:
+        """Return whether normalization leaves `text` as it is."""
+        return self.normalized(text) == text
+
+    def split(self, text: str) -> list[str]:
+        """Return the code points of a text."""
+        return list(self.normalized(text))
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Return the tokens one after the other."""
+        return "".join(tokens)
+
+
+class GraphemeTokenizer(CharacterTokenizer):
+    """Grapheme clusters."""
+
+    Options = GraphemeOptions
+
+    def split(self, text: str) -> list[str]:
+        """Return the grapheme clusters of a text."""
+        return list(GRAPHEME.findall(self.normalized(text)))
+
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    "word": WordTokenizer,
+    "space": SpaceTokenizer,
+    "char": CharacterTokenizer,
+    "grapheme": GraphemeTokenizer,
+}
+
+
+def register_tokenizer(name: str, made: type[Tokenizer]) -> None:
+    """Make `made` the tokenizer of the kind `name`, in this process.
+
+    Raises:
+        UserError: The name is taken, or the class has no `Options` of this kind.
+    """
+    EXTENSIBLE["tokenizer"].register(name, made, check_kind)
+
+
+def tokenizer_class(kind: str) -> type[Tokenizer]:
+    """Return the tokenizer of a kind: a built-in one, a registered one, or one of an installed package."""
+    if kind in TOKENIZERS:
+        return TOKENIZERS[kind]
+    found: type[Tokenizer] = EXTENSIBLE["tokenizer"].find(kind, check_kind)
+    return found
+
+
+def tokenizer_files() -> tuple[str, ...]:
+    """Return the names of the files that the tokenizers of this process write into a run folder."""
+    known: list[Any] = [*TOKENIZERS.values(), *EXTENSIBLE["tokenizer"].registered.values()]
+    return tuple(dict.fromkeys(name for made in known for name in made.FILES))
+
+
+def new_tokenizer(config: Config) -> Tokenizer:
+    """Return the tokenizer that a config names, without a vocabulary."""
+    return tokenizer_class(config.tokenizer.kind)(config.tokenizer)
+
+
+def load_tokenizer(config: Config, folder: Path) -> Tokenizer:
+    """Return the tokenizer that `Tokenizer.save` wrote into `folder`.
+
+    Raises:
+        UserError: A file is missing or damaged.
+    """
+    made = tokenizer_class(config.tokenizer.kind)
+    contents = {name: files.read(folder / name) for name in made.FILES}
+    try:
+        return made.from_contents(config.tokenizer, contents)
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{folder / made.FILES[0]}: damaged ({error})") from None
+
+
+def sentence_case(text: str) -> str:
+    """Return lower-case English text with a capital where a sentence begins, and in "I"."""
+    return str(SENTENCE.sub(lambda found: found[0][:-1] + found[0][-1].upper(), text))

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import DataConfig
-from factorcell.data.tokenizer import splitter
-from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary
+from factorcell.data.tokenizer import Tokenizer
 
+START, END = 1, 2  # provisional ids; 0 is the unknown token
 STRIDE = 1 << 24  # tokens mapped at once
 
 
@@ -34,37 +33,36 @@ class Ids(dict[str, int]):
 
 
 def tokenise(
-    texts: list[str], config: DataConfig, ids: Ids, truncate: bool = True
+    texts: list[str], tokenizer: Tokenizer, max_tokens: int, ids: Ids, truncate: bool = True
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Provisional ids of all `texts`, flat, with `START` and `END`, and the number of ids of each.
 
-    Unless `truncate` is false, a text of `config.max_tokens` tokens or more is cut there and has no `END`.
+    Unless `truncate` is false, a text of `max_tokens` tokens or more is cut there and has no `END`.
     """
-    split = splitter(config)
+    split = tokenizer.split
     flat = array("I")  # half the memory of a list
     sizes = np.empty(len(texts), dtype=np.int64)
     number = ids.__getitem__
     for index, text in enumerate(texts):
         tokens = split(text)
         flat.append(START)
-        if not truncate or len(tokens) < config.max_tokens:
+        if not truncate or len(tokens) < max_tokens:
             flat.extend(map(number, tokens))
             flat.append(END)
             sizes[index] = len(tokens) + 2
         else:
-            flat.extend(map(number, tokens[: config.max_tokens]))
-            ids.beyond.update(map(number, tokens[config.max_tokens :]))
-            sizes[index] = config.max_tokens + 1
+            flat.extend(map(number, tokens[:max_tokens]))
+            ids.beyond.update(map(number, tokens[max_tokens:]))
+            sizes[index] = max_tokens + 1
     return np.array(flat, dtype=np.uint32), sizes
 
 
-def truncated(texts: Iterable[str], config: DataConfig) -> NDArray[np.bool_]:
-    """Return which texts have `config.max_tokens` tokens or more and are cut by `tokenise`; values of other types none.
+def truncated(texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> NDArray[np.bool_]:
+    """Return which texts have `max_tokens` tokens or more and are cut by `tokenise`; values of other types none.
 
     Their type is checked where they are read.
     """
-    split = splitter(config)
-    cut = (isinstance(text, str) and len(split(text)) >= config.max_tokens for text in texts)
+    cut = (isinstance(text, str) and len(tokenizer.split(text)) >= max_tokens for text in texts)
     return np.fromiter(cut, dtype=bool)
 
 
@@ -74,22 +72,21 @@ def _blocks(spool: Any) -> Iterator[NDArray[np.uint32]]:
         yield np.frombuffer(block, dtype=np.uint32)
 
 
-def count(spool: Any, ids: Ids, config: DataConfig) -> Vocabulary:
-    """The vocabulary of the provisional ids in the file `spool`."""
+def count(spool: Any, ids: Ids) -> dict[str, int]:
+    """Return how often each token is among the provisional ids in the file `spool`."""
     counts = np.zeros(len(ids) + END + 1, dtype=np.int64)
     for block in _blocks(spool):
         counts += np.bincount(block, minlength=len(counts))
     for index, times in ids.beyond.items():
         counts[index] += times
-    named = dict(zip(ids, counts[END + 1 :].tolist(), strict=True))
-    return Vocabulary.build(named, config.min_count, config.max_vocabulary)
+    return dict(zip(ids, counts[END + 1 :].tolist(), strict=True))
 
 
-def map_ids(spool: Any, ids: Ids, vocabulary: Vocabulary, folder: Path | None) -> NDArray[Any]:
-    """The ids in the file `spool` as those of the vocabulary; with a `folder` in a file there, mapped."""
-    final = np.array([UNKNOWN, START, END, *vocabulary.encode(ids)], dtype=np.uint32)
+def map_ids(spool: Any, ids: Ids, tokenizer: Tokenizer, folder: Path | None) -> NDArray[Any]:
+    """The ids in the file `spool` as those of the tokenizer; with a `folder` in a file there, mapped."""
+    final = np.array([*tokenizer.specials, *tokenizer.encode(ids)], dtype=np.uint32)
     size = spool.seek(0, os.SEEK_END) // 4
-    kind = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
+    kind = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
     tokens: NDArray[Any] = (
         np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=kind, shape=(size,))
         if folder

@@ -1,12 +1,10 @@
 """Tokens to ids and back."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import regex
 
-from factorcell import files
 from factorcell.config import UserError
 
 
@@ -18,7 +16,8 @@ class Specials(NamedTuple):
     end: int = 2
 
 
-UNKNOWN, START, END = Specials()
+SPECIAL_IDS = Specials()
+UNKNOWN, START, END = SPECIAL_IDS
 SPECIALS = ("<unk>", "<s>", "</s>")
 
 
@@ -33,11 +32,6 @@ class Vocabulary:
         if len(self.ids) != len(self.tokens) - 3:
             raise UserError("a vocabulary holds each token once")
 
-    @property
-    def specials(self) -> Specials:
-        """The ids of its special tokens."""
-        return Specials()
-
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -45,9 +39,10 @@ class Vocabulary:
         """Ids of tokens; what the vocabulary does not hold is `UNKNOWN`."""
         return [self.ids.get(token, UNKNOWN) for token in tokens]
 
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """Tokens of ids."""
-        return [self.tokens[index] for index in ids]
+    @classmethod
+    def empty(cls) -> "Vocabulary":
+        """Return the vocabulary of the special tokens alone."""
+        return cls(SPECIALS)
 
     @classmethod
     def build(cls, counts: Mapping[str, int], min_count: int, max_size: int) -> "Vocabulary":
@@ -60,18 +55,10 @@ class Vocabulary:
         """A text file, one token per line; white space and backslashes inside a token are escaped."""
         return "".join(_escape(token) + "\n" for token in self.tokens).encode()
 
-    def save(self, path: Path) -> None:
-        """Replace `path` by its `content`."""
-        files.write(path, self.content())
-
     @classmethod
-    def load(cls, path: Path) -> "Vocabulary":
-        """The vocabulary that `save` wrote; a `UserError` names a file that is missing or damaged."""
-        content = files.read(path)
-        try:
-            return cls([_unescape(line) for line in content.decode().split("\n")[:-1]])
-        except (ValueError, OverflowError) as error:
-            raise UserError(f"{path}: damaged ({error})") from None
+    def of_content(cls, content: bytes) -> "Vocabulary":
+        """Return the vocabulary that has this `content`; `ValueError` if it is damaged."""
+        return cls([_unescape(line) for line in content.decode().split("\n")[:-1]])
 
 
 def _escape(token: str) -> str:

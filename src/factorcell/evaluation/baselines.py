@@ -21,12 +21,12 @@ from torch.nn import functional as F
 
 from factorcell import limits
 from factorcell.choices import PRIORS
-from factorcell.config import DataConfig, UserError, choose
+from factorcell.config import Config, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.columns import must_have
 from factorcell.data.corpus import Corpus, longer, target_offsets, targets
 from factorcell.data.tables import name_of
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation.bayes_rule import Classification, judge
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
@@ -39,30 +39,33 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
-def telling(data: DataConfig, target: str) -> DataConfig:
-    """`data` with the category `target` as its one context variable: users and times are read nowhere beside it."""
-    return replace(data, context=(f"{target}:category",), user="", time="", anonymous=False)
+def with_target(config: Config, target: str) -> Config:
+    """Return `config` with the category `target` as its only context variable, without a user or a time."""
+    data = replace(config.data, context=(f"{target}:category",), user="", time="", anonymous=False)
+    return Config(data=data, tokenizer=config.tokenizer)
 
 
 def read(
     source: Any,
     table: Any,
     target: str,
-    data: DataConfig,
+    config: Config,
     *,
-    vocabulary: Vocabulary | None = None,
+    tokenizer: Tokenizer | None = None,
     progress: bool = False,
 ) -> tuple[Corpus, Corpus]:
-    """Training and test texts with one context variable, the category `target`; `vocabulary` as in `data.prepare`.
+    """Training and test texts with one context variable, the category `target`; `tokenizer` as in `data.prepare`.
 
     `UserError` where there is nothing to choose among, or no test text has a value to be judged by.
     """
-    data = telling(data, target)
-    must_have(table, data)
-    train = prepare(source, data, vocabulary=vocabulary, progress=progress)
+    config = with_target(config, target)
+    must_have(table, config.data)
+    train = prepare(source, config, tokenizer=tokenizer, progress=progress)
     if len(train.schema.variable(target).values) < 3:
-        raise UserError(f"{target} has fewer than two values with {data.min_context_count} texts or more: no choice")
-    test = prepare(table, data, vocabulary=train.vocabulary, schema=train.schema, unknown="group")
+        raise UserError(
+            f"{target} has fewer than two values with {config.data.min_context_count} texts or more: no choice"
+        )
+    test = prepare(table, config, tokenizer=train.tokenizer, schema=train.schema, unknown="group")
     if not (_labels(test) >= 0).any():
         nothing = "there is nothing to judge a classifier by"
         raise UserError(f"{name_of(table)}: no text has a value of {target} that training has; {nothing}")
@@ -75,11 +78,11 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     `priors`: uniform, or "training" (the frequencies there). The tally is of the texts given their own values.
     """
     choose("priors", priors, PRIORS)
-    names, labels, size = _names(train), _labels(train), len(train.vocabulary)
+    names, labels, size = _names(train), _labels(train), len(train.tokenizer)
     values = np.repeat(labels, train.lengths)
     flat = (values * size + targets(train))[values >= 0]
     counts = np.bincount(flat, minlength=len(names) * size).reshape(len(names), size) + SMOOTHING
-    counts[:, train.vocabulary.specials.start] = 0  # it is never predicted
+    counts[:, train.tokenizer.specials.start] = 0  # it is never predicted
     logs = np.log(np.where(counts > 0, counts, 1.0)).T - np.log(counts.sum(1))
     likelihoods, wanted, starts = np.zeros((len(test), len(names))), targets(test), target_offsets(test)
     for rows in np.array_split(np.arange(len(test)), 1 + len(wanted) * len(names) // CELLS):

@@ -166,16 +166,16 @@ def shift(
 
     Columns that a context does not give are expected; without `against` all of them are.
     """
-    output = run.model.output
-    if not run.model.adapted or (not output.adapters and output.hashed is None):
+    head = run.model.head
+    if not run.model.adapted or not run.config.model.output_bias:
         raise UserError(f"{run.folder}: no context changes its softmax bias (it was trained without --output-bias)")
     logs = []
     with run.scoring():
         for given in (context, {} if against is None else against):
             corpus = run.read([""], [given], unknown=unknown)
-            context_bias = run.model.condition(run.batch(corpus, np.array([0])).context).context_bias
-            hidden = output.projection.new_zeros(1, run.config.model.hidden_size)
-            logs.append(output.log_probabilities(hidden, context_bias)[0].double().cpu().numpy())
+            conditions = run.model.condition(run.batch(corpus, np.array([0])).context).head
+            nothing = run.model.embedding.new_zeros(1, run.model.backbone.size)
+            logs.append(head.log_probabilities(nothing, conditions)[0].double().cpu().numpy())
     possible = np.isfinite(logs[0]) & np.isfinite(logs[1])
     return np.where(possible, np.where(possible, logs[0], 0.0) - np.where(possible, logs[1], 0.0), 0.0)
 
@@ -196,12 +196,12 @@ def words(
     """
     limits.check(count=count, frequent=frequent)
     nats = shift(run, context, against, unknown=unknown)
-    specials = run.vocabulary.specials
+    specials = run.tokenizer.specials
     nats[specials.unknown] = 0.0  # no token that anybody wrote
     order = np.argsort(-nats[: None if frequent is None else frequent + len(specials)], kind="stable").tolist()
     chosen = [token for token in order if nats[token] > 0][:count]
     chosen += [token for token in reversed(order) if nats[token] < 0][:count]
-    return [{"token": run.vocabulary.tokens[token], "nats": float(nats[token])} for token in chosen]
+    return [{"token": run.tokenizer.tokens[token], "nats": float(nats[token])} for token in chosen]
 
 
 @dataclass(frozen=True)

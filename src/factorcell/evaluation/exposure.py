@@ -32,7 +32,7 @@ from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.data.canaries import FILE, TIMES, Canaries, with_texts
 from factorcell.data.corpus import Corpus
-from factorcell.data.counts import POPULARITY, UNITS
+from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of, open_table
 from factorcell.evaluation import perplexity
 from factorcell.evaluation.statistics import INTERVAL
@@ -68,7 +68,7 @@ def audit(
     limits.check(alternatives=alternatives, queries=queries, seed=seed)
     if not (run.folder / FILE).exists():
         raise UserError(f"{run.folder}: no {FILE}; train a run with --canaries N to audit it")
-    canaries = Canaries.open(run.folder / FILE, run.vocabulary, run.schema)
+    canaries = Canaries.open(run.folder / FILE, run.tokenizer, run.schema)
     ranks = _ranks(run, canaries, alternatives, seed, progress)
     found = _suggested(run, canaries, progress)
     rows = [
@@ -176,7 +176,7 @@ def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
     Who has typed less is suggested it less often: among the best completions of a prefix that begin with a longer one
     are the best of the longer one.
     """
-    if run.config.data.unit not in UNITS:
+    if not run.tokenizer.is_character_level:
         return [{} for _ in canaries.texts]
     assistant, completer = Assistant.of(run, unknown="group"), Completer(run, unknown="group")
     user = assistant.learner.new() if assistant.learner else None
@@ -206,7 +206,7 @@ def _completed(assistant: Assistant, prefix: str, context: Row) -> list[Suggesti
 def _real(run: Run, table: Any, queries: int, unknown: str, seed: int, progress: bool) -> Row:
     """How good the run is on the texts of `table`: perplexity, and mean reciprocal rank for strangers."""
     figures = perplexity.evaluate(run, run.prepare(table, unknown=unknown))
-    if run.config.data.unit not in UNITS:
+    if not run.tokenizer.is_character_level:
         return figures
     assistant, places = Assistant.of(run, unknown=unknown), []
     drawn = _queries(run, table, queries, seed)

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import DataConfig, UserError, choose
+from factorcell.config import Config, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, longer
+from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.values import category_name
-from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.statistics import correlation
@@ -65,7 +65,7 @@ class Judge:
     """
 
     target: str
-    data: DataConfig
+    config: Config
     train: Corpus
     classify: baselines.Linear | baselines.FastText
     seen: Mapping[int, Hashes]
@@ -76,29 +76,29 @@ class Judge:
     def train_on(
         cls,
         table: Any,
-        data: DataConfig,
+        config: Config,
         options: JudgeOptions,
         *,
         held: Any = None,
-        vocabulary: Vocabulary | None = None,
+        tokenizer: Tokenizer | None = None,
         progress: bool = False,
     ) -> "Judge":
-        """A judge that learned from the real texts of `table`, read as `data` says.
+        """A judge that learned from the real texts of `table`, read as `config` says.
 
         It is judged by the real texts of `held`, or by a tenth of the table that it does not learn from.
-        `vocabulary` is that of the models, so that all see the same tokens. `UserError` where the column has fewer than
+        `tokenizer` is that of the models, so that all see the same tokens. `UserError` where the column has fewer than
         two values, or the order lacks one.
         """
         target, seed = options.target, options.seed
-        data = baselines.telling(data, target)
+        config = baselines.with_target(config, target)
         if held is None:
-            whole, _ = baselines.read(table, table, target, data, vocabulary=vocabulary, progress=progress)
+            whole, _ = baselines.read(table, table, target, config, tokenizer=tokenizer, progress=progress)
             train, unseen = whole.split(HELD_OUT, seed)
         else:
-            train, unseen = baselines.read(table, held, target, data, vocabulary=vocabulary, progress=progress)
+            train, unseen = baselines.read(table, held, target, config, tokenizer=tokenizer, progress=progress)
         scale = _scale(target, train.schema.categories[0].values[1:], options.order)
         seen = {length: np.unique(ngrams(train, length)[0]) for length in COPIED}
-        judge = cls(target, data, train, KINDS[options.kind](train, seed=seed), seen, scale, {})
+        judge = cls(target, config, train, KINDS[options.kind](train, seed=seed), seen, scale, {})
         return replace(judge, real=judge.of(unseen))
 
     def judge(self, rows: Sequence[Mapping[str, Any]]) -> Row:
@@ -126,8 +126,8 @@ class Judge:
 
     def _read(self, texts: Sequence[tuple[str, Any]]) -> Corpus:
         """Texts with their values of the target."""
-        table = [{self.data.text: text, self.target: value} for text, value in texts]
-        return prepare(table, self.data, vocabulary=self.train.vocabulary, schema=self.train.schema)
+        table = [{self.config.data.text: text, self.target: value} for text, value in texts]
+        return prepare(table, self.config, tokenizer=self.train.tokenizer, schema=self.train.schema)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ def ngrams(corpus: Corpus, length: int) -> tuple[Hashes, Ids]:
     """64-bit hashes of all n-grams of real tokens, and the text each is from; those with an unknown token omitted."""
     tokens, offsets = np.asarray(corpus.tokens).astype(np.uint64), np.asarray(corpus.offsets)
     text = np.repeat(np.arange(len(corpus)), np.diff(offsets))
-    plain = (~np.isin(tokens, corpus.vocabulary.specials)).astype(np.int64)
+    plain = (~np.isin(tokens, corpus.tokenizer.specials)).astype(np.int64)
     run = np.append(0, np.cumsum(plain))
     count = max(0, len(tokens) - length + 1)
     hashed = np.zeros(count, dtype=np.uint64)

@@ -46,7 +46,7 @@ def explain(
     """
     contexts = {name: row_of(context) for name, context in contexts.items()}
     _check(runs, texts, list(contexts.values()))
-    names, data = list(contexts), runs[0].config.data
+    names = list(contexts)
     nats, corpus = _nats(runs, texts, list(contexts.values()), unknown)
     starts, rows = target_offsets(corpus), []
     tokenizer = runs[0].tokenizer
@@ -58,10 +58,10 @@ def explain(
         posterior = _posterior(own)
         tokens = []
         for place, (token, index) in enumerate(zip(written, ids, strict=True)):
-            known = index == runs[0].vocabulary.ids.get(token, end)
+            known = index != tokenizer.specials.unknown
             tokens.append({"token": token, "known": known} | _figures(names, own[:, place], posterior[:, place]))
         whole = _figures(names, own.sum(1), posterior[:, -1])
-        rows.append({"text": text, "unit": data.unit, **whole, "tokens": tokens})
+        rows.append({"text": text, "unit": runs[0].config.tokenizer.kind, **whole, "tokens": tokens})
     return rows
 
 
@@ -111,7 +111,7 @@ def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting
             own, first = (getattr(each.config.data, name) for each in (run, runs[0]))
             if own != first:
                 raise UserError(f"{run.folder} reads texts with {name} {own}, {runs[0].folder} with {first}")
-        if run.vocabulary.tokens != runs[0].vocabulary.tokens:
+        if run.tokenizer.tokens != runs[0].tokenizer.tokens:
             raise UserError(f"{run.folder} and {runs[0].folder} have different vocabularies: no average can be told")
 
 
@@ -149,7 +149,7 @@ def raised(
     """
     first, second = row_of(first), row_of(second)
     _check(runs, texts, [first, second])
-    size = len(runs[0].vocabulary)
+    size = len(runs[0].tokenizer)
     total, mass = torch.zeros(2, size, dtype=torch.double)
     for run in runs:
         corpora = [run.read(texts, [context] * len(texts), unknown=unknown) for context in (first, second)]
@@ -161,8 +161,8 @@ def raised(
                     weight = (ours.exp() + theirs.exp()) / 2
                     total += (weight * (ours - theirs)).sum(0).double().cpu()  # NaN of the start token
                     mass += weight.sum(0).double().cpu()
-    counts, ratios, tokens = (mass / len(runs)).tolist(), (total / mass).tolist(), runs[0].vocabulary.tokens
-    start = runs[0].vocabulary.specials.start
+    counts, ratios, tokens = (mass / len(runs)).tolist(), (total / mass).tolist(), runs[0].tokenizer.tokens
+    start = runs[0].tokenizer.specials.start
     kept = [index for index in range(size) if index != start and counts[index] >= least]
     rows = [{"token": tokens[index], "ratio": ratios[index], "count": counts[index]} for index in kept]
     return sorted(rows, key=lambda row: -row["ratio"])
@@ -172,9 +172,9 @@ def _log_probabilities(run: Run, corpus: Corpus, rows: NDArray[np.int64]) -> Ite
     """Log probabilities (N, V) of every token at all positions of the texts `rows`, some positions at a time."""
     batch = run.batch(corpus, rows)
     conditioned = run.model.condition(batch.context.select(torch.zeros(1, dtype=torch.long, device=run.device)))
-    context_bias, same = run.model.output.fold(conditioned.context_bias), torch.zeros_like(batch.rows)
+    context_bias, same = run.model.head.fold(conditioned.head), torch.zeros_like(batch.rows)
     hidden = run.model.representations(batch, conditioned.select(same))[batch.mask()]
-    for states in torch.split(hidden, max(1, RANKED // len(run.vocabulary))):
-        yield run.model.output.log_probabilities(
+    for states in torch.split(hidden, max(1, RANKED // len(run.tokenizer))):
+        yield run.model.head.log_probabilities(
             states, context_bias.select(torch.zeros_like(states[:, 0], dtype=torch.long))
         )

@@ -22,7 +22,7 @@ def draw(run: Run, count: int, seed: int = 0, proposal: str = "rank") -> Samples
     choose("proposal", proposal, PROPOSALS)
     limits.check(samples=count, seed=seed)
     memory.check(DRAW * count, f"{count:,} samples")
-    by = by_unigrams(run, count) if proposal == "unigram" else Proposal.by_rank(len(run.vocabulary), count, run.device)
+    by = by_unigrams(run, count) if proposal == "unigram" else Proposal.by_rank(run.tokenizer, count, run.device)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return by.draw()
@@ -31,5 +31,5 @@ def draw(run: Run, count: int, seed: int = 0, proposal: str = "rank") -> Samples
 def by_unigrams(run: Run, count: int) -> Proposal:
     """The proposal of `count` draws from the targets of training; a token that was none counts as seen once."""
     counts = run.unigrams().clamp(min=1)
-    counts[run.vocabulary.specials.start] = 0  # no text has it as a target
+    counts[run.tokenizer.specials.start] = 0  # no text has it as a target
     return Proposal(counts, count, run.device)

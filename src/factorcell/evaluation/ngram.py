@@ -23,20 +23,20 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import files, limits, lock
-from factorcell.config import Config, DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, targets
 from factorcell.data.schema import ContextSchema
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
 from factorcell.progress import progress_bar
 
 ORDERS = range(1, 13)
-USUAL = {"word": 4, "space": 4, "char": 9, "grapheme": 9}  # the order for each unit; longer ones gain little
+USUAL, USUAL_OF_CHARACTERS = 4, 9  # orders; longer ones gain little
 TOKENS = 1 << 20  # of a corpus that are looked up at once
 CELLS = 4_000_000  # probabilities that exist at one time, 32 MB
 FALLBACK = (0.5, 1.0, 1.5)  # discounts where a corpus has too few n-grams to estimate them
 FORMAT = 1  # of the folder
-FILE, TABLES, VOCABULARY = "ngram.json", "ngrams.safetensors", "vocabulary.txt"
+FILE, TABLES = "ngram.json", "ngrams.safetensors"
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -93,7 +93,7 @@ def discounts(counts: Ids) -> tuple[float, ...]:
 
 def count(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCounts]:
     """What Kneser-Ney counts of every n-gram of a corpus, order 1 to `order`, or to the longest text."""
-    size, tokens, begins = len(corpus.vocabulary), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
+    size, tokens, begins = len(corpus.tokenizer), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
     keys = [np.arange(size)]
     counts = [np.bincount(targets(corpus), minlength=size)]
     ids = tokens  # of the n-gram that ends here; -1 where it would reach into the text before
@@ -127,67 +127,73 @@ def _before(ids: Ids, begins: Ids) -> Ids:
 class NGram:
     """An n-gram model of one vocabulary, with what it needs to read new texts. It knows of no context."""
 
-    def __init__(self, folder: Path, data: DataConfig, vocabulary: Vocabulary, grams: list[NGramCounts]) -> None:
-        self.folder, self.data, self.vocabulary, self.grams = folder, data, vocabulary, grams
+    def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer, grams: list[NGramCounts]) -> None:
+        self.folder, self.config, self.tokenizer, self.grams = folder, config, tokenizer, grams
         self.schema = ContextSchema()
         histories = [1, *(len(table.keys) for table in grams)]
-        self.levels = [Level(*pair, len(vocabulary)) for pair in zip(grams, histories, strict=False)]
-        self.uniform = 1 / (len(vocabulary) - 1)  # the start token is never predicted
+        self.levels = [Level(*pair, len(tokenizer)) for pair in zip(grams, histories, strict=False)]
+        self.uniform = 1 / (len(tokenizer) - 1)  # the start token is never predicted
 
     @classmethod
     def fit(
         cls,
         source: Any,
-        data: DataConfig,
+        config: Config,
         folder: str | Path,
         *,
         order: int | None = None,
-        vocabulary: Vocabulary | None = None,
+        tokenizer: Tokenizer | None = None,
         progress: bool = False,
     ) -> "NGram":
-        """Count the texts of `source`, read as `data` says, and keep the model in `folder`, which must be new.
+        """Count the texts of `source`, read as `config` says, and keep the model in `folder`, which must be new.
 
-        A corpus has been read so, and has its vocabulary. `vocabulary` is that of another model, so that the two have
-        the same targets; else it is made from `source`. Without an `order` it is the usual one of the unit.
+        A corpus has been read so, and has its tokenizer. `tokenizer` is that of another model, so that the two have the
+        same targets; else it is made from `source`. Without an `order` it is the usual one of the tokens.
         """
-        folder, data = Path(folder), replace(data, context=(), user="", time="", anonymous=False)
-        order = USUAL[data.unit] if order is None else order
+        folder, data = Path(folder), replace(config.data, context=(), user="", time="", anonymous=False)
+        reading = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
+        config = Config(data=data, tokenizer=reading.options)
+        if order is None:
+            order = USUAL_OF_CHARACTERS if reading.is_character_level else USUAL
         limits.check(order=order)
         with lock.writing(folder):
-            files.new_folder(folder, (TABLES, VOCABULARY))
+            files.new_folder(folder, (TABLES, *reading.FILES))
             corpus = source
             if not isinstance(source, Corpus):
-                corpus = prepare(source, data, vocabulary=vocabulary, progress=progress)
-            model = cls(folder, data, corpus.vocabulary, count(corpus, order, progress))
+                corpus = prepare(source, config, tokenizer=tokenizer, progress=progress)
+            model = cls(folder, config, corpus.tokenizer, count(corpus, order, progress))
             model._save()
         return model
 
     def _save(self) -> None:
-        """Write ngram.json, vocabulary.txt and ngrams.safetensors."""
-        files.list_files(self.folder, (FILE, VOCABULARY))
+        """Write ngram.json, ngrams.safetensors and the files of the tokenizer."""
+        files.list_files(self.folder, (FILE, *self.tokenizer.FILES))
         tensors = {}
         for order, table in enumerate(self.grams, 1):
             tensors[f"keys{order}"] = torch.from_numpy(table.keys)
             tensors[f"counts{order}"] = torch.from_numpy(table.counts.astype(np.int32))
-        files.save_tensors(self.folder / TABLES, tensors, {"vocabulary": len(self.vocabulary)})
-        self.vocabulary.save(self.folder / VOCABULARY)
-        files.write_versioned(self.folder / FILE, {"order": len(self.grams), "data": asdict(self.data)}, FORMAT)
+        files.save_tensors(self.folder / TABLES, tensors, {"vocabulary": len(self.tokenizer)})
+        self.tokenizer.save(self.folder)
+        reading = {"data": asdict(self.config.data), "tokenizer": asdict(self.config.tokenizer)}
+        files.write_versioned(self.folder / FILE, {"order": len(self.grams), **reading}, FORMAT)
 
     @classmethod
     def open(cls, folder: str | Path) -> "NGram":
         """The model in `folder`, which `save` wrote."""
         folder = Path(folder)
         facts = files.read_versioned(folder / FILE, FORMAT, folder)
-        vocabulary = Vocabulary.load(folder / VOCABULARY)
         tensors, known = files.load_tensors(folder / TABLES)
-        if type(facts.get("order")) is not int or facts["order"] not in ORDERS or "data" not in facts:
-            raise UserError(f"{folder / FILE}: not an n-gram model (order, data)")
+        if type(facts.get("order")) is not int or facts["order"] not in ORDERS:
+            raise UserError(f"{folder / FILE}: not an n-gram model (expected an order from 1 to {max(ORDERS)})")
+        sections = {name: values for name, values in facts.items() if name in ("data", "tokenizer")}
+        config = Config.from_dict(sections, str(folder / FILE))
+        tokenizer = load_tokenizer(config, folder)
         names = {f"{name}{order}" for order in range(1, facts["order"] + 1) for name in ("keys", "counts")}
-        if set(tensors) != names or not isinstance(known, dict) or known.get("vocabulary") != len(vocabulary):
+        if set(tensors) != names or not isinstance(known, dict) or known.get("vocabulary") != len(tokenizer):
             raise UserError(f"{folder / TABLES}: does not belong to this order and vocabulary")
         arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
         grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, facts["order"] + 1)]
-        return cls(folder, Config.from_dict({"data": facts["data"]}, str(folder / FILE)).data, vocabulary, grams)
+        return cls(folder, config, tokenizer, grams)
 
     def prepare(
         self,
@@ -201,8 +207,8 @@ class NGram:
         """Texts from rows, tables or a file, read as in training, without their contexts; options as `data.prepare`."""
         return prepare(
             source,
-            self.data,
-            vocabulary=self.vocabulary,
+            self.config,
+            tokenizer=self.tokenizer,
             schema=self.schema,
             unknown=unknown,
             optional=optional,
@@ -222,7 +228,7 @@ class NGram:
 
     def ranks(self, corpus: Corpus) -> Ids:
         """The rank of every target among all tokens (T), 1 the most probable; ties count against it."""
-        found, size = [], max(1, CELLS // len(self.vocabulary))
+        found, size = [], max(1, CELLS // len(self.tokenizer))
         for histories, _, wanted in self.blocks(corpus):
             for begin in range(0, len(wanted), size):
                 rows = slice(begin, begin + size)
@@ -241,12 +247,12 @@ class NGram:
         for level, history, weight in zip(self.levels[1:], histories[1:], after[1:], strict=True):
             rows, grams = level.followers(history)
             everything[rows, level.keys[grams] % level.size] += level.share[grams] * weight[rows]
-        everything[:, self.vocabulary.specials.start] = 0.0
+        everything[:, self.tokenizer.specials.start] = 0.0
         return everything
 
     def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:
         """For some texts at a time, ids of each target's history and n-gram at every order, and the targets."""
-        if corpus.vocabulary.tokens != self.vocabulary.tokens:
+        if list(corpus.tokenizer.tokens) != list(self.tokenizer.tokens):
             raise UserError(f"{self.folder}: has another vocabulary than these texts were read with")
         offsets = np.asarray(corpus.offsets)
         lows = np.flatnonzero(np.diff(offsets[:-1] // TOKENS, prepend=-1))

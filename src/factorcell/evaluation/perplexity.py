@@ -106,7 +106,7 @@ def without_context(run: Scorer, corpus: Corpus, baseline: Scorer | None = None)
 
 def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
     """`UserError` unless both predict the same tokens."""
-    if baseline.vocabulary.tokens != run.vocabulary.tokens:
+    if baseline.tokenizer.tokens != run.tokenizer.tokens:
         both = f"{baseline.folder} and {run.folder}"
         raise UserError(f"{both} have different vocabularies: no gain can be told; compare bits per byte")
 

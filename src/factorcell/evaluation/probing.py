@@ -47,14 +47,16 @@ def labelled(run: Run, source: Any, target: str) -> tuple[list[str], list[str]]:
             if not is_missing(value):
                 texts.append(text)
                 values.append(category_name(value))
-    report_truncated(truncated(texts, run.config.data), table.name, run.config.data.max_tokens)
+    report_truncated(
+        truncated(texts, run.tokenizer, run.config.data.max_tokens), table.name, run.config.data.max_tokens
+    )
     return texts, values
 
 
 def final_states(run: Run, texts: Sequence[str], *, progress: bool = False) -> Floats:
     """The hidden state (B, H) of the last layer after each text."""
     corpus = _read(run, texts)
-    found = np.zeros((len(texts), run.config.model.hidden_size), dtype=np.float32)
+    found = np.zeros((len(texts), run.model.backbone.size), dtype=np.float32)
     for batch, hidden in _hidden(run, corpus, progress):
         last = hidden[torch.arange(len(hidden), device=hidden.device), batch.lengths - 1]
         found[batch.rows.cpu().numpy()] = last.cpu().numpy()
@@ -90,7 +92,7 @@ def along(run: Run, texts: Sequence[str], unit: int) -> list[Row]:
     for text, own in zip(texts, states(run, texts), strict=True):
         written = run.tokenizer.split(text)[: len(own)]
         tokens = [{"token": token, "value": value} for token, value in zip(written, own[:, unit].tolist(), strict=True)]
-        rows.append({"text": text, "unit": run.config.data.unit, "hidden_unit": unit, "tokens": tokens})
+        rows.append({"text": text, "unit": run.config.tokenizer.kind, "hidden_unit": unit, "tokens": tokens})
     return rows
 
 

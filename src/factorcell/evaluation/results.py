@@ -1,16 +1,15 @@
 """Results of a model, kept in its run folder: the model of a folder, its figures, what it predicted."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from factorcell import files, inputs
-from factorcell.config import Config, DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.tables import name_of, open_table
+from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.values import category_name, to_number
-from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import ngram, perplexity, text_figures
 from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.classification import classify
@@ -48,16 +47,16 @@ def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def reading(like: Path | None, config: Path | None, text: str | None = None) -> tuple[DataConfig, Vocabulary | None]:
-    """How the model in the folder `like` reads texts, with its vocabulary; or how the file `config` says, with none.
+def reading(like: Path | None, config: Path | None, text: str | None = None) -> tuple[Config, Tokenizer | None]:
+    """Return how the model in the folder `like` reads texts, with its tokenizer; or the file `config`, with none.
 
     `text` names the column of the texts anew.
     """
-    data, vocabulary = (Config.load(config) if config else Config()).data, None
+    reading, tokenizer = Config.load(config) if config else Config(), None
     if like is not None:
         model = open_model(like)
-        data, vocabulary = model.data if isinstance(model, NGram) else model.config.data, model.vocabulary
-    return (data if text is None else replace(data, text=text)), vocabulary
+        reading, tokenizer = model.config, model.tokenizer
+    return (reading if text is None else reading.with_options(text=text)), tokenizer
 
 
 def note(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> str | None:
@@ -94,7 +93,7 @@ def evaluate(
     """
     if top and not isinstance(run, Run | NGram):
         raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
-    other_tokens = baseline is not None and baseline.vocabulary.tokens != run.vocabulary.tokens
+    other_tokens = baseline is not None and list(baseline.tokenizer.tokens) != list(run.tokenizer.tokens)
     if baseline is not None and by:  # first, since one of other tokens may want other columns too
         perplexity.check_vocabularies(run, baseline)
     columns = {column: column_groups(source, column) for column in by}

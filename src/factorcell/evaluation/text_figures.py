@@ -63,7 +63,7 @@ Figures = dict[str, TextSums]
 
 def key_of(corpus: Corpus, *asked: str) -> str:
     """What tells the texts of a corpus, as its vocabulary reads them, and what was `asked` of them, from others."""
-    digest = hashlib.sha256(json.dumps([corpus.vocabulary.tokens, asked]).encode())
+    digest = hashlib.sha256(json.dumps([corpus.tokenizer.tokens, asked]).encode())
     for array in (corpus.tokens, corpus.offsets):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]

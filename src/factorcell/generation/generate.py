@@ -136,7 +136,7 @@ def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
         for token, number in zip(tokens, run.tokenizer.encode(tokens), strict=True)
         if number == run.tokenizer.specials.unknown
     ]
-    return {token: difflib.get_close_matches(token, run.vocabulary.ids, n=3) for token in dict.fromkeys(unknown)}
+    return {token: difflib.get_close_matches(token, run.tokenizer.tokens, n=3) for token in dict.fromkeys(unknown)}
 
 
 def every(schema: ContextSchema, column: str) -> list[str]:
@@ -323,14 +323,14 @@ def condition(
     corpus = run.read([""] * len(distinct), [contexts[place] for place in distinct], unknown=unknown)
     with run.scoring():
         conditioned = run.model.condition(corpus.context(np.arange(len(distinct))).to(run.device))
-        conditioned = replace(conditioned, context_bias=run.model.output.fold(conditioned.context_bias))
+        conditioned = replace(conditioned, head=run.model.head.fold(conditioned.head))
     return conditioned, torch.from_numpy(which).to(run.device)
 
 
 def _fits(run: Run, contexts: int, beam: tuple[int, int], tokens: int) -> None:
     """`UserError` unless there is memory for beams of so many beginnings, each grown by so many tokens."""
     width, across = beam
-    wanted = sizes.beam_bytes(run.config.model, len(run.vocabulary), contexts, width, across, tokens)
+    wanted = sizes.beam_bytes(run.model, contexts, width, across, tokens)
     memory.check(wanted, f"{contexts:,} times {width:,} beginnings of texts")
 
 

@@ -19,6 +19,7 @@ from factorcell.generation.choosing import Constraints, Sampler, chosen
 from factorcell.model.backbone import Conditions, State
 from factorcell.model.kernels.drawing import Barred, Likeliest, PackedTable, Wanted, next_tokens
 from factorcell.model.language_model import Conditioned, LanguageModel
+from factorcell.model.output import ContextBias, SoftmaxHead
 
 ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
 READ = 128  # texts that are read at one time in compiled code
@@ -140,14 +141,14 @@ class _Compiled:
 
     def __init__(self, model: LanguageModel, table: PackedTable, conditioned: Conditioned) -> None:
         self.model, self.table, self.conditioned = model, table, conditioned
-        self.output, bias = model.output, conditioned.context_bias
+        self.output, bias = cast(SoftmaxHead, model.head), cast(ContextBias, conditioned.head)
         self.bias = cast(Tensor, (self.output.fold(bias) if bias.bias is None else bias).bias)
         self.known: dict[int, tuple[Tensor, Conditions]] = {}  # of each block, its contexts and their conditions
 
     @classmethod
     def of(cls, model: Steps, conditioned: Conditioned) -> "_Compiled | None":
         """None where there is no such code for `model`."""
-        if not isinstance(model, LanguageModel) or (table := model.output.pack()) is None:
+        if not isinstance(model, LanguageModel) or (table := model.head.pack()) is None:
             return None
         return cls(model, table, conditioned)
 

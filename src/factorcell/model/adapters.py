@@ -15,9 +15,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from factorcell.config import EXTENSIBLE, PREFIX, ModelConfig, UserError
+from factorcell.config import EXTENSIBLE, ModelConfig, UserError
 from factorcell.model.initial import normal
 from factorcell.model.kernels.recurrence import Packed
+from factorcell.option_fields import PREFIX
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ The coupled one is that of the papers (TACL 2018, appendix A, equations 8 and 9)
 Shapes: B texts, T steps, E inputs, H hidden, D = E + H, G gate columns, K context, R rank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,13 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import CELLS as NAMES
-from factorcell.config import EXTENSIBLE, ModelConfig, UserError
+from factorcell.config import EXTENSIBLE, UserError
+from factorcell.kinds import RecurrentOptions
 from factorcell.model.adapters import AdaptedWeights, LayerSizes, adapter, shifted
+from factorcell.model.backbone import BackboneSizes
 from factorcell.model.dropout import mask
 from factorcell.model.initial import uniform
 from factorcell.model.kernels import gpu_recurrence, library
 from factorcell.model.kernels.recurrence import Inputs, Packed, run, usable
+from factorcell.option_fields import CELLS as NAMES
 
 
 @dataclass(frozen=True)
@@ -143,21 +145,21 @@ class Cell(nn.Module):
     instead, with one mask a text (Gal and Ghahramani 2016).
     """
 
-    def __init__(self, embedding_size: int, context_size: int, config: ModelConfig, adapt: Sequence[str]) -> None:
-        """Of inputs (E) and context vectors (K), with the adapters `adapt`; all else as the config of the model."""
+    def __init__(self, config: RecurrentOptions, sizes: BackboneSizes) -> None:
+        """Make a layer whose inputs, context vectors and adapters have these `sizes`."""
         super().__init__()
         self.kind, self.dropout, self.variational = kind(config.cell)(), config.dropout_recurrent, config.variational
         hidden_size = config.hidden_size
-        sizes = LayerSizes(context_size, embedding_size, hidden_size, self.kind.gates, config.rank)
-        inputs, gates = sizes.rows, sizes.columns
-        self.embedding_size, self.hidden_size = embedding_size, hidden_size
+        layer = LayerSizes(sizes.context, sizes.inputs, hidden_size, self.kind.gates, sizes.rank)
+        inputs, gates = layer.rows, layer.columns
+        self.embedding_size, self.hidden_size = sizes.inputs, hidden_size
         self.matrix = nn.Parameter(uniform((inputs, gates), (6 / (inputs + hidden_size)) ** 0.5))
         self.bias = nn.Parameter(torch.zeros(gates))
         normed = gates + hidden_size if self.kind.memory else gates  # of the gates, and of m
         self.gain = nn.Parameter(torch.ones(normed)) if config.layer_norm else None
         self.shift = nn.Parameter(torch.zeros(normed)) if config.layer_norm else None
         self.compiled = type(self.kind) is Coupled  # compiled code knows one layer, the papers' LSTM itself
-        self.adapters = nn.ModuleDict({name: adapter(name)(sizes) for name in adapt})
+        self.adapters = nn.ModuleDict({name: adapter(name)(layer) for name in sizes.adapt})
 
     def adapt(self, vector: Tensor) -> AdaptedWeights:
         """The weights of B contexts `vector` (B, K): W and b with the shifts of all adapters, W' still factored."""

@@ -6,7 +6,7 @@
 Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import PREFIX, ModelConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
-from factorcell.data.vocabulary import Specials
+from factorcell.data.vocabulary import SPECIAL_IDS, Specials
 from factorcell.model.adapters import shifting
-from factorcell.model.backbone import Backbone, Conditions, State
+from factorcell.model.backbone import Backbone, BackboneSizes, Conditions, State
 from factorcell.model.control_codes import Prefix
 from factorcell.model.devices import compute_on_one_thread_after_fork
-from factorcell.model.dropout import dropped
 from factorcell.model.encoder import ContextEncoder
+from factorcell.model.head import Head, HeadConditions, HeadSizes
 from factorcell.model.initial import normal
-from factorcell.model.output import ContextBias, Output, Picked, Reads, Samples
-from factorcell.model.recurrent import RecurrentBackbone
+from factorcell.model.kinds import backbone_class, head_class
+from factorcell.model.output import Picked, Reads, Samples
+from factorcell.option_fields import PREFIX
 
 RANKED = 4_000_000  # log probabilities that exist at one time, to rank targets among them
 STEPS = 20_000  # tokens of a text that are read at once where no gradient is kept
@@ -35,52 +36,54 @@ STEPS = 20_000  # tokens of a text that are read at once where no gradient is ke
 
 @dataclass(frozen=True)
 class Conditioned:
-    """All that B contexts decide.
+    """Everything that B contexts determine.
 
-    The `conditions` of the backbone, its state before the `start` token, and what is added to the softmax bias.
+    Attributes:
+        conditions: Of the backbone.
+        start: The state of the backbone before the start token.
+        head: The conditions of the head.
     """
 
     conditions: Conditions
     start: State
-    context_bias: ContextBias
+    head: HeadConditions
 
     def select(self, rows: Tensor) -> "Conditioned":
         """The conditions of `rows` (B',), repeated where a row is named twice."""
-        return Conditioned(self.conditions.select(rows), self.start.select(rows), self.context_bias.select(rows))
+        return Conditioned(self.conditions.select(rows), self.start.select(rows), self.head.select(rows))
 
 
 class LanguageModel(nn.Module):
-    """p(text given context), for words or characters."""
+    """p(text given context): a context encoder, token embeddings, a backbone and a head.
 
-    specials = Specials()
+    Args:
+        config: The config, which names the kinds of the backbone and the head.
+        vocabulary_size: The number of tokens, V.
+        schema: The context variables.
+        specials: The ids of special tokens.
+    """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        vocabulary_size: int,
-        schema: ContextSchema,
-        backbone: Callable[[ModelConfig, int, tuple[str, ...]], Backbone] = RecurrentBackbone,
+        self, config: Config, vocabulary_size: int, schema: ContextSchema, specials: Specials = SPECIAL_IDS
     ) -> None:
-        """`backbone` makes a module from the config, the size of the context vector and the adapters' names."""
         compute_on_one_thread_after_fork()
         super().__init__()
-        self.config = config
-        shifts = shifting(config) if schema.variables else ()
-        encoded = bool(schema.variables and (shifts or config.output_bias))
-        self.encoder = ContextEncoder(config, schema) if encoded else None
-        self.prefix = Prefix(schema, config.embedding_size) if schema.variables and PREFIX in config.adapt else None
+        model = config.model
+        self.config, self.specials = model, specials
+        shifts = shifting(model) if schema.variables else ()
+        encoded = bool(schema.variables and (shifts or model.output_bias))
+        self.encoder = ContextEncoder(model, schema) if encoded else None
+        self.prefix = Prefix(schema, model.embedding_size) if schema.variables and PREFIX in model.adapt else None
         self.adapted = encoded or self.prefix is not None
-        start = normal((vocabulary_size, config.embedding_size), config.embedding_size**-0.5)
-        self.embedding = nn.Parameter(start)
-        # Run folders know the parameters of the backbone by this name.
-        self.cells = backbone(config, config.context_size if self.encoder else 0, shifts)
-        sizes = self.encoder.sizes if self.encoder else None
-        self.output = Output(self.embedding, config, schema, sizes)
-
-    @property
-    def backbone(self) -> Backbone:
-        """What reads embedded tokens."""
-        return self.cells
+        self.embedding = nn.Parameter(normal((vocabulary_size, model.embedding_size), model.embedding_size**-0.5))
+        context_size = model.context_size if self.encoder else 0
+        sizes = BackboneSizes(model.embedding_size, context_size, shifts, model.rank)
+        self.backbone: Backbone = backbone_class(config.backbone.kind)(config.backbone, sizes)
+        biased = schema if self.encoder else ContextSchema()
+        parts = tuple(self.encoder.sizes) if self.encoder else ()
+        self.head: Head = head_class(config.head.kind)(
+            config.head, self.embedding, HeadSizes(self.backbone.size, model, biased, parts, specials)
+        )
 
     @property
     def device(self) -> torch.device:
@@ -106,8 +109,8 @@ class LanguageModel(nn.Module):
         conditions = self.backbone.condition(vector, packed)
         start = self.backbone.start(conditions, len(context))
         if self.prefix is not None:
-            _, start = self._read(self.prefix(context), conditions, start)
-        return Conditioned(conditions, start, self.output.context_bias(vector, parts, context))
+            _, start = self.backbone(self.prefix(context), conditions, start)
+        return Conditioned(conditions, start, self.head.condition(vector, parts, context))
 
     def fold(self, conditioned: Conditioned, shared: bool = False) -> Conditioned:
         """The same, with all that changes weights multiplied out: for many tokens that share a context.
@@ -115,7 +118,7 @@ class LanguageModel(nn.Module):
         If `shared` there is one context, in which any number of texts are read.
         """
         conditions = self.backbone.fold(conditioned.conditions, shared)
-        return Conditioned(conditions, conditioned.start, self.output.fold(conditioned.context_bias))
+        return Conditioned(conditions, conditioned.start, self.head.fold(conditioned.head))
 
     def forward(self, batch: Batch, conditioned: Conditioned | None = None) -> Tensor:
         """Exact nats (B, T) of all targets of `batch`, zero on padding.
@@ -129,14 +132,15 @@ class LanguageModel(nn.Module):
         for begin in range(0, steps, size):
             tokens, lengths = batch.tokens[:, begin : begin + size + 1], (batch.lengths - begin).clamp(0, size)
             inputs = F.embedding(tokens[:, :-1], self.embedding)
-            vectors, state = self._read(inputs, conditioned.conditions, state, lengths)
-            parts.append(self.output.nats(vectors, tokens[:, 1:], conditioned.context_bias))
+            vectors, state = self.backbone(inputs, conditioned.conditions, state, lengths)
+            parts.append(self.head.nats(vectors, tokens[:, 1:], conditioned.head))
         return torch.cat(parts, 1).masked_fill(~batch.mask(), 0.0)
 
     def representations(self, batch: Batch, conditioned: Conditioned) -> Tensor:
         """Vectors (B, T, H) of the backbone that predict the targets: after the start token and all but the last."""
         inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
-        return self._read(inputs, conditioned.conditions, conditioned.start, batch.lengths)[0]
+        vectors: Tensor = self.backbone(inputs, conditioned.conditions, conditioned.start, batch.lengths)[0]
+        return vectors
 
     def ranks(self, batch: Batch) -> Tensor:
         """The rank (B, T) of each target among all tokens, 1 the most probable, ties against it; zero on padding."""
@@ -147,9 +151,7 @@ class LanguageModel(nn.Module):
         found = []
         for states, texts, targets in zip(*(torch.split(part, size) for part in (vectors, text, wanted)), strict=True):
             own, place = torch.unique(texts, return_inverse=True)  # biases of all texts at once would not fit
-            logs = self.output.log_probabilities(
-                states, self.output.fold(conditioned.context_bias.select(own)).select(place)
-            )
+            logs = self.head.log_probabilities(states, self.head.fold(conditioned.head.select(own)).select(place))
             found.append((logs >= logs.gather(1, targets[:, None])).sum(1))
         ranks[inside] = torch.cat(found)
         return ranks
@@ -167,27 +169,28 @@ class LanguageModel(nn.Module):
         Of the tables with a row a token (or a bucket) only the rows that it `reads` are read, once. Who has `picked`
         them already gets gradients of their size.
         """
-        conditioned, output = conditioned or self.condition(batch.context), self.output
-        reads = reads or output.reads(batch.tokens, samples, conditioned.context_bias.categories)
+        conditioned = conditioned or self.condition(batch.context)
+        reads = reads or self.head.reads(batch.tokens, samples, batch.context.categories)
         picked = picked or [
             [F.embedding(rows, table) for table in tables]
             for rows, tables in zip(reads.rows, self.row_tables(), strict=True)
         ]
         rows = torch.searchsorted(reads.used, batch.tokens)
         inputs = F.embedding(rows[:, :-1], picked[0][0])
-        vectors, _ = self._read(inputs, conditioned.conditions, conditioned.start, batch.lengths)
-        nats = output.sampled_nats(vectors, rows[:, 1:], conditioned.context_bias, samples, reads, picked)
+        vectors, _ = self.backbone(inputs, conditioned.conditions, conditioned.start, batch.lengths)
+        nats = self.head.sampled_nats(vectors, rows[:, 1:], conditioned.head, samples, reads, picked)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def reads(self, batch: Batch, samples: Samples) -> Reads:
         """What `sampled` reads of the tables with a row a token or a bucket."""
-        return self.output.reads(batch.tokens, samples, batch.context.categories)
+        reads: Reads = self.head.reads(batch.tokens, samples, batch.context.categories)
+        return reads
 
     def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
         """`token` (B,) and a state (none: before the start token) -> log probabilities (B, V) of the next, state."""
         before = conditioned.start if state is None else state
         vectors, after = self.backbone.step(self.embedding[token], conditioned.conditions, before)
-        return self.output.log_probabilities(vectors, conditioned.context_bias), after
+        return self.head.log_probabilities(vectors, conditioned.head), after
 
     def advance(self, token: Tensor, conditions: Conditions, state: State) -> tuple[Tensor, State]:
         """As `step` for many texts at once, in compiled code if there is any, up to the vectors (B, H) that predict."""
@@ -196,7 +199,7 @@ class LanguageModel(nn.Module):
 
     def row_tables(self) -> list[list[nn.Parameter]]:
         """Tables of which a sampled step reads few rows: embeddings and adapted softmax biases, as `Reads.rows`."""
-        return self.output.row_tables()
+        return self.head.row_tables()
 
     def kept(self) -> dict[str, Tensor]:
         """What a run folder keeps: parameters, and what a hashed bias has seen in training."""
@@ -206,12 +209,3 @@ class LanguageModel(nn.Module):
     def parameter_count(self) -> int:
         """The number of learned values."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-    def _read(
-        self, inputs: Tensor, conditions: Conditions, start: State, lengths: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """`inputs` (B, T, E) -> vectors (B, T, H) of the backbone, last state; in training mode with dropout."""
-        if self.training:
-            inputs = dropped(inputs, self.config.dropout_token, False, whole=True)
-            inputs = dropped(inputs, self.config.dropout_input, self.config.variational)
-        return self.backbone.forward(inputs, conditions, start, lengths)

@@ -1,6 +1,7 @@
 """The model card: what a run was trained on, how, and the numbers that it reached, in Markdown."""
 
 import re
+from dataclasses import asdict
 from typing import Any
 
 from factorcell import files
@@ -30,14 +31,15 @@ def text(run: Run) -> str:
 
 
 def _model(run: Run) -> str:
-    model, data = run.config.model, run.config.data
-    recurrent = " + ".join(model.adapt) or "nothing"
-    bias = " + ".join(model.output_bias) or "nothing"
+    model, share = run.config.model, run.model.backbone.adapted_share()
+    adapted, bias = (" + ".join(names) or "nothing" for names in (model.adapt, model.output_bias))
+    of_parameters = "" if share is None else f", {share:.2%} of its parameters"
+    backbone = ", ".join(f"{name} {value}" for name, value in asdict(run.config.backbone).items() if value)
     return (
-        f"A recurrent language model over {data.unit} units ({model.layers} x {model.cell}, embeddings "
-        f"{model.embedding_size}, hidden {model.hidden_size}, "
-        f"{run.model.parameter_count():,} parameters). Its context changes, in the recurrent layer: {recurrent} "
-        f"(rank {model.rank}, {run.model.backbone.adapted_share():.2%} of its parameters); in the softmax bias: {bias}."
+        f"A language model of {run.model.parameter_count():,} parameters with the tokenizer "
+        f"{run.config.tokenizer.kind}, embeddings of {model.embedding_size} and a backbone ({backbone}). "
+        f"Its context changes, in the backbone: {adapted} (rank {model.rank}{of_parameters}); "
+        f"in the softmax bias: {bias}."
     )
 
 
@@ -47,7 +49,7 @@ def _training(run: Run) -> str:
     if trained:
         lines.append(f"- {trained['texts']:,} texts, {trained['targets']:,} targets, from {code(trained['source'])}")
     if chosen := trained.get("chosen"):
-        lines.append(f"- chosen by the table: {code(run.config.told(chosen))}")
+        lines.append(f"- chosen by the table: {code(run.config.listed(chosen))}")
     if tuned := trained.get("finetuned"):
         moved = ", ".join(
             f"{row['moved']:,} of {row['values']:,} values of {plain(row['part'])}" for row in tuned["moved"]
@@ -57,7 +59,9 @@ def _training(run: Run) -> str:
         share = row["nonzero"] / max(1, row["coefficients"])
         counted = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {plain(row['variable'])}"
         lines.append(f"- sparse softmax bias: {counted} are not zero ({share:.2%})")
-    lines.append(f"- vocabulary of {len(run.vocabulary):,} tokens (seen at least {run.config.data.min_count} times)")
+    lines.append(
+        f"- vocabulary of {len(run.tokenizer):,} tokens (seen at least {run.config.tokenizer.min_count} times)"
+    )
     lines += [f"- {plain(variable.describe())}" for variable in run.schema.variables]
     if run.config.training.canaries:
         lines.append(f"- with {run.config.training.canaries:,} canaries, random texts: a run for measuring only")

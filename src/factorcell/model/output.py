@@ -12,14 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import INSIDE, ModelConfig
+from factorcell.config import INSIDE
 from factorcell.data.context import Context
-from factorcell.data.schema import ContextSchema
-from factorcell.data.vocabulary import START
+from factorcell.data.tokenizer import Tokenizer
+from factorcell.kinds import SoftmaxOptions
+from factorcell.model.head import Head, HeadSizes
 from factorcell.model.initial import normal
 from factorcell.model.kernels import library, softmax
 from factorcell.model.kernels.drawing import PackedTable
@@ -56,11 +59,11 @@ class Proposal:
         self.log_inclusion = inclusion.clamp(min=1e-30).log().float().to(device)
 
     @classmethod
-    def by_rank(cls, size: int, draws: int, device: torch.device | None = None) -> "Proposal":
+    def by_rank(cls, tokenizer: Tokenizer, draws: int, device: torch.device | None = None) -> "Proposal":
         """From the order of the vocabulary alone, as if the token of rank n were seen log((n + 2) / (n + 1)) times."""
-        ranks = torch.arange(size, dtype=torch.double)
+        ranks = torch.arange(len(tokenizer), dtype=torch.double)
         counts = torch.log1p(1 / (ranks + 1))
-        counts[START] = 0
+        counts[tokenizer.specials.start] = 0
         return cls(counts, draws, device)
 
     def draw(self) -> Samples:
@@ -112,34 +115,32 @@ class Reads:
 Picked = list[list[Tensor]]
 
 
-class Output(nn.Module):
-    """The softmax layer over the token embeddings that the input layer uses too."""
+class SoftmaxHead(Head):
+    """A softmax over the token embeddings that the input layer uses too."""
+
+    Options = SoftmaxOptions
 
     never: Tensor
 
-    def __init__(
-        self, embedding: nn.Parameter, config: ModelConfig, schema: ContextSchema, sizes: Sequence[int] | None
-    ) -> None:
-        """`sizes` are those of the embeddings of the context variables; None: nothing is adapted."""
-        super().__init__()
+    def __init__(self, options: SoftmaxOptions, embedding: nn.Parameter, sizes: HeadSizes) -> None:
+        super().__init__(options, embedding, sizes)
         size, embedding_size = embedding.shape
         self.embedding = embedding
-        self.projection = nn.Parameter(normal((config.hidden_size, embedding_size), config.hidden_size**-0.5))
+        self.projection = nn.Parameter(normal((sizes.vectors, embedding_size), sizes.vectors**-0.5))
         self.bias = nn.Parameter(torch.zeros(size))
-        names = () if sizes is None else config.output_bias
-        self.adapters = nn.ModuleDict(
-            {name: TABLES[name](size, config, schema, sizes or ()) for name in names if name in TABLES}
-        )
-        self.hashed = HashBias(size, config, schema) if "hash" in names and schema.categories else None
+        names = sizes.model.output_bias if sizes.schema.variables else ()
+        self.adapters = nn.ModuleDict({name: TABLES[name](size, sizes) for name in names if name in TABLES})
+        hashed = "hash" in names and sizes.schema.categories
+        self.hashed = HashBias(size, options, sizes.schema) if hashed else None
         never = torch.zeros(size)
-        never[START] = -torch.inf  # a text starts once: the start token is never predicted
+        never[sizes.specials.start] = -torch.inf  # a text starts once: the start token is never predicted
         self.register_buffer("never", never, persistent=False)
 
     def begin(self, logs: Tensor) -> None:
         """Start from the log probabilities (V,) of the tokens."""
         self.bias.copy_(logs)
 
-    def context_bias(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
+    def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
         """What the adapted biases of B contexts need of them: vectors (B, K), `parts` of each variable, the values."""
         features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
         return ContextBias(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
@@ -152,6 +153,11 @@ class Output(nn.Module):
                 bias = torch.addmm(bias, part, weight.T)
         apart = self._apart(context_bias, self.tables(), self._pairs(context_bias))
         return ContextBias(context_bias.features, context_bias.categories, bias if apart is None else bias + apart)
+
+    def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
+        """Add pairs of targets (N,) and the values (N, C) of their texts to the filter of the hashed bias."""
+        if self.hashed is not None:
+            self.hashed.observe(tokens, categories)
 
     def tables(self) -> list[Tensor]:
         """The tables with a row for every token, (V, E) and (V, F) in the order of the features."""

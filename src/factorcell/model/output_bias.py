@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import ModelConfig
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, ContextSchema
+from factorcell.kinds import SoftmaxOptions
+from factorcell.model.head import HeadSizes
 
 HASHES = 16  # bits of the Bloom filter that a pair sets
 AT_ONCE = 1 << 19  # pairs of a value and a token that are looked at together
@@ -39,9 +40,9 @@ KEPT = 1 << 25  # bytes at most of what is remembered of the filter, for each va
 class LowRankBias(nn.Module):
     """Q c: a low-rank stand-in for one bias vector per context."""
 
-    def __init__(self, vocabulary_size: int, config: ModelConfig, schema: ContextSchema, sizes: Sequence[int]) -> None:
+    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(vocabulary_size, config.context_size))
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sizes.model.context_size))
 
     def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
         """Features (B, K): the context vector."""
@@ -51,9 +52,9 @@ class LowRankBias(nn.Module):
 class LowRankEachBias(nn.Module):
     """A term Q_i c_i for the embedding of each variable, without the network that joins them."""
 
-    def __init__(self, vocabulary_size: int, config: ModelConfig, schema: ContextSchema, sizes: Sequence[int]) -> None:
+    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sum(sizes)))
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sum(sizes.parts)))
 
     def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
         """Features (B, F): the embeddings of all variables."""
@@ -63,10 +64,10 @@ class LowRankEachBias(nn.Module):
 class OneHotBias(nn.Module):
     """A coefficient for every token and value of a categorical variable."""
 
-    def __init__(self, vocabulary_size: int, config: ModelConfig, schema: ContextSchema, sizes: Sequence[int]) -> None:
+    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
         super().__init__()
-        self.schema = schema
-        columns = sum(len(variable.values) for variable in schema.categories)
+        self.schema = sizes.schema
+        columns = sum(len(variable.values) for variable in self.schema.categories)
         self.weight = nn.Parameter(torch.zeros(vocabulary_size, columns))
 
     def columns(self, numbers: Sequence[float]) -> Tensor:
@@ -97,7 +98,7 @@ class OneHotBias(nn.Module):
         return torch.cat(found, dim=1)
 
 
-TABLES: dict[str, Callable[[int, ModelConfig, ContextSchema, Sequence[int]], nn.Module]] = {
+TABLES: dict[str, Callable[[int, HeadSizes], nn.Module]] = {
     "low_rank": LowRankBias,
     "low_rank_each": LowRankEachBias,
     "one_hot": OneHotBias,
@@ -164,10 +165,10 @@ class HashBias(nn.Module):
 
     bits: Tensor
 
-    def __init__(self, vocabulary_size: int, config: ModelConfig, schema: ContextSchema) -> None:
+    def __init__(self, vocabulary_size: int, options: SoftmaxOptions, schema: ContextSchema) -> None:
         super().__init__()
         self.vocabulary_size, self.variables = vocabulary_size, schema.categories
-        self.size, self.filter_size = table_sizes(config)
+        self.size, self.filter_size = table_sizes(options)
         self.weight = nn.Parameter(torch.zeros(self.size, 1))
         self.register_buffer("bits", torch.zeros(_bytes(self.filter_size), dtype=torch.uint8))
         self._remembered: dict[int, SeenWords] = {}  # by variable
@@ -294,7 +295,7 @@ def _random(name: str, size: int) -> int:
     return 1 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % max(1, size - 1)
 
 
-def table_sizes(config: ModelConfig) -> tuple[int, int]:
+def table_sizes(config: SoftmaxOptions) -> tuple[int, int]:
     """The buckets of the hashed bias, and the bits of its filter."""
     return _prime(config.hash_size), _prime(config.bloom_size) if config.bloom_size else 0
 

@@ -19,6 +19,7 @@ from factorcell.model.kernels import library
 from factorcell.model.kernels.signature import Signature
 from factorcell.model.kernels.signatures import CONTEXT, MODEL
 from factorcell.model.language_model import Conditioned, LanguageModel
+from factorcell.model.output import SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone, RecurrentWeights
 
 PANEL = 3  # vectors of columns of a packed matrix
@@ -102,13 +103,13 @@ class PackedModel(Checked):
         if adapted is None or adapted.scale is not None or variant is None:
             return None
         lanes, embedding = library.LANES[variant], model.embedding.detach()
-        cell = cast(RecurrentBackbone, model.backbone).layers[0]
+        cell, head = cast(RecurrentBackbone, model.backbone).layers[0], cast(SoftmaxHead, model.head)
         inputs, weight = _gates(cell.matrix.detach(), lanes).split_with_sizes([cell.embedding_size, cell.hidden_size])
         arrays = {
             "embedding": embedding.clone(),
             "inputs": _packed(inputs, lanes),
             "weight": _packed(weight, lanes),
-            "projection": _packed(model.output.projection.detach(), lanes),
+            "projection": _packed(head.projection.detach(), lanes),
             "table": _packed(embedding.T, lanes),
         }
         if cell.gain is not None and cell.shift is not None:
@@ -123,7 +124,7 @@ class PackedModel(Checked):
         """What `model` makes of one context."""
         layout, (weights,) = self.layout, cast(RecurrentWeights, conditioned.conditions)
         lanes = library.LANES[layout.variant]
-        bias = model.output.fold(conditioned.context_bias).bias
+        bias = model.head.fold(conditioned.head).bias
         assert bias is not None
         arrays = {
             "gate_bias": _gates(weights.bias.view(1, -1), lanes)[0],
@@ -146,6 +147,7 @@ def _adapted(model: LanguageModel) -> AdaptedWeights | None:
     """
     fits = (
         isinstance(model.backbone, RecurrentBackbone)
+        and isinstance(model.head, SoftmaxHead)
         and [cell.compiled for cell in model.backbone.layers] == [True]
         and model.prefix is None
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())

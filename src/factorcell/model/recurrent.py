@@ -10,8 +10,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from factorcell.config import ModelConfig
+from factorcell.kinds import RecurrentOptions
 from factorcell.model.adapters import AdaptedWeights
+from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
 from factorcell.model.cells import Cell, State
 from factorcell.model.dropout import dropped
 from factorcell.model.kernels.recurrence import Packed
@@ -57,21 +58,21 @@ class RecurrentWeights(tuple[AdaptedWeights, ...]):
         return RecurrentWeights(weights.select(rows) for weights in self)
 
 
-class RecurrentBackbone(nn.ModuleList):
-    """`config.layers` cells; what one predicts with is what the next reads."""
+class RecurrentBackbone(Backbone):
+    """`options.layers` cells; each reads the hidden states of the one before."""
 
-    def __init__(self, config: ModelConfig, context_size: int, adapt: Sequence[str]) -> None:
-        super().__init__(
-            Cell(config.embedding_size if layer == 0 else config.hidden_size, context_size, config, adapt)
-            for layer in range(config.layers)
-        )
-        self.size, self.context_size = config.hidden_size, context_size
-        self.dropout, self.variational = config.dropout_output, config.variational
+    Options = RecurrentOptions
+
+    def __init__(self, options: RecurrentOptions, sizes: BackboneSizes) -> None:
+        super().__init__(options, sizes)
+        self.options, self.sizes, self.size = options, sizes, options.hidden_size
+        inputs = [sizes.inputs] + [options.hidden_size] * (options.layers - 1)
+        self.cells = nn.ModuleList(Cell(options, replace(sizes, inputs=size)) for size in inputs)
 
     @property
     def layers(self) -> Sequence[Cell]:
         """The cells, from the one that reads the tokens on."""
-        return cast(Sequence[Cell], self)
+        return cast(Sequence[Cell], self.cells)
 
     def condition(self, vector: Tensor, packed: Sequence[Packed | None] | None = None) -> RecurrentWeights:
         """See `Backbone`."""
@@ -82,7 +83,7 @@ class RecurrentBackbone(nn.ModuleList):
 
     def adapted_share(self) -> float:
         """See `Backbone` (thesis 2018, section 6.4)."""
-        vector = self.layers[0].matrix.new_zeros(1, self.context_size)
+        vector = self.layers[0].matrix.new_zeros(1, self.sizes.context)
         whole = sum(cell.matrix.numel() + cell.bias.numel() for cell in self.layers)
         return sum(weights.adapted for weights in self.condition(vector)) / whole
 
@@ -99,11 +100,14 @@ class RecurrentBackbone(nn.ModuleList):
         self, inputs: Tensor, conditions: RecurrentWeights, state: RecurrentState, lengths: Tensor | None = None
     ) -> tuple[Tensor, RecurrentState]:
         """See `Backbone`."""
-        values, after = inputs, []
-        rate = self.dropout if self.training else 0.0
+        values, after, options = inputs, [], self.options
+        if self.training:
+            values = dropped(values, options.dropout_token, False, whole=True)
+            values = dropped(values, options.dropout_input, options.variational)
+        rate = options.dropout_output if self.training else 0.0
         for cell, weights, before in zip(self.layers, conditions, state, strict=True):
             values, last = cell(values, weights, before, lengths)
-            values = dropped(values, rate, self.variational)
+            values = dropped(values, rate, options.variational)
             after.append(last)
         return values, RecurrentState(after)
 
@@ -116,6 +120,18 @@ class RecurrentBackbone(nn.ModuleList):
             after.append(cell.step(values, weights, before))
             values = after[-1].hidden
         return values, RecurrentState(after)
+
+    def footprint(self) -> Footprint:
+        """See `Backbone`."""
+        options, sizes = self.options, self.sizes
+        gates = self.layers[0].kind.gates * options.hidden_size
+        factors = options.layers * sizes.rank * bool(sizes.adapt)
+        return Footprint(
+            token=4 * options.layers * (gates + options.hidden_size),
+            text=2 * factors * (sizes.inputs + options.hidden_size + gates),
+            state=2 * options.layers * options.hidden_size,
+            conditions=factors * (sizes.inputs + 4 * options.hidden_size),
+        )
 
     def pack(self) -> tuple[Packed | None, ...]:
         """See `Backbone`."""

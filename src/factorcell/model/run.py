@@ -1,13 +1,13 @@
-"""One folder, one experiment: config, schema, vocabulary, weights, log and card. It opens without its training data.
+"""One folder, one experiment: config, schema, tokenizer, weights, log and card. It opens without its training data.
 
-config.json   schema.json   vocabulary.txt   weights.safetensors   checkpoint.safetensors   log.jsonl   README.md
+config.json   schema.json   vocabulary.txt (or other files of its tokenizer)   weights.safetensors
+checkpoint.safetensors   log.jsonl   README.md
 
 What decides a score or a suggestion is listed in digests.json, so that a run whose files were altered does not open.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from factorcell.data.chunks import UnknownKindError
 from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.rows import has_rows, rows_of
 from factorcell.data.schema import ContextSchema
-from factorcell.data.tokenizer import TextTokenizer
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
 from factorcell.model import sizes
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
@@ -37,15 +36,17 @@ FINGERPRINT = 16  # bytes of the checksum of the weights, by which a run is know
 
 # Files of the manifest: they decide what the run says and have no checksum of their own, unlike tensors.
 LISTED = (
-    *("config.json", "schema.json", "vocabulary.txt", "training.json"),
+    *("config.json", "schema.json", "training.json"),
     *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
-)
+)  # and the files of its tokenizer
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
 CHECKPOINT = "checkpoint.safetensors"  # what a training goes on from
 
-# Files of a training that has learned nothing yet.
-BEGINNING = ("config.json", "schema.json", "vocabulary.txt", "start.safetensors", "log.jsonl")
+
+def first_files() -> tuple[str, ...]:
+    """Return the names of the files of a training that has learned nothing yet."""
+    return ("config.json", "schema.json", *tokenizer_files(), "start.safetensors", "log.jsonl")
 
 
 class Run:
@@ -55,30 +56,30 @@ class Run:
     `gain` is how many times as fast it was found to score by bfloat16, 1 where nobody looked.
     """
 
-    def __init__(self, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> None:
-        self.folder, self.config, self.vocabulary, self.schema = Path(folder), config, vocabulary, schema
+    def __init__(self, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> None:
+        self.folder, self.config, self.tokenizer, self.schema = Path(folder), config, tokenizer, schema
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.training.seed)  # of the processor; no other is touched
-            sizes.check(config.model, len(vocabulary), schema)
-            self.model = LanguageModel(config.model, len(vocabulary), schema)
+            sizes.check(config, len(tokenizer), schema)
+            self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials)
         self.model.eval()
         self.precision, self.gain, self.fingerprint = "float32", 1.0, b""
 
     def __repr__(self) -> str:
         size, columns = self.model.parameter_count(), ", ".join(v.name for v in self.schema.variables) or "no context"
-        return f"Run({str(self.folder)!r}: {self.config.data.unit}s, {columns}, {size:,} parameters)"
+        return f"Run({str(self.folder)!r}: {self.config.tokenizer.kind}, {columns}, {size:,} parameters)"
 
     @classmethod
-    def create(cls, folder: str | Path, config: Config, vocabulary: Vocabulary, schema: ContextSchema) -> "Run":
+    def create(cls, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> "Run":
         """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
         folder = Path(folder)
-        sizes.check(config.model, len(vocabulary), schema, trained=True)
+        sizes.check(config, len(tokenizer), schema, trained=True)
         files.new_folder(folder, resumable=True)
-        run = cls(folder, config, vocabulary, schema)
-        files.list_files(folder, LISTED)
+        run = cls(folder, config, tokenizer, schema)
+        files.list_files(folder, (*LISTED, *tokenizer.FILES))
         files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
         files.write_json(folder / "schema.json", schema.to_dict())
-        vocabulary.save(folder / "vocabulary.txt")
+        tokenizer.save(folder)
         return run
 
     @classmethod
@@ -92,10 +93,10 @@ class Run:
         """
         folder = Path(folder)
         config = read_config(folder)
-        schema, vocabulary = ContextSchema.load(folder / "schema.json"), Vocabulary.load(folder / "vocabulary.txt")
+        schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
         if trained:
-            sizes.check_header(folder / "weights.safetensors", sizes.shapes(config.model, len(vocabulary), schema))
-        run = cls(folder, config, vocabulary, schema).to(find_device(device))
+            sizes.check_header(folder / "weights.safetensors", sizes.shapes(config, len(tokenizer), schema))
+        run = cls(folder, config, tokenizer, schema).to(find_device(device))
         choose("precision", precision, PRECISIONS)
         if trained:
             run.load_weights()
@@ -105,9 +106,8 @@ class Run:
     def faster(self) -> str:
         """The precision in which it scores faster here: that of made-up texts."""
         random = np.random.default_rng(0)
-        drawn = random.integers(len(self.vocabulary), size=PROBED)
-        space = "" if self.config.data.unit in ("char", "grapheme") else " "
-        texts = [space.join(self.vocabulary.tokens[id] for id in line) for line in drawn]
+        drawn = random.integers(len(self.tokenizer), size=PROBED)
+        texts = [self.tokenizer.join(self.tokenizer.decode(line)) for line in drawn]
         probe = self.read(texts, [{}] * len(texts))
 
         def score(name: str) -> None:
@@ -118,11 +118,6 @@ class Run:
         self.gain = gain(score, self.device)
         self.precision = before
         return chosen(self.gain)
-
-    @cached_property
-    def tokenizer(self) -> TextTokenizer:
-        """How it reads and writes text."""
-        return TextTokenizer(self.vocabulary, self.config.data)
 
     @property
     def device(self) -> torch.device:
@@ -169,8 +164,8 @@ class Run:
             raise UserError(f"{path}: there is no such file; training writes it at its end")
         tensors, _ = files.load_tensors(path)
         counts = tensors.get("counts", torch.zeros(0))
-        if counts.dtype != torch.int64 or counts.shape != (len(self.vocabulary),) or bool((counts < 0).any()):
-            raise UserError(f"{path}: not a count for each token of {self.folder / 'vocabulary.txt'}")
+        if counts.dtype != torch.int64 or counts.shape != (len(self.tokenizer),) or bool((counts < 0).any()):
+            raise UserError(f"{path}: expected a count for each token")
         return counts
 
     @property
@@ -208,8 +203,8 @@ class Run:
         try:
             return prepare(
                 source,
-                self.config.data,
-                vocabulary=self.vocabulary,
+                self.config,
+                tokenizer=self.tokenizer,
                 schema=self.schema,
                 unknown=unknown,
                 optional=optional,
@@ -302,7 +297,7 @@ class Run:
             scored["perplexity"] = float(np.exp(total / max(1, len(part))))
             if tokens:
                 ids = corpus.tokens[corpus.offsets[row] + 1 : corpus.offsets[row + 1]].tolist()
-                names = self.vocabulary.decode(ids)
+                names = self.tokenizer.decode(ids)
                 scored["tokens"] = [
                     {"token": name, "nats": float(value)} for name, value in zip(names, part, strict=True)
                 ]

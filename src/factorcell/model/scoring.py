@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.tokenizer import Tokenizer
 
 
 class Scorer(Protocol):
     """What knows how likely texts are: a `Run`, an n-gram model, or several of them that act as one."""
 
     folder: Path
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     schema: ContextSchema
 
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:

@@ -3,7 +3,7 @@
     bytes of a model = 4 P + filter        bytes of a step = 4 (7 P + tokens per batch * values per token)
 
 P is the number of parameters. A step keeps the gradient and two moments of each, and writes three values of it into a
-checkpoint. It is rather too much than too little, by up to a factor of three.
+checkpoint. The estimate is at most three times too high.
 """
 
 import math
@@ -14,44 +14,43 @@ import torch
 from safetensors import SafetensorError
 
 from factorcell import files, memory
-from factorcell.config import Config, ModelConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.schema import ContextSchema
-from factorcell.model.adapters import ranked
-from factorcell.model.cells import kind
 from factorcell.model.language_model import LanguageModel
 
 Shapes = dict[str, tuple[int, ...]]  # of parameters, by their names
 
 FLOAT = 4  # bytes
 KEPT = 7  # values of each parameter in training
-PER_UNIT = 4  # values that a step keeps of each gate, with their gradients
 
 
-def shapes(config: ModelConfig, vocabulary: int, schema: ContextSchema) -> Shapes:
-    """Return the shape of everything that a run keeps, by its name in the run folder (`LanguageModel.kept`).
-
-    The model is built on PyTorch's meta device, where tensors have a shape but no storage.
+def without_memory(config: Config, vocabulary: int, schema: ContextSchema) -> LanguageModel:
+    """Return the model of a config on PyTorch's meta device, where tensors have a shape but no storage.
 
     Raises:
         UserError: No model has this config and schema.
     """
     try:
         with torch.device("meta"):
-            model = LanguageModel(config, vocabulary, schema)
+            return LanguageModel(config, vocabulary, schema)
     except RuntimeError as error:
         if "overflow" in str(error):
             raise UserError("a tensor of this model would have more than 2^63 bytes; reduce its sizes") from None
         raise
-    return {name: tuple(tensor.shape) for name, tensor in model.kept().items()}
+
+
+def shapes(config: Config, vocabulary: int, schema: ContextSchema) -> Shapes:
+    """Return the shape of everything that a run keeps, by its name in the run folder (`LanguageModel.kept`)."""
+    return {name: tuple(tensor.shape) for name, tensor in without_memory(config, vocabulary, schema).kept().items()}
 
 
 def parameters(kept: Mapping[str, tuple[int, ...]]) -> int:
-    """The number of learned values among what is `kept`."""
+    """Return the number of learned values among what is `kept`."""
     return sum(math.prod(shape) for name, shape in kept.items() if not name.endswith(".bits"))
 
 
-def check(config: ModelConfig, vocabulary: int, schema: ContextSchema, *, trained: bool = False) -> None:
-    """`UserError` if a model, or if it is to be `trained` all that training keeps of it, does not fit into memory."""
+def check(config: Config, vocabulary: int, schema: ContextSchema, *, trained: bool = False) -> None:
+    """Raise `UserError` if a model, and what training keeps of it if `trained`, does not fit into memory."""
     kept = shapes(config, vocabulary, schema)
     count = parameters(kept)
     filters = sum(math.prod(shape) for name, shape in kept.items() if name.endswith(".bits"))
@@ -60,37 +59,33 @@ def check(config: ModelConfig, vocabulary: int, schema: ContextSchema, *, traine
 
 
 def check_step(config: Config, vocabulary: int, schema: ContextSchema, tokens: int, texts: int) -> None:
-    """`UserError` if a training on so many `tokens` in so many `texts` does not fit into memory."""
+    """Raise `UserError` if a training on so many `tokens` in so many `texts` does not fit into memory."""
     what = f"training with batches of {min(tokens, config.training.batch_tokens):,} tokens"
     memory.check(step_bytes(config, vocabulary, schema, tokens, texts), what)
 
 
 def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: int, texts: int) -> int:
-    """About the bytes of a training on so many `tokens` in so many `texts`, or on batches of them."""
-    model, training = config.model, config.training
+    """Estimate the bytes of a training on so many `tokens` in so many `texts`, or on batches of them."""
+    training, model = config.training, without_memory(config, vocabulary, schema)
     batch = min(tokens, training.batch_tokens + config.data.max_tokens)
     texts, tokens = -(-texts * batch // max(1, tokens)), batch
-    gates = kind(model.cell).gates * model.hidden_size
-    of_token = 4 * model.embedding_size + model.layers * PER_UNIT * (gates + model.hidden_size)
-    of_text = model.layers * model.rank * (model.embedding_size + model.hidden_size + gates) * 2
-    of_text *= ranked(model) and bool(schema.variables)
+    backbone = model.backbone.footprint()
+    of_token = 4 * config.model.embedding_size + backbone.token
     drawn = training.samples * (texts if training.loss == "sampled_text" else 1) if training.loss != "full" else 0
-    read = KEPT * parameters(shapes(model, vocabulary, schema))
-    return FLOAT * (read + tokens * of_token + texts * of_text + 6 * drawn)
+    return FLOAT * (KEPT * model.parameter_count() + tokens * of_token + texts * backbone.text + 6 * drawn)
 
 
-def beam_bytes(config: ModelConfig, vocabulary: int, contexts: int, width: int, across: int, tokens: int) -> int:
-    """About the bytes of a beam: of each context so many beginnings of `tokens`, each grown `across` tokens."""
-    of_state = 2 * config.layers * config.hidden_size
-    of_conditions = config.layers * config.rank * (config.embedding_size + 4 * config.hidden_size)
-    of_beginning = 4 * of_state + 4 * tokens + 8 * min(across, vocabulary) + of_conditions
+def beam_bytes(model: LanguageModel, contexts: int, width: int, across: int, tokens: int) -> int:
+    """Estimate the bytes of a beam: `width` beginnings of `tokens`, each grown by `across` tokens, in each context."""
+    backbone = model.backbone.footprint()
+    of_beginning = 4 * backbone.state + 4 * tokens + 8 * min(across, model.vocabulary_size) + backbone.conditions
     return FLOAT * contexts * width * of_beginning
 
 
 def check_header(path: Path, expected: Shapes) -> None:
-    """`UserError` unless the tensors in the file of weights `path` have the `expected` shapes; none of them is read."""
+    """Raise `UserError` unless the tensors in the file of weights `path` have the `expected` shapes; read no tensor."""
     if not path.is_file():
-        return  # who reads it says so
+        return  # the reader reports it
     try:
         with files.open_tensors(path) as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

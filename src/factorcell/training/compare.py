@@ -20,7 +20,7 @@ from factorcell.evaluation.results import computed, note, told_apart
 from factorcell.evaluation.text_figures import Figures, key_of
 from factorcell.finite import is_number
 from factorcell.model import kept_results
-from factorcell.model.run import BEGINNING, Run, read_config
+from factorcell.model.run import Run, first_files, read_config
 from factorcell.training.fit import Say, check_options, fit, read, tell
 from factorcell.training.plan import Asked, Budget, Plan, duration, plan, resumed, said_config
 
@@ -56,7 +56,7 @@ def compare(
     limits.check(seeds=seeds)
     if test is None and dev is None:
         raise UserError("compare needs a development or a test table to report on (--dev, --test)")
-    if not resume and not files.is_new(folder, BEGINNING):
+    if not resume and not files.is_new(folder, first_files()):
         raise files.occupied(folder, resumable=True)
     table = dev if test is None else test
     must_have(table, said_config(config).data)
@@ -103,7 +103,7 @@ def texts_of(folder: Path, row: Row) -> Figures:
 
 def _asked(corpus: Corpus, config: Config, table: Any) -> Row:
     """What the rows of a comparison on `table` have in common: its name and its texts, as all models read them."""
-    texts = prepare(table, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
+    texts = prepare(table, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
     return {"kind": "compare", "table": name_of(table), "texts_key": key_of(texts)}
 
 
@@ -157,7 +157,7 @@ def _counted(source: Any, dev: Any, config: Config, folder: Path, table: Any) ->
     if (folder / COUNTED).is_file():
         model = NGram.open(folder)
     else:
-        model = NGram.fit(read(source, dev, config, progress=False)[0], config.data, folder)
+        model = NGram.fit(read(source, dev, config, progress=False)[0], config, folder)
     minutes = (time.perf_counter() - begun) / 60
     row, texts = _scored(model, table)
     row |= {"parameters": sum(len(grams.keys) for grams in model.grams), "minutes": minutes}

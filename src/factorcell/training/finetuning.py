@@ -76,7 +76,7 @@ def _read(old: Run, source: Any, dev: Any, seed: int, unknown: str, progress: bo
 
 
 def _created(folder: Path, config: Config, corpus: Corpus, start: StartingPoint) -> Run:
-    run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+    run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
     start.write(folder)
     return run
 

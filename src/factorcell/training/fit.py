@@ -16,7 +16,7 @@ from factorcell.evaluation.cautions import context_gain, told_gain
 from factorcell.evaluation.text_figures import key_of
 from factorcell.finite import shown
 from factorcell.model import model_card
-from factorcell.model.run import BEGINNING, Run
+from factorcell.model.run import Run, first_files
 from factorcell.training import distributed
 from factorcell.training.distributed import World
 from factorcell.training.loop import watched
@@ -64,7 +64,7 @@ def fit(
             for line in () if isinstance(config, Plan) else made.lines():  # whoever made a plan has told it
                 tell(say, line)
             make = Run.create if world.first else Run
-            run = make(folder, made.config, corpus.vocabulary, corpus.schema)
+            run = make(folder, made.config, corpus.tokenizer, corpus.schema)
         learn(run, corpus, held, world, resume=going_on, say=say)
         if world.first:
             finish(run, corpus, held, source, chosen=unsaid(config))
@@ -84,13 +84,13 @@ def begun(folder: Path, resume: bool, say: Say | None = None) -> Iterator[bool]:
     with lock.writing(folder, say):
         going_on = _resumed(folder, resume)  # whoever held the lock may have ended between our look and our lock
         if not going_on:
-            files.new_folder(folder, BEGINNING, resumable=True)
+            files.new_folder(folder, first_files(), resumable=True)
         yield going_on
 
 
 def _resumed(folder: Path, resume: bool) -> bool:
     """Whether to resume in `folder`."""
-    if files.is_new(folder, BEGINNING):
+    if files.is_new(folder, first_files()):
         return False
     if not (resume and (folder / "config.json").exists()):
         raise files.occupied(folder, resumable=True)
@@ -116,10 +116,10 @@ def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corp
     """Training and development texts; without `dev` the latter are held out."""
     if dev is not None:
         must_have(dev, config.data)
-    corpus = prepare(source, config.data, progress=progress)
+    corpus = prepare(source, config, progress=progress)
     if dev is None:
         return corpus.split(HELD_OUT, config.training.seed)
-    return corpus, prepare(dev, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
+    return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
 def finish(
@@ -162,17 +162,17 @@ def described(run: Run, corpus: Corpus, dev: Corpus) -> list[str]:
     """What was read and how, as lines."""
     return [
         f"{len(corpus):,} texts, {corpus.targets:,} targets; {len(dev):,} texts held for development",
-        f"{len(run.vocabulary):,} tokens in the vocabulary ({run.config.data.unit} units)",
+        f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind} units)",
         *(variable.describe() for variable in run.schema.variables),
         f"{run.model.parameter_count():,} parameters",
-        *remarks(corpus, dev, run.config.data.unit),
+        *remarks(corpus, dev),
     ]
 
 
 def check_same(run: Run, config: Config, corpus: Corpus) -> None:
     """Refuse to resume with other options or other data."""
     check_options(run.folder, run.config, config)
-    if run.vocabulary.tokens != corpus.vocabulary.tokens or run.schema != corpus.schema:
+    if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
         raise UserError(f"{run.folder} was begun with other training data; nothing resumed")
 
 

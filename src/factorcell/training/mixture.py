@@ -78,9 +78,9 @@ class Mixture:
 
     def __init__(self, folder: Path, models: Sequence[Scorer], variable: Variable | None, weights: Array) -> None:
         self.folder, self.models, self.variable, self.weights = folder, list(models), variable, weights
-        self.vocabulary = models[0].vocabulary
+        self.tokenizer = models[0].tokenizer
         for model in models:
-            if model.vocabulary.tokens != self.vocabulary.tokens:
+            if model.tokenizer.tokens != self.tokenizer.tokens:
                 raise UserError(
                     f"{models[0].folder} and {model.folder} have different vocabularies: they cannot be mixed"
                 )

@@ -7,7 +7,6 @@
 All are unadapted and have one vocabulary, so that their perplexities compare.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from factorcell import files
 from factorcell.config import MODELS, UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import name_of
-from factorcell.model.run import BEGINNING, Run
+from factorcell.model.run import Run, first_files
 from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
 
@@ -33,7 +32,7 @@ class Separate:
 
     def __init__(self, folder: Path, runs: Mapping[int, Run]) -> None:
         self.folder, self.runs = folder, runs
-        self.vocabulary, self.schema = runs[SHARED].vocabulary, runs[SHARED].schema
+        self.tokenizer, self.schema = runs[SHARED].tokenizer, runs[SHARED].schema
 
     @classmethod
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Separate":
@@ -102,7 +101,7 @@ def separate(
     exists.
     """
     folder = Path(folder)
-    if not resume and not files.is_new(folder, (*BEGINNING, INDEX)):
+    if not resume and not files.is_new(folder, (*first_files(), INDEX)):
         raise files.occupied(folder, resumable=True)
     asked = _unadapted(config, by)
     config = said_config(asked)
@@ -110,7 +109,7 @@ def separate(
     values = corpus.schema.variable(by).values
     if len(values) == 1:
         raise UserError(f"{by} has no value of at least {config.data.min_context_count} texts (--min-context-count)")
-    if files.is_new(folder, (*BEGINNING, INDEX)):
+    if files.is_new(folder, (*first_files(), INDEX)):
         folder.mkdir(parents=True, exist_ok=True)
         files.list_files(folder, (INDEX,))
         files.write_versioned(folder / INDEX, {"by": by, "values": values}, FORMAT)
@@ -127,7 +126,7 @@ def separate(
                 check_same(run, resumed(asked, run.config).config, corpus)
             else:
                 made = plan(asked, own, own_held, budget)
-                run = Run.create(path, made.config, corpus.vocabulary, corpus.schema)
+                run = Run.create(path, made.config, corpus.tokenizer, corpus.schema)
             if not _finished(path):
                 tell(say, f"{'all texts' if number == SHARED else value} -> {path}")
                 learn(run, own, own_held, resume=going_on, say=say)
@@ -153,9 +152,7 @@ def _unadapted(asked: Asked, by: str) -> Asked:
     if isinstance(asked, Mapping):
         return {**asked, "data": {**asked.get("data", {}), **data}, "model": {**asked.get("model", {}), **model}}
     config = said_config(asked)
-    return dataclasses.replace(
-        config, data=dataclasses.replace(config.data, **data), model=dataclasses.replace(config.model, **model)
-    )
+    return config.with_options(**data, **model)
 
 
 def _texts(corpus: Corpus, number: int) -> Corpus:

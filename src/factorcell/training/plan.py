@@ -100,7 +100,7 @@ class Plan:
         lines = []
         for section, names in CHOSEN.items():
             if chosen := [name for name in self.chosen if name in names]:
-                lines.append(f"chosen, {section}: {self.config.told(chosen)}")
+                lines.append(f"chosen, {section}: {self.config.listed(chosen)}")
         if self.chosen:
             lines[-1] += f"; say --{self.chosen[0].replace('_', '-')} or another to choose otherwise"
         lines += precisions.told(self.gain)
@@ -137,7 +137,7 @@ def plan(
         if budget != Budget():
             raise limits.UserError("a Config says all of a training; with minutes or a preset give a mapping")
         return measure(asked if isinstance(asked, Plan) else Plan(asked))
-    facts = Facts.of(corpus, held, said_config(asked).data)
+    facts = Facts.of(corpus, held)
     passes = asked.get("training", {}).get("epochs")
     if passes is not None and budget.minutes is not None:
         raise limits.UserError("epochs and minutes are both given; a training has one of them")
@@ -231,7 +231,7 @@ class _Measured(Trainer):
 def _thrown_away(config: Config, corpus: Corpus, held: Corpus) -> Trainer:
     """A trainer of one pass to measure with."""
     once = replace(config, training=replace(config.training, epochs=1.0, canaries=0))
-    return _Measured(Run(Path("measured"), once, corpus.vocabulary, corpus.schema), corpus, held)
+    return _Measured(Run(Path("measured"), once, corpus.tokenizer, corpus.schema), corpus, held)
 
 
 def _evaluation(run: Run, held: Corpus, clock: Clock) -> float:

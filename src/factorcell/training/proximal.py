@@ -100,7 +100,7 @@ def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
 
 def of_values(model: LanguageModel) -> list[Tensor]:
     """What is learned of single values: their embeddings, and the hashed buckets of their pairs with words."""
-    encoder, hashed = model.encoder, model.output.hashed
+    encoder, hashed = model.encoder, getattr(model.head, "hashed", None)
     return [*(encoder.tables if encoder else ()), *([hashed.weight] if hashed is not None else [])]
 
 
@@ -116,7 +116,7 @@ def _sparse(run: Run) -> Penalties:
 
 def sparse_bias_of(run: Run) -> OneHotBias | None:
     """The sparse softmax bias of a run, if it has one."""
-    found = getattr(run.model.output, "adapters", {})
+    found = getattr(run.model.head, "adapters", {})
     return cast(OneHotBias, found["sparse"]) if "sparse" in found else None
 
 

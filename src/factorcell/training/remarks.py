@@ -10,17 +10,15 @@ FAR = 15.0  # deviations that the largest of a column's numbers lies off their m
 MUCH = 0.2  # share of targets out of vocabulary from which a model of words says little
 
 
-def remarks(corpus: Corpus, dev: Corpus, unit: str) -> Iterator[str]:
-    """A line for each: development texts learned from, words that are too rare, columns of one value or none.
-
-    `unit` is the unit of text of both.
-    """
+def remarks(corpus: Corpus, dev: Corpus) -> Iterator[str]:
+    """A line for each: development texts learned from, words that are too rare, columns of one value or none."""
     if np.array_equal(corpus.tokens, dev.tokens):
         yield "the development texts are the training texts: their perplexity says nothing of new ones; give others"
     unknown = 1 - float(known_targets(dev).mean())
-    if unknown > MUCH and unit in ("word", "space"):
+    if unknown > MUCH and not corpus.tokenizer.is_character_level:
         yield (
-            f"{unknown:.0%} of the development targets are out of vocabulary; a model of letters knows all: --unit char"
+            f"{unknown:.0%} of the development targets are out of vocabulary; "
+            "a model of characters knows all: --tokenizer char"
         )
     for variable in corpus.schema.numbers:
         if variable.low >= 0 and variable.high > variable.mean + FAR * variable.deviation:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from factorcell.choices import PRESETS
-from factorcell.config import DataConfig, choose
+from factorcell.config import choose
 from factorcell.data.corpus import Corpus
 
-LETTERS = ("char", "grapheme")  # units of few, short tokens
 PASSES = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))  # of a million targets; more targets need fewer
 FEWEST, MOST, MOST_OF_WORDS = 0.25, 40.0, 12.0  # passes; more of few words are learned by heart
 EXACT = 3000  # tokens up to which the exact softmax costs little more than a sampled one
@@ -42,14 +41,14 @@ class Facts:
     held: int = 0
 
     @classmethod
-    def of(cls, corpus: Corpus, held: Corpus, data: DataConfig) -> "Facts":
-        """Those of training texts that were read as `data` says, and of their development texts."""
+    def of(cls, corpus: Corpus, held: Corpus) -> "Facts":
+        """Return the facts of training texts and their development texts."""
         values = max((len(variable.values) for variable in corpus.schema.categories), default=0)
         return cls(
             texts=len(corpus),
             targets=corpus.targets,
-            vocabulary=len(corpus.vocabulary),
-            letters=data.unit in LETTERS,
+            vocabulary=len(corpus.tokenizer),
+            letters=corpus.tokenizer.is_character_level,
             values=values,
             texts_per_value=len(corpus) / values if values else 0.0,
             held=held.targets,
@@ -71,23 +70,24 @@ def _most(facts: Facts) -> float:
 def options(facts: Facts, epochs: float, sized_for: float | None = None) -> Options:
     """The options of a training that reads the table so many times, with sizes for another number if that is given."""
     seen = (epochs if sized_for is None else sized_for) * facts.targets
-    model = _letters(seen) if facts.letters else _words(seen)
+    embedding, hidden, norm = _letters(seen) if facts.letters else _words(seen)
     return {
-        "model": {**model, **_context(facts), **_dropout(facts, epochs)},
+        "model": {"embedding_size": embedding, **_context(facts)},
+        "backbone": {"hidden_size": hidden, "layer_norm": norm, **_dropout(facts, epochs)},
         "training": {"epochs": epochs, **_steps(facts), **_loss(facts), **_evaluations(facts, epochs)},
     }
 
 
-def _words(seen: float) -> dict[str, Any]:
-    """Sizes of a model of words: by the targets that it sees."""
+def _words(seen: float) -> tuple[int, int, bool]:
+    """Return embedding size, hidden size and layer normalization of a model of words, by the targets that it sees."""
     embedding, hidden = _of_size(seen, {2e6: (100, 150), 8e6: (150, 200), 4e7: (200, 300), math.inf: (256, 400)})
-    return {"embedding_size": embedding, "hidden_size": hidden, "layer_norm": False}
+    return embedding, hidden, False
 
 
-def _letters(seen: float) -> dict[str, Any]:
-    """Sizes of a model of letters: small embeddings, a larger recurrent layer."""
+def _letters(seen: float) -> tuple[int, int, bool]:
+    """Return the same for a model of characters: small embeddings, a larger recurrent layer."""
     hidden, norm = _of_size(seen, {5e5: (150, False), 2e6: (250, False), 2e7: (300, False), math.inf: (600, True)})
-    return {"embedding_size": 50, "hidden_size": hidden, "layer_norm": norm}
+    return 50, hidden, norm
 
 
 def _of_size(amount: float, steps: dict[float, Any]) -> Any:

@@ -304,7 +304,7 @@ class Search:
             run = Run.open(folder, trained=False)
         else:
             shutil.rmtree(folder, ignore_errors=True)  # what a process left that was killed before the first checkpoint
-            run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+            run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
         with closing(watched(run, corpus, held, resume=going_on, progress=progress)) as rows:
             for row in rows:
                 if row["split"] == "dev" and self._hopeless(trial, row, config):

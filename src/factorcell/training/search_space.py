@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factorcell import inputs
-from factorcell.config import OUTPUT_BIASES, PREFIX, Config, ModelConfig, TrainingConfig, UserError, choose
+from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, choose
+from factorcell.kinds import RecurrentOptions, SoftmaxOptions
 from factorcell.model.adapters import ranked
+from factorcell.option_fields import PREFIX
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -54,6 +56,10 @@ DEFAULT: Space = {
 TYPES: dict[str, dict[str, Any]] = {
     "data": {"min_context_count": int},
     "model": {name: kind for name, kind in typing.get_type_hints(ModelConfig).items() if name != "adapt"},
+    **{
+        section: {name: hint for name, hint in typing.get_type_hints(made).items() if name != "kind"}
+        for section, made in (("backbone", RecurrentOptions), ("head", SoftmaxOptions))
+    },
     "training": typing.get_type_hints(TrainingConfig),
 }
 SECTIONS = {name: section for section, names in TYPES.items() for name in names}
@@ -141,9 +147,7 @@ def configured(config: Config, params: Mapping[str, Any]) -> Config:
         config = config.with_model(params["model"])
     for name, value in params.items():
         if name != "model":
-            section = SECTIONS[name]
             if name == "output_bias" and isinstance(value, str):
                 value = tuple(choose(name, part, OUTPUT_BIASES) for part in value.split("+"))
-            part = dataclasses.replace(getattr(config, section), **{name: value})
-            config = dataclasses.replace(config, **{section: part})
+            config = config.with_options(**{name: value})
     return config

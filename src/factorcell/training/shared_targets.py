@@ -19,7 +19,7 @@ from factorcell.config import Config
 from factorcell.data.corpus import Batch, Corpus, longer, target_offsets
 from factorcell.data.counts import people_of
 
-ORDERS = {"char": 4, "grapheme": 4, "word": 2, "space": 2}
+ORDER, ORDER_OF_CHARACTERS = 2, 4
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class SharedTargets:
     @classmethod
     def of(cls, corpus: Corpus, config: Config) -> "SharedTargets":
         """Those whose n-gram at least `min_users` users of the corpus wrote; who has no name counts for nobody."""
-        found, which = np.unique(ngrams(corpus, ORDERS[config.data.unit]), return_inverse=True)
+        order = ORDER_OF_CHARACTERS if corpus.tokenizer.is_character_level else ORDER
+        found, which = np.unique(ngrams(corpus, order), return_inverse=True)
         people = people_of(which, np.repeat(corpus.users, corpus.lengths), len(found))
         learned = (people >= config.training.min_users)[which]
         return cls(torch.from_numpy(learned), torch.from_numpy(target_offsets(corpus)))

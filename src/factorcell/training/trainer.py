@@ -78,21 +78,19 @@ def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
     """Show a hashed softmax bias which targets training has of which values."""
-    if model.output.hashed is None:
-        return
     for begin in range(0, len(corpus), STRIDE):
         rows = np.arange(begin, min(begin + STRIDE, len(corpus)))
         tokens = np.asarray(corpus.tokens[corpus.offsets[rows[0]] : corpus.offsets[rows[-1] + 1]], dtype=np.int64)
         categories = np.repeat(corpus.categories[rows].astype(np.int64), corpus.lengths[rows] + 1, axis=0)
-        predicted = tokens != corpus.vocabulary.specials.start
-        model.output.hashed.observe(tokens[predicted], categories[predicted])
+        predicted = tokens != corpus.tokenizer.specials.start
+        model.head.observe(tokens[predicted], categories[predicted])
 
 
 class Trainer:
     """A run, its data and its optimiser between two steps; of several processes, each with its share of the rows."""
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, world: World | None = None) -> None:
-        sizes.check_step(run.config, len(run.vocabulary), run.schema, int(corpus.offsets[-1]), len(corpus))
+        sizes.check_step(run.config, len(run.tokenizer), run.schema, int(corpus.offsets[-1]), len(corpus))
         library.keep_memory()
         self.world = world or World(device=find_device(run.config.training.device))
         self.run, self.config = run.to(self.world.device), run.config.training
@@ -112,7 +110,7 @@ class Trainer:
         else:
             with torch.no_grad():  # Adam would need thousands of steps to walk to where the unigram frequencies are
                 smoothed = (counts + 1) / (counts + 1).sum()
-                run.model.output.begin(torch.from_numpy(np.log(smoothed)))
+                run.model.head.begin(torch.from_numpy(np.log(smoothed)))
         self.penalties = proximal.penalties(run, self.start)
         held = any(table in self.penalties for tables in run.model.row_tables() for table in tables)
         some = self.proposal and not held and (not self.start or self.start.takes_rows(run.model))

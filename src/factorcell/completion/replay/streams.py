@@ -10,7 +10,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,11 +18,11 @@ from typing import Any, Protocol
 from factorcell import files, limits
 from factorcell.completion.search import Suggestion
 from factorcell.completion.texts import checked
-from factorcell.config import DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.cache import report_truncated
 from factorcell.data.canonical import canonical
 from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import GRAPHEME, splitter
+from factorcell.data.tokenizer import GRAPHEME, Tokenizer, new_tokenizer
 from factorcell.data.tokens import truncated
 from factorcell.data.values import category_name, is_missing, quoted, to_number, to_time
 from factorcell.progress import progress_bar
@@ -88,7 +88,7 @@ ALL = PrefixDraw()
 
 def read(
     source: Any,
-    data: DataConfig,
+    config: Config,
     *,
     user: str = "user",
     moment: str = "time",
@@ -96,14 +96,15 @@ def read(
     most_rows: int | None = None,
     draw: PrefixDraw = ALL,
 ) -> list[Stream]:
-    """The streams of a table, by user: columns `data.text`, `user`, `moment` (the time) and `others`.
+    """The streams of a table, by user: columns of the text, `user`, `moment` (the time) and `others`.
 
-    Texts are as a run with `data` reads them, in canonical form. The first `most_rows` of each user are kept. A
-    `Notice` counts the texts that the run cuts after `data.max_tokens` tokens: they are judged and learned up to there.
+    Texts are as a run with `config` reads them, in canonical form. The first `most_rows` of each user are kept. A
+    `Notice` counts the texts that the run cuts after `max_tokens` tokens: they are judged and learned up to there.
     `UserError` where a column is missing or a value cannot be read.
     """
     limits.check(rows_per_user=most_rows)
-    table, normal = open_table(source), _normaliser(data)
+    data, tokenizer = config.data, new_tokenizer(config)
+    table, normal = open_table(source), _normaliser(tokenizer)
     columns = tuple(dict.fromkeys((data.text, user, moment, *others)))
     people: defaultdict[str, list[tuple[float, Row]]] = defaultdict(list)
     number = 0
@@ -124,14 +125,14 @@ def read(
         rows = tuple(row for _, row in ordered[:most_rows])
         drawn = (draw.prefix(name, row[data.text], place) for place, row in enumerate(rows))
         streams.append(Stream(name, rows, tuple(drawn)))
-    cut = truncated((row[data.text] for stream in streams for row in stream.rows), data)
+    cut = truncated((row[data.text] for stream in streams for row in stream.rows), tokenizer, data.max_tokens)
     report_truncated(cut, table.name, data.max_tokens)
     return streams
 
 
-def known_prefixes(streams: Sequence[Stream], source: Any, data: DataConfig) -> set[str]:
+def known_prefixes(streams: Sequence[Stream], source: Any, config: Config) -> set[str]:
     """Those prefixes of the streams with which a text of the table `source` begins."""
-    table, normal = open_table(source), _normaliser(data)
+    data, table, normal = config.data, open_table(source), _normaliser(new_tokenizer(config))
     wanted = {prefix for stream in streams for prefix in stream.prefixes if prefix is not None}
     lengths = sorted({len(prefix) for prefix in wanted})
     found: set[str] = set()
@@ -236,11 +237,10 @@ def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
     return whole
 
 
-def _normaliser(data: DataConfig) -> Callable[[str], str]:
-    """Return the function that gives the canonical form of what a run with `data` reads of a text."""
-    cut = splitter(replace(data, unit="grapheme"))
+def _normaliser(tokenizer: Tokenizer) -> Callable[[str], str]:
+    """Return the function that gives the canonical form of what a run reads of a text."""
     # Lower-casing can leave letters that NFC would join.
-    return lambda text: canonical("".join(cut("".join(cut(text)))))
+    return lambda text: canonical(tokenizer.normalized(tokenizer.normalized(text)))
 
 
 def _length(text: str) -> int:

@@ -22,7 +22,7 @@ from factorcell.completion.online import Learner, User, tells_apart
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import System
 from factorcell.completion.search import Suggestion
-from factorcell.config import Config, DataConfig, UserError, choose
+from factorcell.config import Config, UserError, choose
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.schema import ContextSchema
 from factorcell.folders import not_a_run
@@ -162,17 +162,17 @@ def _personal(config: Config) -> bool:
     return bool(config.data.user and (shifting(config.model) or config.model.output_bias))
 
 
-def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, list[str]]:
+def reading(folder: Path, names: Sequence[str], user: str) -> tuple[Config, list[str]]:
     """How the systems `names` of `folder` read texts, which must be one way, and their context columns but for `user`.
 
     Where no run is among them, it is the way of the first run of the folder.
     """
     chosen = _opened(runs(folder), names)
-    ways: dict[tuple[str, bool | None], tuple[str, DataConfig]] = {}
+    ways: dict[tuple[str, bool], tuple[str, Config]] = {}
     columns: list[str] = []
     for name, path in _asked(folder, names).items():
-        data = read_config(path).data
-        ways.setdefault((data.text, data.lowercase), (name, data))
+        config = read_config(path)
+        ways.setdefault((config.data.text, config.tokenizer.lowercase), (name, config))
         schema = ContextSchema.load(path / "schema.json")
         columns += schema.columns(without=user) if chosen else []
     if len(ways) > 1:
@@ -180,8 +180,8 @@ def reading(folder: Path, names: Sequence[str], user: str) -> tuple[DataConfig, 
         raise UserError(
             f"{folder}: {first} and {second} read texts in two ways (text column, lower case); replay apart"
         )
-    (_, data), *_ = ways.values()
-    return data, list(dict.fromkeys(columns))
+    (_, config), *_ = ways.values()
+    return config, list(dict.fromkeys(columns))
 
 
 def who_and_when(folder: Path, names: Sequence[str]) -> tuple[str, str]:
@@ -219,7 +219,7 @@ def systems(
         if name == "mpc":
             made[name] = MostPopular(_popularity(found))
         elif name == "history":
-            made[name] = OwnHistory(reading(folder, names, user)[0].text)
+            made[name] = OwnHistory(reading(folder, names, user)[0].data.text)
         elif name == "blend":
             own = completer(opened[name])
             made[name] = Personalised(own.run, Blend(own, Popularity.of(own.run)), unknown=unknown)

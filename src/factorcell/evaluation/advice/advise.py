@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from factorcell import limits
 from factorcell.choices import ADVICE_ROWS
-from factorcell.config import DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare, report_truncated
 from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus
@@ -60,19 +60,20 @@ Row = dict[str, Any]
 Floats = NDArray[np.float64]
 
 
-def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int = 0, progress: bool = False) -> Row:
-    """Advice on the context columns that `data` names, from at most `rows` of the table `source`.
+def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 0, progress: bool = False) -> Row:
+    """Advice on the context columns that `config` names, from at most `rows` of the table `source`.
 
     In `columns` a row of figures each, the best first; all together in `all`. `UserError` where there is no column.
     """
     limits.check(rows=rows, seed=seed)
+    data = config.data
     if not data.columns:
         raise UserError("no context column to judge; name one by --context NAME")
-    data = replace(data, max_vocabulary=min(data.max_vocabulary, VOCABULARY))
+    config = config.with_options(max_vocabulary=min(config.tokenizer.max_vocabulary, VOCABULARY))
     names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
     table, total = sample(source, names, rows, seed)
     try:
-        corpus = prepare(table, data, progress=progress, report=False)
+        corpus = prepare(table, config, progress=progress, report=False)
     except UserError as error:
         drawn = "" if total <= rows else f", of {rows:,} rows drawn,"
         raise error.saying(error.message.replace(GIVEN, f"{name_of(source)}{drawn}", 1)) from None
@@ -80,7 +81,7 @@ def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int 
     if len(corpus) < LEAST:
         raise UserError(f"{len(corpus)} rows are too few to judge a column; {LEAST} are the least")
     columns = columns_of(corpus)
-    split = Split.of(corpus, data, max(len(column.values) for column in columns), seed, progress)
+    split = Split.of(corpus, config, max(len(column.values) for column in columns), seed, progress)
     with progress_bar(total=_work(split, len(columns)), desc="judging", unit="targets", show=progress) as bar:
         judged = [(column, *_judge(split, column, seed, bar.update)) for column in columns]
         judged.sort(key=lambda item: -item[1]["most"])
@@ -274,7 +275,7 @@ def measured(advice: Row, folders: Sequence[Path]) -> list[Row]:
     for run, best in runs:
         if not _adapted(run):
             continue
-        bases = [base for other, base in plain if other.vocabulary.tokens == run.vocabulary.tokens]
+        bases = [base for other, base in plain if other.tokenizer.tokens == run.tokenizer.tokens]
         if not bases:
             raise UserError(f"{run.folder}: name an unadapted run of the same vocabulary too, to compare it with")
         names = [variable.name for variable in run.schema.variables]

@@ -94,7 +94,7 @@ class ValueNGram:
         """Count: `labels` (B,) of the training texts, among `size` values."""
         self.model, self.size = model, size
         values = train.each(labels)
-        vocabulary = len(model.vocabulary)
+        vocabulary = len(model.tokenizer)
         tokens = Counted(train.wanted, values, size)
         self.counts = tokens.of(np.arange(vocabulary)).T  # (K + 1, V)
         self.totals = self.counts.sum(1, dtype=np.float64)
@@ -173,7 +173,7 @@ class ValueNGram:
 
 def blocks(model: NGram, texts: IndexedTexts, step: Step = unwatched) -> Iterator[tuple[slice, Narrow]]:
     """p(w | h) of all tokens (t, V), for some targets at a time; each `step` is told when it is done with."""
-    size = max(1, BLOCK // len(model.vocabulary))
+    size = max(1, BLOCK // len(model.tokenizer))
     for begin in range(0, len(texts.wanted), size):
         rows = slice(begin, min(begin + size, len(texts.wanted)))
         yield rows, model.probabilities([history[rows] for history in texts.histories]).astype(np.float32)

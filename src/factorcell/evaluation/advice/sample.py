@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.choices import ADVICE_ROWS
-from factorcell.config import DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import Variable
 from factorcell.data.tables import open_table
@@ -24,7 +24,7 @@ HELD_OUT, MOST_HELD = 0.1, 6000  # share and number of texts that are not counte
 VALUES = 2000  # at most so many values of a column; rarer ones are one
 TUNED, JUDGED, PRODUCTS = 4000, (10_000, 30_000), 3.0e11  # tune targets, test targets, multiplications for the latter
 BINS = 10  # quantiles that stand for the values of a number
-ORDERS = {"word": 3, "space": 3, "char": 6, "grapheme": 6}  # of the n-gram models
+ORDER, ORDER_OF_CHARACTERS = 3, 6  # of the n-gram models
 
 Ids = NDArray[np.int64]
 
@@ -101,16 +101,16 @@ class Split:
     nothing: NDArray[np.float64]  # log probabilities of the targets of `test` (T,) by the model of a single value
 
     @classmethod
-    def of(cls, corpus: Corpus, data: DataConfig, values: int, seed: int, progress: bool = False) -> "Split":
+    def of(cls, corpus: Corpus, config: Config, values: int, seed: int, progress: bool = False) -> "Split":
         """A split for columns of at most so many `values`; the more products a target costs, the fewer test texts."""
         order = np.random.default_rng(seed).permutation(len(corpus))
         held = min(MOST_HELD, max(4, int(HELD_OUT * len(corpus))))
-        judging = int(np.clip(PRODUCTS / (values * len(corpus.vocabulary)), *JUDGED))
+        judging = int(np.clip(PRODUCTS / (values * len(corpus.tokenizer)), *JUDGED))
         few, more = order[: held // 2], order[held // 2 : held]
         rows = order[held:], _first(corpus, few, TUNED), _first(corpus, more, judging)
         parts = [corpus.select(part) for part in rows]
-        counts = ngram.count(parts[0], ORDERS[data.unit], progress)
-        model = NGram(Path(), replace(data, context=()), corpus.vocabulary, counts)
+        counts = ngram.count(parts[0], ORDER_OF_CHARACTERS if corpus.tokenizer.is_character_level else ORDER, progress)
+        model = NGram(Path(), config.with_options(context=()), corpus.tokenizer, counts)
         train, tune, test = (IndexedTexts.find(model, part, counted=part is parts[0]) for part in parts)
         return cls(corpus, model, rows, train, tune, test, _of_one_value(model, train, tune, test))
 

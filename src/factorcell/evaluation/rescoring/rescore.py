@@ -118,7 +118,7 @@ def read(
     model: Run | NGram, utterances: Sequence[Utterance], rows: Sequence[Row], optional: tuple[str, ...], unknown: str
 ) -> Corpus:
     """The hypotheses of all utterances as one corpus, one after the other, each whole whatever its length."""
-    text = model.data.text if isinstance(model, NGram) else model.config.data.text
+    text = model.config.data.text
     pairs = zip(utterances, rows, strict=True)
     lines = [{**row, text: hypothesis} for utterance, row in pairs for hypothesis in utterance.texts]
     return model.prepare(lines, unknown=unknown, optional=optional, truncate=False)
