@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
     from factorcell.data.cache import prepare
     from factorcell.data.corpus import Corpus
+    from factorcell.data.tokenizer import register_tokenizer
     from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
     from factorcell.evaluation.exposure import audit
     from factorcell.evaluation.perplexity import evaluate, evaluate_by
     from factorcell.generation.generate import GenerationOptions, fill, generate, stream
     from factorcell.generation.infilling import InfillingOptions
     from factorcell.model.adapters import register_adapter
+    from factorcell.model.backbone import register_backbone
     from factorcell.model.cells import register_cell
+    from factorcell.model.head import register_head
     from factorcell.model.language_model import LanguageModel
     from factorcell.model.run import Run
     from factorcell.model.scoring import Tally
@@ -78,7 +81,10 @@ __all__ = [
     "open_scorer",
     "prepare",
     "register_adapter",
+    "register_backbone",
     "register_cell",
+    "register_head",
+    "register_tokenizer",
     "separate",
     "stream",
     "train",
@@ -95,13 +101,16 @@ __getattr__, __dir__ = lazy(
         "config": ("Config", "DataConfig", "ModelConfig", "TrainingConfig", "UserError"),
         "data.cache": ("prepare",),
         "data.corpus": ("Corpus",),
+        "data.tokenizer": ("register_tokenizer",),
         "evaluation.classification": ("classify", "classify_points", "log_likelihoods"),
         "evaluation.exposure": ("audit",),
         "evaluation.perplexity": ("evaluate", "evaluate_by"),
         "generation.generate": ("GenerationOptions", "fill", "generate", "stream"),
         "generation.infilling": ("InfillingOptions",),
         "model.adapters": ("register_adapter",),
-        "model.backbone": ("register_cell",),
+        "model.backbone": ("register_backbone",),
+        "model.cells": ("register_cell",),
+        "model.head": ("register_head",),
         "model.language_model": ("LanguageModel",),
         "model.run": ("Run",),
         "model.scoring": ("Tally",),

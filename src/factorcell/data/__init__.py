@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from factorcell.data.corpus import Batch, Corpus
     from factorcell.data.schema import ContextSchema
     from factorcell.data.tables import open_table
-    from factorcell.data.vocabulary import Vocabulary
+    from factorcell.data.tokenizer import Tokenizer
+    from factorcell.data.vocabulary import Specials
 
-__all__ = ["Batch", "ContextSchema", "Corpus", "Vocabulary", "open_table", "prepare"]
+__all__ = ["Batch", "ContextSchema", "Corpus", "Specials", "Tokenizer", "open_table", "prepare"]
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -20,6 +21,7 @@ __getattr__, __dir__ = lazy(
         "corpus": ("Batch", "Corpus"),
         "schema": ("ContextSchema",),
         "tables": ("open_table",),
-        "vocabulary": ("Vocabulary",),
+        "tokenizer": ("Tokenizer",),
+        "vocabulary": ("Specials",),
     },
 )

@@ -6,18 +6,38 @@ from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
     from factorcell.model.adapters import Adapter, LayerSizes, Shift
+    from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
     from factorcell.model.cells import Kind, State
+    from factorcell.model.head import Head, HeadSizes
     from factorcell.model.language_model import LanguageModel
     from factorcell.model.run import Run
     from factorcell.model.scoring import Ranker, Scorer, Tally
 
-__all__ = ["Adapter", "Kind", "LanguageModel", "LayerSizes", "Ranker", "Run", "Scorer", "Shift", "State", "Tally"]
+__all__ = [
+    "Adapter",
+    "Backbone",
+    "BackboneSizes",
+    "Footprint",
+    "Head",
+    "HeadSizes",
+    "Kind",
+    "LanguageModel",
+    "LayerSizes",
+    "Ranker",
+    "Run",
+    "Scorer",
+    "Shift",
+    "State",
+    "Tally",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "adapters": ("Adapter", "LayerSizes", "Shift"),
+        "backbone": ("Backbone", "BackboneSizes", "Footprint"),
         "cells": ("Kind", "State"),
+        "head": ("Head", "HeadSizes"),
         "language_model": ("LanguageModel",),
         "run": ("Run",),
         "scoring": ("Ranker", "Scorer", "Tally"),

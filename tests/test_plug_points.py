@@ -1,0 +1,144 @@
+"""A backbone, a tokenizer and a head of another package pass every step that the built-in ones pass."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from factorcell import Config, Run, UserError, fit, learn_one, register_backbone, register_head, register_tokenizer
+from factorcell.commands.main import main
+from factorcell.completion.online import User
+from factorcell.config import EXTENSIBLE
+from factorcell.model.recurrent import RecurrentBackbone
+from tests import plugins
+from tests.small import nats_of
+from tests.stranger import install
+
+ROWS = [
+    {"text": text, "city": city, "user": user}
+    for text in ("the sea is cold", "sun and sand", "", "a cold sea")
+    for city in ("Oslo", "Nice")
+    for user in ("Ada", "Ben")
+]
+KINDS = {"backbone": "growing", "tokenizer": "pieces", "head": "untied"}
+SMALL = {"embedding_size": 4, "context_size": 3, "variable_size": 2, "rank": 2, "epochs": 1.0, "evaluations": 1}
+COUNTS = {"min_context_count": 1, "min_user_count": 1}
+
+
+@pytest.fixture
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for more in EXTENSIBLE.values():
+        monkeypatch.setattr(more, "registered", {})
+    monkeypatch.delitem(sys.modules, "their_plugins", raising=False)
+
+
+@pytest.fixture
+def registered(nothing_registered: None) -> None:
+    register_backbone("growing", plugins.Growing)
+    register_tokenizer("pieces", plugins.Pieces)
+    register_head("untied", plugins.Untied)
+
+
+def config_of(**kinds: str) -> Config:
+    return Config.of(context=("city",), user="user", **COUNTS, **SMALL, **kinds)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("section", [*KINDS, "all"])
+def test_a_run_of_a_foreign_kind_trains_and_opens_with_the_same_scores(section: str, tmp_path: Path) -> None:
+    kinds = KINDS if section == "all" else {section: KINDS[section]}
+    run = fit(ROWS, ROWS, config_of(**kinds), tmp_path / "run")
+    opened = Run.open(tmp_path / "run")
+    assert {name: opened.config.kinds[name] for name in kinds} == kinds
+    scores = [row["nats"] for row in opened.score(ROWS)]
+    assert scores == [row["nats"] for row in run.score(ROWS)]
+    assert scores == pytest.approx([sum(nats_of(opened, row)) for row in ROWS], abs=1e-4)
+    written = {path.name for path in (tmp_path / "run").iterdir()}
+    assert ("pieces.json" in written) == ("tokenizer" in kinds)
+    assert ("vocabulary.txt" in written) == ("tokenizer" not in kinds)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_user_is_learned_online_through_foreign_kinds(tmp_path: Path) -> None:
+    run = fit(ROWS, ROWS, config_of(**KINDS), tmp_path / "run")
+    user = User.new(run)
+    learned = learn_one(run, user, "the sea is cold")
+    assert np.abs(learned.vector - user.vector).max() > 0
+
+
+@pytest.fixture
+def installed(nothing_registered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    source = Path(plugins.__file__).read_text(encoding="utf-8")
+    monkeypatch.syspath_prepend(str(install(tmp_path / "site", source, plugins.ENTRY_POINTS, "their_plugins")))
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / "texts.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ("text", "city", "user"))
+        writer.writeheader()
+        writer.writerows(ROWS)
+    return tmp_path
+
+
+def test_every_command_takes_the_kinds_of_an_installed_package(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = [word for section, kind in KINDS.items() for word in (f"--{section}", kind)]
+    options = [
+        word for name, value in {**SMALL, **COUNTS}.items() for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    theirs = "--width 5 --length 2 --depth 2 --context city --user user --threads 1".split()
+    assert main(["train", "texts.csv", "--out", "run", *kinds, *theirs, *options]) == 0
+    sections = json.loads((installed / "run" / "config.json").read_text(encoding="utf-8"))
+    assert sections["backbone"] == {"kind": "growing", "width": 5}
+    assert sections["head"] == {"kind": "untied", "depth": 2}
+    assert sections["tokenizer"]["length"] == 2
+    for words in (
+        "evaluate run texts.csv --by city",
+        "classify run texts.csv --target city",
+        "score run texts.csv",
+        "generate run --each city --number 1 --method beam",
+        "explain run --between city=Oslo city=Nice --text sea",
+        "finetune run texts.csv --epochs 1 --evaluations 1 --out tuned",
+        "check run",
+        "report run --out report.html",
+    ):
+        assert main(words.split()) == 0, words
+    capsys.readouterr()
+    assert main("complete run the --seconds 0.1".split()) == 2
+    assert "expected a tokenizer of characters, got pieces" in capsys.readouterr().err
+
+
+def test_help_shows_the_options_of_the_chosen_kind(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main("train --backbone growing --help".split())
+    shown = capsys.readouterr().out
+    assert "--width" in shown
+    assert "--hidden-size" not in shown
+    with pytest.raises(SystemExit):
+        main("train --help".split())
+    shown = capsys.readouterr().out
+    assert "--width" not in shown
+    assert "--hidden-size" in shown
+
+
+def test_an_option_of_another_kind_is_unknown(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("train texts.csv --out run --width 3".split()) == 2
+    assert "unknown option --width" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_unknown_kind_lists_the_known_ones() -> None:
+    with pytest.raises(UserError, match="unknown backbone 'transformer'; choose from recurrent, growing"):
+        Config.of(backbone="transformer")
+
+
+@pytest.mark.usefixtures("nothing_registered")
+def test_a_class_whose_options_are_of_another_kind_is_refused() -> None:
+    with pytest.raises(UserError, match=r"expected Options\.kind to be 'other' by default, got 'growing'"):
+        register_backbone("other", plugins.Growing)
+    with pytest.raises(UserError, match="factorcell's own"):
+        register_backbone("recurrent", RecurrentBackbone)
+    with pytest.raises(UserError, match="expected a class with `Options`"):
+        register_head("number", 3)  # type: ignore[arg-type]
