@@ -3,17 +3,16 @@
 import argparse
 import dataclasses
 import os
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from factorcell import cores, memory
 from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands import terminal
-from factorcell.commands.parser import Parser
-from factorcell.config import DEVICES, EXTENSIBLE, MODELS, PRECISIONS, Config, UserError, said_in
+from factorcell.commands.parser import Parser, Section
+from factorcell.config import DEVICES, MODELS, PRECISIONS, Config, UserError, said_in
 from factorcell.data.rare_values import holds
 from factorcell.extensions import NONE
 
@@ -31,41 +30,56 @@ def add(parser: Parser, *sections: str, otherwise: Mapping[str, Any] | None = No
     """
     if not sections or "training" in sections:
         max_memory_of(parser)
+    for section, field in fields():
+        if not sections or section in sections:
+            default = "by the table" if field.name in CHOSEN.get(section, ()) else field.default
+            if otherwise is not None:
+                default = otherwise.get(field.name, "as in RUN")
+            _add_field(parser.rare if field.metadata["rare"] else parser.section(section), field, default)
+
+
+def fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """The fields of the config, each after the name of its section."""
     for section in dataclasses.fields(Config):
-        if section.name in (sections or (section.name,)):
-            kind: Any = section.type
-            hints = typing.get_type_hints(kind)
-            for field in dataclasses.fields(kind):
-                group = parser.rare if field.metadata["rare"] else parser.section(section.name)
-                default = "by the table" if field.name in CHOSEN.get(section.name, ()) else field.default
-                if otherwise is not None:
-                    default = otherwise.get(field.name, "as in RUN")
-                _add_field(group, field, hints[field.name], default)
+        for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
+            yield section.name, field
 
 
-def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any, default: Any) -> None:
-    flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
-    choices, metavar = field.metadata["choices"] or None, field.metadata["metavar"] or None
+def _add_field(group: Section, field: dataclasses.Field[Any], default: Any) -> None:
+    """Add the option of a field; the config checks its choices and its limits, which packages may extend."""
+    text, is_list = field.metadata["help"].replace("%", "%%"), isinstance(field.default, tuple)
     if default not in (None, "", ()) and not isinstance(default, bool):
         text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
-    common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
-    if typing.get_origin(hint) is types.UnionType:
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    if hint is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
-    elif typing.get_origin(hint) is tuple:
-        names = f"{{none,{','.join(choices)}}}" if choices else metavar
-        group.add_argument(flag, action="append", metavar=names, **common)
-    elif field.name in EXTENSIBLE:  # the config knows which there are
-        group.add_argument(flag, type=hint, metavar=f"{{{','.join(choices or ())}}}", **common)
+    how: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
+    if field.type in (bool, bool | None):
+        how["action"] = argparse.BooleanOptionalAction
+    elif choices := field.metadata["choices"]:
+        how["metavar"] = f"{{{','.join((NONE, *choices) if is_list else choices)}}}"
     else:
-        group.add_argument(flag, type=hint, choices=choices, metavar=metavar, **common)
+        how |= {"type": type(field.default), "metavar": field.metadata["metavar"] or None}
+    if is_list:
+        how |= {"action": "append", "type": str}
+    group.add_argument("--" + field.name.replace("_", "-"), **how)
 
 
 def said(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What a command says of a training, by section: its file, then its named model, then its own options."""
+    """What a command says of a config, by section: its file, then its named model, then its own options."""
     found = said_in(given.config) if getattr(given, "config", None) else {}
-    return {section: {**found.get(section, {}), **own} for section, own in _own(given).items()}
+    own: dict[str, dict[str, Any]] = {section.name: {} for section in dataclasses.fields(Config)}
+    if getattr(given, "model", None):
+        own["model"] = dict(zip(("adapt", "output_bias"), MODELS[given.model], strict=True))
+    for section, field in fields():
+        if hasattr(given, field.name):
+            value = getattr(given, field.name)
+            own[section][field.name] = _without_none(field, value) if isinstance(value, list) else value
+    if "unit" in own["data"]:
+        own["data"].setdefault("lowercase", None)  # follows the unit
+    return {section: {**found.get(section, {}), **values} for section, values in own.items()}
+
+
+def _without_none(field: dataclasses.Field[Any], names: list[str]) -> tuple[str, ...]:
+    """A list of choices without `none`, which stands for an empty one."""
+    return tuple(name for name in names if not (field.metadata["choices"] and name == NONE))
 
 
 def asked(given: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
@@ -75,39 +89,6 @@ def asked(given: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget
     found = said(given)
     threads(Config.from_dict(found).training.threads)
     return found, Budget(given.minutes, given.preset)
-
-
-def config(given: argparse.Namespace) -> Config:
-    """The config of a command that chooses nothing: what it says, and for the rest the defaults."""
-    base = Config.load(given.config) if getattr(given, "config", None) else Config()
-    sections = _own(given)
-    return Config(**{name: dataclasses.replace(getattr(base, name), **own) for name, own in sections.items()})
-
-
-def _own(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The options that the command line gives, by section."""
-    own = {
-        section.name: {
-            field.name: _value(field, getattr(given, field.name))
-            for field in dataclasses.fields(section.type)  # type: ignore[arg-type]
-            if hasattr(given, field.name)
-        }
-        for section in dataclasses.fields(Config)
-    }
-    if getattr(given, "model", None):
-        adapt, output_bias = MODELS[given.model]
-        own["model"] = {"adapt": adapt, "output_bias": output_bias, **own["model"]}
-    if "unit" in own["data"] and "lowercase" not in own["data"]:
-        own["data"]["lowercase"] = None  # follows the unit
-    return own
-
-
-def _value(field: dataclasses.Field[Any], value: Any) -> Any:
-    """A list without `none`, which stands for an empty one."""
-    if not isinstance(value, list):
-        return value
-    chosen = bool(field.metadata["choices"])
-    return tuple(name for name in value if not (chosen and name == NONE))
 
 
 def training_files(verb: Parser) -> None:
@@ -135,35 +116,34 @@ def json(verb: Parser) -> None:
     verb.add_argument("--json", action="store_true", help="print rows of JSON")
 
 
-def seed(verb: Any, of: str) -> None:
+def seed(verb: Parser | Section, of: str) -> None:
     """Add the seed of what is drawn."""
     verb.add_argument("--seed", type=int, default=0, help=f"seed of {of}")
 
 
-def unknown(verb: Parser) -> None:
+def unknown(verb: Parser, default: str = "error") -> None:
     """Add what to do with a context value that was never seen."""
     text = "a value never seen: an error, a rare value, or a missing one"
-    verb.add_argument("--unknown", default="error", choices=UNKNOWN_POLICIES, help=text)
+    verb.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=text)
 
 
-def written(verb: Parser, flag: str, text: str, *, folder: bool = False, **how: Any) -> None:
-    """Add a file (or `folder`) that a verb writes its results to; `try_written` tries it before the verb begins."""
-    action = verb.add_argument(flag, type=Path, help=text, **how)
-    name = "folders" if folder else "files"
-    verb.set_defaults(**{name: (*(verb.get_default(name) or ()), action.dest)})
+def written(verb: Parser | Section, flag: str, text: str, *, folder: bool = False, **how: Any) -> None:
+    """Add a file (or `folder`) that a verb writes its results to, which is tried before the work begins."""
+    verb.add_argument(flag, type=partial(writable, folder=folder), help=text, **{"metavar": "FILE", **how})
 
 
-def try_written(given: argparse.Namespace) -> None:
-    """`UserError` unless all that a command is to write can be written: the results of long work are not to be lost."""
+def writable(text: str, folder: bool) -> Path:
+    """The path `text`, if it can be written."""
     from factorcell import files
 
-    for names, check in (("files", files.try_path), ("folders", files.try_folder)):
-        for name in getattr(given, names, ()):
-            if (path := getattr(given, name)) is not None:
-                check(path)
+    try:
+        files.try_path(text, folder)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
 
 
-def threads_of(group: Any) -> None:
+def threads_of(group: Parser | Section) -> None:
     """Add how many threads compute."""
     group.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
 
@@ -174,13 +154,13 @@ def max_memory_of(verb: Parser) -> None:
     verb.rare.add_argument("--max-memory", type=float, metavar="GIB", help=text)
 
 
-def computing(verb: Parser, precision: str = "auto") -> None:
+def computing(verb: Parser, precision: str = "auto", unseen: str = "error") -> None:
     """Add how texts are scored, by default with numbers of a `precision`, and what is shown of it.
 
     What prints texts, words or lists is "float32": of the faster numbers a busy machine may find others the next time,
     and then other texts are drawn.
     """
-    unknown(verb)
+    unknown(verb, unseen)
     json(verb)
     group = verb.section("computing")
     threads_of(group)
