@@ -342,7 +342,7 @@ def test_a_path_that_can_be_written_is_tried_without_a_trace(before: bytes | Non
     files.try_path(path)
     assert (path.read_bytes() if path.exists() else None) == before
     assert [file.name for file in tmp_path.iterdir()] == (["file"] if before else [])
-    files.try_folder(tmp_path / "a" / "b")
+    files.try_path(tmp_path / "a" / "b", folder=True)
     assert not (tmp_path / "a").exists()
     files.try_path(FULL)  # a device is written to; what it says of that is known only then
 
@@ -360,7 +360,7 @@ def test_a_path_that_cannot_be_written_is_found_before(tmp_path: Path) -> None:
         assert said[0] == said[1] or "Not a directory" in said[1]
     for name in ("file", "file/below/it"):
         with pytest.raises(UserError) as error:
-            files.try_folder(tmp_path / name)
+            files.try_path(tmp_path / name, folder=True)
         one_line(error, str(tmp_path / name), "cannot be saved (Not a directory)")
 
 
@@ -371,7 +371,7 @@ def test_a_closed_folder_is_found_before(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr("factorcell.files.tempfile.TemporaryFile", refuse)
-    for attempt in (files.try_path, files.try_folder):
+    for folder in (False, True):
         with pytest.raises(UserError) as error:
-            attempt(tmp_path / "new")
+            files.try_path(tmp_path / "new", folder)
         one_line(error, str(tmp_path / "new"), "cannot be saved (Permission denied)")

@@ -58,31 +58,21 @@ def write(path: str | Path, content: bytes | str) -> None:
         return _replace(path, content)
 
 
-def try_path(path: str | Path) -> None:
-    """`UserError` unless a file `path` can be written: before the work whose results it will hold.
+def try_path(path: str | Path, folder: bool = False) -> None:
+    """`UserError` unless `path` can be written as a file, or made as a `folder`: before the work that it is for.
 
-    Nothing is left of the trial, and a file that is there stays as it is.
+    Nothing remains of the attempt. A device or a pipe is not opened, since its reader would see it end.
     """
     path = Path(path)
-    if path.is_dir():
+    if path.is_dir() and not folder:
         raise UserError(f"{path}: cannot be saved (Is a directory)")
-    if not path.exists() or path.is_file():  # a pipe is not opened, since whoever reads it would see it end
-        _try(path.parent, path)
-
-
-def try_folder(folder: str | Path) -> None:
-    """The same of a `folder`, which is there or can be made; nothing is made."""
-    folder = Path(folder)
-    place = folder
-    while not place.exists() and place != place.parent:
+    if path.exists() and not (path.is_file() or folder):
+        return
+    place = path if folder else path.parent
+    while folder and not place.exists() and place != place.parent:
         place = place.parent
-    _try(place, folder)
-
-
-def _try(folder: Path, path: Path) -> None:
-    """`UserError` about `path` unless a file can be made in `folder`."""
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise UserError(f"{path}: cannot be saved ({error.strerror})") from None

@@ -114,8 +114,10 @@ def options(verb: str) -> list[argparse.Action]:
     """What is tried of a verb: fields of the config, which all share, only with `train`."""
     return [
         action
-        for action in parsers()[verb]._actions
-        if action.nargs != 0 and action.choices is None and (verb == "train" or action.default != argparse.SUPPRESS)
+        for action in parsers()[verb].actions
+        if action.nargs != 0
+        and not str(action.metavar).startswith("{")
+        and (verb == "train" or action.default != argparse.SUPPRESS)
     ]
 
 
@@ -133,10 +135,10 @@ def words(verb: str, name: str, value: str) -> list[str]:
     """The command of a verb, with a `value` for an option, or in place of a `<positional>`."""
     given = COMMANDS[verb].split()
     if name.startswith("<"):
-        places = [action.dest for action in parsers()[verb]._actions if not action.option_strings]
+        places = [action.dest for action in parsers()[verb].actions if not action.option_strings]
         given[places.index(name.strip("<>"))] = value
         return [*verb.split(), *given]
-    action = next(action for action in parsers()[verb]._actions if name in action.option_strings)
+    action = next(action for action in parsers()[verb].actions if name in action.option_strings)
     if action.nargs is None and not isinstance(action, argparse._AppendAction):
         return [*verb.split(), *given, f"{name}={value}"]
     return [*verb.split(), *given, name, *[value] * (action.nargs if isinstance(action.nargs, int) else 1)]
@@ -257,7 +259,7 @@ def test_commands_of_the_service_as_they_stand(
 def test_every_number_has_limits() -> None:
     """In the config beside its help, or in the table of the others."""
     for verb, parser in parsers().items():
-        for action in parser._actions:
+        for action in parser.actions:
             known = action.dest in limits.NUMBERS or action.dest in FIELDS
             assert action.type not in (int, float) or known, f"{verb} {action.dest}"
     for section in dataclasses.fields(Config):

@@ -4,6 +4,7 @@ import argparse
 
 from factorcell import files
 from factorcell.commands import options, terminal
+from factorcell.config import Config
 from factorcell.data.tables import name_of
 from factorcell.evaluation.advice import advise as advice
 from factorcell.reports import wording
@@ -11,7 +12,8 @@ from factorcell.reports import wording
 
 def run_advise(given: argparse.Namespace) -> None:
     """`factorcell advise`."""
-    found = advice.advise(given.table, options.config(given), rows=given.rows, seed=given.seed, progress=True)
+    config = Config.from_dict(options.said(given))
+    found = advice.advise(given.table, config, rows=given.rows, seed=given.seed, progress=True)
     runs = advice.measured(found, given.measured) if given.measured else []
     if given.page is not None:
         from factorcell.reports import advice as report

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from factorcell import interrupts
 from factorcell.commands import options, parser, streams, terminal
 from factorcell.commands.parser import Parser
-from factorcell.config import UserError
+from factorcell.limits import UserError, nearest
 
 PROG, ABOUT = "factorcell", "Language models that adapt to context."
 
@@ -139,7 +139,7 @@ def _main(words: Sequence[str]) -> int:
         path = find(words)
         if path[-1].kinds:
             return _without_verb(path, words[len(path) - 1 :])
-        given = parser_of(path).parse(words[len(path) - 1 :])
+        given = parser_of(path, words).parse(words[len(path) - 1 :])
         run = _loaded(path)
         interrupts.raise_again()
         _run(path[-1], run, given)
@@ -167,10 +167,10 @@ def find(words: Iterable[str]) -> list[Verb]:
     return path
 
 
-def parser_of(path: Sequence[Verb]) -> Parser:
-    """The parser of the last verb of a path that `find` found."""
+def parser_of(path: Sequence[Verb], words: Sequence[str] = ()) -> Parser:
+    """Return the parser of the last verb of a path; it knows the options of the kinds that `words` name."""
     module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENTS[path[1].name]}")
-    made = Parser(" ".join(verb.name for verb in path), path[-1].text)
+    made = Parser(" ".join(verb.name for verb in path), path[-1].text, options.kinds_of(words))
     getattr(module, _named(path))(made)
     return made
 
@@ -181,17 +181,18 @@ def _named(path: Sequence[Verb]) -> str:
 
 
 def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
-    """Show the verbs there are, if that is what is asked, or nothing at all; otherwise say what is wrong."""
+    """Show the verbs, if that or nothing is asked for; otherwise report the unknown word."""
     prog, names = " ".join(verb.name for verb in path), [verb.name for verb in path[-1].kinds]
     if words and words[0] == "--version" and path == [ALL]:
         terminal.show(f"{PROG} {importlib.import_module('factorcell.version').__version__}")
         return 0
     if words and words[0] not in ("-h", "--help"):
-        parser.fail(prog, parser.unknown("option" if words[0].startswith("-") else "verb", words[0], names))
+        kind = "option" if words[0].startswith("-") else "verb"
+        parser.fail(prog, f"unknown {kind} {words[0]!r}{nearest(words[0], names)}")
     groups = {"": path[-1].kinds} if len(path) > 1 else {title: verbs for title, (_, verbs) in GROUPS.items()}
     terminal.manual(f"usage: {prog} VERB [options]\n\n{path[-1].text}\n")
     for title, verbs in groups.items():
-        terminal.manual(parser.listed(title, ((verb.name, verb.text) for verb in verbs), left=16))
+        terminal.manual(parser.listed(title, ((verb.name, verb.text) for verb in verbs), left=16) + "\n")
     terminal.show(f"{prog} VERB --help lists the options of a verb.")
     if path == [ALL]:
         terminal.show(f"{prog} --version says which version this is.")
@@ -216,6 +217,5 @@ def _run(verb: Verb, run: Callable[[argparse.Namespace], None], given: argparse.
             raise UserError(f"only `train` runs in {size} processes; start the other verbs without torchrun")
         options.threads(getattr(given, "threads", 0))
         options.max_memory(getattr(given, "max_memory", None))
-        options.try_written(given)
         run(given)
         terminal.say(*getattr(given, "computed", ()))

@@ -3,19 +3,20 @@
 import argparse
 import dataclasses
 import os
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from factorcell import cores, memory
+from factorcell import cores, inputs, memory
 from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands import terminal
-from factorcell.commands.parser import Parser
-from factorcell.config import DEVICES, EXTENSIBLE, MODELS, PRECISIONS, Config, UserError, said_in
+from factorcell.commands.parser import Parser, Section
+from factorcell.config import DEVICES, EXTENSIBLE, MODELS, PRECISIONS, Config, UserError, read_options, section_types
 from factorcell.data.rare_values import holds
 from factorcell.extensions import NONE
+from factorcell.kinds import KIND_HELP, KINDS
 
 if TYPE_CHECKING:
     from factorcell.data.schema import ContextSchema
@@ -31,41 +32,86 @@ def add(parser: Parser, *sections: str, otherwise: Mapping[str, Any] | None = No
     """
     if not sections or "training" in sections:
         max_memory_of(parser)
-    for section in dataclasses.fields(Config):
-        if section.name in (sections or (section.name,)):
-            kind: Any = section.type
-            hints = typing.get_type_hints(kind)
-            for field in dataclasses.fields(kind):
-                group = parser.rare if field.metadata["rare"] else parser.section(section.name)
-                default = "by the table" if field.name in CHOSEN.get(section.name, ()) else field.default
-                if otherwise is not None:
-                    default = otherwise.get(field.name, "as in RUN")
-                _add_field(group, field, hints[field.name], default)
+    for section, field in fields(parser.kinds):
+        if not sections or section in sections:
+            default = "by the table" if field.name in CHOSEN.get(section, ()) else field.default
+            if otherwise is not None:
+                default = otherwise.get(field.name, "as in RUN")
+            group = parser.rare if field.metadata.get("rare") else parser.section(section)
+            if field.name == "kind":
+                _add_kind(group, section, parser.kinds)
+            else:
+                _add_field(group, field, default)
 
 
-def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any, default: Any) -> None:
-    flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
-    choices, metavar = field.metadata["choices"] or None, field.metadata["metavar"] or None
+def fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Yield the fields of a config with these kinds of tokenizer, backbone and head, each after its section."""
+    for section, made in section_types(kinds).items():
+        for field in dataclasses.fields(made):
+            yield section, field
+
+
+def kinds_of(words: Sequence[str]) -> dict[str, str]:
+    """Return the kinds of tokenizer, backbone and head that the words of a command name, or else its --config file."""
+    named: dict[str, str] = {}
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        if flag.removeprefix("--") in (*KINDS, "config"):
+            named[flag.removeprefix("--")] = value if equals else after
+    path, kinds = named.pop("config", ""), dict[str, str]()
+    with suppress(UserError, OSError):  # of a file that is not valid, which is reported when it is read
+        sections = inputs.parsed(Path(path)) if path else {}
+        kinds = {section: str(sections[section]["kind"]) for section in KINDS if "kind" in sections.get(section, {})}
+    return kinds | named
+
+
+def _add_kind(group: Section, section: str, kinds: Mapping[str, str]) -> None:
+    """Add the option that chooses the kind of a tokenizer, backbone or head."""
+    default = kinds.get(section, next(iter(KINDS[section])))
+    names = ",".join(dict.fromkeys((*KINDS[section], *EXTENSIBLE[section].registered, default)))
+    text = f"{KIND_HELP[section]}; packages may add names (here: {default})"
+    group.add_argument(f"--{section}", default=argparse.SUPPRESS, metavar=f"{{{names}}}", help=text)
+
+
+def _add_field(group: Section, field: dataclasses.Field[Any], default: Any) -> None:
+    """Add the option of a field; the config checks its choices and its limits, which packages may extend."""
+    text, is_list = field.metadata.get("help", "").replace("%", "%%"), isinstance(field.default, tuple)
     if default not in (None, "", ()) and not isinstance(default, bool):
         text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
-    common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
-    if typing.get_origin(hint) is types.UnionType:
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    if hint is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
-    elif typing.get_origin(hint) is tuple:
-        names = f"{{none,{','.join(choices)}}}" if choices else metavar
-        group.add_argument(flag, action="append", metavar=names, **common)
-    elif field.name in EXTENSIBLE:  # the config knows which there are
-        group.add_argument(flag, type=hint, metavar=f"{{{','.join(choices or ())}}}", **common)
+    how: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
+    if field.type in (bool, bool | None):
+        how["action"] = argparse.BooleanOptionalAction
+    elif choices := field.metadata.get("choices"):
+        how["metavar"] = f"{{{','.join((NONE, *choices) if is_list else choices)}}}"
     else:
-        group.add_argument(flag, type=hint, choices=choices, metavar=metavar, **common)
+        how |= {"type": type(field.default), "metavar": field.metadata.get("metavar") or None}
+    if is_list:
+        how |= {"action": "append", "type": str}
+    group.add_argument("--" + field.name.replace("_", "-"), **how)
 
 
 def said(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What a command says of a training, by section: its file, then its named model, then its own options."""
-    found = said_in(given.config) if getattr(given, "config", None) else {}
-    return {section: {**found.get(section, {}), **own} for section, own in _own(given).items()}
+    """What a command says of a config, by section: its file, then its named model, then its own options."""
+    found = read_options(given.config) if getattr(given, "config", None) else {}
+    chosen = {section: getattr(given, section) for section in KINDS if hasattr(given, section)}
+    own: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
+    for section, kind in chosen.items():
+        if kind != found.get(section, {}).get("kind"):
+            found.pop(section, None)  # options of another kind
+        own[section]["kind"] = kind
+    kinds = {section: values["kind"] for section, values in found.items() if "kind" in values} | chosen
+    if getattr(given, "model", None):
+        own["model"] = dict(zip(("adapt", "output_bias"), MODELS[given.model], strict=True))
+    for section, field in fields(kinds):
+        if field.name != "kind" and hasattr(given, field.name):
+            value = getattr(given, field.name)
+            own[section][field.name] = _without_none(field, value) if isinstance(value, list) else value
+    return {section: {**found.get(section, {}), **values} for section, values in own.items()}
+
+
+def _without_none(field: dataclasses.Field[Any], names: list[str]) -> tuple[str, ...]:
+    """A list of choices without `none`, which stands for an empty one."""
+    return tuple(name for name in names if not (field.metadata.get("choices") and name == NONE))
 
 
 def asked(given: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
@@ -75,39 +121,6 @@ def asked(given: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget
     found = said(given)
     threads(Config.from_dict(found).training.threads)
     return found, Budget(given.minutes, given.preset)
-
-
-def config(given: argparse.Namespace) -> Config:
-    """The config of a command that chooses nothing: what it says, and for the rest the defaults."""
-    base = Config.load(given.config) if getattr(given, "config", None) else Config()
-    sections = _own(given)
-    return Config(**{name: dataclasses.replace(getattr(base, name), **own) for name, own in sections.items()})
-
-
-def _own(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The options that the command line gives, by section."""
-    own = {
-        section.name: {
-            field.name: _value(field, getattr(given, field.name))
-            for field in dataclasses.fields(section.type)  # type: ignore[arg-type]
-            if hasattr(given, field.name)
-        }
-        for section in dataclasses.fields(Config)
-    }
-    if getattr(given, "model", None):
-        adapt, output_bias = MODELS[given.model]
-        own["model"] = {"adapt": adapt, "output_bias": output_bias, **own["model"]}
-    if "unit" in own["data"] and "lowercase" not in own["data"]:
-        own["data"]["lowercase"] = None  # follows the unit
-    return own
-
-
-def _value(field: dataclasses.Field[Any], value: Any) -> Any:
-    """A list without `none`, which stands for an empty one."""
-    if not isinstance(value, list):
-        return value
-    chosen = bool(field.metadata["choices"])
-    return tuple(name for name in value if not (chosen and name == NONE))
 
 
 def training_files(verb: Parser) -> None:
@@ -135,35 +148,34 @@ def json(verb: Parser) -> None:
     verb.add_argument("--json", action="store_true", help="print rows of JSON")
 
 
-def seed(verb: Any, of: str) -> None:
+def seed(verb: Parser | Section, of: str) -> None:
     """Add the seed of what is drawn."""
     verb.add_argument("--seed", type=int, default=0, help=f"seed of {of}")
 
 
-def unknown(verb: Parser) -> None:
+def unknown(verb: Parser, default: str = "error") -> None:
     """Add what to do with a context value that was never seen."""
     text = "a value never seen: an error, a rare value, or a missing one"
-    verb.add_argument("--unknown", default="error", choices=UNKNOWN_POLICIES, help=text)
+    verb.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=text)
 
 
-def written(verb: Parser, flag: str, text: str, *, folder: bool = False, **how: Any) -> None:
-    """Add a file (or `folder`) that a verb writes its results to; `try_written` tries it before the verb begins."""
-    action = verb.add_argument(flag, type=Path, help=text, **how)
-    name = "folders" if folder else "files"
-    verb.set_defaults(**{name: (*(verb.get_default(name) or ()), action.dest)})
+def written(verb: Parser | Section, flag: str, text: str, *, folder: bool = False, **how: Any) -> None:
+    """Add a file (or `folder`) that a verb writes its results to, which is tried before the work begins."""
+    verb.add_argument(flag, type=partial(writable, folder=folder), help=text, **{"metavar": "FILE", **how})
 
 
-def try_written(given: argparse.Namespace) -> None:
-    """`UserError` unless all that a command is to write can be written: the results of long work are not to be lost."""
+def writable(text: str, folder: bool) -> Path:
+    """The path `text`, if it can be written."""
     from factorcell import files
 
-    for names, check in (("files", files.try_path), ("folders", files.try_folder)):
-        for name in getattr(given, names, ()):
-            if (path := getattr(given, name)) is not None:
-                check(path)
+    try:
+        files.try_path(text, folder)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
 
 
-def threads_of(group: Any) -> None:
+def threads_of(group: Parser | Section) -> None:
     """Add how many threads compute."""
     group.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
 
@@ -174,13 +186,13 @@ def max_memory_of(verb: Parser) -> None:
     verb.rare.add_argument("--max-memory", type=float, metavar="GIB", help=text)
 
 
-def computing(verb: Parser, precision: str = "auto") -> None:
+def computing(verb: Parser, precision: str = "auto", unseen: str = "error") -> None:
     """Add how texts are scored, by default with numbers of a `precision`, and what is shown of it.
 
     What prints texts, words or lists is "float32": of the faster numbers a busy machine may find others the next time,
     and then other texts are drawn.
     """
-    unknown(verb)
+    unknown(verb, unseen)
     json(verb)
     group = verb.section("computing")
     threads_of(group)

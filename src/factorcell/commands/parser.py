@@ -1,22 +1,19 @@
-"""A parser for people: help in the order of use, rare options last; a mistake in one line that names the nearest.
+"""The arguments of one verb: help in sections with rare options last, and mistakes in one line.
 
     usage: factorcell train [options] TRAIN --out RUN
 
-What is required comes first, then the other options, then the sections in the order in which they were begun.
+Required arguments come first, then the other options, then the sections in the order in which they were begun.
 """
 
 import argparse
-import copy
-import difflib
 import itertools
 import math
-import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from factorcell import limits
 from factorcell.commands import terminal
@@ -26,98 +23,98 @@ METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
 LEFT, WIDEST = 28, 100  # columns of the names, and of a line
 
 
-class Parser(argparse.ArgumentParser):
-    """The options of one verb, `prog`, which `text` describes."""
+class Section(NamedTuple):
+    """A heading of the help, under which options are added."""
 
-    def __init__(self, prog: str, text: str) -> None:
-        super().__init__(prog, description=text, allow_abbrev=False, add_help=False)
-        self.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        self._sections: dict[str, argparse._ArgumentGroup] = {}
+    parser: "Parser"
+    title: str
 
-    def section(self, title: str) -> argparse._ArgumentGroup:
-        """The group of options under a heading."""
-        if title not in self._sections:
-            self._sections[title] = self.add_argument_group(title)
-        return self._sections[title]
+    def add_argument(self, *names: str, **how: Any) -> argparse.Action:
+        """Add an option under this heading."""
+        return self.parser.add_argument(*names, section=self.title, **how)
+
+
+class Parser:
+    """The arguments of one verb.
+
+    Options and positional arguments have an argparse parser each, so that options may stand anywhere.
+    """
+
+    def __init__(self, prog: str, text: str, kinds: Mapping[str, str] | None = None) -> None:
+        self.prog, self.text, self.kinds = prog, text, kinds or {}
+        self.optional, self.positional = _OneLine(prog), _OneLine(prog)
+        self.sections: dict[str, list[argparse.Action]] = {"": [], "options": []}
+
+    def add_argument(
+        self, *names: str, section: str = "options", choices: Sequence[str] = (), **how: Any
+    ) -> argparse.Action:
+        """Add an argument as argparse does, under a heading of the help, or first if it is required."""
+        if choices:
+            how |= {"type": _one_of(choices), "metavar": f"{{{','.join(choices)}}}"}
+        is_option = names[0].startswith("-")
+        action = (self.optional if is_option else self.positional).add_argument(*names, **how)
+        self.sections.setdefault(section if is_option and not action.required else "", []).append(action)
+        return action
+
+    def section(self, title: str) -> Section:
+        """The options under a heading."""
+        return Section(self, title)
 
     @property
-    def rare(self) -> argparse._ArgumentGroup:
-        """The options that few will ever need."""
-        return self.section(RARE)
+    def rare(self) -> Section:
+        """The options that few users need."""
+        return Section(self, RARE)
+
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """All arguments, as argparse describes them."""
+        return list(itertools.chain.from_iterable(self.sections.values()))
 
     @property
     def options(self) -> list[str]:
         """The names of all options."""
-        return [name for action in self._actions for name in action.option_strings]
+        return ["--help", *(name for action in self.actions for name in action.option_strings)]
+
+    def joined(self) -> argparse.ArgumentParser:
+        """One argparse parser of all arguments."""
+        return argparse.ArgumentParser(self.prog, add_help=False, parents=[self.positional, self.optional])
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """What the words of a command say; an unknown option is reported before whatever else it makes wrong.
-
-        Options are taken first, wherever they stand, and then all positionals at once: argparse alone gives an optional
-        positional nothing as soon as an option follows the one before it, and never splits those of one list.
-        """
+        """Parse the words of a command; an unknown option is reported before other mistakes."""
         before = list(itertools.takewhile("--".__ne__, words))
         if {"-h", "--help"}.intersection(before):
-            terminal.manual(
-                self.format_help().removesuffix("\n")
-            )  # `print_help` is silent where nothing can be written
-            self.exit()
+            terminal.manual(self.format_help())
+            sys.exit(0)
         for word in before:
             name = word.partition("=")[0]
             if name.startswith("--") and " " not in word and name not in self.options:
-                self.error(unknown("option", name, (option for option in self.options if option.startswith("--"))))
-        given, others = self._asking([]).parse_known_args(before)
-        asked = [action for action in self._actions if not action.option_strings or action.dest not in given]
-        given, rest = self._asking(asked).parse_known_args([*others, *words[len(before) :]], given)
+                fail(self.prog, f"unknown option {name}{limits.nearest(name, self.options)}")
+        given, rest = self.optional.parse_known_args(before)
+        given, rest = self.positional.parse_known_args([*rest, *words[len(before) :]], given)
         if rest:
-            self.error(f"unknown argument {rest[0]!r}")
-        self._check_numbers(given)
+            fail(self.prog, f"unknown argument {rest[0]!r}")
+        for action in self.actions:
+            if action.type in (int, float) and action.dest in limits.NUMBERS:  # the config checks its own
+                limits.check(**{action.dest: getattr(given, action.dest, None)})
         return given
-
-    def _asking(self, actions: list[argparse.Action]) -> argparse.ArgumentParser:
-        """This parser, which still takes every option, but asks for the positionals and defaults of `actions` alone."""
-        parser = copy.copy(self)
-        parser._actions = actions
-        return parser
-
-    def _check_numbers(self, given: argparse.Namespace) -> None:
-        """`UserError` for a number outside its limits, if it is no field of the config, which checks its own."""
-        for action in self._actions:
-            value = getattr(given, action.dest, None)
-            if action.type in (int, float) and action.dest in limits.NUMBERS and value is not None:
-                limits.NUMBERS[action.dest].check(action.dest, value)
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """An error that names the nearest choice too."""
-        if action.choices is not None and value not in action.choices:
-            names = [str(name) for name in action.choices]
-            said = f"unknown {value!r}{limits.nearest(str(value), names)}; choose from {', '.join(names)}"
-            raise argparse.ArgumentError(action, said)
-
-    def error(self, message: str) -> Any:
-        """End with exit code 2 and one line."""
-        message = message.replace("the following arguments are required:", "missing:")
-        fail(self.prog, re.sub(r"^argument (\S+): invalid (int|float) value: (.*)$", _no_number, message))
-
-    def format_usage(self) -> str:
-        """One line: what must be given."""
-        words = [_placeholder(action) for action in self._actions if _required(action)]
-        return f"usage: {self.prog} [options] {' '.join(words)}".rstrip() + "\n"
 
     def format_help(self) -> str:
         """The whole help."""
-        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        apart = {id(action) for group in self._sections.values() for action in group._group_actions}
-        common = [action for action in shown if id(action) not in apart]
-        blocks = [
-            ("", [action for action in common if _required(action)]),
-            ("options", [action for action in common if not _required(action)]),
-            *((title, group._group_actions) for title, group in self._sections.items() if title != RARE),
-            (RARE, self._sections[RARE]._group_actions if RARE in self._sections else []),
-        ]
-        parts = [self.format_usage() + "\n" + textwrap.fill(self.description or "", width()) + "\n"]
-        parts += [listed(title, map(_row, actions)) for title, actions in blocks if actions]
-        return "\n".join(parts)
+        required = self.sections[""]
+        usage = f"usage: {self.prog} [options] {' '.join(map(_placeholder, required))}".rstrip()
+        titles = sorted(self.sections, key=lambda title: title == RARE)
+        blocks = [listed(title, map(_row, self.sections[title])) for title in titles if self.sections[title]]
+        return "\n\n".join([usage, textwrap.fill(self.text, width()), *blocks])
+
+
+class _OneLine(argparse.ArgumentParser):
+    """A parser that reports a mistake in one line, without its usage."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, allow_abbrev=False, add_help=False)
+
+    def error(self, message: str) -> NoReturn:
+        fail(self.prog, message.replace("the following arguments are required:", "missing:"))
 
 
 def width() -> int:
@@ -134,69 +131,46 @@ def listed(title: str, rows: Iterable[tuple[str, str]], left: int = LEFT) -> str
             lines.append("  " + name)
             name = ""
         lines += [f"  {name:<{left - 2}}{first}", *(" " * left + line for line in others)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
-def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
-    """The message about a name that is none of `valid`."""
-    near = difflib.get_close_matches(name, list(valid), n=1)
-    shown = str if kind == "option" else repr
-    return f"unknown {kind} {shown(name)}" + (f"; did you mean {shown(near[0])}?" if near else "")
-
-
-def fail(prog: str, message: str) -> Any:
+def fail(prog: str, message: str) -> NoReturn:
     """End with exit code 2 and one line on standard error."""
-    terminal.say(f"{prog}: {message} ({prog} --help lists all)")
+    terminal.say(f"{prog}: {message}; see {prog} --help")
     sys.exit(2)
 
 
-def _no_number(found: re.Match[str]) -> str:
-    """What argparse says of a word that is no number, in words of people."""
-    kind = "a whole number" if found[2] == "int" else "a number"
-    return f"{found[1]}: {found[3]} is not {kind}"
+def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """The type of an argument that is one of `choices`, whose error names the nearest one."""
 
+    def check(text: str) -> str:
+        if text not in choices:
+            near = limits.nearest(text, choices)
+            raise argparse.ArgumentTypeError(f"unknown {text!r}{near}, expected one of {', '.join(choices)}")
+        return text
 
-def _required(action: argparse.Action) -> bool:
-    return action.required or not action.option_strings
+    return check
 
 
 def _row(action: argparse.Action) -> tuple[str, str]:
     """The name of an option with its placeholder, and its help with the default."""
-    names = [name for name in action.option_strings if name.startswith("--")]
-    text = (action.help or "") % vars(action) if "%" in (action.help or "") else action.help or ""
-    default = _default(action.default)
-    if default and "default:" not in text and not _required(action):
-        text += f" (default: {default})"
-    return " ".join([", ".join(names), *_values(action)]).strip(), text
+    names = ", ".join(name for name in action.option_strings if name.startswith("--"))
+    text, value = (action.help or "") % vars(action), action.default
+    if not (action.required or isinstance(value, bool) or value in (None, "", [], argparse.SUPPRESS, math.inf)):
+        value = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        text += "" if "default:" in text else f" (default: {value})"
+    return " ".join([names, *_values(action)]).strip(), text
 
 
 def _placeholder(action: argparse.Action) -> str:
-    """An argument as the usage line has it."""
-    value = " ".join(_values(action))
-    return (
-        f"[{value}]"
-        if action.nargs == "?"
-        else f"{action.option_strings[-1]} {value}"
-        if action.option_strings
-        else value
-    )
+    """A required argument, or a positional one, as the usage line has it."""
+    words = " ".join([*action.option_strings[-1:], *_values(action)])
+    return f"[{words}]" if action.nargs == "?" else words
 
 
-def _values(action: argparse.Action) -> Iterator[str]:
+def _values(action: argparse.Action) -> list[str]:
     """The placeholders of the values that an argument takes."""
-    if action.nargs == 0:
-        return
-    name = action.metavar or METAVARS.get(action.type) or action.dest.upper()
-    if action.choices is not None and action.metavar is None:
-        name = f"{{{','.join(map(str, action.choices))}}}"
-    assert isinstance(name, str)
-    yield from [name] * action.nargs if isinstance(action.nargs, int) else [name]
-    if action.nargs == "+":
-        yield "..."
-
-
-def _default(value: Any) -> str:
-    """A default as somebody would type it; empty for one that says nothing."""
-    if value in (None, "", argparse.SUPPRESS, math.inf) or isinstance(value, bool) or value == []:
-        return ""
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else f"{value}"
+    name = str(action.metavar or METAVARS.get(action.type) or action.dest.upper())
+    if isinstance(action.nargs, int):
+        return [name] * action.nargs
+    return [name, "..."] if action.nargs == "+" else [name]

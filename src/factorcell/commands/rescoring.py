@@ -23,9 +23,8 @@ def run_rescore(given: argparse.Namespace) -> None:
     """`factorcell rescore`."""
     if given.out is not None and given.out.exists():
         raise UserError(f"{given.out}: exists already; choose another file")
-    for path in (given.scores, given.weights if given.tune else None):
-        if path is not None:
-            files.try_path(path)
+    if given.tune and given.weights:
+        files.try_path(given.weights)
     lists = _read(given.lists, given.reference, given.utt2context, given)
     for name in given.by:
         choose("column", name, lists.columns)

@@ -7,7 +7,7 @@ so that this too reads no more than what the verb on the line takes.
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import argcomplete
 from argcomplete.completers import DirectoriesCompleter, FilesCompleter
@@ -15,8 +15,6 @@ from argcomplete.lexers import split_line
 
 from factorcell.commands import main
 from factorcell.commands.parser import Parser
-
-FOLDERS = ("RUN", "FOLDER")
 
 
 def complete() -> NoReturn:
@@ -30,25 +28,17 @@ def complete() -> NoReturn:
         parser.add_argument("verb", choices=[verb.name for verb in path[-1].kinds])
     else:
         parser = main.parser_of(path)
-        add_completers(parser)
-    argcomplete.autocomplete(parser)
+    for action in parser.actions:
+        action.completer = _completer(str(action.metavar or ""), action.type)  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser.joined())
     raise AssertionError("argcomplete ends the process")
 
 
-def add_completers(parser: Parser) -> None:
-    """Say what completes the values of each option; nothing does where somebody must know what to write."""
-    for action in parser._actions:
-        if action.choices is not None:
-            continue  # argcomplete knows
-        name, completer = str(action.metavar or ""), _names([])
-        if name.startswith("{"):
-            completer = _names(name[1:-1].split(","))
-        elif name in FOLDERS:
-            completer = DirectoriesCompleter()
-        elif action.type is Path or name == "FILE":
-            completer = FilesCompleter()
-        action.completer = completer  # type: ignore[attr-defined]
-
-
-def _names(names: list[str]) -> Callable[..., Iterable[str]]:
+def _completer(metavar: str, kind: Any) -> Callable[..., Iterable[str]]:
+    """What completes the values of an argument; nothing does where only the user knows what to write."""
+    if metavar in ("RUN", "FOLDER"):
+        return DirectoriesCompleter()
+    if kind is Path or metavar in ("FILE", "HTML"):
+        return FilesCompleter()
+    names = metavar[1:-1].split(",") if metavar.startswith("{") else []
     return lambda **_: names

@@ -52,6 +52,8 @@ def reading(like: Path | None, config: Path | None, text: str | None = None) -> 
 
     `text` names the column of the texts anew.
     """
+    if like is not None and config is not None:
+        raise UserError("expected either --like or --config, got both")
     reading, tokenizer = Config.load(config) if config else Config(), None
     if like is not None:
         model = open_model(like)

@@ -54,7 +54,7 @@ def replay(verb: Parser) -> None:
     text = "places that a point of the curve joins"
     verb.rare.add_argument("--window", type=int, default=REPLAY_WINDOW, help=text)
     options.computing(verb)
-    verb.set_defaults(again="; the same command goes on with the streams that are not done")
+    verb.optional.set_defaults(again="; the same command goes on with the streams that are not done")
 
 
 def _streams(verb: Parser, every: str) -> None:

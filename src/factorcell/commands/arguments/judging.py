@@ -89,9 +89,8 @@ def _judging(verb: Parser) -> None:
 
 
 def _like(verb: Parser) -> None:
-    how = verb.add_mutually_exclusive_group()
-    how.add_argument("--like", type=Path, metavar="RUN", help="read texts as this run does, with its vocabulary")
-    how.add_argument("--config", type=Path, help="TOML or JSON file that says in [data] how texts are read")
+    verb.add_argument("--like", type=Path, metavar="RUN", help="read texts as this run does, with its vocabulary")
+    verb.add_argument("--config", type=Path, help="TOML or JSON file that says in [data] how texts are read")
     text = "column that has the texts (default: as in RUN or the file, else text)"
     verb.add_argument("--text", metavar="COLUMN", help=text)
 
@@ -119,8 +118,7 @@ def audit(verb: Parser) -> None:
     verb.add_argument("--alternatives", type=int, default=ALTERNATIVES, help=text)
     verb.add_argument("--queries", type=int, default=QUERIES, help="real texts that are completed")
     options.seed(verb, "what is drawn")
-    options.computing(verb)
-    verb.set_defaults(unknown="group")  # people whom training did not see
+    options.computing(verb, unseen="group")  # users that training did not see
 
 
 def rescore(verb: Parser) -> None:
@@ -149,5 +147,5 @@ def rescore(verb: Parser) -> None:
     options.seed(verb.rare, "the random starts of the fit")
     verb.rare.add_argument("--format", default="auto", choices=NBEST_FORMATS, help="of the lists; auto: by content")
     verb.rare.add_argument("--beams", type=int, metavar="N", help="hypotheses of each utterance in NeMo's .tsv files")
-    verb.rare.add_argument("--scores", type=Path, help="keep the model's scores here, and take those kept")
-    verb.set_defaults(again="; with --scores the same command goes on")
+    options.written(verb.rare, "--scores", "keep the model's scores here, and take those kept")
+    verb.optional.set_defaults(again="; with --scores the same command goes on")

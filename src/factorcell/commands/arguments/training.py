@@ -49,7 +49,7 @@ def tune(verb: Parser) -> None:
     verb.rare.add_argument("--storage", metavar="URL", help=text)
     verb.rare.add_argument("--study", metavar="NAME", help="name of the study (default: that of the folder)")
     options.add(verb)
-    verb.set_defaults(again="; the same command goes on")
+    verb.optional.set_defaults(again="; the same command goes on")
 
 
 def finetune(verb: Parser) -> None:
@@ -98,9 +98,9 @@ def check(verb: Parser) -> None:
 
 def demo(verb: Parser) -> None:
     """`factorcell demo`."""
-    folder, page = Path("runs/demo"), Path("demo.html")
+    folder = Path("runs/demo")
     verb.add_argument("--out", type=Path, default=folder, metavar="FOLDER", help="folder of the run folders")
-    options.written(verb, "--page", "the HTML file", default=page, metavar="HTML")
+    options.written(verb, "--page", "the HTML file", default="demo.html", metavar="HTML")
     verb.add_argument("--epochs", type=float, help="passes over the names, each model (default: within minutes)")
     options.threads_of(verb)
-    verb.set_defaults(again="; the same command goes on")
+    verb.optional.set_defaults(again="; the same command goes on")

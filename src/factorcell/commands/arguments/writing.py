@@ -23,7 +23,7 @@ def generate(verb: Parser) -> None:
     verb.add_argument("--resume", action="store_true", help="go on with a file that was begun with the same options")
     _writing(verb)
     options.computing(verb, "float32")
-    verb.set_defaults(again="; with --out, the same command with --resume goes on")
+    verb.optional.set_defaults(again="; with --out, the same command with --resume goes on")
 
 
 def specificity(verb: Parser) -> None:
@@ -46,7 +46,7 @@ def specificity(verb: Parser) -> None:
     options.threads_of(verb)
     options.max_memory_of(verb)
     _writing(verb)
-    verb.set_defaults(again="; the same command with --resume goes on")
+    verb.optional.set_defaults(again="; the same command with --resume goes on")
 
 
 def _writing(verb: Parser) -> None:
