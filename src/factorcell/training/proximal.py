@@ -36,10 +36,10 @@ from factorcell.model.run import Run
 # Parts of a model by the beginnings of their parameters' names. The first that fits counts.
 PARTS = {
     "embedding": r"embedding",
-    "context": r"encoder\.|prefix\.|cells\.\d+\.adapters\.",
-    "recurrent": r"cells\.",
-    "output_bias": r"output\.(bias|adapters\.|hashed\.)",
-    "projection": r"output\.",
+    "context": r"encoder\.|prefix\.|backbone\..*\badapters\.",
+    "backbone": r"backbone\.",
+    "output_bias": r"head\.(bias|adapters\.|hashed\.)",
+    "projection": r"head\.",
 }
 ALL = "all"
 
