@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
+    from factorcell.model.adapted_linear import AdaptedLinear
     from factorcell.model.adapters import Adapter, LayerSizes, Shift
     from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
     from factorcell.model.cells import Kind, State
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from factorcell.model.scoring import Ranker, Scorer, Tally
 
 __all__ = [
+    "AdaptedLinear",
     "Adapter",
     "Backbone",
     "BackboneSizes",
@@ -34,6 +36,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "adapted_linear": ("AdaptedLinear",),
         "adapters": ("Adapter", "LayerSizes", "Shift"),
         "backbone": ("Backbone", "BackboneSizes", "Footprint"),
         "cells": ("Kind", "State"),
