@@ -124,7 +124,8 @@ def test_help_shows_the_options_of_the_chosen_kind(installed: Path, capsys: pyte
 
 
 def test_an_option_of_another_kind_is_unknown(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("train texts.csv --out run --width 3".split()) == 2
+    with pytest.raises(SystemExit):
+        main("train texts.csv --out run --width 3".split())
     assert "unknown option --width" in capsys.readouterr().err
 
 

@@ -185,6 +185,11 @@ class TrainingConfig:
             assignments.parsed("sparse_l1", item)
 
 
+def kinds_in(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the kinds that options by section and name choose."""
+    return {section: sections[section]["kind"] for section in KINDS if "kind" in sections.get(section, {})}
+
+
 def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the dataclass of each section of a `Config`; `kinds` of tagged sections, by default the first."""
     chosen = {section: next(iter(known)) for section, known in KINDS.items()} | dict(kinds or {})
@@ -279,8 +284,7 @@ class Config:
                 choose("section", name, names)
                 if not isinstance(content, Mapping):
                     raise UserError(f"{name} must be a table of options, not {content!r:.60}")
-            kinds = {name: values[name]["kind"] for name in KINDS if "kind" in values.get(name, {})}
-            types = section_types(kinds)
+            types = section_types(kinds_in(values))
             return cls(**{name: _section(types[name], name, content) for name, content in values.items()})
         except UserError as error:
             raise UserError(f"{where}: {error}") from None

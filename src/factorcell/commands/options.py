@@ -13,7 +13,17 @@ from factorcell import cores, inputs, memory
 from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands import terminal
 from factorcell.commands.parser import Parser, Section
-from factorcell.config import DEVICES, EXTENSIBLE, MODELS, PRECISIONS, Config, UserError, read_options, section_types
+from factorcell.config import (
+    DEVICES,
+    EXTENSIBLE,
+    MODELS,
+    PRECISIONS,
+    Config,
+    UserError,
+    kinds_in,
+    read_options,
+    section_types,
+)
 from factorcell.data.rare_values import holds
 from factorcell.extensions import NONE
 from factorcell.kinds import KIND_HELP, KINDS
@@ -61,7 +71,7 @@ def kinds_of(words: Sequence[str]) -> dict[str, str]:
     path, kinds = named.pop("config", ""), dict[str, str]()
     with suppress(UserError, OSError):  # of a file that is not valid, which is reported when it is read
         sections = inputs.parsed(Path(path)) if path else {}
-        kinds = {section: str(sections[section]["kind"]) for section in KINDS if "kind" in sections.get(section, {})}
+        kinds = kinds_in(sections)
     return kinds | named
 
 
@@ -99,7 +109,7 @@ def said(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         if kind != found.get(section, {}).get("kind"):
             found.pop(section, None)  # options of another kind
         own[section]["kind"] = kind
-    kinds = {section: values["kind"] for section, values in found.items() if "kind" in values} | chosen
+    kinds = kinds_in(found) | chosen
     if getattr(given, "model", None):
         own["model"] = dict(zip(("adapt", "output_bias"), MODELS[given.model], strict=True))
     for section, field in fields(kinds):

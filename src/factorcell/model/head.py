@@ -54,6 +54,7 @@ class Head(nn.Module):
     """
 
     Options: ClassVar[type[KindOptions]] = KindOptions
+    has_sampled_loss: ClassVar[bool] = False  # whether `reads`, `sampled_nats` and `row_tables` are defined
 
     def __init__(self, options: Any, embedding: nn.Parameter, sizes: HeadSizes) -> None:
         super().__init__()

@@ -119,6 +119,7 @@ class SoftmaxHead(Head):
     """A softmax over the token embeddings that the input layer uses too."""
 
     Options = SoftmaxOptions
+    has_sampled_loss = True
 
     never: Tensor
 

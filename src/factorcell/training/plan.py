@@ -6,7 +6,7 @@ by a model that is thrown away, so that the time is known beforehand and a sched
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from factorcell import limits
 from factorcell.choices import CHOSEN, PRESETS
-from factorcell.config import Config
+from factorcell.config import Config, kinds_in, section_types
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.devices import find_device
+from factorcell.model.kinds import head_class
 from factorcell.model.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import Facts
@@ -160,6 +161,8 @@ def plan(
 def _made(said: Said, facts: Facts, epochs: float, sized_for: float | None = None) -> Plan:
     """What is said, and for the rest what the rules say of so many passes, sizes as for another number if given."""
     found, chosen = rules.options(facts, epochs, sized_for), unsaid(said)
+    if not head_class(said_config(said).head.kind).has_sampled_loss:
+        found["training"]["loss"] = "full"
     whole = {section: {**values} for section, values in said.items()}
     for section, values in found.items():
         free = {name: value for name, value in values.items() if name in chosen}
@@ -261,7 +264,9 @@ def unsaid(asked: Asked) -> tuple[str, ...]:
     said = {name for values in asked.values() for name in values}
     if "loss" in said:
         said |= {"loss", "samples"}
-    return tuple(name for names in CHOSEN.values() for name in names if name not in said)
+    types = section_types(kinds_in(asked)).values()
+    known = {field.name for made in types for field in fields(made)} - said  # not those of another kind
+    return tuple(name for names in CHOSEN.values() for name in names if name in known)
 
 
 def resumed(asked: Asked, kept: Config) -> Plan:
