@@ -7,6 +7,7 @@ import pytest
 
 from factorcell.commands import main, serving
 from factorcell.commands.main import find, parser_of
+from factorcell.completion.blend import Blend
 from factorcell.model.run import Run
 from factorcell.service.http import server
 from factorcell.service.http.server import ServerOptions
@@ -68,5 +69,5 @@ def test_demo_completes_and_tells_people_apart(tmp_path: Path) -> None:
     serving.make_demo(tmp_path / "demo", epochs=0.002)
     model = ServedModel(Run.open(tmp_path / "demo"))
     model.probe()
-    assert model.assistant.popularity is not None
+    assert isinstance(model.completer, Blend)
     assert model.learner.variable.source == "country"

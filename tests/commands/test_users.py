@@ -1,13 +1,13 @@
 """The verbs about people who are kept, and about keys."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
-from factorcell.commands import main
+from factorcell.commands import main, users
 from factorcell.model.run import Run
-from factorcell.service import administration
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
 from factorcell.service.learning import ServedModel
@@ -112,7 +112,7 @@ def test_whoever_is_deleted_meanwhile_is_not_exported(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others are, all of them; who is asked for by name must be there."""
-    monkeypatch.setattr(administration, "users", lambda store: iter(("aaa", "ann", "anna", "bob")))
+    monkeypatch.setattr(users, "every_user", lambda store: iter(("aaa", "ann", "anna", "bob")))
     lines, _ = said(["users", "export", "--store", url], capsys)
     assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]
     assert "nothing is kept" in said(["users", "export", "ann", "anna", "--store", url], capsys, 2)[1]
@@ -178,7 +178,12 @@ def test_key_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     words = ["users", "key", "shop", "--keys", str(file), "--scope", "complete", "--rate", "5"]
     (key,), _ = said(words, capsys)
     (one,) = keys.read(file)
-    assert (one.name, one.hash, one.scopes, one.rate) == ("shop", keys.digest(key), ("complete",), 5)
+    assert (one.name, one.hash, one.scopes, one.rate) == (
+        "shop",
+        hashlib.sha256(key.encode()).hexdigest(),
+        ("complete",),
+        5,
+    )
     assert "already" in said(words, capsys, 2)[1]
 
 

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from factorcell.evaluation.classification import classify
 from factorcell.generation.generate import GenerationOptions, stream
-from factorcell.service.http import batches
+from factorcell.service.http import operations
 from factorcell.service.http.messages import LONGEST_PROMPT
 from factorcell.service.http.site import Site
 
@@ -146,7 +146,7 @@ def test_people_of_training_are_told_to_nobody(client: TestClient) -> None:
 
 
 def test_batches_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "MOST_PAIRS", 3)
+    monkeypatch.setattr(operations, "MOST_PAIRS", 3)
     asked = {"target": "city", "texts": [{"text": "a"}, {"text": "b"}]}
     assert client.post("/v1/classify", json=asked).status_code == 422
     lists = [{"hypotheses": [{"text": "a"}, {"text": "b"}]}] * 2

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from factorcell.completion.blend import SOURCES
-from factorcell.service.http.documentation import openapi
+from factorcell.service.http.openapi import openapi
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.problems import KINDS
 from factorcell.version import __version__

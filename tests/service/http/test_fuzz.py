@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
 from factorcell.service.http.application import application
-from factorcell.service.http.documentation import openapi
 from factorcell.service.http.keys import KeyRing
+from factorcell.service.http.openapi import openapi
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.site import Operation, Settings, Site
 from factorcell.service.learning import ServedModel

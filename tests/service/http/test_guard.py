@@ -1,9 +1,6 @@
 """Who may ask from where: names of the server, pages of other servers."""
 
-import asyncio
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -11,8 +8,6 @@ from starlette.testclient import TestClient
 from factorcell.config import UserError
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
-from factorcell.service.http.guard import LATE, TURNS, Guard
-from factorcell.service.http.reading import ARRIVED
 from factorcell.service.http.site import Settings, Site
 
 SHOP = "https://shop.example"
@@ -101,50 +96,3 @@ def test_pages_that_are_named_can_read_why_they_are_refused(client_of: Callable[
     client = client_of(Settings(origins=(SHOP,), names=("127.0.0.1",)))
     answer = client.post("/v1/accept", json=ACCEPT, headers={"Origin": SHOP, "Host": "rebound.example"})
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (421, SHOP)
-
-
-@pytest.mark.parametrize(
-    ("path", "others", "waited", "status"),
-    [
-        ("/v1/complete", 19, 0.05, 503),
-        ("/v1/complete", 19, 0.005, 200),
-        ("/v1/complete", 0, 0.05, 200),
-        ("/v1/accept", 19, 0.05, 200),
-        ("/healthz", 19, 0.05, 200),
-    ],
-)
-def test_what_a_busy_loop_would_answer_late_is_refused_first(
-    service: Service, path: str, others: int, waited: float, status: int
-) -> None:
-    """By how long it has waited to be looked at, where others wait too; one alone was only kept from the processor."""
-    site = Site(service, Settings(deadline=0.1))
-    lates: list[float] = []
-
-    async def scenario() -> int:
-        event, statuses = asyncio.Event(), []
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            lates.append(scope[LATE])
-            if scope["state"]:
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-            else:
-                await event.wait()
-
-        async def send(message: Any) -> None:
-            statuses.append(message.get("status"))
-
-        def asked(state: dict[str, float]) -> Any:
-            scope = {"type": "http", "method": "GET", "query_string": b"", "headers": [], "state": state}
-            return guard({**scope, "raw_path": path.encode()}, None, send)  # type: ignore[arg-type]
-
-        guard = Guard(app, site, {"/v1/complete"})
-        rest = [asyncio.ensure_future(asked({})) for _ in range(others)]
-        await asyncio.sleep(0)
-        await asked({ARRIVED: time.monotonic() - waited})
-        event.set()
-        await asyncio.gather(*rest)
-        return int(statuses[0])
-
-    assert asyncio.run(scenario()) == status
-    if status == 200:
-        assert lates[-1] >= waited * min(others + 1, TURNS)

@@ -16,7 +16,7 @@ import pytest
 
 from factorcell.client import Client, Patience
 from factorcell.service.engine import Service
-from factorcell.service.http import batches
+from factorcell.service.http import operations
 from factorcell.service.http.application import application
 from factorcell.service.http.operations import LARGEST_EXPORT
 from factorcell.service.http.site import Settings, Site
@@ -140,7 +140,7 @@ def test_service_behind_a_proxy(
         assert heard.wait(STARTING), "the first piece did not arrive before the second was written"
         yield "second"
 
-    monkeypatch.setattr(batches, "stream", write)
+    monkeypatch.setattr(operations, "stream", write)
     with (
         listening(application(Site(service, Settings(deadline=5.0, pad=4096)))) as upstream,
         proxied(name, tmp_path, re.sub("^http://|/$", "", upstream)) as url,

@@ -15,7 +15,7 @@ from factorcell.service.http.site import Settings, Site
 @pytest.fixture
 def narrow(service: Service) -> Site:
     """A site whose searches come one after the other."""
-    return Site(service, Settings(deadline=5.0), search=Lane("search", 1, 256))
+    return Site(service, Settings(deadline=5.0), lanes={"search": Lane("search", 1, 256)})
 
 
 def searching(site: Site, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], threading.Event]:
@@ -97,7 +97,7 @@ def test_search_of_one_who_left_is_not_begun(narrow: Site, monkeypatch: pytest.M
                 "headers": [],
             }
             await app(scope, receive, send)
-            assert narrow.search.waiting == 0
+            assert narrow.lanes["search"].waiting == 0
             event.set()
             await first
 

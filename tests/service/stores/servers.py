@@ -110,7 +110,7 @@ def sqlite_file(parent: Path | None = None) -> Iterator[Server]:
 
         def tamper(user: str, content: bytes) -> None:
             with closing(sqlite3.connect(path)) as connection, connection:
-                connection.execute("UPDATE users SET value = ? WHERE user = ?", (content, user))
+                connection.execute("UPDATE factorcell_users SET value = ? WHERE user_id = ?", (content, user.encode()))
 
         yield Server(f"sqlite:///{path}", Path(folder), tamper)
 

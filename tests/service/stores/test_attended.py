@@ -39,6 +39,7 @@ def fails() -> None:
 def fragile(monkeypatch: pytest.MonkeyPatch) -> Fragile:
     """One that is tried again soon."""
     monkeypatch.setattr(attended, "RETRY", 0.01)
+    monkeypatch.setattr(attended, "CHECK", 0.0)
     return Fragile()
 
 

@@ -1,18 +1,14 @@
 """The OpenAPI of what can be asked, made from the messages, and a page to try it on."""
 
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from factorcell.service.http import problems, streaming
+from factorcell.service.http import problems
 from factorcell.service.http.messages import Problem, UserId
 from factorcell.service.http.operations import OPERATIONS
-from factorcell.service.http.site import Operation, Site
+from factorcell.service.http.site import Operation
 from factorcell.version import __version__
 
 MEANINGS = {
@@ -21,16 +17,8 @@ MEANINGS = {
     "users": "show, export, forget and delete people",
     "admin": "take exported people back, read the metrics",
 }
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 SCHEMAS = "#/components/schemas/{name}"
-PAGE = {
-    "/docs": ("api.html", "text/html"),
-    "/docs.js": ("api.js", "text/javascript"),
-    "/docs.css": ("api.css", "text/css"),
-}
+EVENTS = "text/event-stream"  # the media type of responses that stream
 
 Json = dict[str, Any]
 
@@ -65,7 +53,7 @@ def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) ->
 
 
 def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys: bool) -> Json:
-    media = streaming.MEDIA_TYPE if one.streams else "application/json"
+    media = EVENTS if one.streams else "application/json"
     answer = _event(schemas[one.gives]) if one.streams else schemas[one.gives]
     described: Json = {
         "operationId": f"{one.name}_{one.method.lower()}",
@@ -114,23 +102,3 @@ def _given(field: Json) -> Json:
         return {name: value for name, value in field.items() if name != "default" or value is not None}
     (kind,) = (one for one in field["anyOf"] if one != {"type": "null"})
     return {**kind, **({"description": field["description"]} if "description" in field else {})}
-
-
-def documentation(site: Site) -> list[Route]:
-    """The routes of the description and of the page."""
-    content = msgspec.json.encode(openapi(keys=site.keys is not None))
-
-    async def described(_: Request) -> Response:
-        return Response(content, media_type="application/json")
-
-    return [Route("/openapi.json", described), *(asset(path, *of) for path, of in PAGE.items())]
-
-
-def asset(path: str, name: str, media_type: str) -> Route:
-    """A file of the package at a path."""
-    content = (resources.files("factorcell") / "assets" / name).read_bytes()
-
-    async def sent(_: Request) -> Response:
-        return Response(content, headers={"Content-Security-Policy": PAGE_POLICY}, media_type=media_type)
-
-    return Route(path, sent)
