@@ -28,8 +28,6 @@ class Awaited:
             given = asked(*args, **fields)
             if isinstance(given, AsyncGenerator):
                 return _each(given, self.runner)
-            if isinstance(given, AsyncClient):
-                return Awaited(given, self.runner)
             return self.runner.run(given)
 
         return wait
