@@ -35,7 +35,6 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """It drives both clients; pauses are as long as they may be."""
     made = Clock()
     monkeypatch.setattr(retries, "monotonic", lambda: made.now)
     monkeypatch.setattr(retries, "uniform", lambda least, most: most)
@@ -45,13 +44,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def busy(status: int, retry: str | None = None, kind: str = "overloaded") -> httpx.Response:
-    """An answer that refuses."""
     problem = {"type": f"/docs#{kind}", "title": "Busy", "status": status, "detail": "not now"}
     return httpx.Response(status, json=problem, headers={} if retry is None else {"Retry-After": retry})
 
 
 def scripted(*answers: httpx.Response | Exception) -> tuple[Callable[[httpx.Request], httpx.Response], list[bytes]]:
-    """What answers one request after the other, and the bodies of those that came."""
     left, bodies = list(answers), list[bytes]()
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -66,7 +63,6 @@ def scripted(*answers: httpx.Response | Exception) -> tuple[Callable[[httpx.Requ
 
 @contextmanager
 def losing(url: str, count: int) -> Iterator[tuple[str, Proxy]]:
-    """The address of a proxy that loses the first answers, after the server has done what was asked."""
     proxy, left = Proxy(url), [count]
 
     def cuts() -> bool:

@@ -20,7 +20,7 @@ from factorcell.service.record import LATEST, KeptText, Record, StoreError, chec
 from factorcell.service.stores.store import Store
 
 Change = Callable[[Record], Record]
-Outcome = Literal["learned", "kept", "repeated", "paused", "withheld", "private"]
+Outcome = Literal["learned", "kept", "repeated", "paused", "withheld"]
 
 EXPORT_FORMAT = 1
 WRITING = 10.0  # seconds within which a change is written, whoever else writes
@@ -33,8 +33,8 @@ class Accepted:
 
     Attributes:
         outcome: "learned"; "kept", to be learned in a moment, since the model has to catch up; "repeated", if the
-            idempotency key was used before; or nothing was stored: "paused" by the user, "withheld" because the text
-            looks like `why`, "private" as the caller asked.
+            idempotency key was used before; or nothing was stored: "paused" by the user, or "withheld" because the text
+            looks like `why`.
         number: The number of the text among all that the user accepted, if it is stored.
         user_version: The version of the user's record afterwards.
         why: What a withheld text looks like.

@@ -8,7 +8,6 @@ All calls block and may come from any thread. They raise a `UserError` for the c
 where the store fails.
 """
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,6 @@ from factorcell.service.stores.attended import AttendedStore
 from factorcell.service.stores.store import Store
 
 CACHED = 1000  # users whose adapted weights are kept in memory
-LOCKS = 1024  # locks of writers in one process; two users may share one
 ATTEMPTS = 5  # to learn a user again while others write
 CHARACTERS = 32  # longest typed text that is kept in memory
 
@@ -125,7 +123,6 @@ class Service:
     ) -> None:
         self.model, self.store, self.privacy, self.clock = model, AttendedStore(store), privacy or Privacy(), clock
         self._typed: Recent[Key, TypedText] = Recent(cached)
-        self._locks = [threading.Lock() for _ in range(LOCKS)]
         self._relearner = Relearner(self.relearn)
 
     def use(self, model: ServedModel) -> None:
@@ -152,9 +149,7 @@ class Service:
         late = found.cut and request.deadline is not None and time.monotonic() >= request.deadline
         return Completions(found.suggestions, "store" if failed else "time" if late else None, version)
 
-    def accept(
-        self, user: str, text: str, *, context: Context | None = None, key: str | None = None, private: bool = False
-    ) -> Accepted:
+    def accept(self, user: str, text: str, *, context: Context | None = None, key: str | None = None) -> Accepted:
         """Learn and keep a text that a user accepted; it is on disk when this returns.
 
         Args:
@@ -162,20 +157,16 @@ class Service:
             text: The accepted text.
             context: Context values by column.
             key: An idempotency key, with which the text is applied once, however often this is called.
-            private: Keep nothing.
 
         Raises:
             UserError: The text or the context cannot be learned.
         """
         model, text, known = self.model, clean_text(text), checked_context(context)
         checked_id(user)
-        if key is not None:
-            checked_key(key)
+        checked_key(key)
         if not text:
             raise UserError("an empty text was accepted; valid is any other")
         truncated = model.check(text, known)
-        if private:
-            return Accepted("private")
         if why := self.privacy.withholds(text, known):
             return Accepted("withheld", why=why)
         accepted = Accepted("paused")
@@ -194,7 +185,7 @@ class Service:
             accepted = Accepted(outcome, new.number, truncated=truncated)
             return after
 
-        _, after = self._change(user, change)
+        _, after = changes.apply(self.store, user, change, self._now)
         if accepted.outcome == "kept":
             self._relearner.add(user)
         return replace(accepted, user_version=after.version)
@@ -246,10 +237,11 @@ class Service:
 
     def pause(self, user: str, paused: bool = True) -> None:
         """Keep and learn nothing of a user until this is called with `paused=False`."""
-        self._change(
-            checked_id(user),
-            lambda record: record if record.paused == paused else changes.changed(record, paused=paused),
-        )
+
+        def change(record: Record) -> Record:
+            return record if record.paused == paused else changes.changed(record, paused=paused)
+
+        changes.apply(self.store, checked_id(user), change, self._now)
 
     def relearn(self, user: str) -> bool:
         """Learn the texts of a user that the model has not learned; return whether none is left.
@@ -317,19 +309,9 @@ class Service:
             self._relearner.add(record.user)
         return key[2], after
 
-    def _change(self, user: str, change: Change) -> tuple[Record, Record]:
-        """Apply a change; the writers of one user in this process queue here instead of trying again."""
-        lock = self._locks[hash(user) % LOCKS]
-        if not lock.acquire(timeout=changes.WRITING):
-            raise StoreError("others are writing this person all the time")
-        try:
-            return changes.apply(self.store, user, change, self._now)
-        finally:
-            lock.release()
-
     def _fewer(self, user: str, change: Change) -> int:
         """Apply a change that removes texts; return their number."""
-        before, after = self._change(checked_id(user), change)
+        before, after = changes.apply(self.store, checked_id(user), change, self._now)
         if not self.model.has_learned(after):
             self._relearner.add(user)
         return len(before.texts) - len(after.texts)

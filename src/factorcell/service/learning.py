@@ -19,6 +19,8 @@ from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
 from factorcell.service.record import DIGEST, KeptText, LearnedState, Record
 
+UNKNOWN = "group"  # context values that training never saw count as the rare ones
+
 
 class ServedModel:
     """A run that completes for users and learns them; any thread may use it.
@@ -28,12 +30,11 @@ class ServedModel:
         identity: A digest of the weights and of the way of learning.
     """
 
-    def __init__(self, run: Run, *, unknown: str = "group", slips: int = 0, allowed: Allowed | None = None) -> None:
+    def __init__(self, run: Run, *, slips: int = 0, allowed: Allowed | None = None) -> None:
         """Prepare a run.
 
         Args:
             run: A run with trained weights, of unit `char` or `grapheme`.
-            unknown: What to do with context values that training never saw, as `Completer`.
             slips: Typing errors to forgive, 0 to 2.
             allowed: Returns whether a text may be suggested.
 
@@ -42,14 +43,14 @@ class ServedModel:
         """
         if not run.fingerprint:
             raise UserError(f"{run.folder}: it has no trained weights")
-        self.run, self.unknown, self.allowed = run, unknown, allowed
-        self._learner = Learner(run, unknown=unknown) if tells_apart(run) else None
-        self.completer: Completer | Blend = Completer(run, unknown=unknown, slips=slips, allowed=allowed)
+        self.run, self.allowed = run, allowed
+        self._learner = Learner(run, unknown=UNKNOWN) if tells_apart(run) else None
+        self.completer: Completer | Blend = Completer(run, unknown=UNKNOWN, slips=slips, allowed=allowed)
         if self._learner is not None and (run.folder / POPULARITY).exists():
             self.completer = Blend(self.completer, Popularity.of(run, allowed))
         rule = LearningRule() if self._learner is None else self._learner.rule
         reach = "" if rule.reach == LearningRule.reach else f"{float(rule.reach)!r} "
-        how = f"{rule.optimiser} {float(rule.rate)!r} {reach}{unknown}".encode()
+        how = f"{rule.optimiser} {float(rule.rate)!r} {reach}{UNKNOWN}".encode()
         self.identity = hashlib.blake2b(run.fingerprint + how, digest_size=DIGEST).digest()
 
     @property
@@ -65,7 +66,7 @@ class ServedModel:
         `UserError` for a text or context that cannot be learned.
         """
         self._check_context(context)
-        return bool(self.run.read([text], [context], unknown=self.unknown).truncated[0])
+        return bool(self.run.read([text], [context], unknown=UNKNOWN).truncated[0])
 
     def probe(self) -> None:
         """Complete and learn once, so that the first user need not wait for what is loaded then.

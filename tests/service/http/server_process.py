@@ -17,7 +17,6 @@ STARTING = 60.0  # seconds on a machine that is busy
 
 @contextmanager
 def serving(run: Path, store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """`factorcell serve`, and a client once it is ready; the process is killed at the end if it is still there."""
     words = ["serve", str(run), "--store", f"sqlite:///{store}", "--port", "0", "--deadline-ms", "5000", *options]
     process = subprocess.Popen(
         [sys.executable, "-m", "factorcell", *words],
@@ -37,7 +36,6 @@ def serving(run: Path, store: Path, *options: str) -> Iterator[tuple[subprocess.
 
 
 def ready(process: subprocess.Popen[str]) -> httpx.Client:
-    """A client of a server that answers now."""
     assert process.stderr is not None
     line = ""
     while not (found := re.search(r"http://\S+:\d+", line)):

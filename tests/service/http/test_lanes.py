@@ -183,7 +183,6 @@ def test_work_that_waited_too_long_is_not_begun() -> None:
 
 
 def test_at_ten_times_the_load_admitted_work_is_in_time() -> None:
-    """Work of 10 ms in one thread, a request every millisecond, 100 ms for each."""
 
     async def scenario(lane: Lane) -> None:
         times, refused = list[float](), list[float]()

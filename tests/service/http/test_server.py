@@ -25,7 +25,6 @@ from tests.service.http.server_process import serving
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder."""
     folder = tmp_path_factory.mktemp("served") / "run"
     runs.make(folder)
     return folder
@@ -75,7 +74,6 @@ def test_what_is_no_host_is_said(host: str) -> None:
 
 
 def test_less_precise_products_suggest_the_same_texts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches score again by floats; every time that the run is opened it is opened so."""
     opened, opens = [], Run.open
 
     def watched(folder: Path, **options: Any) -> Run:
@@ -97,7 +95,6 @@ def test_less_precise_products_suggest_the_same_texts(run: Path, monkeypatch: py
 
 
 def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that is asked for as "." must not take the full stops out of what is said."""
     monkeypatch.chdir(run)
     options = ServerOptions(Path("."), f"sqlite:///{tmp_path / 'users.db'}")
     site = options.site()
@@ -109,7 +106,6 @@ def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypa
 
 
 def test_answers_are_not_delayed() -> None:
-    """Of a port that names no protocol, asyncio holds back the body of each answer for 40 ms."""
 
     async def delays() -> bool:
         undelayed: list[bool] = []
@@ -162,7 +158,6 @@ def test_server_drains_when_it_is_told_to_stop(run: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> None:
-    """Whoever answers, a person's own accepts are there; SIGHUP reaches all processes."""
     key = keys.add(tmp_path / "keys.toml", "all", ["complete", "learn", "users", "admin"])
     own = shutil.copytree(run, tmp_path / "run")
     words = ["--workers", "2", "--keys", str(tmp_path / "keys.toml")]
@@ -185,7 +180,6 @@ def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> No
 
 
 def wait_for(client: httpx.Client, figure: str) -> None:
-    """Wait until the metrics have a line."""
     for _ in range(300):
         if figure in client.get("/metrics").text.splitlines():
             return

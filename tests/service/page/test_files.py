@@ -40,13 +40,11 @@ class Tags(HTMLParser):
 
 @pytest.fixture
 def client(service: Service) -> TestClient:
-    """Asks for the page."""
     return TestClient(application(Site(service)), base_url="http://127.0.0.1")
 
 
 @pytest.fixture(scope="module")
 def tags() -> Tags:
-    """Of the page."""
     return Tags((FOLDER / "index.html").read_text(encoding="utf-8"))
 
 
@@ -121,7 +119,6 @@ def test_files_are_packaged() -> None:
 
 @pytest.mark.parametrize("hint", ["", "Type a query", 'a "b" <script>'])
 def test_the_empty_box_says_what_one_types(hint: str, service: Service) -> None:
-    """As text, whatever it is."""
     site = Site(service, settings=Settings(hint=hint))
     text = TestClient(application(site), base_url="http://127.0.0.1").get("/").text
     (box,) = [given for _, given in Tags(text).found if given.get("id") == "query"]

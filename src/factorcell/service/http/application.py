@@ -158,7 +158,9 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
         user = reading.part(request, "user") if "user" in request.path_params else ""
         deadline = request.scope[ARRIVED] + site.settings.patience
         if isinstance(message, CompleteRequest):
-            _note_keystroke(site, message, key)
+            if message.session is not None and message.seq is not None:
+                session = key, message.session
+                site.newest.put(session, max(message.seq, site.newest.get(session) or 0))
             milliseconds = message.deadline_ms
             seconds = site.settings.deadline if milliseconds is None else milliseconds / 1000
             deadline = request.scope[ARRIVED] + COMPUTING * seconds
@@ -183,12 +185,6 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
         return Response(content, media_type="application/json")
 
     return answer
-
-
-def _note_keystroke(site: Site, message: CompleteRequest, key: str) -> None:
-    if message.session is not None and message.seq is not None:
-        session = key, message.session
-        site.newest.put(session, max(message.seq, site.newest.get(session) or 0))
 
 
 def _authorized(site: Site, scope: str, request: Request) -> str:
@@ -226,8 +222,8 @@ def _figures(site: Site) -> Endpoint:
 async def _unrouted(_: Request, error: Exception) -> Response:
     """Return the problem of a request that no route matches."""
     assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return ProblemError("not-found", "there is no such address; /openapi.json has all").response()
-    if error.status_code == 405:
-        return ProblemError("wrong-method", "see the header Allow", headers=error.headers).response()
-    return ProblemError("malformed", "see /docs", headers=error.headers).response()
+    known = {
+        404: ("not-found", "there is no such address; /openapi.json has all"),
+        405: ("wrong-method", "see the header Allow"),
+    }
+    return ProblemError(*known.get(error.status_code, ("malformed", "see /docs")), headers=error.headers).response()

@@ -1,4 +1,4 @@
-"""The OpenAPI of what can be asked, made from the messages, and a page to try it on."""
+"""The OpenAPI description, made from the operations and the messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) -> Json:
-    """The description of the API; `keys`: whether it needs any."""
+    """Return the description of the API; `keys`: whether it needs any."""
     kinds = {kind: None for one in operations for kind in (one.takes, one.gives) if kind is not None}
     found, components = msgspec.json.schema_components([*kinds, Problem], ref_template=SCHEMAS)
     schemas = dict(zip([*kinds, Problem], found, strict=True))
@@ -43,21 +43,21 @@ def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) ->
         "x-problems": {kind: {"status": status, "title": title} for kind, (status, title) in problems.KINDS.items()},
     }
     if keys:
-        scheme = {
-            "type": "http",
-            "scheme": "bearer",
-            "description": "; ".join(f"{k}: {v}" for k, v in MEANINGS.items()),
-        }
+        meanings = "; ".join(f"{scope}: {meaning}" for scope, meaning in MEANINGS.items())
+        scheme = {"type": "http", "scheme": "bearer", "description": meanings}
         described["components"]["securitySchemes"] = {"key": scheme}
     return described
 
 
 def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys: bool) -> Json:
     media = EVENTS if one.streams else "application/json"
-    answer = _event(schemas[one.gives]) if one.streams else schemas[one.gives]
+    answer = schemas[one.gives]
+    if one.streams:
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": answer}
+        answer = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     described: Json = {
         "operationId": f"{one.name}_{one.method.lower()}",
-        "summary": one.summary,
+        "summary": (one.answer.__doc__ or "").strip().split("\n")[0],
         "parameters": [],
         "responses": {
             "200": {"description": (one.gives.__doc__ or "").strip(), "content": {media: {"schema": answer}}},
@@ -79,14 +79,8 @@ def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys:
     return described
 
 
-def _event(schema: Json) -> Json:
-    """One of many server-sent events."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
-    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
-
-
 def _parameters(schema: Json) -> list[Json]:
-    """The fields of a message as those of a query; a context is `context[NAME]`."""
+    """Return the fields of a message as those of a query; a context is `context[NAME]`."""
     rows = []
     for name, field in schema["properties"].items():
         row = {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": _given(field)}
@@ -97,7 +91,7 @@ def _parameters(schema: Json) -> list[Json]:
 
 
 def _given(field: Json) -> Json:
-    """The schema of a field that is there: a query has no null."""
+    """Return the schema of a field without null, which a query does not have."""
     if "anyOf" not in field:
         return {name: value for name, value in field.items() if name != "default" or value is not None}
     (kind,) = (one for one in field["anyOf"] if one != {"type": "null"})

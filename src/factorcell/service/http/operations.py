@@ -19,7 +19,7 @@ from factorcell.service.engine import CompletionRequest, UserExistsError
 from factorcell.service.http import messages
 from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Call, Operation, Site
-from factorcell.service.learning import ServedModel
+from factorcell.service.learning import UNKNOWN, ServedModel
 from factorcell.service.record import ContextValue
 
 MOST_PAIRS = 10_000  # of a text and a candidate, or of a list and a hypothesis
@@ -126,7 +126,7 @@ def resume(site: Site, call: Call) -> messages.PausedAnswer:
 def score(site: Site, call: Call) -> messages.ScoreAnswer:
     """How well the model predicts each text, which is read whole."""
     model = site.service.model
-    corpus = model.run.read(*_parts(call.message.texts), unknown=model.unknown, truncate=False)
+    corpus = model.run.read(*_parts(call.message.texts), unknown=UNKNOWN, truncate=False)
     results = [
         messages.TextScore(nats=one.nats, targets=one.tokens, perplexity=one.perplexity)
         for one in text_tallies(model.run, corpus)
@@ -142,7 +142,7 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     texts, contexts = _parts(asked.texts)
     if any(asked.target in context for context in contexts):
         raise UserError(f"the column {asked.target} is what is asked for; leave it out of the contexts")
-    corpus = model.run.read(texts, contexts, unknown=model.unknown)
+    corpus = model.run.read(texts, contexts, unknown=UNKNOWN)
     likelihoods = log_likelihoods(model.run, corpus, [{asked.target: name} for name in names])
     found = judge(names, likelihoods, corpus.lengths, [None] * len(corpus)).probabilities
     results = [
@@ -162,7 +162,7 @@ def rescore(site: Site, call: Call) -> messages.RescoreAnswer:
     names = tuple(asked.lists[0].hypotheses[0].scores)
     nbest = NBest(names, tuple(_utterance(str(number), one, names) for number, one in enumerate(asked.lists, 1)))
     weights = ScoreWeights(asked.weights) if asked.weights else ScoreWeights.shared(names)
-    rows = rescoring.rescore(rescoring.score(model.run, nbest, unknown=model.unknown), weights)
+    rows = rescoring.rescore(rescoring.score(model.run, nbest, unknown=UNKNOWN), weights)
     return messages.RescoreAnswer(results=[messages.Rescored(text=row["text"], place=row["place"]) for row in rows])
 
 
@@ -178,7 +178,7 @@ def generate(site: Site, call: Call) -> Iterator[messages.Piece]:
         seed=asked.seed,
         seconds=max(0.0, call.turn.deadline - monotonic()),
     )
-    for text in stream(model.run, asked.context, options=options, prompt=asked.prompt, unknown=model.unknown):
+    for text in stream(model.run, asked.context, options=options, prompt=asked.prompt, unknown=UNKNOWN):
         yield messages.Piece(text=text)
     yield messages.Piece(text="", done=True)
 

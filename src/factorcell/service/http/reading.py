@@ -1,7 +1,6 @@
 """Requests as messages: the query of GET, the body of all else."""
 
 import codecs
-from collections.abc import Iterable
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -62,35 +61,24 @@ def _from_query(query: bytes) -> dict[str, Any]:
     try:
         pairs = parse_qsl(_text(query, "query"), keep_blank_values=True, errors="strict", max_num_fields=200)
     except UnicodeDecodeError:
-        raise _not_utf8("query") from None
+        raise ProblemError("malformed", "the query is not UTF-8 text") from None
     except ValueError:
         raise ProblemError("malformed", "the query has too many fields") from None
-    context = _unique((name[8:-1], value) for name, value in pairs if _is_context(name))
-    fields: dict[str, Any] = {**_unique((name, value) for name, value in pairs if not _is_context(name))}
+    fields: dict[str, Any] = {}
+    context: dict[str, str] = {}
+    for name, value in pairs:
+        is_context = name.startswith("context[") and name.endswith("]")
+        place, key = (context, name[8:-1]) if is_context else (fields, name)
+        if key in place:
+            raise ProblemError("invalid", "a field is given twice")
+        place[key] = value
     if "context" in fields:
         raise ProblemError("invalid", "a context is given as context[NAME]=VALUE")
     return fields | ({"context": context} if context else {})
-
-
-def _is_context(name: str) -> bool:
-    return name.startswith("context[") and name.endswith("]")
-
-
-def _unique(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ProblemError("invalid", "a field is given twice")
-        found[name] = value
-    return found
 
 
 def _text(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        raise _not_utf8(where) from None
-
-
-def _not_utf8(where: str) -> ProblemError:
-    return ProblemError("malformed", f"the {where} is not UTF-8 text")
+        raise ProblemError("malformed", f"the {where} is not UTF-8 text") from None

@@ -42,22 +42,7 @@ POLL = 0.2  # seconds between two looks at the workers and the signals
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What is served, to whom, and where.
-
-    Attributes:
-        run: The run folder.
-        store: The URL of the store.
-        keys: The file of keys.
-        host: The address to serve at.
-        port: The port; 0 is any that is free.
-        workers: The number of processes.
-        slips: Typing errors to forgive.
-        precision: The numbers in matrix products, as in `Run.open`.
-        block: A file of phrases that are never suggested.
-        privacy: The privacy rules.
-        cached: Users whose adapted weights each process keeps in memory.
-        settings: The settings of HTTP.
-    """
+    """The options of `factorcell serve`, whose help describes them."""
 
     run: Path
     store: str

@@ -22,23 +22,14 @@ SESSIONS = 10_000  # sessions whose newest keystroke is known
 
 @dataclass(frozen=True)
 class Settings:
-    """How a site answers.
+    """How a site answers."""
 
-    Attributes:
-        deadline: Seconds within which a completion is answered, unless the request says so itself.
-        patience: Seconds within which everything else is answered.
-        names: Host names of the server; any if empty.
-        origins: Origins of other servers whose pages may send requests.
-        pad: The length of a completion is a multiple of so many bytes; 0 adds nothing.
-        hint: The hint in the empty box of the page.
-    """
-
-    deadline: float = 0.1
-    patience: float = 10.0
-    names: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
-    pad: int = 0
-    hint: str = ""
+    deadline: float = 0.1  # seconds of a completion, unless the request says so itself
+    patience: float = 10.0  # seconds of all else
+    names: tuple[str, ...] = ()  # host names of the server; any if empty
+    origins: tuple[str, ...] = ()  # other servers whose pages may send requests
+    pad: int = 0  # the length of a completion is a multiple of so many bytes
+    hint: str = ""  # in the empty box of the page
 
     def __post_init__(self) -> None:
         for origin in self.origins:
@@ -86,30 +77,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a method does at a path.
-
-    Attributes:
-        name: The name in metrics and in the OpenAPI description.
-        scope: The scope that a key needs; empty: no key is needed.
-        lane: The lane whose threads run it.
-        takes: The type of the request message.
-        gives: The type of the response message; many of them if it `streams`.
-        answer: Runs it.
-        largest: The largest body in bytes.
-    """
+    """What a method does at a path."""
 
     name: str
     method: str
     path: str
-    scope: str
-    lane: str
+    scope: str  # that a key needs; empty: no key is needed
+    lane: str  # whose threads run it
     takes: type[Struct] | None
     gives: type[Struct]
     answer: Callable[[Site, Call], Struct] | Callable[[Site, Call], Iterator[Struct]]
     streams: bool = False
-    largest: int = 1 << 20
-
-    @property
-    def summary(self) -> str:
-        """The first line of its documentation."""
-        return (self.answer.__doc__ or "").strip().split("\n")[0]
+    largest: int = 1 << 20  # bytes of a body
